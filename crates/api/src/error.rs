@@ -1,0 +1,127 @@
+//! The one error shape of the API, its codes, and the exit status of each.
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong, for programs. Stable: codes are added, never renamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Code {
+    /// The request itself is malformed.
+    BadRequest,
+    /// No GPU, operation, layout or path of that name.
+    NotFound,
+    /// The caller's uid may not do this.
+    Denied,
+    /// The profile does not exist on this GPU.
+    UnknownProfile,
+    /// The layout can't be on this GPU, however it is placed.
+    LayoutImpossible,
+    /// Processes, leases or instances that must stay are in the way.
+    Blocked,
+    /// Another operation has the GPU.
+    Conflict,
+    /// The part, its mode or its driver can't do this.
+    Unsupported,
+    /// The driver is not there, not loaded or of another version than its library.
+    DriverUnavailable,
+    /// A driver call failed.
+    DriverError,
+    /// A driver call did not return in time; it may still land.
+    DriverTimeout,
+    /// The GPU fell off the bus.
+    GpuLost,
+    /// The config file is wrong.
+    ConfigInvalid,
+    /// The agent is shutting down or not ready.
+    Unavailable,
+    /// A fault of ours.
+    Internal,
+}
+
+impl Code {
+    /// Process exit status of `gpushctl` for this code, as documented in `docs/exit-codes.md`.
+    #[must_use]
+    pub fn exit_status(self) -> u8 {
+        match self {
+            Self::BadRequest | Self::UnknownProfile | Self::LayoutImpossible | Self::ConfigInvalid => 2,
+            Self::Blocked | Self::Conflict => 4,
+            Self::Denied => 5,
+            Self::Unavailable => 6,
+            Self::Unsupported => 7,
+            Self::DriverTimeout => 8,
+            Self::NotFound => 2,
+            Self::DriverUnavailable | Self::DriverError | Self::GpuLost | Self::Internal => 1,
+        }
+    }
+
+    /// HTTP status that carries it.
+    #[must_use]
+    pub fn http_status(self) -> u16 {
+        match self {
+            Self::BadRequest => 400,
+            Self::Denied => 403,
+            Self::NotFound => 404,
+            Self::Blocked | Self::Conflict => 409,
+            Self::UnknownProfile | Self::LayoutImpossible | Self::Unsupported | Self::ConfigInvalid => 422,
+            Self::Internal | Self::DriverError | Self::GpuLost => 500,
+            Self::DriverUnavailable | Self::Unavailable => 503,
+            Self::DriverTimeout => 504,
+        }
+    }
+}
+
+/// Every error of the API: what, why, and what to type next.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ApiError {
+    /// For programs.
+    pub code: Code,
+    /// One sentence that names the object, without its causes.
+    pub message: String,
+    /// Causes, outermost first, none repeating the one before.
+    #[serde(default)]
+    pub causes: Vec<String>,
+    /// What to do next, often a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Whether the same request may succeed later without anybody's doing.
+    #[serde(default)]
+    pub retryable: bool,
+}
+
+impl ApiError {
+    /// An error without causes or hint.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), causes: Vec::new(), hint: None, retryable: false }
+    }
+
+    /// Adds what to do next.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Adds a cause.
+    #[must_use]
+    pub fn cause(mut self, cause: impl Into<String>) -> Self {
+        self.causes.push(cause.into());
+        self
+    }
+
+    /// Marks it as worth trying again.
+    #[must_use]
+    pub fn retryable(mut self) -> Self {
+        self.retryable = true;
+        self
+    }
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}

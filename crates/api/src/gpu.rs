@@ -1,0 +1,288 @@
+//! A GPU as the agent sees it: identity, MIG state, instances, and who uses them.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::policy::Mode;
+
+/// GPU generation. It decides how a MIG mode change works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Architecture {
+    /// Kepler to Pascal, in one: nothing of gpush applies to them but being shown.
+    Legacy,
+    /// Volta.
+    Volta,
+    /// Turing.
+    Turing,
+    /// Ampere: a MIG mode change needs a GPU reset.
+    Ampere,
+    /// Ada Lovelace.
+    Ada,
+    /// Hopper: MIG mode changes at once and is lost at reboot.
+    Hopper,
+    /// Blackwell: as Hopper.
+    Blackwell,
+    /// Newer than this build of gpush.
+    Unknown,
+}
+
+/// A span of slices: memory slices for a GPU instance, compute slots for a compute instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Placement {
+    /// First slice.
+    pub start: u8,
+    /// Number of slices.
+    pub size: u8,
+}
+
+impl Placement {
+    /// Whether both spans share a slice.
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.start < other.start + other.size && other.start < self.start + self.size
+    }
+}
+
+/// Copy and media engines, in counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Engines {
+    /// Copy engines.
+    pub copy: u8,
+    /// Video decoders (NVDEC).
+    pub decoder: u8,
+    /// Video encoders (NVENC).
+    pub encoder: u8,
+    /// JPEG decoders (NVJPG).
+    pub jpeg: u8,
+    /// Optical flow accelerators.
+    pub ofa: u8,
+}
+
+/// A compute instance profile within a GPU instance profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ComputeProfile {
+    /// Name, such as `1c.3g.40gb`; the GPU instance profile's own name when it takes all of it.
+    pub name: String,
+    /// Profile id, as the driver reports it.
+    pub id: u32,
+    /// NVML enum index by which it is asked for and created.
+    pub index: u32,
+    /// Compute slices.
+    pub slices: u8,
+    /// Largest number of such instances in one GPU instance.
+    pub max: u8,
+    /// Streaming multiprocessors.
+    pub sm: u32,
+    /// Possible placements in compute slots, in the driver's order.
+    pub placements: Vec<Placement>,
+}
+
+/// A GPU instance profile of one GPU, as its driver describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct GpuProfile {
+    /// Name, such as `3g.40gb`, without NVML's `MIG ` prefix.
+    pub name: String,
+    /// Profile id, as the driver reports it and wants it at creation.
+    pub id: u32,
+    /// NVML enum index by which it is asked for.
+    pub index: u32,
+    /// Compute slices.
+    pub slices: u8,
+    /// Largest number of such instances on the GPU.
+    pub max: u8,
+    /// How many more the driver would make now; `None` with MIG off or when it does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remaining: Option<u8>,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors.
+    pub sm: u32,
+    /// Engines that one instance takes.
+    pub engines: Engines,
+    /// Whether it can do graphics.
+    #[serde(default)]
+    pub gfx: bool,
+    /// Possible placements in memory slices, in the driver's order.
+    pub placements: Vec<Placement>,
+    /// Compute instance profiles in it.
+    pub compute: Vec<ComputeProfile>,
+}
+
+/// What a process uses the GPU for, by the driver list in which it was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum ProcessKind {
+    /// A CUDA context of its own.
+    Compute,
+    /// A graphics context.
+    Graphics,
+    /// A client of an MPS server.
+    MpsClient,
+}
+
+/// A process that holds a GPU or MIG device. What the asker may not see is absent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Process {
+    /// Process id in the host's pid namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// User id of the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// User name; `None` to askers who may not know, or when the uid has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Command line, for its owner and admins; at most 256 characters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Kind of context.
+    pub kind: ProcessKind,
+    /// Memory in use on this GPU or MIG device, MiB, when the driver tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+}
+
+/// A compute instance: the MIG device that programs see.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ComputeInstance {
+    /// Compute instance id within its GPU instance.
+    pub id: u32,
+    /// Profile id.
+    pub profile_id: u32,
+    /// Profile name, such as `1c.3g.40gb`.
+    pub profile: String,
+    /// Placement in compute slots; `None` when the driver does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
+    /// `MIG-<uuid>`: the same slot re-created gets the same one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Processes in it.
+    #[serde(default)]
+    pub processes: Vec<Process>,
+}
+
+/// A GPU instance, with or without compute instances.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct GpuInstance {
+    /// GPU instance id: the physical slot, not the placement.
+    pub id: u32,
+    /// Profile id.
+    pub profile_id: u32,
+    /// Profile name; `profile <id>` when this build does not know it.
+    pub profile: String,
+    /// Placement in memory slices.
+    pub placement: Placement,
+    /// Memory of the instance, as its MIG device reports it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
+    /// Compute instances, by id.
+    #[serde(default)]
+    pub compute: Vec<ComputeInstance>,
+    /// Processes that the driver charges to this GPU instance but to no compute instance.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<Process>,
+}
+
+/// Memory in MiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Memory {
+    /// Capacity.
+    pub total_mib: u64,
+    /// In use, reserved memory included.
+    pub used_mib: u64,
+}
+
+/// MIG side of a GPU that can do MIG.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Mig {
+    /// Mode in force.
+    pub enabled: bool,
+    /// Mode after the next reset; differs from `enabled` while a reset is due.
+    pub pending: bool,
+    /// Memory slices of the part (8 on an A100, 4 on an A30, 12 on an RTX PRO 6000).
+    pub memory_slices: u8,
+    /// Compute slices of the part.
+    pub compute_slices: u8,
+    /// GPU instances by placement.
+    pub instances: Vec<GpuInstance>,
+    /// Profiles, largest last. Left out of lists unless asked for with `?profiles=true`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<GpuProfile>,
+}
+
+/// Whether the agent works with a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum GpuState {
+    /// Can be used and reshaped.
+    Ready,
+    /// An operation is changing it.
+    Changing,
+    /// A change failed and its rollback too.
+    Degraded,
+    /// A driver call passed its deadline and may still land, or the GPU cannot be read.
+    Unknown,
+    /// The driver says that the GPU is lost (fallen off the bus).
+    Lost,
+}
+
+/// One physical GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Gpu {
+    /// Index in this driver session; shifts when a GPU is lost. Key things by `uuid`.
+    pub index: u32,
+    /// `GPU-<uuid>`.
+    pub uuid: String,
+    /// PCI address, `0000:07:00.0`.
+    pub pci: String,
+    /// Device minor number: `/dev/nvidia<minor>`.
+    pub minor: u32,
+    /// Product name, as the driver tells it.
+    pub name: String,
+    /// Generation.
+    pub architecture: Architecture,
+    /// Memory of the whole GPU.
+    pub memory: Memory,
+    /// How the config wants it shared.
+    pub mode: Mode,
+    /// Name or position of the config rule that claims it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// Layout that the config wants, in canonical text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Vec<String>>,
+    /// Difference between wanted and real, one sentence each; empty when they agree.
+    #[serde(default)]
+    pub drift: Vec<String>,
+    /// Whether the agent works with it.
+    pub state: GpuState,
+    /// Why `state` is what it is.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+    /// MIG side; `None` on parts without MIG.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig: Option<Mig>,
+    /// Processes on the GPU as a whole (not in a MIG device).
+    #[serde(default)]
+    pub processes: Vec<Process>,
+    /// When the hardware was read.
+    pub observed_at: Timestamp,
+    /// Whether a newer reading was wanted and could not be had.
+    #[serde(default)]
+    pub stale: bool,
+}

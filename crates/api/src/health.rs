@@ -1,0 +1,59 @@
+//! Who is answering, and whether it is well.
+
+use serde::{Deserialize, Serialize};
+
+/// The driver behind the agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Driver {
+    /// Driver version, such as `550.163.01`.
+    pub version: String,
+    /// NVML version.
+    pub nvml: String,
+    /// CUDA version that the driver supports, `12.4`.
+    pub cuda: String,
+    /// Path of the library that was loaded.
+    pub library: String,
+    /// Whether the library is gpush's simulator.
+    pub simulated: bool,
+}
+
+/// `GET /v1/version`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Version {
+    /// Version of gpushd.
+    pub agent: String,
+    /// API version, `v1`.
+    pub api: String,
+    /// Driver, when there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver: Option<Driver>,
+}
+
+/// Overall health.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum HealthStatus {
+    /// Everything works.
+    Ok,
+    /// The agent is up, something behind it is not: see `causes`.
+    Degraded,
+}
+
+/// `GET /v1/health`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Health {
+    /// Overall.
+    pub status: HealthStatus,
+    /// What is wrong, each with its way out.
+    pub causes: Vec<crate::ApiError>,
+    /// Whether GPUs are simulated.
+    pub simulated: bool,
+    /// Number of GPUs that the driver shows.
+    pub gpus: u32,
+    /// Pid of the agent.
+    pub pid: u32,
+}

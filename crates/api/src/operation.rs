@@ -1,0 +1,105 @@
+//! Operations: plans being carried out.
+//!
+//! ```text
+//! queued ──► running ──► done
+//!               │
+//!               ├──────► rolled_back   a step failed, the previous layout stands again
+//!               └──────► failed        a step failed, and its rollback too (GPU degraded),
+//!                                      or its outcome is not known (GPU unknown)
+//! ```
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{error::ApiError, plan::GpuPlan};
+
+/// Who asked, by the kernel's word.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Actor {
+    /// User id.
+    pub uid: u32,
+    /// User name, when it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Process id at the time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+/// State of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum OperationState {
+    /// Accepted, not begun.
+    Queued,
+    /// Being carried out.
+    Running,
+    /// Every GPU is as planned, read back from the hardware.
+    Done,
+    /// Something failed; every GPU is as it was before.
+    RolledBack,
+    /// Something failed and at least one GPU is neither as planned nor as before.
+    Failed,
+}
+
+impl OperationState {
+    /// Whether nothing more will happen.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Queued | Self::Running => false,
+            Self::Done | Self::RolledBack | Self::Failed => true,
+        }
+    }
+}
+
+/// Progress of one GPU within an operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct StepState {
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// Steps carried out and read back.
+    pub done: u32,
+    /// Steps in all.
+    pub total: u32,
+    /// Step in progress, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doing: Option<String>,
+    /// Whether the steps of this GPU are being, or were, taken back.
+    #[serde(default)]
+    pub rolling_back: bool,
+    /// What went wrong on this GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ApiError>,
+}
+
+/// An operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Operation {
+    /// `op-<number>`, unique within this agent's life.
+    pub id: String,
+    /// Counts changes, for `GET /v1/operations/{id}?after=N&wait_ms=M`.
+    pub revision: u64,
+    /// What it does: `mig.apply`.
+    pub kind: String,
+    /// State.
+    pub state: OperationState,
+    /// Who asked.
+    pub by: Actor,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// When it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_at: Option<Timestamp>,
+    /// Plans, one a GPU.
+    pub plans: Vec<GpuPlan>,
+    /// Progress, one a GPU, in the order of `plans`.
+    pub progress: Vec<StepState>,
+    /// What went wrong as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ApiError>,
+}

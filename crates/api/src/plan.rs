@@ -1,0 +1,225 @@
+//! Plans: what would be done, what it disturbs, what stands in the way.
+
+use serde::{Deserialize, Serialize};
+
+use crate::gpu::{Placement, Process};
+
+/// Which layout is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum LayoutSource {
+    /// What each GPU's config rule says.
+    #[default]
+    Config,
+    /// A layout of the config, by name.
+    Named(String),
+    /// Entries such as `3g.40gb`, `1g.10gb*2`, `1g.10gb@4`, `1c.3g.40gb`, `2g.20gb:mps`.
+    Entries(Vec<String>),
+}
+
+/// `POST /v1/mig/plan`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct PlanRequest {
+    /// Selectors (index, UUID, PCI address, model glob); empty = every GPU that the config
+    /// claims for MIG.
+    #[serde(default)]
+    pub gpus: Vec<String>,
+    /// Layout wanted.
+    #[serde(default)]
+    pub layout: LayoutSource,
+}
+
+/// `POST /v1/mig/apply`: all GPUs are planned first; nothing is touched unless every plan stands.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ApplyRequest {
+    /// Selectors, as in [`PlanRequest`].
+    #[serde(default)]
+    pub gpus: Vec<String>,
+    /// Layout wanted.
+    #[serde(default)]
+    pub layout: LayoutSource,
+}
+
+/// One step of a plan, in the order in which it is carried out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Step {
+    /// Destroy a compute instance.
+    DestroyCompute {
+        /// GPU instance id.
+        gi: u32,
+        /// Compute instance id.
+        ci: u32,
+        /// Profile name, for people.
+        profile: String,
+    },
+    /// Destroy a GPU instance that has no compute instance any more.
+    DestroyGpuInstance {
+        /// GPU instance id.
+        gi: u32,
+        /// Profile name, for people.
+        profile: String,
+        /// Where it was.
+        placement: Placement,
+    },
+    /// Create a GPU instance at a placement.
+    CreateGpuInstance {
+        /// Profile name.
+        profile: String,
+        /// Profile id.
+        profile_id: u32,
+        /// Where.
+        placement: Placement,
+    },
+    /// Create a compute instance in the GPU instance that stands at `gi_placement`.
+    CreateCompute {
+        /// Placement of the GPU instance: ids of new instances are the driver's to choose.
+        gi_placement: Placement,
+        /// Profile name.
+        profile: String,
+        /// NVML compute instance profile index.
+        profile_id: u32,
+        /// Where in it, in compute slots; `None` leaves it to the driver.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        placement: Option<Placement>,
+    },
+}
+
+/// Something in use that a plan would have to destroy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Blocker {
+    /// GPU instance id.
+    pub gi: u32,
+    /// Compute instance id, when one is meant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ci: Option<u32>,
+    /// Profile name.
+    pub profile: String,
+    /// Where it is.
+    pub placement: Placement,
+    /// Who holds it, as far as the asker may know.
+    pub holders: Vec<Process>,
+}
+
+/// Why a layout was refused: the smallest reason that suffices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Refusal {
+    /// The GPU has no such profile.
+    UnknownProfile {
+        /// As written.
+        profile: String,
+        /// Nearest names that the GPU has.
+        nearest: Vec<String>,
+    },
+    /// The profile exists, the placement does not.
+    NoSuchPlacement {
+        /// Profile.
+        profile: String,
+        /// Start slice as written.
+        start: u8,
+        /// Start slices that it may have.
+        possible: Vec<u8>,
+    },
+    /// Two explicit placements overlap.
+    PlacementsOverlap {
+        /// One entry.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// More instances of one profile than the part can hold.
+    TooMany {
+        /// Profile.
+        profile: String,
+        /// Wanted.
+        wanted: u32,
+        /// Most that fit on an empty GPU.
+        most: u32,
+    },
+    /// Together they need more slices than there are.
+    TooManySlices {
+        /// `memory` or `compute`.
+        kind: String,
+        /// Wanted.
+        wanted: u32,
+        /// There are.
+        have: u32,
+    },
+    /// No media engine left.
+    NoEngine {
+        /// `decoder`, `jpeg`, `ofa` …
+        engine: String,
+        /// Wanted.
+        wanted: u32,
+        /// There are.
+        have: u32,
+    },
+    /// Slices and engines suffice, yet no arrangement of them fits.
+    NoArrangement {
+        /// A smallest subset of the entries that already can't be placed together.
+        entries: Vec<String>,
+    },
+    /// Compute instances that don't fit into their GPU instance.
+    ComputeDoesNotFit {
+        /// GPU instance profile.
+        profile: String,
+        /// Compute instance entries.
+        compute: Vec<String>,
+    },
+    /// Instances in use are in the way.
+    Blocked {
+        /// A smallest set of them: with these idle, the plan would stand.
+        blockers: Vec<Blocker>,
+    },
+    /// MIG mode is off, or changes only with a reset.
+    MigOff {
+        /// Whether a reset is due to switch it on.
+        reset_pending: bool,
+    },
+    /// The part has no MIG.
+    NoMig,
+}
+
+/// The plan of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct GpuPlan {
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// UUID of the GPU.
+    pub uuid: String,
+    /// Product name.
+    pub name: String,
+    /// Layout aimed at, in canonical text.
+    pub layout: Vec<String>,
+    /// Steps; empty when the GPU is as wanted.
+    pub steps: Vec<Step>,
+    /// GPU instances kept as they are, by id.
+    pub keeps: Vec<u32>,
+    /// Whether MIG mode is switched on first (Hopper and later, idle GPU).
+    #[serde(default)]
+    pub enables_mig: bool,
+    /// Why it can't be done; then `steps` is empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<Refusal>,
+    /// The refusal as an error with hint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<crate::ApiError>,
+}
+
+/// `POST /v1/mig/plan` answers this; one plan a GPU, by index.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Plans {
+    /// One a GPU.
+    pub plans: Vec<GpuPlan>,
+}

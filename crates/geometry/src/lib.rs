@@ -1,0 +1,243 @@
+//! MIG geometry as data: the profiles, placements and figures of each GPU model.
+//!
+//! Why it is a crate: the planner (`gpush-core`) and the simulated hardware (`silicon`) both
+//! need to know what an A100 offers, and each shall check the other. So they share these
+//! *figures* and nothing else: no rule about what fits beside what lives here.
+//!
+//! One JSON file a model under `models/`, one profile a line. Every row carries a confidence;
+//! figures that no public transcript shows are named in `estimated`. On a real host none of
+//! this is consulted: the driver says what the part offers.
+
+use serde::Deserialize;
+
+/// How well a row is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Confidence {
+    /// Seen in a real nvidia-smi or NVML transcript, or in a table of NVIDIA's.
+    Verified,
+    /// Computed from verified rows or from the driver's published source.
+    Derived,
+    /// Names or figures not confirmed on hardware, or engines copied from a sibling part.
+    Uncertain,
+}
+
+/// GPU generation. It decides how a MIG mode change works and which readings exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// Turing: no MIG.
+    Turing,
+    /// Ampere: a MIG mode change needs a GPU reset and survives a reboot.
+    Ampere,
+    /// Ada Lovelace: no MIG.
+    Ada,
+    /// Hopper: MIG mode changes at once and is lost at reboot.
+    Hopper,
+    /// Blackwell: as Hopper.
+    Blackwell,
+}
+
+/// Copy and media engines, in counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct Engines {
+    /// Copy engines.
+    pub copy: u8,
+    /// Video decoders (NVDEC).
+    pub decoder: u8,
+    /// Video encoders (NVENC).
+    pub encoder: u8,
+    /// JPEG decoders (NVJPG).
+    pub jpeg: u8,
+    /// Optical flow accelerators.
+    pub ofa: u8,
+}
+
+/// A board that carries the part.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Board {
+    /// PCI device id in hex, without the vendor's 10DE.
+    pub device_id: String,
+    /// Name of the board.
+    pub name: String,
+}
+
+/// A compute instance profile within one GPU instance profile.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ComputeProfile {
+    /// Name, such as `1c.3g.40gb`; equal to the GPU instance profile's when it takes all of it.
+    pub name: String,
+    /// Profile id that the driver reports.
+    pub id: u32,
+    /// NVML enum index by which it is asked for.
+    pub index: u32,
+    /// Compute slices.
+    pub slices: u8,
+    /// Largest number of such instances in one GPU instance.
+    pub max: u8,
+    /// Streaming multiprocessors.
+    pub sm: u32,
+    /// Possible placements as (start, size) in compute slots.
+    pub placements: Vec<(u8, u8)>,
+    /// How well the row is known.
+    pub confidence: Confidence,
+}
+
+/// A GPU instance profile of one model.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct GpuProfile {
+    /// Name, such as `3g.40gb` or `1g.10gb+me`.
+    pub name: String,
+    /// Profile id that the driver reports: a fraction of the part, not a slice count.
+    pub id: u32,
+    /// NVML enum index by which it is asked for.
+    pub index: u32,
+    /// Compute slices.
+    pub slices: u8,
+    /// Largest number of such instances on one GPU.
+    pub max: u8,
+    /// Frame buffer in MiB.
+    pub memory_mib: u64,
+    /// Streaming multiprocessors.
+    pub sm: u32,
+    /// Engines that an instance takes.
+    pub engines: Engines,
+    /// Whether it can do graphics.
+    pub gfx: bool,
+    /// Possible placements as (start, size) in memory slices.
+    pub placements: Vec<(u8, u8)>,
+    /// How well the row is known.
+    pub confidence: Confidence,
+    /// Fields that no transcript shows: filled by proportion.
+    #[serde(default)]
+    pub estimated: Vec<String>,
+    /// Compute instance profiles.
+    pub compute: Vec<ComputeProfile>,
+}
+
+/// One GPU model.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Model {
+    /// Key in this crate and in a simulated host's description, such as `a100-80`.
+    pub key: String,
+    /// Product, as people call it.
+    pub product: String,
+    /// Generation.
+    pub architecture: Architecture,
+    /// How well the model as a whole is known.
+    pub confidence: Confidence,
+    /// Where the figures come from.
+    pub source: String,
+    /// First Linux driver that knows the part.
+    pub min_driver: String,
+    /// Compute slices; 0 on parts without MIG.
+    pub compute_slices: u8,
+    /// Memory slices; 0 on parts without MIG. Not always 8: an RTX PRO 6000 has 12.
+    pub memory_slices: u8,
+    /// Frame buffer of the board in MiB.
+    pub board_memory_mib: u64,
+    /// Streaming multiprocessors.
+    pub sm: u32,
+    /// Boards that carry the part.
+    pub boards: Vec<Board>,
+    /// Fields that no transcript shows.
+    #[serde(default)]
+    pub estimated: Vec<String>,
+    /// GPU instance profiles; empty on parts without MIG.
+    pub gi_profiles: Vec<GpuProfile>,
+}
+
+impl Model {
+    /// Whether the part can be partitioned at all.
+    #[must_use]
+    pub fn has_mig(&self) -> bool {
+        !self.gi_profiles.is_empty()
+    }
+}
+
+macro_rules! models {
+    ($($key:literal),* $(,)?) => {
+        /// Keys of all models.
+        pub const KEYS: &[&str] = &[$($key),*];
+
+        fn text(key: &str) -> Option<&'static str> {
+            match key {
+                $($key => Some(include_str!(concat!("../models/", $key, ".json"))),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+models![
+    "a100-40",
+    "a100-80",
+    "h100-80-sxm",
+    "h100-80-pcie",
+    "h100-nvl-94",
+    "h100-96",
+    "gh200-96",
+    "gh200-144",
+    "h200-141",
+    "h200-nvl-141",
+    "h20-96",
+    "h20-141",
+    "b200-180",
+    "gb200-186",
+    "b300-269",
+    "gb300-278",
+    "a30-24",
+    "rtxpro6000-96",
+    "t4",
+    "l4",
+    "a10",
+    "l40s",
+];
+
+/// The model with this key. Only its own file is parsed, so that a short-lived program pays for
+/// what it asks.
+#[must_use]
+pub fn model(key: &str) -> Option<Model> {
+    text(key).and_then(|json| serde_json::from_str(json).ok())
+}
+
+/// Start slice of each GPU instance id, by chip variant: which physical slots a die lacks.
+/// JSON object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`, `4g`, `7g`) → id → start.
+pub const GI_IDS: &str = include_str!("../gi-ids.json");
+
+/// Creation transcripts recorded on hardware: profiles in order, and the GPU instance ids that
+/// the driver chose. JSON list.
+pub const TRANSCRIPTS: &str = include_str!("../transcripts.json");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_model_parses_and_is_consistent() {
+        for key in KEYS {
+            let model: Model = serde_json::from_str(text(key).unwrap()).unwrap_or_else(|e| panic!("{key}: {e}"));
+            assert_eq!(&model.key, key);
+            assert_eq!(model.has_mig(), model.memory_slices > 0, "{key}");
+            for profile in &model.gi_profiles {
+                for (start, size) in &profile.placements {
+                    assert!(start + size <= model.memory_slices, "{key} {}", profile.name);
+                }
+                let whole = profile.compute.iter().find(|c| c.name == profile.name);
+                assert!(whole.is_some_and(|c| c.slices == profile.slices), "{key} {}", profile.name);
+            }
+        }
+    }
+
+    #[test]
+    fn profile_ids_and_indexes_are_unique_within_a_model() {
+        for key in KEYS {
+            let model = model(key).unwrap();
+            for (i, a) in model.gi_profiles.iter().enumerate() {
+                for b in &model.gi_profiles[i + 1..] {
+                    assert!(a.id != b.id && a.index != b.index && a.name != b.name, "{key} {}", a.name);
+                }
+            }
+        }
+    }
+}
