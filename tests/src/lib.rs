@@ -1,1 +1,4 @@
-//! Not built yet.
+//! What the end-to-end tests share: a simulated host, an agent on it, commands against both.
+
+pub mod agent;
+pub mod host;

@@ -1,1 +1,3 @@
-//! Not built yet.
+//! The decisions of gpush, pure: no I/O, no async, no NVML.
+
+pub mod layout;

@@ -201,6 +201,32 @@ pub fn model(key: &str) -> Option<Model> {
     text(key).and_then(|json| serde_json::from_str(json).ok())
 }
 
+/// A named host: what gpush knows to simulate, and to plan on offline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preset {
+    /// Name, such as `dgx-a100`.
+    pub name: &'static str,
+    /// What it is, in a few words.
+    pub about: &'static str,
+    /// GPUs in order: model key and how many.
+    pub gpus: &'static [(&'static str, u32)],
+}
+
+/// All presets.
+pub const PRESETS: &[Preset] = &[
+    Preset { name: "dgx-a100", about: "8 A100 80GB", gpus: &[("a100-80", 8)] },
+    Preset { name: "dgx-h100", about: "8 H100 80GB SXM", gpus: &[("h100-80-sxm", 8)] },
+    Preset { name: "dgx-h200", about: "8 H200 141GB", gpus: &[("h200-141", 8)] },
+    Preset { name: "dgx-b200", about: "8 B200 180GB", gpus: &[("b200-180", 8)] },
+    Preset { name: "a30x4", about: "4 A30 24GB", gpus: &[("a30-24", 4)] },
+    Preset { name: "rtx-pro-6000x2", about: "2 RTX PRO 6000 Blackwell", gpus: &[("rtxpro6000-96", 2)] },
+    Preset {
+        name: "mixed",
+        about: "one of each kind: A100, A30, H100, H200, L4, T4",
+        gpus: &[("a100-80", 1), ("a30-24", 1), ("h100-80-sxm", 1), ("h200-141", 1), ("l4", 1), ("t4", 1)],
+    },
+];
+
 /// Start slice of each GPU instance id, by chip variant: which physical slots a die lacks.
 /// JSON object: variant → group (`1g`, `2g`, `1g.rev2`, `3g`, `4g`, `7g`) → id → start.
 pub const GI_IDS: &str = include_str!("../gi-ids.json");

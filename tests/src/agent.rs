@@ -1,0 +1,1 @@
+//! A `gpushd` under test.

@@ -1,0 +1,1 @@
+//! A simulated host under test.
