@@ -17,15 +17,12 @@ use std::{
 
 use nix::unistd::{Gid, Group};
 
-/// Group that may connect, when it exists and the config names no other.
-const DEFAULT_GROUP: &str = "gpush";
-
 /// Who may connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Access {
     /// Permission bits of the socket file.
     pub(crate) mode: u32,
-    /// Its group; `None` = `gpush` when there is such a group.
+    /// Its group; `None` = the agent's own.
     pub(crate) group: Option<String>,
 }
 
@@ -60,7 +57,7 @@ pub(crate) enum SocketError {
     },
     /// The config's group is not known here.
     #[error("the socket's group {group:?} does not exist; make it (`groupadd --system {group}`), or change \
-             `group` under [socket] in the config")]
+             `socket_group` under [api] in the config")]
     NoGroup {
         /// The group.
         group: String,
@@ -198,16 +195,10 @@ fn refuse_unless_free(path: &Path) -> Result<(), SocketError> {
 }
 
 fn group(access: &Access) -> Result<Option<Gid>, SocketError> {
-    // Only root can give a file to a group that it is not in; a user's own agent serves the user.
-    let (name, required) = match &access.group {
-        Some(name) => (name.as_str(), true),
-        None if nix::unistd::geteuid().is_root() => (DEFAULT_GROUP, false),
-        None => return Ok(None),
-    };
+    let Some(name) = &access.group else { return Ok(None) };
     match Group::from_name(name) {
         Ok(Some(group)) => Ok(Some(group.gid)),
-        Ok(None) | Err(_) if required => Err(SocketError::NoGroup { group: name.to_owned() }),
-        Ok(None) | Err(_) => Ok(None),
+        Ok(None) | Err(_) => Err(SocketError::NoGroup { group: name.clone() }),
     }
 }
 
