@@ -85,6 +85,9 @@ pub enum ErrorKind {
     NotNvml,
     /// The driver answered with something that can't be so (text that is not UTF-8, say).
     Garbled,
+    /// The driver reported success, and reading back does not show it. [`crate::Hardware`] has
+    /// looked again through a fresh session by then.
+    NotReflected,
     /// The call did not return in time. A mutation may still land: nothing is to be assumed or
     /// undone before [`crate::Hardware::settle`] returns.
     Deadline {
@@ -185,6 +188,7 @@ impl ErrorKind {
             | Self::LibraryMissing
             | Self::NotNvml
             | Self::Garbled
+            | Self::NotReflected
             | Self::Deadline { .. }
             | Self::Unsettled
             | Self::WorkerDied { .. }
@@ -233,6 +237,7 @@ impl ErrorKind {
             Self::LibraryMissing => "the library could not be loaded",
             Self::NotNvml => "the library is not NVML",
             Self::Garbled => "the driver's answer makes no sense",
+            Self::NotReflected => "the driver reported success, and nothing has changed",
             Self::Deadline { may_land: true } => "no answer in time, and it may still take effect",
             Self::Deadline { may_land: false } => "no answer in time",
             Self::Unsettled => "an earlier call has not returned and its outcome is not known",
@@ -351,6 +356,7 @@ impl DriverError {
             | ErrorKind::Unknown
             | ErrorKind::Code(_)
             | ErrorKind::Garbled
+            | ErrorKind::NotReflected
             | ErrorKind::WorkerDied { .. } => Code::DriverError,
         }
     }
@@ -428,6 +434,7 @@ impl DriverError {
             | ErrorKind::Unknown
             | ErrorKind::Code(_)
             | ErrorKind::Garbled
+            | ErrorKind::NotReflected
             | ErrorKind::Deadline { may_land: false }
             | ErrorKind::WorkerDied { .. }
             | ErrorKind::WorkerUnavailable

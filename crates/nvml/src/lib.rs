@@ -7,6 +7,7 @@
 //! library. The library is whatever `libnvidia-ml.so.1` is given: a real driver's, or gpush's
 //! simulator, which is told apart by one extra exported symbol, `gpush_sim`.
 
+pub mod driver;
 pub mod error;
 pub mod hardware;
 pub mod proto;
