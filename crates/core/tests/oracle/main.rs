@@ -1,0 +1,65 @@
+//! The planner's proof: a brute-force oracle tries everything, and the planner must find the same.
+//!
+//! The oracle shares nothing with the planner but the figures of the geometry file. Every test
+//! prints how many cases it compared.
+
+mod part;
+mod whole;
+mod wire;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpush_core::geometry::Geometry;
+use gpush_core::plan::Target;
+
+use part::{Part, subsets};
+use whole::{Case, Tally, compare};
+
+/// Every state × every subset of it in use × every feasible target of a part.
+fn exhaust(key: &str, matchings: bool) -> Tally {
+    let part = Part::of(key);
+    let geometry = Geometry::of_model(&part.model);
+    let targets: Vec<(u64, Target)> = part.multisets().into_iter().map(|m| (m, wire::target(&part, m, 0))).collect();
+    let next = AtomicUsize::new(0);
+    let total = Mutex::new(Tally::default());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(2, usize::from) {
+            scope.spawn(|| {
+                let mut tally = Tally::default();
+                while let Some(facts) = part.states.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    for busy in subsets(facts.state) {
+                        let instances = wire::instances(&part, facts.state, busy);
+                        for (multiset, target) in &targets {
+                            let case = Case { state: facts.state, busy, multiset: *multiset, fixed: 0 };
+                            compare(&part, &geometry, &instances, target, case, matchings, &mut tally);
+                        }
+                    }
+                }
+                total.lock().unwrap().add(tally);
+            });
+        }
+    });
+    let tally = total.into_inner().unwrap();
+    println!(
+        "{key}: {} states, {} targets, {} cases: {} planned, {} blocked",
+        part.states.len(),
+        targets.len(),
+        tally.all(),
+        tally.planned,
+        tally.blocked
+    );
+    tally
+}
+
+#[test]
+fn every_case_of_an_a30_with_every_matching() {
+    let tally = exhaust("a30-24", true);
+    assert!(tally.planned > 0 && tally.blocked > 0 && tally.impossible == 0);
+}
+
+#[test]
+fn every_case_of_an_a100() {
+    let tally = exhaust("a100-80", false);
+    assert!(tally.planned > 0 && tally.blocked > 0 && tally.impossible == 0);
+}
