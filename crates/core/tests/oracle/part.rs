@@ -59,7 +59,8 @@ impl Part {
         let mut found = Vec::new();
         part.walk(0, 0, &mut found);
         for state in found {
-            let room = (0..part.pairs.len()).filter(|n| state >> n & 1 == 0 && part.is_possible(state | 1 << n)).count();
+            let room =
+                (0..part.pairs.len()).filter(|n| state >> n & 1 == 0 && part.is_possible(state | 1 << n)).count();
             let mut ranks: Vec<(u8, u32)> = part.profiles_in(state).map(|(pair, p)| (pair.start, p.id)).collect();
             ranks.sort_unstable();
             let multiset = part.profiles_in(state).map(|(pair, _)| 1 << (4 * pair.profile)).sum();
@@ -186,7 +187,7 @@ fn walk_compute(profile: &GpuProfile, from: &[Slot], held: &mut Vec<Slot>, found
     }
 }
 
-fn is_possible_compute(profile: &GpuProfile, held: &[Slot]) -> bool {
+pub(crate) fn is_possible_compute(profile: &GpuProfile, held: &[Slot]) -> bool {
     let mut users_of_slot = [0; 16];
     for (_, start, size) in held {
         for slot in *start..start + size {

@@ -69,10 +69,9 @@ fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
             assert_eq!(not_kept, 0, "keeping less is never better");
             Verdict::Final(state)
         }
-        None => finals()
-            .map(|f| (case.busy & !f.state).count_ones())
-            .min()
-            .map_or(Verdict::Impossible, Verdict::Blocked),
+        None => {
+            finals().map(|f| (case.busy & !f.state).count_ones()).min().map_or(Verdict::Impossible, Verdict::Blocked)
+        }
     }
 }
 
