@@ -7,10 +7,7 @@
 //!
 //! The kernel says who asks; the config says which groups are admins.
 
-use axum::{
-    extract::FromRequestParts,
-    http::request::Parts,
-};
+use axum::{extract::FromRequestParts, http::request::Parts};
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
 use nix::unistd::Group;

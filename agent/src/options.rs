@@ -24,9 +24,10 @@ pub(crate) struct Arguments {
     #[arg(long, env = "GPUSH_LIBRARY", value_name = "FILE")]
     pub(crate) library: Option<PathBuf>,
 
-    /// What to log: error, warn, info, debug, trace, or a filter such as `info,gpushd::apply=debug`
-    #[arg(long, env = "GPUSH_LOG", value_name = "FILTER", default_value = "info")]
-    pub(crate) log: String,
+    /// What to log instead of the config's level: error, warn, info, debug, trace, or a filter such
+    /// as `info,gpushd::apply=debug`
+    #[arg(long, env = "GPUSH_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
 
     /// File that holds the boot id of this boot
     #[arg(long, env = "GPUSH_BOOT_ID_FILE", value_name = "FILE", hide = true)]
@@ -118,9 +119,7 @@ impl Paths {
         let state_dir = match &arguments.state_dir {
             Some(path) => path.clone(),
             None if here.root => "/var/lib/gpush".into(),
-            None => {
-                below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?
-            }
+            None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
         };
         let socket = match &arguments.socket {
             Some(path) => path.clone(),
@@ -128,11 +127,7 @@ impl Paths {
             None => match &here.runtime_dir {
                 Some(dir) => dir.join("gpush/gpushd.sock"),
                 None => {
-                    return Err(NoDefault {
-                        what: "the socket",
-                        variable: "XDG_RUNTIME_DIR",
-                        option: "--socket PATH",
-                    });
+                    return Err(NoDefault { what: "the socket", variable: "XDG_RUNTIME_DIR", option: "--socket PATH" });
                 }
             },
         };

@@ -99,14 +99,16 @@ impl People {
 
 fn processes(reading: &Reading) -> impl Iterator<Item = &Process> {
     let instances = reading.mig.iter().flat_map(|mig: &Mig| &mig.instances);
-    let inner = instances.flat_map(|instance| instance.processes.iter().chain(instance.compute.iter().flat_map(|c| &c.processes)));
+    let inner = instances
+        .flat_map(|instance| instance.processes.iter().chain(instance.compute.iter().flat_map(|c| &c.processes)));
     reading.processes.iter().chain(inner)
 }
 
 fn processes_mut(reading: &mut Reading) -> impl Iterator<Item = &mut Process> {
     let instances = reading.mig.iter_mut().flat_map(|mig: &mut Mig| &mut mig.instances);
-    let inner = instances
-        .flat_map(|instance| instance.processes.iter_mut().chain(instance.compute.iter_mut().flat_map(|c| &mut c.processes)));
+    let inner = instances.flat_map(|instance| {
+        instance.processes.iter_mut().chain(instance.compute.iter_mut().flat_map(|c| &mut c.processes))
+    });
     reading.processes.iter_mut().chain(inner)
 }
 
@@ -118,10 +120,8 @@ struct Thread {
 impl Thread {
     fn processes(&mut self, pids: &[u32]) -> HashMap<u32, Person> {
         let wanted: Vec<Pid> = pids.iter().map(|pid| Pid::from_u32(*pid)).collect();
-        let what = ProcessRefreshKind::nothing()
-            .with_user(UpdateKind::Always)
-            .with_cmd(UpdateKind::Always)
-            .without_tasks();
+        let what =
+            ProcessRefreshKind::nothing().with_user(UpdateKind::Always).with_cmd(UpdateKind::Always).without_tasks();
         // A fresh table each time: a pid that was reused must not keep the old one's words.
         self.system = System::new();
         self.system.refresh_processes_specifics(ProcessesToUpdate::Some(&wanted), true, what);
@@ -131,7 +131,8 @@ impl Thread {
             // The effective one is who the kernel lets it be.
             let Some(uid) = process.effective_user_id().or(process.user_id()).map(|uid| **uid) else { continue };
             let words: Vec<_> = process.cmd().iter().map(|word| word.to_string_lossy()).collect();
-            let command = if words.is_empty() { process.name().to_string_lossy().into_owned() } else { words.join(" ") };
+            let command =
+                if words.is_empty() { process.name().to_string_lossy().into_owned() } else { words.join(" ") };
             known.insert(*pid, Person { uid, user: None, command: shown(&command) });
         }
         for person in known.values_mut() {

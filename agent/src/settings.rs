@@ -42,7 +42,9 @@ impl ConfigTrouble {
                         problem.line, problem.column, problem.message, problem.hint
                     ));
                 }
-                error.hint(format!("mend it, test it with `gpushctl config check {path}`, then `systemctl reload gpushd`"))
+                error.hint(format!(
+                    "mend it, test it with `gpushctl config check {path}`, then `systemctl reload gpushd`"
+                ))
             }
         }
     }

@@ -47,7 +47,11 @@ async fn carry_out(agent: Shared, ongoing: Ongoing, parts: Vec<Part>) {
         uid = operation.by.uid,
         "{} begins: {}",
         operation.kind,
-        parts.iter().map(|p| format!("GPU {} to {}", p.plan.gpu, p.plan.layout.join(","))).collect::<Vec<_>>().join("; ")
+        parts
+            .iter()
+            .map(|p| format!("GPU {} to {}", p.plan.gpu, p.plan.layout.join(",")))
+            .collect::<Vec<_>>()
+            .join("; ")
     );
     ongoing.update(|operation| operation.state = OperationState::Running);
     let ongoing = Arc::new(ongoing);

@@ -41,7 +41,11 @@ const HEAD_BYTES: usize = 8 << 10;
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
 /// Accepts until `closing`, then returns when all connections have ended, or after [`DRAIN`].
-pub(crate) async fn serve(listener: std::os::unix::net::UnixListener, router: Router, closing: CancellationToken) -> io::Result<()> {
+pub(crate) async fn serve(
+    listener: std::os::unix::net::UnixListener,
+    router: Router,
+    closing: CancellationToken,
+) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let caps = Caps::new(descriptors, nix::unistd::geteuid().as_raw());

@@ -56,7 +56,8 @@ mod tests {
 
     use super::*;
 
-    const STATUS: &str = "Name:\tbash\nUid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\nGroups:\t4 27 1000 \n";
+    const STATUS: &str =
+        "Name:\tbash\nUid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\nGroups:\t4 27 1000 \n";
 
     #[test]
     fn groups_are_believed_only_of_a_process_that_is_still_the_same_user() {

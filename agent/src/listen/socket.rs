@@ -56,8 +56,10 @@ pub(crate) enum SocketError {
         path: PathBuf,
     },
     /// The config's group is not known here.
-    #[error("the socket's group {group:?} does not exist; make it (`groupadd --system {group}`), or change \
-             `socket_group` under [api] in the config")]
+    #[error(
+        "the socket's group {group:?} does not exist; make it (`groupadd --system {group}`), or change \
+             `socket_group` under [api] in the config"
+    )]
     NoGroup {
         /// The group.
         group: String,

@@ -148,12 +148,6 @@ impl Observer {
         }
     }
 
-    /// Makes the next asker read everything anew.
-    pub(crate) fn outdate_all(&self) {
-        self.0.list.outdate();
-        self.entries().values().for_each(|entry| entry.readings.outdate());
-    }
-
     fn listed_before(&self) -> Vec<Entry> {
         self.entries().values().cloned().collect()
     }
