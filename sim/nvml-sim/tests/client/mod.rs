@@ -77,6 +77,15 @@ impl Client {
         device
     }
 
+    /// A function of the library that the bindings do not name.
+    pub(crate) fn symbol(&self, name: &CStr) -> *mut std::ffi::c_void {
+        let path = c(library().to_str().unwrap());
+        // SAFETY: terminated texts; the library is loaded already and never unloaded.
+        let found = unsafe { libc::dlsym(libc::dlopen(path.as_ptr(), libc::RTLD_NOW), name.as_ptr()) };
+        assert!(!found.is_null(), "{name:?}");
+        found
+    }
+
     /// Profile id by name, without its `MIG ` prefix.
     pub(crate) fn profile(&self, device: nvmlDevice_t, name: &str) -> u32 {
         for index in 0..NVML_GPU_INSTANCE_PROFILE_COUNT {
