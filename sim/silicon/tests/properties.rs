@@ -1,4 +1,5 @@
 //! Properties of every model under random calls.
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use gpush_geometry::KEYS;
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
 //! One host, many processes: nothing is lost, nothing is torn, nobody waits for the dead.
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 #![allow(unsafe_code)] // fork: a child that shares the parent's opened host is what is tested.
 
 use std::path::Path;
