@@ -1,6 +1,7 @@
 //! Everything a developer or CI runs on this repository.
 
 mod arrows;
+mod demo;
 mod install;
 mod skips;
 mod step;
@@ -16,6 +17,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
+    /// Show gpush at work on a simulated host
+    Demo(demo::Arguments),
     /// Run all checks and tests; installs what they need where it can
     Test(test::Arguments),
     /// Check who depends on whom, and what no file may hold
@@ -24,6 +27,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let done = match Task::parse() {
+        Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Arrows => arrows::check().and_then(|arrows| {
             println!("arrows hold: {arrows}\ntree is clean: {}", tree::check()?);

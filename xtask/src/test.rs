@@ -97,7 +97,7 @@ fn deny(verbose: bool) -> Step {
     let present =
         present.args(["deny", "--version"]).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
     if present.status().is_ok_and(|status| status.success()) {
-        cargo(name, &["deny", "--workspace", "--offline", "check", "bans", "licenses", "sources"], verbose)
+        cargo(name, &["deny", "--workspace", "check", "bans", "licenses", "sources"], verbose)
     } else {
         step::skipped(
             name,
