@@ -1,6 +1,7 @@
 //! Everything a developer or CI runs on this repository.
 
 mod arrows;
+mod bench;
 mod demo;
 mod install;
 mod skips;
@@ -21,6 +22,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Run all checks and tests; installs what they need where it can
     Test(test::Arguments),
+    /// Measure what docs/benchmarks.md shows
+    Bench(bench::Arguments),
     /// Check who depends on whom, and what no file may hold
     Arrows,
 }
@@ -29,6 +32,7 @@ fn main() -> ExitCode {
     let done = match Task::parse() {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Bench(arguments) => bench::run(&arguments),
         Task::Arrows => arrows::check().and_then(|arrows| {
             println!("arrows hold: {arrows}\ntree is clean: {}", tree::check()?);
             Ok(true)
