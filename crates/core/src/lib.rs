@@ -2,5 +2,9 @@
 
 pub mod geometry;
 pub mod layout;
+pub mod nearest;
 pub mod plan;
+pub mod preset;
+pub mod quote;
 pub mod refusal;
+pub mod selector;
