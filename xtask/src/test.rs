@@ -89,7 +89,9 @@ fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
 
 fn docs(verbose: bool) -> Step {
     let mut command = workspace::cargo();
-    command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
+    command
+        .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings");
     step::run("documentation", command, verbose)
 }
 
