@@ -16,6 +16,14 @@ use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::{Entry, Layout};
 use gpush_core::plan::{Target, plan};
 
+/// Layouts with compute instances: many kinds of GPU instance, many compute instances in one.
+const SPLITS: [&str; 4] = [
+    "1c.2g.20gb*2, 2g.20gb, 1c.2g.20gb@4, 1g.10gb",
+    "1c.3g.40gb*3, 2c.3g.40gb, 1c.3g.40gb",
+    "2c.4g.40gb, 1c.4g.40gb*2, 1c.3g.40gb*2",
+    "1c.7g.80gb*3, 2c.7g.80gb*2",
+];
+
 /// Percentiles of a set of times, in nanoseconds.
 struct Times {
     what: String,
@@ -151,6 +159,15 @@ fn main() {
         }
         report.push(Times::new(format!("{key}: resolve a possible layout"), resolving));
         report.push(Times::new(format!("{key}: refuse an impossible layout"), refusing));
+
+        let mut splitting = Vec::new();
+        for text in SPLITS {
+            let target = Layout::parse(text).ok().and_then(|layout| Target::resolve(&geometry, &layout).ok());
+            for (idle, target) in states.iter().flat_map(|s| target.as_ref().map(|t| (s, t))) {
+                let _ = timed(&mut splitting, || plan(&geometry, idle, target));
+            }
+        }
+        report.push(Times::new(format!("{key}: plan compute instance splits"), splitting));
 
         let mut planning = Vec::new();
         let mut planning_busy = Vec::new();

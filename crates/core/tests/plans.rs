@@ -189,13 +189,25 @@ fn where_the_driver_tells_no_placement_it_is_given_none() {
     let exact = Target::of_instances(&geometry, &instances);
     assert!(plan(&geometry, &instances, &exact).unwrap().steps.is_empty());
 
-    // Nor where it has described no compute instance profile yet.
+    // Nor where it has not said where a profile can be.
     let model = gpush_geometry::model("a100-80").unwrap();
     let mut bare = profiles_of_model(&model);
-    bare.iter_mut().for_each(|p| p.compute.clear());
+    bare.iter_mut().flat_map(|p| &mut p.compute).for_each(|c| c.placements.clear());
     let bare = Geometry::new(&bare, model.memory_slices, model.compute_slices);
     let split = plan(&bare, &[], &resolve(&bare, "2c.3g.40gb, 1c.3g.40gb")).unwrap();
-    insta::assert_snapshot!(text(&split));
+    let steps = "  + GI 3g.40gb 4:4\n  + CI 2c.3g.40gb any in 4:4\n  + CI 1c.3g.40gb any in 4:4\n";
+    assert_eq!(text(&split), format!("keeps []\n{steps}"));
+}
+
+#[test]
+fn a_compute_instance_that_takes_more_slots_than_foreseen_is_still_the_same() {
+    let geometry = geometry("a100-80");
+    let mut instances = standing(&geometry, "3c.7g.80gb*2");
+    for compute in &mut instances[0].compute {
+        compute.placement.as_mut().unwrap().size = 4;
+    }
+    let same = plan(&geometry, &instances, &resolve(&geometry, "3c.7g.80gb*2")).unwrap();
+    assert!(same.steps.is_empty(), "{}", text(&same));
 }
 
 #[test]
