@@ -16,6 +16,10 @@ use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::{Entry, Layout};
 use gpush_core::plan::{Target, plan};
 
+/// Each host is planned this often and its best time taken: it is long enough to be interrupted by
+/// whatever else the machine does. Single plans are timed once.
+const HOST_TRIES: usize = 3;
+
 /// Layouts with compute instances: many kinds of GPU instance, many compute instances in one.
 const SPLITS: [&str; 4] = [
     "1c.2g.20gb*2, 2g.20gb, 1c.2g.20gb@4, 1g.10gb",
@@ -188,16 +192,20 @@ fn main() {
 
         let mut hosts = Vec::new();
         for round in 0..1000 {
-            timed(&mut hosts, || {
-                for gpu in 0..64 {
-                    let nth = round * 64 + gpu;
-                    let geometry = Geometry::new(&profiles, model.memory_slices, model.compute_slices);
-                    let layout = &targets[nth * 31 % targets.len()].0;
-                    if let Ok(target) = Target::resolve(&geometry, layout) {
-                        let _ = black_box(plan(&geometry, &states[nth * 17 % states.len()], &target));
+            let mut tries = Vec::new();
+            for _ in 0..HOST_TRIES {
+                timed(&mut tries, || {
+                    for gpu in 0..64 {
+                        let nth = round * 64 + gpu;
+                        let geometry = Geometry::new(&profiles, model.memory_slices, model.compute_slices);
+                        let layout = &targets[nth * 31 % targets.len()].0;
+                        if let Ok(target) = Target::resolve(&geometry, layout) {
+                            let _ = black_box(plan(&geometry, &states[nth * 17 % states.len()], &target));
+                        }
                     }
-                }
-            });
+                });
+            }
+            hosts.extend(tries.into_iter().min());
         }
         report.push(Times::new(format!("{key}: 64 GPUs from profiles to plans"), hosts));
     }

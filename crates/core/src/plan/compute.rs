@@ -71,8 +71,8 @@ pub(super) fn adapt(
     instance: Option<&GpuInstance>,
     holds: &Holds,
 ) -> Option<Adaptation> {
-    if let Some(nothing_to_do) = as_it_is(profile, wanted, instance) {
-        return Some(nothing_to_do);
+    if let Some(simple) = as_it_is(profile, wanted, instance) {
+        return Some(simple);
     }
     if !within_capacity(profile, wanted) {
         return None;
@@ -109,7 +109,7 @@ pub(super) fn adapt(
     Some(Adaptation { cost, destroy, create })
 }
 
-/// The common case without a search: one compute instance that takes all, wanted and, when the
+/// The common case, without a search: one compute instance that takes all, wanted and, when the
 /// GPU instance stands, there.
 fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
     let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
