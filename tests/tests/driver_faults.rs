@@ -9,7 +9,7 @@ use gpush_api::{Architecture, Code};
 use gpush_nvml::{ErrorKind, Hardware, Settled};
 use gpush_tests::{
     driver::{create, hardware, hardware_of, mig, options, place, uuids},
-    host::Host,
+    host::{Host, program},
 };
 use nix::{sys::signal, unistd::Pid};
 
@@ -142,6 +142,56 @@ async fn a_worker_killed_in_any_call_of_a_reading_is_replaced_unseen() {
         killed += 1;
     }
     println!("{killed} workers killed, each in another call");
+}
+
+/// Ended or a zombie: an orphan's new parent may take its time.
+fn ended(pid: u32) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
+        Err(_) => true,
+    }
+}
+
+#[test]
+fn the_worker_dies_with_its_parent_and_heeds_no_other_signal() {
+    use gpush_nvml::proto::{self, GpuRef, Request, ToParent, ToWorker};
+    use std::io::{BufRead, BufReader};
+    use std::os::{fd::OwnedFd, unix::net::UnixStream};
+    let host = Host::up("a30x4");
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    // The shell is its parent, and we keep the socket open: only the kernel tells it.
+    let mut parent = host
+        .command("sh")
+        .args(["-c", r#"exec 3<&0; "$0" <&3 & echo $!; wait"#])
+        .arg(program("driver_worker"))
+        .stdin(OwnedFd::from(theirs))
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let worker: u32 = line.trim().parse().unwrap();
+    proto::write(&mut ours, &ToWorker::Init { library: None, events: false }).unwrap();
+    assert!(matches!(proto::read(&mut ours).unwrap(), Some(ToParent::Ready(Ok(_)))));
+    for number in [signal::SIGTERM, signal::SIGINT, signal::SIGHUP] {
+        signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), number).unwrap();
+    }
+    let request = Request::Read { gpu: GpuRef { uuid: "?".to_owned(), index: Some(0), pci: None } };
+    proto::write(&mut ours, &ToWorker::Call { id: 1, request }).unwrap();
+    let reply = proto::read(&mut ours).unwrap();
+    assert!(matches!(reply, Some(ToParent::Reply { id: 1, result: Err(_) })), "{reply:?}");
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    while !ended(worker) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_worker_started_by_hand_says_so() {
+    let output = Command::new(program("driver_worker")).stdin(std::process::Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("started by gpushd"));
 }
 
 #[tokio::test]
