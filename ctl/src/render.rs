@@ -21,5 +21,7 @@ pub(crate) mod who;
 
 #[cfg(test)]
 pub(crate) mod fixtures;
+#[cfg(test)]
+mod pictures;
 
 pub(crate) use look::{Charset, Look};

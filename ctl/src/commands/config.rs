@@ -77,7 +77,9 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
         Some(gpus) => Some(desired::plan_host(&config, gpus, &PlanRequest::default())?),
     };
     let checked = Checked { config: view, findings, plans };
-    out.show(&checked, |look| render::config::checked(&checked.config, &checked.findings, checked.plans.as_ref(), known, look))?;
+    out.show(&checked, |look| {
+        render::config::checked(&checked.config, &checked.findings, checked.plans.as_ref(), known, look)
+    })?;
     let impossible = checked.plans.iter().flat_map(|p| &p.plans).find(|p| never(p));
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
 }

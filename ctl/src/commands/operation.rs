@@ -121,7 +121,9 @@ fn succeeded(one: &Operation) -> bool {
 
 fn goes_on(one: &Operation) -> String {
     let id = &one.id;
-    format!("{id} goes on in gpushd.\n  gpushctl operation show {id}   how far it is\n  gpushctl operation wait {id}   watch it again\n")
+    format!(
+        "{id} goes on in gpushd.\n  gpushctl operation show {id}   how far it is\n  gpushctl operation wait {id}   watch it again\n"
+    )
 }
 
 async fn follow(

@@ -16,7 +16,9 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
     let gpus = match client.gpus(false).await {
         Ok(gpus) => super::select(gpus, &args.which)?,
         // An agent without a driver is up and says why: that is its status, and no GPUs.
-        Err(error) if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) => {
+        Err(error)
+            if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) =>
+        {
             let code = error.code().exit_status();
             let shown = Status { version, health, gpus: Vec::new() };
             out.show(&shown, |look| status(&shown, args.brief, look))?;

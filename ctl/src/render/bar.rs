@@ -16,11 +16,12 @@ pub(crate) fn line(memory: Memory, columns: usize, look: &Look) -> String {
     let steps = if half.is_empty() { 1 } else { 2 };
     let all = (columns * steps) as u64;
     let used = memory.used_mib.min(memory.total_mib);
-    // Rounded to the nearest step, yet a little use shows, and not quite full is not full.
+    // Rounded to the nearest step, yet a little use shows, and not quite full is not full. What the
+    // driver reserves for itself (some MiB on every idle instance) is no use.
     let filled = match (used * all + memory.total_mib / 2).checked_div(memory.total_mib) {
         None => 0,
-        Some(n) if used == 0 || used == memory.total_mib => n,
-        Some(n) => n.clamp(1, all - 1),
+        Some(n) if used == memory.total_mib => n,
+        Some(n) => n.clamp(u64::from(used * 100 >= memory.total_mib), all - 1),
     } as usize;
     let heavy = format!("{}{}", full.repeat(filled / steps), if filled % steps == 1 { half } else { "" });
     let rest = columns - filled.div_ceil(steps);
@@ -43,10 +44,14 @@ mod tests {
 
     #[test]
     fn bars_are_to_scale_and_never_hide_the_ends() {
-        let bars: Vec<_> = [0, 1, 500, 560, 999, 1000, 2000].iter().map(|u| drawn(*u, 1000, Charset::Utf8)).collect();
-        assert_eq!(bars, ["────────", "╸───────", "━━━━────", "━━━━╸───", "━━━━━━━╸", "━━━━━━━━", "━━━━━━━━"]);
-        let bars: Vec<_> = [0, 1, 500, 999, 1000].iter().map(|u| drawn(*u, 1000, Charset::Ascii)).collect();
-        assert_eq!(bars, ["........", "#.......", "####....", "#######.", "########"]);
+        let bars: Vec<_> =
+            [0, 9, 10, 500, 560, 999, 1000, 2000].iter().map(|u| drawn(*u, 1000, Charset::Utf8)).collect();
+        assert_eq!(
+            bars,
+            ["────────", "────────", "╸───────", "━━━━────", "━━━━╸───", "━━━━━━━╸", "━━━━━━━━", "━━━━━━━━"]
+        );
+        let bars: Vec<_> = [0, 9, 10, 500, 999, 1000].iter().map(|u| drawn(*u, 1000, Charset::Ascii)).collect();
+        assert_eq!(bars, ["........", "........", "#.......", "####....", "#######.", "########"]);
         assert_eq!(drawn(5, 0, Charset::Utf8), "────────", "a reading of nothing is no division by zero");
     }
 }

@@ -30,8 +30,13 @@ pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
 
 /// Rules in order, with the GPUs that each claims.
 pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
-    let columns =
-        [("RULE", Align::Left), ("GPUS", Align::Left), ("MODE", Align::Left), ("LAYOUT", Align::Left), ("CLAIMS", Align::Left)];
+    let columns = [
+        ("RULE", Align::Left),
+        ("GPUS", Align::Left),
+        ("MODE", Align::Left),
+        ("LAYOUT", Align::Left),
+        ("CLAIMS", Align::Left),
+    ];
     let rows = rules
         .iter()
         .map(|rule| {
@@ -79,7 +84,8 @@ pub(crate) fn checked(
     }
     if let Some(plans) = plans {
         out.push('\n');
-        let fits: Vec<u32> = plans.plans.iter().filter(|p| p.refusal.is_none() && p.error.is_none()).map(|p| p.gpu).collect();
+        let fits: Vec<u32> =
+            plans.plans.iter().filter(|p| p.refusal.is_none() && p.error.is_none()).map(|p| p.gpu).collect();
         if !fits.is_empty() {
             out += &format!("{}: the layout fits\n", gpu_numbers(&fits));
         }

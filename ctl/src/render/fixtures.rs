@@ -37,7 +37,14 @@ pub(crate) fn hidden() -> Process {
 }
 
 /// An instance with one compute instance that takes all of it.
-pub(crate) fn instance(id: u32, profile: &str, start: u8, size: u8, memory: (u64, u64), users: &[Process]) -> GpuInstance {
+pub(crate) fn instance(
+    id: u32,
+    profile: &str,
+    start: u8,
+    size: u8,
+    memory: (u64, u64),
+    users: &[Process],
+) -> GpuInstance {
     GpuInstance {
         id,
         profile_id: 0,
@@ -125,7 +132,8 @@ pub(crate) fn mixed() -> Vec<Gpu> {
     let mut drifting = gpu(1, a100, 81_920, Some(mig(8, vec![split, bare])));
     drifting.drift = vec!["1g.10gb@6 is missing".into(), "2g.20gb@4 (GI 5) has no compute instance".into()];
 
-    let small = (0..7).map(|n| instance(7 + u32::from(n), if n == 6 { "1g.10gb+me" } else { "1g.10gb" }, n, 1, (12, 9_728), &[]));
+    let small = (0..7)
+        .map(|n| instance(7 + u32::from(n), if n == 6 { "1g.10gb+me" } else { "1g.10gb" }, n, 1, (12, 9_728), &[]));
     let mut changing = gpu(2, a100, 81_920, Some(mig(8, small.collect())));
     changing.state = GpuState::Changing;
     changing.reasons = vec!["op-17 (mig.apply by root) is at work on it".into()];
@@ -148,11 +156,18 @@ pub(crate) fn mixed() -> Vec<Gpu> {
         6,
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         97_887,
-        Some(mig(12, vec![instance(3, "1g.24gb", 0, 3, (24_000, 24_192), &[hidden()]), instance(1, "2g.48gb", 6, 6, (9, 48_384), &[])])),
+        Some(mig(
+            12,
+            vec![
+                instance(3, "1g.24gb", 0, 3, (24_000, 24_192), &[hidden()]),
+                instance(1, "2g.48gb", 6, 6, (9, 48_384), &[]),
+            ],
+        )),
     );
     degraded.state = GpuState::Degraded;
     degraded.reasons = vec![
-        "op-12 failed and so did its rollback: the driver would not make 1g.24gb@3 again (insufficient resources)".into(),
+        "op-12 failed and so did its rollback: the driver would not make 1g.24gb@3 again (insufficient resources)"
+            .into(),
     ];
 
     let mut lost = gpu(7, a100, 81_920, Some(mig(8, Vec::new())));
@@ -168,7 +183,11 @@ pub(crate) fn full() -> Vec<Gpu> {
     (0..8)
         .map(|index| {
             let instances = (0..7).map(|n| {
-                let users = if n % 3 == 0 { vec![process(1000 + u32::from(n), "alice", "python serve.py", 4_000)] } else { Vec::new() };
+                let users = if n % 3 == 0 {
+                    vec![process(1000 + u32::from(n), "alice", "python serve.py", 4_000)]
+                } else {
+                    Vec::new()
+                };
                 instance(7 + u32::from(n), "1g.18gb", n, 1, (if users.is_empty() { 13 } else { 4_013 }, 16_384), &users)
             });
             gpu(index, "NVIDIA H200", 143_771, Some(mig(8, instances.collect())))
@@ -207,7 +226,12 @@ pub(crate) fn plan() -> GpuPlan {
     let create = |start| {
         [
             Step::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: span(start, 1) },
-            Step::CreateCompute { gi_placement: span(start, 1), profile: "1g.10gb".into(), profile_id: 0, placement: None },
+            Step::CreateCompute {
+                gi_placement: span(start, 1),
+                profile: "1g.10gb".into(),
+                profile_id: 0,
+                placement: None,
+            },
         ]
     };
     let mut steps = vec![

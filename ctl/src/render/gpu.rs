@@ -12,7 +12,7 @@ use gpush_api::{Gpu, GpuInstance, GpuState, Memory, Mig, Mode, Process};
 
 use super::{
     Look, bar,
-    look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, pad, paint, pci, product, width},
+    look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
     slices::{self, Use},
     who,
 };
@@ -172,7 +172,7 @@ fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
         let last = at + 1 == instance.compute.len();
         let branch = if last { look.pick("└ ", "`- ") } else { look.pick("├ ", "|- ") };
         rows.push(Row {
-            mark: "",
+            mark: usage.mark(look),
             style: usage.style(),
             what: format!("{branch}{}", look.clean(&compute.profile)),
             ids: format!("GI {} CI {}", instance.id, compute.id),
@@ -216,7 +216,8 @@ pub(crate) fn row(row: &Row, columns: Columns, look: &Look) -> String {
     if look.width >= 100 && columns.ids > 0 {
         push(short_uuid(&row.uuid), QUIET, 14, &mut out, &mut taken);
     }
-    if columns.memory {
+    // A remark says why there is no memory to show, and takes its room.
+    if columns.memory && row.remark.is_empty() {
         match row.memory {
             Some(memory) => {
                 let bar = bar::line(memory, bar_columns(look), look);
@@ -288,9 +289,4 @@ pub(crate) fn block(gpu: &Gpu, rows: &[Row], columns: Columns, lines: bool, look
     }
     out.extend(notes(gpu, look));
     out
-}
-
-/// `pad` for the callers that build tables around blocks.
-pub(crate) fn label(text: &str, columns: usize) -> String {
-    paint(QUIET, &pad(text, columns))
 }

@@ -49,11 +49,6 @@ pub(crate) fn pad(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
-/// Text filled up with blanks on the left.
-pub(crate) fn pad_left(text: &str, columns: usize) -> String {
-    format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
-}
-
 impl Look {
     /// The one of two texts that the character set allows.
     pub(crate) fn pick(&self, utf8: &'static str, ascii: &'static str) -> &'static str {
@@ -200,7 +195,10 @@ mod tests {
     fn ages_are_coarse() {
         let look = Look { now: Timestamp::from_second(200_000).unwrap(), ..look(Charset::Utf8) };
         let ago = |s: i64| look.ago(Timestamp::from_second(200_000 - s).unwrap());
-        assert_eq!([ago(0), ago(119), ago(120), ago(7200), ago(199_999)], ["0 s ago", "119 s ago", "2 min ago", "2 h ago", "2 days ago"]);
+        assert_eq!(
+            [ago(0), ago(119), ago(120), ago(7200), ago(199_999)],
+            ["0 s ago", "119 s ago", "2 min ago", "2 h ago", "2 days ago"]
+        );
         assert_eq!(ago(-5), "0 s ago");
     }
 }

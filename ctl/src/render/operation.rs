@@ -28,9 +28,9 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     let error = operation.error.clone().or_else(first);
     match operation.state {
         OperationState::Queued | OperationState::Running | OperationState::Done => error,
-        OperationState::RolledBack | OperationState::Failed => {
-            Some(error.unwrap_or_else(|| ApiError::new(Code::Internal, format!("{} failed without a word", operation.id))))
-        }
+        OperationState::RolledBack | OperationState::Failed => Some(
+            error.unwrap_or_else(|| ApiError::new(Code::Internal, format!("{} failed without a word", operation.id))),
+        ),
     }
 }
 
@@ -60,6 +60,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], after: &[Gpu], lo
             OperationState::RolledBack => out.push("  as it was before".to_owned()),
             OperationState::Failed => out.extend(under_way(operation, plan, look)),
         }
+        if let Some(error) = error_of(operation, plan.gpu) {
+            out.extend(trouble::lines("error", error, 2, look));
+        }
     }
     if !same.is_empty() {
         let text = look.wrap("", &format!("{}: as wanted, nothing to do", gpu_numbers(&same)));
@@ -68,17 +71,19 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], after: &[Gpu], lo
     match operation.state {
         OperationState::Done | OperationState::Queued | OperationState::Running => {}
         OperationState::RolledBack | OperationState::Failed => {
-            // The whole's error may repeat a GPU's: each is said once.
-            let mut said: Vec<&ApiError> = Vec::new();
-            for error in operation.progress.iter().filter_map(|p| p.error.as_ref()).chain(&operation.error) {
-                if !said.contains(&error) {
-                    said.push(error);
-                    out.extend(trouble::lines("error", error, 2, look));
-                }
+            // The whole's error may repeat a GPU's: it is said once.
+            let said = changed.iter().filter_map(|plan| error_of(operation, plan.gpu)).collect::<Vec<_>>();
+            for error in operation.error.iter().filter(|error| !said.contains(error)) {
+                out.extend(trouble::lines("error", error, 0, look));
             }
         }
     }
     out.join("\n") + "\n"
+}
+
+/// What went wrong on a GPU.
+fn error_of(operation: &Operation, gpu: u32) -> Option<&ApiError> {
+    operation.progress.iter().find(|p| p.gpu == gpu).and_then(|p| p.error.as_ref())
 }
 
 /// What was destroyed, what was made and how it is called, what stayed.
@@ -104,7 +109,12 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
             Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => {}
         }
     }
-    let made_in = |at| plan.steps.iter().filter(move |s| matches!(s, Step::CreateCompute { gi_placement, .. } if *gi_placement == at)).count();
+    let made_in = |at| {
+        plan.steps
+            .iter()
+            .filter(move |s| matches!(s, Step::CreateCompute { gi_placement, .. } if *gi_placement == at))
+            .count()
+    };
     let mut kept = 0;
     for instance in instances {
         let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);

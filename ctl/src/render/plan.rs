@@ -57,10 +57,22 @@ pub(crate) fn step(step: &Step) -> String {
             format!("- GPU instance {profile}@{} (GI {gi})", placement.start)
         }
         Step::CreateGpuInstance { profile, placement, .. } => format!("+ GPU instance {profile}@{}", placement.start),
-        Step::CreateCompute { gi_placement, profile, placement, .. } => match placement {
-            Some(at) => format!("+ compute instance {profile} at slot {} in @{}", at.start, gi_placement.start),
-            None => format!("+ compute instance {profile} in @{}", gi_placement.start),
-        },
+        Step::CreateCompute { gi_placement, profile, placement, .. } => {
+            let gi = format!("{}@{}", within(profile), gi_placement.start);
+            match placement {
+                _ if within(profile) == profile => format!("+ compute instance {gi}"),
+                Some(at) => format!("+ compute instance {profile} at slot {} of {gi}", at.start),
+                None => format!("+ compute instance {profile} of {gi}"),
+            }
+        }
+    }
+}
+
+/// The GPU instance profile of a compute instance profile: `3g.40gb` of `1c.3g.40gb`.
+fn within(profile: &str) -> &str {
+    match profile.split_once('.') {
+        Some((slices, rest)) if slices.ends_with('c') => rest,
+        Some(_) | None => profile,
     }
 }
 
@@ -144,8 +156,9 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     }
     let Tally { destroys, creates, keeps } = Tally::of(plan);
     let text = format!(
-        "  {}: {destroys} GPU instances destroyed, {creates} created, {keeps} kept",
-        count(plan.steps.len(), "step")
+        "  {}: {} destroyed, {creates} created, {keeps} kept",
+        count(plan.steps.len(), "step"),
+        count(destroys, "GPU instance")
     );
     out.push(paint(QUIET, &text));
     out
@@ -169,15 +182,16 @@ fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
     let (mut now, mut then) = (Vec::new(), Vec::new());
     for instance in &mig.instances {
         let inside = slices::inside(instance);
-        let cell = |mark, inside: Option<&str>, style| {
-            Cell::of(&instance.profile, instance.placement, mark, inside, style)
-        };
+        let cell =
+            |mark, inside: Option<&str>, style| Cell::of(&instance.profile, instance.placement, mark, inside, style);
         if destroyed(instance.id) {
             now.push(cell("-", inside.as_deref(), GONE));
             continue;
         }
         let gone = |ci: u32| {
-            plan.steps.iter().any(|s| matches!(s, Step::DestroyCompute { gi, ci: c, .. } if *gi == instance.id && *c == ci))
+            plan.steps
+                .iter()
+                .any(|s| matches!(s, Step::DestroyCompute { gi, ci: c, .. } if *gi == instance.id && *c == ci))
         };
         let added = new_inside(instance.placement);
         if added.is_empty() && !instance.compute.iter().any(|c| gone(c.id)) {

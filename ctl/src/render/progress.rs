@@ -32,7 +32,7 @@ pub(crate) struct Progress {
 }
 
 enum Shown {
-    Bars(MultiProgress, Vec<ProgressBar>),
+    Bars(Vec<ProgressBar>),
     Lines(Box<dyn Write>),
     Quiet,
 }
@@ -58,7 +58,7 @@ impl Progress {
         for (at, (plan, told)) in gpus {
             let Some(now) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { continue };
             match &mut self.shown {
-                Shown::Bars(_, bars) => {
+                Shown::Bars(bars) => {
                     if let Some(bar) = bars.get(at) {
                         bar.set_position(u64::from(now.done));
                         bar.set_message(look.fit(&look.clean(&doing(now)), look.width.saturating_sub(48).max(16)));
@@ -81,7 +81,7 @@ impl Progress {
 
     /// Ends the drawing, so that what follows starts on a line of its own.
     pub(crate) fn end(self) {
-        if let Shown::Bars(_, bars) = self.shown {
+        if let Shown::Bars(bars) = self.shown {
             bars.iter().filter(|bar| !bar.is_finished()).for_each(ProgressBar::abandon);
         }
     }
@@ -131,8 +131,7 @@ fn bars(operation: &Operation, look: &Look) -> Shown {
         bar.set_prefix(format!("GPU {}", plan.gpu));
         bar
     });
-    let bars = bars.collect();
-    Shown::Bars(all, bars)
+    Shown::Bars(bars.collect())
 }
 
 #[cfg(test)]
@@ -175,6 +174,11 @@ mod tests {
         progress.update(&operation, &look);
         progress.end();
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
-        insta::assert_snapshot!(text, @"");
+        insta::assert_snapshot!(text, @r"
+        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
+        GPU 0  2/6  - GPU instance 2g.20gb@4 (GI 3)
+        GPU 0  3/6  + GPU instance 1g.10gb@4
+        GPU 0  taking back 3 steps: the driver refused 1g.10gb@6
+        ");
     }
 }

@@ -108,7 +108,15 @@ pub(crate) fn mig_devices(gpus: &[Gpu], look: &Look) -> String {
 /// One line an instance: where, ids, the whole MIG UUID, how many processes.
 fn devices(gpus: &[Gpu], with_gpu: bool, look: &Look) -> String {
     use Align::{Left, Right};
-    let all = [("GPU", Right), ("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
+    let all = [
+        ("GPU", Right),
+        ("INSTANCE", Left),
+        ("GI", Right),
+        ("CI", Right),
+        ("GIB", Right),
+        ("USE", Left),
+        ("MIG UUID", Left),
+    ];
     let from = usize::from(!with_gpu);
     let mut rows = Vec::new();
     for gpu in gpus {
@@ -157,7 +165,8 @@ fn processes(gpu: &Gpu, look: &Look) -> String {
         let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
         instance.processes.iter().for_each(|p| push(&at, p));
         for compute in &instance.compute {
-            let place = if compute.profile == instance.profile { at.clone() } else { format!("{at} CI {}", compute.id) };
+            let place =
+                if compute.profile == instance.profile { at.clone() } else { format!("{at} CI {}", compute.id) };
             compute.processes.iter().for_each(|p| push(&place, p));
         }
     }

@@ -12,7 +12,7 @@ use gpush_api::{GpuInstance, Mig, Placement};
 
 use super::{
     Charset, Look,
-    look::{IDLE, NOTE, QUIET, USED, paint, pad, width},
+    look::{IDLE, NOTE, QUIET, USED, pad, paint, width},
 };
 
 /// Columns that divide evenly into the slices of every part known today (4, 8 and 12).
@@ -138,7 +138,7 @@ pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look)
         let number = if width(&number) <= inner { number } else { String::new() };
         let (label, style) = match cell {
             Slot::Taken(cell) => {
-                let label = cell.labels.into_iter().find(|l| width(l) <= inner);
+                let label = cell.labels.iter().map(|l| look.clean(l)).find(|l| width(l) <= inner);
                 (label.unwrap_or_default(), cell.style)
             }
             Slot::Free { first, .. } if first && inner >= 4 => ("free".to_owned(), QUIET),
@@ -161,7 +161,10 @@ pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look)
 enum Slot {
     Taken(Cell),
     /// One free slice; `first` of its run.
-    Free { placement: Placement, first: bool },
+    Free {
+        placement: Placement,
+        first: bool,
+    },
 }
 
 /// Fills gaps with free slices. Cells that overlap or stand out, which no sound driver reports, are
@@ -170,7 +173,9 @@ fn with_free(cells: Vec<Cell>, slices: u8) -> Vec<Slot> {
     let mut out = Vec::new();
     let mut next = 0;
     let free = |from: u8, to: u8, out: &mut Vec<Slot>| {
-        out.extend((from..to).map(|start| Slot::Free { placement: Placement { start, size: 1 }, first: start == from }));
+        out.extend(
+            (from..to).map(|start| Slot::Free { placement: Placement { start, size: 1 }, first: start == from }),
+        );
     };
     for cell in cells {
         let Placement { start, size } = cell.placement;
@@ -206,14 +211,9 @@ impl Glyphs {
                 top: ["╭", "┬", "╮"],
                 bottom: ["╰", "┴", "╯"],
             },
-            Charset::Ascii => Self {
-                line: "-",
-                dashes: ".",
-                side: "|",
-                dashed_side: ":",
-                top: ["+"; 3],
-                bottom: ["+"; 3],
-            },
+            Charset::Ascii => {
+                Self { line: "-", dashes: ".", side: "|", dashed_side: ":", top: ["+"; 3], bottom: ["+"; 3] }
+            }
         }
     }
 }

@@ -53,7 +53,8 @@ fn header(status: &Status, look: &Look) -> Vec<String> {
     }
     let simulated = status.health.simulated || status.version.driver.as_ref().is_some_and(|d| d.simulated);
     if simulated {
-        let text = look.wrap("", "SIMULATED: these GPUs are made by gpush's simulator, there is no hardware behind them");
+        let text =
+            look.wrap("", "SIMULATED: these GPUs are made by gpush's simulator, there is no hardware behind them");
         out.extend(text.iter().map(|line| paint(NOTE.bold(), line)));
     }
     match status.health.status {
@@ -79,11 +80,7 @@ fn summary(gpus: &[Gpu]) -> String {
     let (mut devices, mut used) = (0, 0);
     for instance in instances {
         devices += instance.compute.len();
-        used += instance
-            .compute
-            .iter()
-            .filter(|c| !c.processes.is_empty() || !instance.processes.is_empty())
-            .count();
+        used += instance.compute.iter().filter(|c| !c.processes.is_empty() || !instance.processes.is_empty()).count();
     }
     if devices > 0 {
         text += &format!(", {}, {used} in use", count(devices, "MIG device"));
@@ -94,23 +91,19 @@ fn summary(gpus: &[Gpu]) -> String {
 /// Commands for what the notes told, once for all GPUs.
 fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let mut out = Vec::new();
-    let mut step = |which: Vec<u32>, what: &str, command: &str| {
+    let mut step = |which: &[u32], one: &str, many: &str, command: &str| {
         if !which.is_empty() {
-            let text = format!("{} {what}: {command}", gpu_numbers(&which));
+            let text = format!("{} {}: {command}", gpu_numbers(which), if which.len() == 1 { one } else { many });
             out.extend(look.wrap("", &text).iter().map(|line| paint(NOTE, line)));
         }
     };
     let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
-    step(
-        those(&|g| !g.drift.is_empty() && g.state == GpuState::Ready),
-        "not as the config wants; to see what would change",
-        "gpushctl mig plan",
-    );
-    step(
-        those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending)),
-        "waiting for a GPU reset",
-        "end what uses the GPU, then nvidia-smi --gpu-reset -i INDEX",
-    );
+    let drifting = those(&|g| !g.drift.is_empty() && g.state == GpuState::Ready);
+    step(&drifting, "differs from the config", "differ from the config", "gpushctl mig plan");
+    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending));
+    let list = pending.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let reset = format!("end what uses it, then nvidia-smi --gpu-reset -i {list}");
+    step(&pending, "waits for a reset", "wait for a reset", &reset);
     out
 }
 
@@ -126,8 +119,7 @@ pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
             Some(_) | None => spans.push((index, index)),
         }
     }
-    let spans: Vec<_> =
-        spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
+    let spans: Vec<_> = spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
     let text = spans.join(", ");
     if indexes.len() == 1 { format!("GPU {text}") } else { format!("GPUs {text}") }
 }

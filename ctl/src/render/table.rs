@@ -49,11 +49,23 @@ pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: u
 /// `gpushctl gpu list`.
 pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
     use Align::{Left, Right};
-    let columns =
-        [("GPU", Right), ("PRODUCT", Left), ("PCI", Left), ("MEMORY", Right), ("MODE", Left), ("MIG", Left), ("STATE", Left), ("UUID", Left)];
-    // 40 characters of UUID leave no room for the rest on a narrow terminal; `gpu show` has it.
-    let uuids = look.width >= 120;
-    let shown = if uuids { 8 } else { 7 };
+    let columns = [
+        ("GPU", Right),
+        ("PRODUCT", Left),
+        ("PCI", Left),
+        ("MEMORY", Right),
+        ("MODE", Left),
+        ("MIG", Left),
+        ("STATE", Left),
+        ("UUID", Left),
+    ];
+    // 40 characters of UUID leave no room for the rest on most terminals. Its beginning names the GPU
+    // as well, and `gpu show` has all of it.
+    let (shown, uuid) = match look.width {
+        0..100 => (7, 0),
+        100..136 => (8, "GPU-00000000".len()),
+        _ => (8, usize::MAX),
+    };
     let rows = gpus
         .iter()
         .map(|gpu| {
@@ -65,7 +77,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
                 gpu::mode(gpu.mode).to_owned(),
                 mig(gpu),
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },
-                look.clean(&gpu.uuid),
+                look.clean(&gpu.uuid).chars().take(uuid).collect(),
             ];
             row.truncate(shown);
             row
@@ -93,7 +105,15 @@ fn mig(gpu: &Gpu) -> String {
 /// `gpushctl operation list`.
 pub(crate) fn operations(operations: &[Operation], look: &Look) -> String {
     use Align::{Left, Right};
-    let columns = [("ID", Left), ("WHAT", Left), ("STATE", Left), ("BY", Left), ("ASKED", Right), ("GPUS", Left), ("STEPS", Right)];
+    let columns = [
+        ("ID", Left),
+        ("WHAT", Left),
+        ("STATE", Left),
+        ("BY", Left),
+        ("ASKED", Right),
+        ("GPUS", Left),
+        ("STEPS", Right),
+    ];
     let rows = operations
         .iter()
         .map(|op| {

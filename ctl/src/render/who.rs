@@ -2,10 +2,7 @@
 
 use gpush_api::{Process, ProcessKind};
 
-use super::{
-    Look,
-    look::{width},
-};
+use super::{Look, look::width};
 
 /// What others' processes are called to those who may not know more.
 pub(crate) const ANOTHER: &str = "used by another user";
