@@ -1,0 +1,291 @@
+//! Which host to simulate: a preset by name, or a TOML file.
+//!
+//! ```toml
+//! driver = "550.163.01"      # raised to what the parts need when left out
+//! owner_is_root = true       # the user who owns the simulated host may change it
+//!
+//! [[gpu]]
+//! model = "a100-80"
+//! count = 4
+//! chip = "slot3_missing"
+//! mig = false
+//! ```
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{Chip, Hardware, Identity, Part, Slot, uuid};
+use crate::spelling;
+
+mod driver;
+mod read;
+
+pub use driver::DriverVersion;
+pub use read::DescriptionError;
+pub(crate) use read::{explain, place};
+
+/// Most GPUs that a host can have.
+pub const MAX_GPUS: u32 = 64;
+
+/// Driver of a host whose description names none, and whose parts need no newer one.
+pub const DEFAULT_DRIVER: DriverVersion = DriverVersion::new(550, 163, 1);
+
+/// A host to simulate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// Driver version; `None`: [`DEFAULT_DRIVER`], or newer when a part needs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<DriverVersion>,
+    /// CUDA version, such as `12.4`; `None`: what came with the driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<String>,
+    /// Seed of UUIDs, serial numbers and readings.
+    #[serde(default)]
+    pub seed: u64,
+    /// Whether the user who owns the host's directory counts as root on it. If not, only the
+    /// real root may change anything.
+    #[serde(default = "yes")]
+    pub owner_is_root: bool,
+    /// Whether calls take as long as on hardware.
+    #[serde(default)]
+    pub latencies: bool,
+    /// GPUs, in order.
+    #[serde(rename = "gpu", default)]
+    pub gpus: Vec<GpuDescription>,
+}
+
+/// One or more GPUs of a kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GpuDescription {
+    /// Key of the model in the geometry data, such as `a100-80`.
+    pub model: String,
+    /// How many.
+    #[serde(default = "one")]
+    pub count: u32,
+    /// Chip variant, which decides the GPU instance ids.
+    #[serde(default)]
+    pub chip: Chip,
+    /// Whether MIG mode is on at the start; `None`: where the part has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<bool>,
+    /// Whether the host switches MIG mode on at every later boot, as a boot script would.
+    #[serde(default)]
+    pub mig_at_boot: bool,
+    /// Whether the driver resets an idle Ampere GPU itself on a mode change.
+    #[serde(default)]
+    pub resets_itself: bool,
+    /// Board, by its PCI device id in hex; `None`: the model's first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub board: Option<String>,
+    /// Serial number, for a single GPU; `None`: from the seed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl GpuDescription {
+    /// GPUs of a model, as usual.
+    #[must_use]
+    pub fn new(model: &str, count: u32) -> Self {
+        Self {
+            model: model.to_owned(),
+            count,
+            chip: Chip::default(),
+            mig: None,
+            mig_at_boot: false,
+            resets_itself: false,
+            board: None,
+            serial: None,
+        }
+    }
+}
+
+impl Description {
+    /// A host with these GPUs, all else as usual.
+    #[must_use]
+    pub fn of(gpus: Vec<GpuDescription>) -> Self {
+        Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, gpus }
+    }
+
+    /// A host with one GPU of a model under a driver.
+    #[must_use]
+    pub fn of_model(key: &str, driver: DriverVersion) -> Self {
+        Self { driver: Some(driver), ..Self::of(vec![GpuDescription::new(key, 1)]) }
+    }
+
+    /// The preset of this name.
+    ///
+    /// # Errors
+    /// When there is none; names the nearest.
+    pub fn preset(name: &str) -> Result<Self, DescriptionError> {
+        let known = gpush_geometry::PRESETS.iter();
+        known
+            .clone()
+            .find(|preset| preset.name == name)
+            .map(|preset| Self::of(preset.gpus.iter().map(|&(key, count)| GpuDescription::new(key, count)).collect()))
+            .ok_or_else(|| {
+                let names = known.map(|preset| preset.name);
+                DescriptionError::new(format!("there is no preset `{name}`"), spelling::suggest(name, names))
+            })
+    }
+
+    /// The driver that the host runs.
+    ///
+    /// # Errors
+    /// When the one described is too old for a part.
+    pub fn driver(&self) -> Result<DriverVersion, DescriptionError> {
+        let mut needed = DEFAULT_DRIVER;
+        for gpu in &self.gpus {
+            let Some(model) = gpush_geometry::model(&gpu.model) else { continue };
+            let Ok(least) = model.min_driver.parse::<DriverVersion>() else { continue };
+            if let Some(driver) = self.driver
+                && driver < least
+            {
+                return Err(DescriptionError::new(
+                    format!("driver {driver} does not know the {} ({})", model.product, model.key),
+                    format!("give `driver = \"{least}\"` or newer, or leave it out"),
+                )
+                .about(None, "driver"));
+            }
+            needed = needed.max(least);
+        }
+        Ok(self.driver.unwrap_or(needed))
+    }
+
+    /// The hardware so described.
+    ///
+    /// # Errors
+    /// When the description names what does not exist or cannot go together.
+    pub fn hardware(&self) -> Result<Hardware, DescriptionError> {
+        let driver = self.driver()?;
+        let cuda = match &self.cuda {
+            None => driver.cuda(),
+            Some(text) => driver::cuda_number(text).ok_or_else(|| {
+                DescriptionError::new(format!("`{text}` is no CUDA version"), "write it as `cuda = \"12.4\"`")
+                    .about(None, "cuda")
+            })?,
+        };
+        let mut slots: Vec<Slot> = Vec::new();
+        for (entry, gpu) in self.gpus.iter().enumerate() {
+            self.add(gpu, entry, &driver, &mut slots)?;
+        }
+        Ok(Hardware { driver, cuda, owner_is_root: self.owner_is_root, latencies: self.latencies, slots })
+    }
+
+    fn add(
+        &self,
+        gpu: &GpuDescription,
+        entry: usize,
+        driver: &DriverVersion,
+        slots: &mut Vec<Slot>,
+    ) -> Result<(), DescriptionError> {
+        let wrong = |key, message: String, hint: String| DescriptionError::new(message, hint).about(Some(entry), key);
+        let model = gpush_geometry::model(&gpu.model).ok_or_else(|| {
+            wrong(
+                "model",
+                format!("there is no GPU model `{}`", gpu.model),
+                spelling::suggest(&gpu.model, gpush_geometry::KEYS.iter().copied()),
+            )
+        })?;
+        let board = match &gpu.board {
+            None => model.boards.first(),
+            Some(id) => model.boards.iter().find(|board| board.device_id.eq_ignore_ascii_case(id)),
+        };
+        let board = board.cloned().ok_or_else(|| {
+            let known = model.boards.iter().map(|b| format!("{} ({})", b.device_id, b.name)).collect::<Vec<_>>();
+            wrong(
+                "board",
+                format!("the {} has no board `{}`", model.product, gpu.board.as_deref().unwrap_or("")),
+                format!("known: {}", known.join(", ")),
+            )
+        })?;
+        if gpu.count == 0 {
+            return Err(wrong(
+                "count",
+                format!("`count = 0` of {} describes no GPU", gpu.model),
+                "give 1 to 64, or leave the entry out".to_owned(),
+            ));
+        }
+        if slots.len() as u64 + u64::from(gpu.count) > u64::from(MAX_GPUS) {
+            return Err(wrong(
+                "count",
+                format!("more than {MAX_GPUS} GPUs are described"),
+                format!("lower the counts to {MAX_GPUS} in all"),
+            ));
+        }
+        if gpu.serial.is_some() && gpu.count > 1 {
+            return Err(wrong(
+                "serial",
+                format!("{} GPUs cannot have one serial number", gpu.count),
+                "give each GPU with a serial number its own [[gpu]] entry".to_owned(),
+            ));
+        }
+        if !model.has_mig() && (gpu.mig == Some(true) || gpu.mig_at_boot) {
+            return Err(wrong(
+                "mig",
+                format!("the {} has no MIG", model.product),
+                "leave `mig` and `mig_at_boot` out, or take another model".to_owned(),
+            ));
+        }
+        let mig_at_start = gpu.mig.unwrap_or(model.has_mig());
+        let device = u32::from_str_radix(&board.device_id, 16).unwrap_or(0);
+        let part = Part::new(model, gpu.chip, driver).map(Arc::new).ok_or_else(|| {
+            wrong(
+                "model",
+                format!("the geometry data of {} lacks a GPU instance id", gpu.model),
+                "this is a mistake in crates/geometry; take another model".to_owned(),
+            )
+        })?;
+        let name = if board.name.starts_with("NVIDIA") || board.name.starts_with("Tesla") {
+            board.name.clone()
+        } else {
+            product_name(&part.model.key, &board.name)
+        };
+        for _ in 0..gpu.count {
+            let index = slots.len() as u32;
+            let seed = self.seed.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(index));
+            slots.push(Slot {
+                identity: Identity {
+                    uuid: uuid::of_gpu(self.seed, index, &gpu.model),
+                    serial: gpu
+                        .serial
+                        .clone()
+                        .unwrap_or_else(|| format!("16{:011}", seed.wrapping_mul(7_919) % 100_000_000_000)),
+                    pci_domain: 0,
+                    pci_bus: 7 + 3 * index,
+                    pci_device: 0,
+                    pci_device_id: device << 16 | 0x10de,
+                    minor: index,
+                    name: name.clone(),
+                    seed,
+                    mig_at_start,
+                    mig_at_boot: gpu.mig_at_boot,
+                    resets_itself: gpu.resets_itself,
+                },
+                part: Arc::clone(&part),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Product name that the driver tells, where the board's name in the data is not it.
+fn product_name(key: &str, board: &str) -> String {
+    match (key, board) {
+        ("h100-80-sxm", "H100 SXM5 80GB") => "NVIDIA H100 80GB HBM3".to_owned(),
+        ("h200-141", _) => "NVIDIA H200".to_owned(),
+        ("gh200-96", _) => "NVIDIA GH200 480GB".to_owned(),
+        ("rtxpro6000-96", _) => format!("NVIDIA RTX PRO 6000 Blackwell {board}"),
+        (_, board) => format!("NVIDIA {board}"),
+    }
+}

@@ -1,0 +1,112 @@
+//! Reads a description from TOML text, with errors that say line, column and the fix.
+
+use std::fmt;
+
+use super::Description;
+use crate::spelling;
+
+/// Why a description cannot be simulated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DescriptionError {
+    /// What is wrong.
+    pub message: String,
+    /// How to mend it.
+    pub hint: String,
+    /// Where, from 1: line and column.
+    pub at: Option<(usize, usize)>,
+    subject: Option<Subject>,
+}
+
+/// The value that an error is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Subject {
+    /// Position of the `[[gpu]]` entry; `None`: the host.
+    entry: Option<usize>,
+    key: &'static str,
+}
+
+impl DescriptionError {
+    /// An error that no place in the text is known of.
+    pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: hint.into(), at: None, subject: None }
+    }
+
+    /// The same, about a key of an entry (`None`: of the host).
+    pub(super) fn about(self, entry: Option<usize>, key: &'static str) -> Self {
+        Self { subject: Some(Subject { entry, key }), ..self }
+    }
+}
+
+impl fmt::Display for DescriptionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some((line, column)) = self.at {
+            write!(f, "line {line}, column {column}: ")?;
+        }
+        write!(f, "{}", self.message)?;
+        if self.hint.is_empty() { Ok(()) } else { write!(f, "; {}", self.hint) }
+    }
+}
+
+impl std::error::Error for DescriptionError {}
+
+/// Line and column, from 1, of a byte of a text.
+pub(crate) fn place(text: &str, byte: usize) -> (usize, usize) {
+    let before = text.get(..byte).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+    (line, column)
+}
+
+/// A TOML error as message, hint and place. An unknown name gets its nearest.
+pub(crate) fn explain(text: &str, error: &toml::de::Error) -> (String, String, Option<(usize, usize)>) {
+    let at = error.span().map(|span| place(text, span.start));
+    let message = error.message().trim().lines().collect::<Vec<_>>().join(" ");
+    let unknown = message.strip_prefix("unknown field `").or_else(|| message.strip_prefix("unknown variant `"));
+    if let Some(rest) = unknown {
+        let mut quoted = rest.split('`');
+        let name = quoted.next().unwrap_or_default();
+        // After the name come separators and names in turn.
+        let known: Vec<&str> = quoted.skip(1).step_by(2).collect();
+        if !known.is_empty() {
+            let kind = if message.starts_with("unknown field") { "key" } else { "value" };
+            return (format!("unknown {kind} `{name}`"), spelling::suggest(name, known.iter().copied()), at);
+        }
+    }
+    (message, String::new(), at)
+}
+
+impl Description {
+    /// Reads a description, and checks that such a host can be.
+    ///
+    /// # Errors
+    /// With line and column, and the fix.
+    pub fn parse(text: &str) -> Result<Self, DescriptionError> {
+        let read: Self = toml::from_str(text).map_err(|error| {
+            let (message, hint, at) = explain(text, &error);
+            DescriptionError { at, ..DescriptionError::new(message, hint) }
+        })?;
+        if read.gpus.is_empty() {
+            return Err(DescriptionError {
+                at: Some(place(text, text.len())),
+                ..DescriptionError::new("no GPU is described", "add `[[gpu]]` with `model = \"a100-80\"`")
+            });
+        }
+        read.hardware().map_err(|error| {
+            let at = error.subject.and_then(|subject| locate(text, subject));
+            DescriptionError { at, ..error }
+        })?;
+        Ok(read)
+    }
+}
+
+/// Place of the value that an error is about.
+fn locate(text: &str, subject: Subject) -> Option<(usize, usize)> {
+    let document = toml::de::DeTable::parse(text).ok()?;
+    let table = match subject.entry {
+        None => document.get_ref(),
+        Some(entry) => document.get_ref().get("gpu")?.get_ref().as_array()?.get(entry)?.get_ref().as_table()?,
+    };
+    // A key left out is a default that does not go with the rest: blame the entry's model.
+    let value = table.get(subject.key).or_else(|| table.get("model"))?;
+    Some(place(text, value.span().start))
+}

@@ -1,0 +1,318 @@
+//! Faults: rules by which calls of the driver fail, wait, hang, lie or kill their caller.
+//!
+//! `faults.toml` in the host's directory, re-read when it changes:
+//!
+//! ```toml
+//! [[fault]]
+//! function = "nvmlGpuInstanceDestroy"   # a name (any version of it), or a pattern with `*`
+//! gpu = 2                               # left out: any GPU
+//! rc = "IN_USE"                         # the call returns this and does nothing
+//! after = 1                             # the first matching call passes
+//! times = 3                             # then three fail, and all later ones pass
+//! ```
+//!
+//! Counters live in the shared state, so that each short-lived client advances them. The ABI asks
+//! [`Host::before`] ahead of every call and gives the answer to [`Host::after`] when it is done:
+//!
+//! ```text
+//!  match rules ─▶ count, mutate the state (under the lock) ─▶ delay, hang, kill "before" ─▶ Decision
+//!      Decision.rc set: return it ─┐
+//!      else: do the call ──────────┴─▶ Host::after: kill "after"
+//! ```
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use nix::sys::signal::{Signal, kill};
+
+use crate::host::{Host, HostError};
+use crate::latency;
+use crate::machine::{Counter, Machine, Pid, Process, ProcessKind};
+use crate::returns::Return;
+
+mod rule;
+
+pub use rule::{Kill, Mutation, Rule, RuleError, Rules as RuleFile};
+
+/// Content of a new host's `faults.toml`.
+pub(crate) const EMPTY: &str = "# Fault rules of this simulated host: `gpush-sim fault --help`.\n";
+
+/// A call of the driver, as fault rules see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call<'a> {
+    /// Name of the exported function.
+    pub function: &'a str,
+    /// GPU concerned.
+    pub gpu: Option<u32>,
+    /// GPU instance concerned.
+    pub gpu_instance: Option<u32>,
+    /// Compute instance concerned.
+    pub compute_instance: Option<u32>,
+}
+
+impl<'a> Call<'a> {
+    /// A call that concerns no GPU.
+    #[must_use]
+    pub const fn new(function: &'a str) -> Self {
+        Self { function, gpu: None, gpu_instance: None, compute_instance: None }
+    }
+
+    /// A call that concerns a GPU.
+    #[must_use]
+    pub const fn on(function: &'a str, gpu: u32) -> Self {
+        Self { function, gpu: Some(gpu), gpu_instance: None, compute_instance: None }
+    }
+
+    /// The same call, concerning a GPU instance.
+    #[must_use]
+    pub const fn gpu_instance(self, id: u32) -> Self {
+        Self { gpu_instance: Some(id), ..self }
+    }
+
+    /// The same call, concerning a compute instance.
+    #[must_use]
+    pub const fn compute_instance(self, id: u32) -> Self {
+        Self { compute_instance: Some(id), ..self }
+    }
+}
+
+/// What fault rules make of a call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[must_use = "return `rc` if it is set, and pass this to Host::after"]
+pub struct Decision {
+    /// The call returns this, and does nothing.
+    pub rc: Option<Return>,
+    /// `SetMigMode` succeeds with this activation status, and the mode stays pending.
+    pub activation_status: Option<Return>,
+    /// An enumeration answers as it was at `nvmlInit`.
+    pub stale: bool,
+    /// The caller is killed when the call is done.
+    kill_after: bool,
+}
+
+/// The rules last read, and when the file was changed.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    path: PathBuf,
+    read: Mutex<Option<(Stamp, Arc<[Rule]>)>>,
+}
+
+/// What tells one content of the file from another without reading it.
+type Stamp = Option<(SystemTime, u64, u64)>;
+
+impl Rules {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, read: Mutex::new(None) }
+    }
+
+    /// The rules in force now. No file, no rules.
+    pub(crate) fn current(&self) -> Result<Arc<[Rule]>, HostError> {
+        use std::os::unix::fs::MetadataExt;
+        let stamp = || -> Stamp {
+            let found = std::fs::metadata(&self.path).ok()?;
+            Some((found.modified().ok()?, found.len(), found.ino()))
+        };
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = stamp();
+        if let Some((then, rules)) = read.as_ref()
+            && *then == now
+        {
+            return Ok(Arc::clone(rules));
+        }
+        let rules: Arc<[Rule]> = match std::fs::read_to_string(&self.path) {
+            Ok(text) => RuleFile::parse(&text)?.fault.into(),
+            Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Arc::new([]),
+            Err(cause) => return Err(HostError::io("cannot read", &self.path, cause)),
+        };
+        *read = Some((now, Arc::clone(&rules)));
+        Ok(rules)
+    }
+}
+
+/// What the rules that fire ask for, together.
+#[derive(Debug, Default)]
+struct Outcome {
+    decision: Decision,
+    delay: Duration,
+    kill_before: bool,
+    /// Rule to wait for the removal of.
+    hang: Option<u64>,
+}
+
+/// Counts a call for the rules that match it, says what those that fire ask for, and changes the
+/// machine as they want. The pure part of [`Host::before`].
+fn judge(machine: &mut Machine, rules: &[(u64, &Rule)], call: &Call<'_>, caller: Pid) -> Outcome {
+    let mut outcome = Outcome::default();
+    for &(fingerprint, rule) in rules {
+        let counter = machine.state.faults.entry(fingerprint).or_insert(Counter::default());
+        counter.seen += 1;
+        if !rule.fires(*counter, fingerprint) {
+            continue;
+        }
+        counter.fired += 1;
+        let decision = &mut outcome.decision;
+        decision.rc = decision.rc.or(rule.rc.map(Return::from));
+        decision.activation_status = decision.activation_status.or(rule.activation_status.map(Return::from));
+        outcome.delay += Duration::from_millis(rule.delay_ms);
+        if rule.hang {
+            outcome.hang = Some(fingerprint);
+        }
+        match rule.kill {
+            Some(Kill::Before) => outcome.kill_before = true,
+            Some(Kill::After) => decision.kill_after = true,
+            None => {}
+        }
+        let gpu = rule.gpu.or(call.gpu);
+        if let (Some(xid), Some(gpu)) = (rule.xid, gpu) {
+            // An instance that the call names may be gone: then the GPU reports it alone.
+            let told = machine.xid(gpu, xid, call.gpu_instance, call.compute_instance);
+            if told == Err(Return::NotFound) {
+                let _no_gpu = machine.xid(gpu, xid, None, None);
+            }
+        }
+        match (rule.mutate, gpu) {
+            (Some(Mutation::Lose), Some(gpu)) => {
+                let _no_gpu = machine.lose(gpu);
+                decision.rc = decision.rc.or(Some(Return::GpuIsLost));
+            }
+            (Some(Mutation::Leak), Some(gpu)) => {
+                let _gone = machine.attach(
+                    gpu,
+                    Process {
+                        pid: caller,
+                        kind: ProcessKind::Handle,
+                        memory_mib: 0,
+                        gpu_instance: rule.gpu_instance.or(call.gpu_instance),
+                        compute_instance: call.compute_instance,
+                    },
+                );
+            }
+            (Some(Mutation::Stale), _) => decision.stale = true,
+            (Some(Mutation::Lose | Mutation::Leak) | None, _) => {}
+        }
+    }
+    outcome
+}
+
+impl Host {
+    /// Asks the fault rules, and waits as long as they and the host's latencies say. Does not
+    /// return when they kill the caller. Call it ahead of every driver call, without any lock.
+    ///
+    /// # Errors
+    /// When `faults.toml` is wrong, or the state cannot be used.
+    pub fn before(&self, call: &Call<'_>) -> Result<Decision, HostError> {
+        let rules = self.rules()?.current()?;
+        if self.hardware().latencies {
+            let generation = self.read()?.state().next_generation;
+            std::thread::sleep(latency::of(call.function, call.gpu.unwrap_or(0), generation));
+        }
+        if rules.is_empty() {
+            return Ok(Decision::default());
+        }
+        let root = nix::unistd::geteuid().is_root();
+        let numbered = rule::numbered(&rules);
+        let matching: Vec<(u64, &Rule)> = numbered.into_iter().filter(|(_, rule)| rule.matches(call, root)).collect();
+        if matching.is_empty() {
+            return Ok(Decision::default());
+        }
+        let caller = Pid::own();
+        let outcome = self.update(|machine| Ok::<_, HostError>(judge(machine, &matching, call, caller)))?;
+        std::thread::sleep(outcome.delay);
+        if let Some(fingerprint) = outcome.hang {
+            self.hang(fingerprint);
+        }
+        if outcome.kill_before {
+            die();
+        }
+        Ok(outcome.decision)
+    }
+
+    /// Ends a call that [`Host::before`] was asked about. Does not return when a rule kills the
+    /// caller after it.
+    pub fn after(&self, decision: Decision) {
+        if decision.kill_after {
+            die();
+        }
+    }
+
+    /// Waits until a rule is removed.
+    fn hang(&self, fingerprint: u64) {
+        loop {
+            let rules = self.rules().and_then(Rules::current);
+            match rules {
+                Ok(rules) if rule::numbered(&rules).iter().any(|(own, _)| *own == fingerprint) => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Ok(_) => return,
+                // A file in the middle of being edited removes nothing; a host taken down does.
+                Err(_) if self.dir().exists() => std::thread::sleep(Duration::from_millis(5)),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// The fault rules now, with their counters.
+    ///
+    /// # Errors
+    /// When `faults.toml` is wrong, or the state cannot be used.
+    pub fn faults(&self) -> Result<Vec<(Rule, Counter)>, HostError> {
+        let rules = self.rules()?.current()?;
+        let machine = self.read()?;
+        let counters = &machine.state().faults;
+        let with = |(own, rule): (u64, &Rule)| (rule.clone(), counters.get(&own).copied().unwrap_or_default());
+        Ok(rule::numbered(&rules).into_iter().map(with).collect())
+    }
+
+    /// Adds a fault rule.
+    ///
+    /// # Errors
+    /// When the rule or the file is wrong, or cannot be written.
+    pub fn add_fault(&self, rule: Rule) -> Result<(), HostError> {
+        let mut file = RuleFile { fault: self.rules()?.current()?.to_vec() };
+        file.fault.push(rule);
+        self.write_faults(&file)
+    }
+
+    /// Removes the fault rule at a position (from 0), or all, with their counters.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or there is no such rule.
+    pub fn clear_faults(&self, position: Option<usize>) -> Result<usize, HostError> {
+        let Some(position) = position else {
+            // Also mends a file that cannot be read.
+            let count = self.rules()?.current().map_or(0, |rules| rules.len());
+            self.write_faults(&RuleFile { fault: Vec::new() })?;
+            return Ok(count);
+        };
+        let mut file = RuleFile { fault: self.rules()?.current()?.to_vec() };
+        if position >= file.fault.len() {
+            return Err(RuleError::new(
+                format!("there is no rule {position}"),
+                format!("there are {}; see `gpush-sim fault {} list`", file.fault.len(), self.dir().display()),
+            )
+            .into());
+        }
+        file.fault.remove(position);
+        self.write_faults(&file)?;
+        Ok(1)
+    }
+
+    fn write_faults(&self, file: &RuleFile) -> Result<(), HostError> {
+        crate::host::write_whole(&self.dir().join("faults.toml"), file.render()?.as_bytes())?;
+        // A rule that comes again counts anew.
+        let known: Vec<u64> = rule::numbered(&file.fault).into_iter().map(|(own, _)| own).collect();
+        self.update(|machine| {
+            machine.state.faults.retain(|own, _| known.contains(own));
+            Ok(())
+        })
+    }
+}
+
+/// Ends this process as a crash would: nothing runs after it.
+fn die() {
+    let own = nix::unistd::Pid::this();
+    while kill(own, Signal::SIGKILL).is_ok() {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,318 @@
+//! One fault rule: how it is written, what it matches, when it fires.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::Call;
+use crate::description;
+use crate::machine::Counter;
+use crate::returns::Return;
+
+/// A return code in a rule, by number or by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub Return);
+
+impl From<Code> for Return {
+    fn from(code: Code) -> Self {
+        code.0
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Code {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(u32),
+            Name(String),
+        }
+        let text = match Written::deserialize(deserializer)? {
+            Written::Number(code) => code.to_string(),
+            Written::Name(name) => name,
+        };
+        text.parse().map(Code).map_err(serde::de::Error::custom)
+    }
+}
+
+/// When a rule kills the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kill {
+    /// Before the call does anything.
+    Before,
+    /// After the call took effect.
+    After,
+}
+
+/// What a rule does to the host, or to what the caller sees of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mutation {
+    /// The GPU falls off the bus, until the next boot.
+    Lose,
+    /// The caller keeps an open handle of the instance (or GPU) until it exits: the driver lists
+    /// it nowhere, and destroying says `IN_USE`.
+    Leak,
+    /// The caller sees the instances as they were at its `nvmlInit`.
+    Stale,
+}
+
+/// A fault rule.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Name of the function (without version: any version of it), or a pattern with `*`.
+    pub function: String,
+    /// GPU; left out: any, and calls that concern none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<u32>,
+    /// GPU instance id; left out: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// Only for callers whose effective uid is not 0.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unprivileged: bool,
+    /// Matching calls that pass before it fires.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub after: u64,
+    /// How often it fires; left out: for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<u64>,
+    /// Share of calls, beyond `after`, in which it fires; left out: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probability: Option<f64>,
+    /// Seed of that choice.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub seed: u64,
+    /// The call returns this and does nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rc: Option<Code>,
+    /// `SetMigMode` succeeds with this status, and the mode stays pending.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation_status: Option<Code>,
+    /// Milliseconds that the call takes longer.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub delay_ms: u64,
+    /// The call hangs until the rule is removed.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub hang: bool,
+    /// The caller is killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kill: Option<Kill>,
+    /// What happens to the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mutate: Option<Mutation>,
+    /// An Xid error is reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xid: Option<u64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this signature")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this signature")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+/// Why fault rules cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleError {
+    message: String,
+    hint: String,
+    at: Option<(usize, usize)>,
+}
+
+impl RuleError {
+    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: hint.into(), at: None }
+    }
+}
+
+impl fmt::Display for RuleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "faults.toml: ")?;
+        if let Some((line, column)) = self.at {
+            write!(f, "line {line}, column {column}: ")?;
+        }
+        write!(f, "{}", self.message)?;
+        if self.hint.is_empty() { Ok(()) } else { write!(f, "; {}", self.hint) }
+    }
+}
+
+impl std::error::Error for RuleError {}
+
+/// The file: all rules, in order.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rules {
+    /// Rules.
+    #[serde(default)]
+    pub fault: Vec<Rule>,
+}
+
+impl Rules {
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    /// With line and column, and the fix.
+    pub fn parse(text: &str) -> Result<Self, RuleError> {
+        let read: Self = toml::from_str(text).map_err(|error| {
+            let (message, hint, at) = description::explain(text, &error);
+            RuleError { message, hint, at }
+        })?;
+        for (position, rule) in read.fault.iter().enumerate() {
+            rule.check().map_err(|error| {
+                let headers = text.match_indices("[[fault]]");
+                let at = headers.map(|(at, _)| description::place(text, at)).nth(position);
+                RuleError { at, ..error }
+            })?;
+        }
+        Ok(read)
+    }
+
+    /// The text of the file, so that [`Rules::parse`] reads the same.
+    ///
+    /// # Errors
+    /// When a rule makes no sense.
+    pub fn render(&self) -> Result<String, RuleError> {
+        for rule in &self.fault {
+            rule.check()?;
+        }
+        if self.fault.is_empty() {
+            return Ok(super::EMPTY.to_owned());
+        }
+        toml::to_string(self).map_err(|error| RuleError::new(format!("cannot be written: {error}"), ""))
+    }
+}
+
+impl Rule {
+    /// A rule for a function that does nothing yet.
+    #[must_use]
+    pub fn new(function: &str) -> Self {
+        Self {
+            function: function.to_owned(),
+            gpu: None,
+            gpu_instance: None,
+            unprivileged: false,
+            after: 0,
+            times: None,
+            probability: None,
+            seed: 0,
+            rc: None,
+            activation_status: None,
+            delay_ms: 0,
+            hang: false,
+            kill: None,
+            mutate: None,
+            xid: None,
+        }
+    }
+
+    /// The rule with a return code.
+    #[must_use]
+    pub fn rc(self, rc: Return) -> Self {
+        Self { rc: Some(Code(rc)), ..self }
+    }
+
+    /// Whether the rule makes sense.
+    ///
+    /// # Errors
+    /// What is wrong, and the fix.
+    pub fn check(&self) -> Result<(), RuleError> {
+        let name = &self.function;
+        let wrong = |message: String, hint: &str| Err(RuleError::new(message, hint));
+        if !name.starts_with("nvml") && !name.starts_with('*') {
+            return wrong(
+                format!("`function = \"{name}\"` names no function of NVML"),
+                "give a name such as nvmlDeviceCreateGpuInstance, or a pattern such as \"nvmlDeviceCreate*\"",
+            );
+        }
+        if self.probability.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+            return wrong("`probability` is a share from 0 to 1".to_owned(), "0.5 is every second call");
+        }
+        let does = self.rc.is_some()
+            || self.activation_status.is_some()
+            || self.delay_ms > 0
+            || self.hang
+            || self.kill.is_some()
+            || self.mutate.is_some()
+            || self.xid.is_some();
+        if !does {
+            return wrong(
+                format!("the rule for {name} does nothing"),
+                "give one of rc, delay_ms, hang, kill, mutate, xid, activation_status",
+            );
+        }
+        if self.activation_status.is_some() && !self.matches_name("nvmlDeviceSetMigMode") {
+            return wrong(
+                format!("{name} has no activation status"),
+                "`activation_status` goes with function = \"nvmlDeviceSetMigMode\"",
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether the rule is about a function of this name: itself, a version of it, or by pattern.
+    #[must_use]
+    pub fn matches_name(&self, function: &str) -> bool {
+        if self.function.contains('*') {
+            return glob(self.function.as_bytes(), function.as_bytes());
+        }
+        let version = function.strip_prefix(self.function.as_str());
+        version.is_some_and(|rest| {
+            rest.is_empty() || rest.strip_prefix("_v").is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()))
+        })
+    }
+
+    /// Whether the rule is about a call.
+    #[must_use]
+    pub fn matches(&self, call: &Call<'_>, root: bool) -> bool {
+        self.matches_name(call.function)
+            && (self.gpu.is_none() || self.gpu == call.gpu)
+            && (self.gpu_instance.is_none() || self.gpu_instance == call.gpu_instance)
+            && !(self.unprivileged && root)
+    }
+
+    /// Whether it fires now. `counter` has this call counted as seen, and not yet as fired.
+    pub(super) fn fires(&self, counter: Counter, fingerprint: u64) -> bool {
+        if counter.seen <= self.after || self.times.is_some_and(|times| counter.fired >= times) {
+            return false;
+        }
+        let Some(share) = self.probability else { return true };
+        let mixed = (self.seed ^ fingerprint).wrapping_add(counter.seen.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mixed = (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed >> 11) as f64 / (1u64 << 53) as f64) < share
+    }
+}
+
+/// Rules with the fingerprints by which the shared state counts them: of their text, and of how
+/// many equal ones came before.
+pub(super) fn numbered(rules: &[Rule]) -> Vec<(u64, &Rule)> {
+    let mut all: Vec<(u64, &Rule)> = Vec::with_capacity(rules.len());
+    for (position, rule) in rules.iter().enumerate() {
+        let equal = rules[..position].iter().filter(|other| *other == rule).count();
+        let text = toml::to_string(rule).unwrap_or_default();
+        all.push((crate::host::fingerprint(&format!("{equal}\n{text}")), rule));
+    }
+    all
+}
+
+/// Whether a text matches a pattern in which `*` stands for anything.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    match pattern.split_first() {
+        None => text.is_empty(),
+        Some((b'*', rest)) => (0..=text.len()).any(|skip| glob(rest, &text[skip..])),
+        Some((first, rest)) => text.first() == Some(first) && glob(rest, &text[1..]),
+    }
+}

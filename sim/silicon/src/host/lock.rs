@@ -1,0 +1,168 @@
+//! The host's lock, and who is alive.
+//!
+//! A lock on a file excludes processes, but not threads that share the descriptor, and a forked
+//! child that unlocks an inherited descriptor releases its parent's lock. So a thread first takes
+//! a mutex of its process, then locks a descriptor that this very process opened: everything
+//! that belongs to a process is in [`PerProcess`], which is made anew after a fork.
+#![allow(unsafe_code)] // One atomic pointer, swapped once after a fork.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::HostError;
+use crate::machine::Pid;
+
+/// A value that each process has its own of, also after a fork.
+#[derive(Debug)]
+pub(super) struct PerProcess<T> {
+    at: AtomicPtr<Owned<T>>,
+}
+
+#[derive(Debug)]
+struct Owned<T> {
+    pid: u32,
+    value: T,
+}
+
+impl<T> PerProcess<T> {
+    pub(super) fn new(value: T) -> Self {
+        let owned = Owned { pid: std::process::id(), value };
+        Self { at: AtomicPtr::new(Box::into_raw(Box::new(owned))) }
+    }
+
+    /// This process's value, made by `make` if a parent's is there. The parent's is left as it
+    /// is: one of its mutexes may be held by a thread that does not exist here.
+    pub(super) fn get(&self, make: impl FnOnce() -> Result<T, HostError>) -> Result<&T, HostError> {
+        let pid = std::process::id();
+        let found = self.at.load(Ordering::Acquire);
+        // SAFETY: the pointer comes from `Box::into_raw` and is freed only in `drop`, which needs
+        // `&mut self`; a replaced one is leaked on purpose.
+        let owned = unsafe { &*found };
+        if owned.pid == pid {
+            return Ok(&owned.value);
+        }
+        let fresh = Box::into_raw(Box::new(Owned { pid, value: make()? }));
+        match self.at.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: as above; `fresh` is now shared.
+            Ok(_) => Ok(unsafe { &(*fresh).value }),
+            Err(theirs) => {
+                // SAFETY: `fresh` was never shared, and another thread of this process put its own.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: as above.
+                Ok(unsafe { &(*theirs).value })
+            }
+        }
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        let at = *self.at.get_mut();
+        // SAFETY: from `Box::into_raw`, and nobody else can have it: `&mut self`.
+        let owned = unsafe { Box::from_raw(at) };
+        if owned.pid != std::process::id() {
+            // A parent's: its locks may be held for ever in this copy.
+            std::mem::forget(owned);
+        }
+    }
+}
+
+/// The lock of a host, for one process.
+#[derive(Debug)]
+pub(super) struct Lock {
+    file: Mutex<File>,
+}
+
+/// Held lock. Released when dropped.
+pub(super) struct Held<'l> {
+    file: MutexGuard<'l, File>,
+}
+
+impl Lock {
+    /// Opens the lock file (close-on-exec, as all files of std).
+    pub(super) fn open(path: &Path) -> Result<Self, HostError> {
+        let file = File::open(path).map_err(|cause| HostError::io("cannot open", path, cause))?;
+        Ok(Self { file: Mutex::new(file) })
+    }
+
+    pub(super) fn hold(&self) -> Result<Held<'_>, HostError> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match file.lock() {
+                Ok(()) => return Ok(Held { file }),
+                Err(cause) if cause.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(HostError::io("cannot lock", Path::new("state"), cause)),
+            }
+        }
+    }
+}
+
+impl Deref for Held<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let released = self.file.unlock();
+        debug_assert!(released.is_ok(), "fd {}", self.file.as_raw_fd());
+    }
+}
+
+/// Start time of a process that is alive: in clock ticks since boot, from `/proc/<pid>/stat`. A
+/// zombie is not alive: it holds no GPU.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; what follows the last one is plain.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    // Field 3 was the state; the start time is field 22.
+    let start = fields.nth(18)?.parse().ok()?;
+    (!matches!(state, "Z" | "X" | "x")).then_some(start)
+}
+
+impl Pid {
+    /// The living process with this id; `None` when there is none.
+    #[must_use]
+    pub fn find(pid: u32) -> Option<Self> {
+        start_of(pid).map(|start| Self { pid, start })
+    }
+
+    /// This process.
+    #[must_use]
+    pub fn own() -> Self {
+        let pid = std::process::id();
+        Self { pid, start: start_of(pid).unwrap_or(0) }
+    }
+
+    /// Whether it lives.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        start_of(self.pid) == Some(self.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start_time() {
+        let own = Pid::own();
+        assert!(own.is_alive());
+        assert!(!Pid { start: own.start + 1, ..own }.is_alive());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let found = Pid::find(child.id()).unwrap();
+        assert!(found.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!found.is_alive());
+    }
+}

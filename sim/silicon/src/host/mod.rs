@@ -1,0 +1,393 @@
+//! One simulated host, shared by all processes that use it.
+//!
+//! Its directory holds `description.toml` (what was asked for), `state` (the mapped state, see
+//! [`region`]), `boot_id`, `faults.toml` (see [`crate::fault`]) and, if wanted, `trace`.
+//!
+//! Reads take no lock. Updates take it, read, change and publish; a closure that returns an error
+//! publishes nothing. Delays and hangs of faults wait outside the lock.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::description::{Description, DescriptionError};
+use crate::fault::Rules;
+use crate::machine::{Event, Hardware, Machine, Pid, State, uuid};
+use crate::returns::Return;
+
+mod lock;
+mod region;
+
+use lock::{Lock, PerProcess};
+use region::Region;
+
+/// Environment variable that names the directory of the simulated host.
+pub const STATE_VARIABLE: &str = "NVML_SIM_STATE";
+
+/// Why a simulated host cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The directory is not one of a simulated host.
+    #[error("{dir} is not a simulated host: it has no {missing}; make one with `gpush-sim up PRESET {dir}`")]
+    NotAHost {
+        /// Directory.
+        dir: String,
+        /// File that should be there.
+        missing: &'static str,
+    },
+    /// A host is there already.
+    #[error("{dir} is a simulated host already; end it with `gpush-sim down {dir}`")]
+    Exists {
+        /// Directory.
+        dir: String,
+    },
+    /// The state is of another layout, another description, or no state at all.
+    #[error("{path} cannot be used: {what}")]
+    Mismatch {
+        /// File.
+        path: PathBuf,
+        /// What does not match.
+        what: String,
+    },
+    /// The state cannot be read back.
+    #[error("the state in {dir} is damaged; end it with `gpush-sim down {dir}` and make it anew")]
+    Damaged {
+        /// Directory.
+        dir: String,
+    },
+    /// The state has outgrown its slot.
+    #[error("the state needs {bytes} bytes and has room for {room}; detach processes or clear faults")]
+    Full {
+        /// Bytes of the new state.
+        bytes: usize,
+        /// Bytes that fit.
+        room: usize,
+    },
+    /// The description is wrong.
+    #[error("{path}: {cause}")]
+    Description {
+        /// File.
+        path: PathBuf,
+        /// What is wrong.
+        cause: DescriptionError,
+    },
+    /// The fault rules are wrong.
+    #[error(transparent)]
+    Faults(#[from] crate::fault::RuleError),
+    /// The operating system refused.
+    #[error("{action} {path}: {cause}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// File.
+        path: PathBuf,
+        /// Why not.
+        cause: std::io::Error,
+    },
+}
+
+impl HostError {
+    pub(crate) fn io(action: &'static str, path: &Path, cause: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_owned(), cause }
+    }
+}
+
+impl From<HostError> for Return {
+    /// What a client of the driver sees of it.
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::NotAHost { .. } => Return::DriverNotLoaded,
+            HostError::Mismatch { .. } => Return::LibRmVersionMismatch,
+            HostError::Full { .. } => Return::Memory,
+            HostError::Io { cause, .. } if cause.kind() == std::io::ErrorKind::PermissionDenied => Return::NoPermission,
+            HostError::Exists { .. }
+            | HostError::Damaged { .. }
+            | HostError::Description { .. }
+            | HostError::Faults(_)
+            | HostError::Io { .. } => Return::Unknown,
+        }
+    }
+}
+
+/// What each process keeps for itself.
+#[derive(Debug)]
+struct Local {
+    lock: Lock,
+    /// The state last decoded, by its generation.
+    decoded: Mutex<Option<(u64, Arc<Machine>)>>,
+    rules: Rules,
+}
+
+/// A simulated host.
+#[derive(Debug)]
+pub struct Host {
+    dir: PathBuf,
+    hardware: Arc<Hardware>,
+    region: Region,
+    owner: u32,
+    local: PerProcess<Local>,
+}
+
+/// Bytes of a slot for a host of so many GPUs: room for every instance that can be, a hundred
+/// processes a GPU, and what the host has itself.
+fn slot_bytes(gpus: usize) -> usize {
+    256 * 1024 + gpus * 32 * 1024
+}
+
+/// FNV-1a.
+pub(crate) fn fingerprint(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn encode(state: &State) -> Vec<u8> {
+    // A struct of numbers, strings and lists cannot fail to serialize.
+    serde_json::to_vec(state).unwrap_or_default()
+}
+
+impl Host {
+    /// Makes a simulated host in a directory, which is made if need be, and opens it.
+    ///
+    /// # Errors
+    /// When one is there already, the description is wrong, or the system refuses.
+    pub fn create(dir: &Path, description: &Description) -> Result<Self, HostError> {
+        std::fs::create_dir_all(dir).map_err(|cause| HostError::io("cannot make", dir, cause))?;
+        let path = dir.join("description.toml");
+        if dir.join("state").exists() {
+            return Err(HostError::Exists { dir: dir.display().to_string() });
+        }
+        let wrong = |cause| HostError::Description { path: path.clone(), cause };
+        let hardware = Arc::new(description.hardware().map_err(wrong)?);
+        let text = toml::to_string(description)
+            .map_err(|error| wrong(DescriptionError::new(format!("cannot be written: {error}"), "")))?;
+        let mut first = Machine::first_boot(Arc::clone(&hardware));
+        first.state.boot_id = fresh_boot_id(1);
+        write_whole(&path, text.as_bytes())?;
+        write_whole(&dir.join("boot_id"), format!("{}\n", first.state.boot_id).as_bytes())?;
+        let faults = dir.join("faults.toml");
+        if !faults.exists() {
+            write_whole(&faults, crate::fault::EMPTY.as_bytes())?;
+        }
+        // The state comes last: with it the host exists.
+        let slot = slot_bytes(hardware.slots.len());
+        Region::create(&dir.join("state"), slot, fingerprint(&text), &encode(&first.state))?;
+        Self::open(dir)
+    }
+
+    /// Opens the simulated host in a directory.
+    ///
+    /// # Errors
+    /// When there is none, or its state is of another layout.
+    pub fn open(dir: &Path) -> Result<Self, HostError> {
+        let path = dir.join("description.toml");
+        let missing = |missing| HostError::NotAHost { dir: dir.display().to_string(), missing };
+        let text = std::fs::read_to_string(&path).map_err(|cause| match cause.kind() {
+            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => missing("description.toml"),
+            _ => HostError::io("cannot read", &path, cause),
+        })?;
+        if !dir.join("state").exists() {
+            return Err(missing("state"));
+        }
+        let wrong = |cause| HostError::Description { path: path.clone(), cause };
+        let hardware = Description::parse(&text).and_then(|description| description.hardware()).map_err(wrong)?;
+        let region = Region::open(&dir.join("state"), fingerprint(&text))?;
+        let owner = std::fs::metadata(dir).map_err(|cause| HostError::io("cannot look at", dir, cause))?.uid();
+        // Absolute, so that a client may change its working directory.
+        let dir = std::path::absolute(dir).map_err(|cause| HostError::io("cannot find", dir, cause))?;
+        let local = PerProcess::new(Local::open(&dir)?);
+        Ok(Self { dir, hardware: Arc::new(hardware), region, owner, local })
+    }
+
+    /// Opens the host that `$NVML_SIM_STATE` names.
+    ///
+    /// # Errors
+    /// When it names none.
+    pub fn from_environment() -> Result<Self, HostError> {
+        match std::env::var_os(STATE_VARIABLE) {
+            Some(dir) => Self::open(Path::new(&dir)),
+            None => Err(HostError::NotAHost { dir: format!("${STATE_VARIABLE} (not set)"), missing: "value" }),
+        }
+    }
+
+    /// Its directory, absolute.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What never changes about it.
+    #[must_use]
+    pub fn hardware(&self) -> &Arc<Hardware> {
+        &self.hardware
+    }
+
+    /// Whether the calling process counts as root on it.
+    #[must_use]
+    pub fn privileged(&self) -> bool {
+        let euid = nix::unistd::geteuid().as_raw();
+        euid == 0 || (self.hardware.owner_is_root && euid == self.owner)
+    }
+
+    fn local(&self) -> Result<&Local, HostError> {
+        self.local.get(|| Local::open(&self.dir))
+    }
+
+    pub(crate) fn rules(&self) -> Result<&Rules, HostError> {
+        Ok(&self.local()?.rules)
+    }
+
+    fn decode(&self, generation: u64, bytes: &[u8]) -> Result<Arc<Machine>, HostError> {
+        let damaged = || HostError::Damaged { dir: self.dir.display().to_string() };
+        let state: State = serde_json::from_slice(bytes).map_err(|_| damaged())?;
+        let machine = Arc::new(Machine::resume(Arc::clone(&self.hardware), state).ok_or_else(damaged)?);
+        *self.local()?.decoded.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some((generation, Arc::clone(&machine)));
+        Ok(machine)
+    }
+
+    fn cached(&self, generation: u64) -> Result<Option<Arc<Machine>>, HostError> {
+        let decoded = self.local()?.decoded.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(decoded.as_ref().filter(|(held, _)| *held == generation).map(|(_, machine)| Arc::clone(machine)))
+    }
+
+    fn published(&self) -> Result<Arc<Machine>, HostError> {
+        if let Some(machine) = self.cached(self.region.published())? {
+            return Ok(machine);
+        }
+        if let Some((generation, bytes)) = self.region.read() {
+            return self.decode(generation, &bytes);
+        }
+        // Writers are many: look once while they wait.
+        let _held = self.local()?.lock.hold()?;
+        let (generation, bytes) =
+            self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;
+        self.decode(generation, &bytes)
+    }
+
+    /// The state now. Processes that are gone are not in it.
+    ///
+    /// # Errors
+    /// When the state is damaged or cannot be locked.
+    pub fn read(&self) -> Result<Arc<Machine>, HostError> {
+        let machine = self.published()?;
+        if machine.gpus().iter().flat_map(|gpu| &gpu.processes).all(|process| process.pid.is_alive()) {
+            return Ok(machine);
+        }
+        self.update(|_| Ok::<_, HostError>(()))?;
+        self.published()
+    }
+
+    /// Changes the state. `change` sees it without processes that are gone; if it returns an
+    /// error, nothing changes.
+    ///
+    /// # Errors
+    /// What `change` returns, or that the state is damaged, full or cannot be locked.
+    pub fn update<T, E: From<HostError>>(&self, change: impl FnOnce(&mut Machine) -> Result<T, E>) -> Result<T, E> {
+        let local = self.local()?;
+        let _held = local.lock.hold()?;
+        let generation = self.region.published();
+        let before = match self.cached(generation)? {
+            Some(machine) => machine,
+            None => {
+                let (generation, bytes) =
+                    self.region.read().ok_or_else(|| HostError::Damaged { dir: self.dir.display().to_string() })?;
+                self.decode(generation, &bytes)?
+            }
+        };
+        let mut after = Machine::clone(&before);
+        after.reap(Pid::is_alive);
+        let result = change(&mut after)?;
+        if after.state != before.state {
+            let generation = self.region.write(&encode(&after.state))?;
+            let after = Arc::new(after);
+            *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
+        }
+        Ok(result)
+    }
+
+    /// Registers this process as a client of the driver (`nvmlInit`).
+    ///
+    /// # Errors
+    /// As [`Host::update`].
+    pub fn connect(&self) -> Result<(), HostError> {
+        self.update(|machine| {
+            machine.open(Pid::own());
+            Ok(())
+        })
+    }
+
+    /// Takes this process off the clients (`nvmlShutdown`).
+    ///
+    /// # Errors
+    /// As [`Host::update`].
+    pub fn disconnect(&self) -> Result<(), HostError> {
+        self.update(|machine| {
+            machine.close(Pid::own());
+            Ok(())
+        })
+    }
+
+    /// Boots the host again: a new boot id, in the state and in the file `boot_id`.
+    ///
+    /// # Errors
+    /// As [`Host::update`].
+    pub fn reboot(&self) -> Result<(), HostError> {
+        let boot_id = self.update(|machine| {
+            let boot_id = fresh_boot_id(machine.state().boot + 1);
+            machine.reboot(boot_id.clone());
+            Ok::<_, HostError>(boot_id)
+        })?;
+        write_whole(&self.dir.join("boot_id"), format!("{boot_id}\n").as_bytes())
+    }
+
+    /// Waits for the first event after a cursor that the listener wants, at most for `timeout`.
+    ///
+    /// # Errors
+    /// As [`Host::read`].
+    pub fn wait_event(
+        &self,
+        cursor: u64,
+        timeout: Duration,
+        wants: impl Fn(&Event) -> bool,
+    ) -> Result<Option<Event>, HostError> {
+        let until = Instant::now().checked_add(timeout);
+        loop {
+            let generation = self.region.published();
+            if let Some(event) = self.published()?.events().next(cursor, &wants) {
+                return Ok(Some(*event));
+            }
+            while self.region.published() == generation {
+                if until.is_some_and(|until| Instant::now() >= until) {
+                    return Ok(None);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+impl Local {
+    fn open(dir: &Path) -> Result<Self, HostError> {
+        Ok(Self {
+            lock: Lock::open(&dir.join("state"))?,
+            decoded: Mutex::new(None),
+            rules: Rules::new(dir.join("faults.toml")),
+        })
+    }
+}
+
+/// A boot id that no other boot has.
+fn fresh_boot_id(boot: u64) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    uuid::of_boot(&format!("{boot}/{}/{}", std::process::id(), now.as_nanos()))
+}
+
+/// Writes a file so that readers see the old or the new content, never a part.
+pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), HostError> {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(format!(".{}.new", std::process::id()));
+    let draft = PathBuf::from(draft);
+    std::fs::write(&draft, content)
+        .and_then(|()| std::fs::rename(&draft, path))
+        .map_err(|cause| HostError::io("cannot write", path, cause))
+}

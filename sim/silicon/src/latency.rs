@@ -1,0 +1,47 @@
+//! How long calls take on hardware, for hosts described with `latencies = true`.
+//!
+//! A GPU instance is created or destroyed in 0.1 to 1 s, a compute instance in less, and a mode
+//! change in seconds (DRA-driver maintainers; recorded runs). Which time within the range is a
+//! function of the call and the state, so that two runs of one script wait alike.
+
+use std::time::Duration;
+
+/// Range in milliseconds, by the beginning of the function's name.
+const RANGES: &[(&str, u64, u64)] = &[
+    ("nvmlDeviceCreateGpuInstance", 100, 400),
+    ("nvmlGpuInstanceDestroy", 200, 1000),
+    ("nvmlGpuInstanceCreateComputeInstance", 30, 120),
+    ("nvmlComputeInstanceDestroy", 20, 100),
+    ("nvmlDeviceSetMigMode", 800, 2000),
+    ("nvmlInit", 20, 60),
+];
+
+/// How long the call takes; zero for calls that only read.
+#[must_use]
+pub fn of(function: &str, gpu: u32, generation: u64) -> Duration {
+    let Some(&(_, least, most)) = RANGES.iter().find(|(name, ..)| function.starts_with(name)) else {
+        return Duration::ZERO;
+    };
+    let mixed = crate::host::fingerprint(&format!("{function}/{gpu}/{generation}"));
+    Duration::from_millis(least + (mixed >> 17) % (most - least + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_in_range_and_repeat() {
+        let mut tried = 0;
+        for &(name, least, most) in RANGES {
+            for generation in 0..200 {
+                let took = of(name, 3, generation);
+                assert!(took >= Duration::from_millis(least) && took <= Duration::from_millis(most));
+                assert_eq!(took, of(name, 3, generation));
+                tried += 1;
+            }
+        }
+        println!("{tried} latencies in range");
+        assert_eq!(of("nvmlDeviceGetCount_v2", 0, 0), Duration::ZERO);
+    }
+}

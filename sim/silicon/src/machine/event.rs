@@ -1,0 +1,97 @@
+//! Driver events: Xid errors and MIG configuration changes.
+//!
+//! One queue a host; each event set of each client has its own cursor in it, so that every
+//! listener sees every event once, and none sees what was before it listened.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::Machine;
+use crate::returns::Return;
+
+/// NVML's bit for a critical Xid error.
+pub const XID_CRITICAL_ERROR: u64 = 0x8;
+/// NVML's bit for a changed MIG configuration.
+pub const MIG_CONFIG_CHANGE: u64 = 0x100;
+
+/// Events kept; older ones are dropped, as the driver does when nobody listens.
+const KEPT: usize = 256;
+
+/// One event. Registered on the parent GPU, with the ids of the instances concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Position in the queue, from 1.
+    pub sequence: u64,
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// NVML's bit of the event type.
+    pub kind: u64,
+    /// Xid number, for that type.
+    pub data: u64,
+    /// GPU instance concerned.
+    pub gpu_instance: Option<u32>,
+    /// Compute instance concerned.
+    pub compute_instance: Option<u32>,
+}
+
+/// The queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Events {
+    last: u64,
+    kept: VecDeque<Event>,
+}
+
+impl Events {
+    /// Where a listener that begins now starts from.
+    #[must_use]
+    pub fn cursor(&self) -> u64 {
+        self.last
+    }
+
+    /// The first event after a cursor that the listener wants. Its `sequence` is the new cursor.
+    pub fn next(&self, cursor: u64, wants: impl Fn(&Event) -> bool) -> Option<&Event> {
+        self.kept.iter().find(|event| event.sequence > cursor && wants(event))
+    }
+
+    /// Events kept, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Event> {
+        self.kept.iter()
+    }
+
+    fn push(&mut self, event: Event) {
+        self.last += 1;
+        self.kept.push_back(Event { sequence: self.last, ..event });
+        while self.kept.len() > KEPT {
+            self.kept.pop_front();
+        }
+    }
+}
+
+impl Machine {
+    /// Reports an Xid error.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without such a GPU, `NotFound` without such an instance. A lost GPU
+    /// still reports: Xid 79 is how it says so.
+    pub fn xid(&mut self, gpu: u32, xid: u64, gi: Option<u32>, ci: Option<u32>) -> Result<(), Return> {
+        let at = self.state.gpus.get(gpu as usize).ok_or(Return::InvalidArgument)?;
+        match (gi, ci) {
+            (None, None) => {}
+            (None, Some(_)) => return Err(Return::InvalidArgument),
+            (Some(gi), None) => _ = at.instance(gi).ok_or(Return::NotFound)?,
+            (Some(gi), Some(ci)) => _ = at.instance(gi).and_then(|i| i.compute(ci)).ok_or(Return::NotFound)?,
+        }
+        self.push_event(gpu, XID_CRITICAL_ERROR, xid, gi, ci);
+        Ok(())
+    }
+
+    /// Reports that the MIG configuration of a GPU changed.
+    pub(super) fn mig_changed(&mut self, gpu: u32, gi: Option<u32>, ci: Option<u32>) {
+        self.push_event(gpu, MIG_CONFIG_CHANGE, 0, gi, ci);
+    }
+
+    fn push_event(&mut self, gpu: u32, kind: u64, data: u64, gpu_instance: Option<u32>, compute_instance: Option<u32>) {
+        self.state.events.push(Event { sequence: 0, gpu, kind, data, gpu_instance, compute_instance });
+    }
+}

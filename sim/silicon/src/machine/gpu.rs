@@ -1,0 +1,235 @@
+//! A GPU: MIG mode, reset, reboot, loss, memory.
+//!
+//! The mode, by generation of the part:
+//!
+//! ```text
+//!  Ampere    off ──SetMigMode on──▶ off, pending on ──reset or reboot──▶ on      (survives reboots)
+//!  Hopper +  off ──SetMigMode on──▶ on ──reboot──▶ off       (busy check: at the first instance)
+//! ```
+//!
+//! A change that is not in force is a success with an activation status: `IN_USE` when somebody
+//! has the GPU open, `RESET_REQUIRED` otherwise.
+
+use serde::{Deserialize, Serialize};
+
+use super::{GpuInstance, Machine, Process};
+use crate::returns::Return;
+
+/// What changes about a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Index.
+    pub index: u32,
+    /// Whether MIG mode is in force.
+    pub mig: bool,
+    /// MIG mode after the next reset.
+    pub mig_pending: bool,
+    /// Whether it fell off the bus. Sticky until the next boot.
+    pub lost: bool,
+    /// GPU instances, by id.
+    pub instances: Vec<GpuInstance>,
+    /// Processes on the GPU and in its instances.
+    pub processes: Vec<Process>,
+    /// Compute mode, by NVML's number; 0 is DEFAULT.
+    pub compute_mode: u32,
+    /// Persistence mode.
+    pub persistence: bool,
+    /// Accounting mode. Switching MIG on switches it off.
+    pub accounting: bool,
+}
+
+/// Memory in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Capacity.
+    pub total_mib: u64,
+    /// Reserved by driver and firmware.
+    pub reserved_mib: u64,
+    /// In use by processes.
+    pub used_mib: u64,
+}
+
+impl Gpu {
+    pub(super) fn new(index: u32, mig: bool) -> Self {
+        Self {
+            index,
+            mig,
+            mig_pending: mig,
+            lost: false,
+            instances: Vec::new(),
+            processes: Vec::new(),
+            compute_mode: 0,
+            persistence: true,
+            accounting: false,
+        }
+    }
+
+    /// The GPU instance with this id.
+    #[must_use]
+    pub fn instance(&self, id: u32) -> Option<&GpuInstance> {
+        self.instances.iter().find(|instance| instance.id == id)
+    }
+
+    fn forget_instances(&mut self) {
+        self.instances.clear();
+        self.processes.clear();
+    }
+}
+
+impl Machine {
+    /// Switches MIG mode. Returns the activation status: `Success` when the mode is in force,
+    /// `InUse` or `ResetRequired` when it is pending.
+    ///
+    /// # Errors
+    /// `NotSupported` on a part without MIG, `InUse` for switching off with instances left,
+    /// `GpuIsLost`, `InvalidArgument`.
+    pub fn set_mig_mode(&mut self, gpu: u32, enable: bool, caller: u32) -> Result<Return, Return> {
+        let part = self.part(gpu)?;
+        let others = self.clients(Some(caller)).next().is_some();
+        let resets_itself = self.identity(gpu)?.resets_itself;
+        let at = self.gpu_mut(gpu)?;
+        if !part.has_mig() {
+            return Err(Return::NotSupported);
+        }
+        if !enable && !at.instances.is_empty() {
+            return Err(Return::InUse);
+        }
+        if at.mig == enable && at.mig_pending == enable {
+            return Ok(Return::Success);
+        }
+        at.mig_pending = enable;
+        let busy = others || !at.processes.is_empty();
+        let activation = if at.mig == enable || !part.mode_needs_reset() || (resets_itself && !busy) {
+            Return::Success
+        } else if busy {
+            Return::InUse
+        } else {
+            Return::ResetRequired
+        };
+        if activation == Return::Success && at.mig != enable {
+            self.activate(gpu)?;
+        }
+        Ok(activation)
+    }
+
+    /// Leaves a mode change pending although it could be in force: what the fault
+    /// "success with an activation status" does.
+    ///
+    /// # Errors
+    /// As [`Machine::set_mig_mode`].
+    pub fn set_mig_mode_pending(&mut self, gpu: u32, enable: bool) -> Result<(), Return> {
+        if !self.part(gpu)?.has_mig() {
+            return Err(Return::NotSupported);
+        }
+        self.gpu_mut(gpu)?.mig_pending = enable;
+        Ok(())
+    }
+
+    /// The pending mode comes into force.
+    fn activate(&mut self, gpu: u32) -> Result<(), Return> {
+        let at = self.gpu_mut(gpu)?;
+        at.mig = at.mig_pending;
+        if at.mig {
+            at.accounting = false;
+            at.compute_mode = 0;
+        }
+        self.mig_changed(gpu, None, None);
+        Ok(())
+    }
+
+    /// Resets a GPU: instances gone, a pending mode in force.
+    ///
+    /// # Errors
+    /// `InUse` while a process is on it or any client other than `caller` has the driver open,
+    /// `GpuIsLost`, `InvalidArgument`.
+    pub fn reset(&mut self, gpu: u32, caller: Option<u32>) -> Result<(), Return> {
+        if self.clients(caller).next().is_some() || !self.gpu(gpu)?.processes.is_empty() {
+            return Err(Return::InUse);
+        }
+        let at = self.gpu_mut(gpu)?;
+        let changed = at.mig != at.mig_pending || !at.instances.is_empty();
+        at.forget_instances();
+        if changed {
+            self.activate(gpu)?;
+        }
+        Ok(())
+    }
+
+    /// Boots the host again: instances, processes and clients gone, lost GPUs back, modes as the
+    /// generation of each part has it.
+    pub fn reboot(&mut self, boot_id: String) {
+        let hardware = std::sync::Arc::clone(self.hardware());
+        self.state.boot += 1;
+        self.state.boot_id = boot_id;
+        self.state.clients.clear();
+        self.state.events = super::Events::default();
+        for (at, slot) in self.state.gpus.iter_mut().zip(&hardware.slots) {
+            let kept = slot.part.mode_needs_reset() && at.mig_pending;
+            let mig = slot.part.has_mig() && (kept || slot.identity.mig_at_boot);
+            *at = Gpu { persistence: at.persistence, ..Gpu::new(at.index, mig) };
+        }
+    }
+
+    /// The GPU falls off the bus. Its processes die with their contexts.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without such a GPU.
+    pub fn lose(&mut self, gpu: u32) -> Result<(), Return> {
+        let at = self.state.gpus.get_mut(gpu as usize).ok_or(Return::InvalidArgument)?;
+        at.lost = true;
+        Ok(())
+    }
+
+    /// Sets the compute mode by NVML's number.
+    ///
+    /// # Errors
+    /// `NotSupported` with MIG on, `InvalidArgument` for an unknown mode, `GpuIsLost`.
+    pub fn set_compute_mode(&mut self, gpu: u32, mode: u32) -> Result<(), Return> {
+        let at = self.gpu_mut(gpu)?;
+        match (at.mig, mode) {
+            (true, 0) => Ok(()),
+            (true, _) => Err(Return::NotSupported),
+            // 1 is EXCLUSIVE_THREAD, withdrawn long ago.
+            (false, 0 | 2 | 3) => {
+                at.compute_mode = mode;
+                Ok(())
+            }
+            (false, _) => Err(Return::InvalidArgument),
+        }
+    }
+
+    /// Sets persistence mode.
+    ///
+    /// # Errors
+    /// `GpuIsLost`, `InvalidArgument`.
+    pub fn set_persistence(&mut self, gpu: u32, on: bool) -> Result<(), Return> {
+        self.gpu_mut(gpu)?.persistence = on;
+        Ok(())
+    }
+
+    /// Sets accounting mode.
+    ///
+    /// # Errors
+    /// `NotSupported` with MIG on, `GpuIsLost`, `InvalidArgument`.
+    pub fn set_accounting(&mut self, gpu: u32, on: bool) -> Result<(), Return> {
+        let at = self.gpu_mut(gpu)?;
+        if at.mig {
+            return Err(Return::NotSupported);
+        }
+        at.accounting = on;
+        Ok(())
+    }
+
+    /// Memory of a whole GPU.
+    ///
+    /// # Errors
+    /// `GpuIsLost`, `InvalidArgument`.
+    pub fn memory(&self, gpu: u32) -> Result<Memory, Return> {
+        let at = self.gpu(gpu)?;
+        let total = self.model(gpu)?.board_memory_mib;
+        // About what a driver holds back on a data-centre board.
+        let reserved = total / 128;
+        let used: u64 = at.processes.iter().map(|p| p.memory_mib).sum();
+        Ok(Memory { total_mib: total, reserved_mib: reserved, used_mib: used.min(total - reserved) })
+    }
+}

@@ -1,0 +1,186 @@
+//! What one kind of GPU offers under one driver: its profiles, capacities and GPU instance ids.
+//!
+//! Static data. GPUs of a host that are alike share one [`Part`].
+
+use std::collections::BTreeMap;
+
+use gpush_geometry::{Architecture, ComputeProfile, Engines, GI_IDS, GpuProfile, Model};
+use serde::{Deserialize, Serialize};
+
+use super::Placement;
+use crate::description::DriverVersion;
+use crate::returns::Return;
+
+/// Which physical slot a seven-slice die lacks. It decides the GPU instance ids.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Chip {
+    /// Slot 7: ids rise with the placement. The usual board.
+    #[default]
+    Slot7Missing,
+    /// Slot 3: the halves are swapped.
+    Slot3Missing,
+}
+
+/// Profile ids that some part has: they name a fraction of a part.
+const KNOWN_PROFILE_IDS: &[u32] = &[0, 5, 6, 9, 14, 15, 19, 20, 21, 32, 35, 47, 64, 65, 66, 67];
+
+/// A GPU instance profile with its placements.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    /// Figures, from the geometry data.
+    pub data: GpuProfile,
+    /// GPU instance id of each placement, in the order of `data.placements`.
+    pub ids: Vec<u32>,
+}
+
+impl Profile {
+    /// Possible placements in memory slices, each with the id that an instance there gets.
+    pub fn placements(&self) -> impl Iterator<Item = (Placement, u32)> + '_ {
+        self.data.placements.iter().zip(&self.ids).map(|(&(start, size), &id)| (Placement { start, size }, id))
+    }
+
+    /// The compute instance profile with this id.
+    #[must_use]
+    pub fn compute(&self, id: u32) -> Option<&ComputeProfile> {
+        self.data.compute.iter().find(|profile| profile.id == id)
+    }
+
+    /// The compute instance profile with this NVML enum index.
+    #[must_use]
+    pub fn compute_by_index(&self, index: u32) -> Option<&ComputeProfile> {
+        self.data.compute.iter().find(|profile| profile.index == index)
+    }
+}
+
+/// One kind of GPU under one driver.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// Figures of the model. `gi_profiles` there holds all, [`Part::profiles`] what this driver has.
+    pub model: Model,
+    /// Chip variant.
+    pub chip: Chip,
+    /// GPU instance profiles that the driver knows, in the order of the data.
+    pub profiles: Vec<Profile>,
+    /// Engines of the whole part, in MIG mode.
+    pub engines: Engines,
+    /// Number of GPU instance profile indexes that this driver's header has.
+    pub profile_indexes: u32,
+    /// Number of compute instance profile indexes that this driver's header has.
+    pub compute_profile_indexes: u32,
+}
+
+/// Group of profiles in the id map that a profile with this NVML enum index belongs to.
+fn id_group(index: u32) -> Option<&'static str> {
+    match index {
+        0 | 7 | 10 | 13 | 15 => Some("1g"),
+        9 => Some("1g.rev2"),
+        1 | 8 | 11 | 14 | 16 => Some("2g"),
+        2 | 17 => Some("3g"),
+        3 | 12 => Some("4g"),
+        4 => Some("7g"),
+        _ => None,
+    }
+}
+
+/// First driver branch whose header has the profile index (NVIDIA's headers and release notes).
+fn since(index: u32) -> u32 {
+    match index {
+        0..=6 => 450,
+        7 | 8 => 470,
+        9 => 525,
+        10..=16 => 575,
+        _ => 580,
+    }
+}
+
+type IdMap = BTreeMap<String, BTreeMap<String, u8>>;
+
+impl Part {
+    /// The part as this driver presents it. `None` when the geometry data lacks an id for a
+    /// placement: a mistake in the data, not in the input.
+    #[must_use]
+    pub fn new(model: Model, chip: Chip, driver: &DriverVersion) -> Option<Self> {
+        let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(GI_IDS).ok()?;
+        let variant = match (model.compute_slices, model.memory_slices, chip) {
+            (4, 4, _) => "a30",
+            (4, 12, _) => "rtxpro6000",
+            (_, _, Chip::Slot7Missing) => "slot7_missing",
+            (_, _, Chip::Slot3Missing) => "slot3_missing",
+        };
+        let ids: IdMap = serde_json::from_value(map.get(variant)?.clone()).ok()?;
+        let mut profiles = Vec::new();
+        for data in model.gi_profiles.iter().filter(|profile| driver.branch() >= since(profile.index)) {
+            let group = ids.get(id_group(data.index)?)?;
+            let id_at = |start: u8| group.iter().find(|(_, at)| **at == start).and_then(|(id, _)| id.parse().ok());
+            let ids = data.placements.iter().map(|&(start, _)| id_at(start)).collect::<Option<Vec<u32>>>()?;
+            profiles.push(Profile { data: data.clone(), ids });
+        }
+        let most = |of: fn(&Engines) -> u8| model.gi_profiles.iter().map(|p| of(&p.engines)).max().unwrap_or(0);
+        let engines = Engines {
+            copy: most(|e| e.copy),
+            decoder: most(|e| e.decoder),
+            encoder: most(|e| e.encoder),
+            jpeg: most(|e| e.jpeg),
+            ofa: most(|e| e.ofa),
+        };
+        Some(Self {
+            model,
+            chip,
+            profiles,
+            engines,
+            profile_indexes: (0..18).filter(|&index| driver.branch() >= since(index)).count() as u32,
+            compute_profile_indexes: if driver.branch() >= 595 { 9 } else { 8 },
+        })
+    }
+
+    /// Whether the part can be partitioned.
+    #[must_use]
+    pub fn has_mig(&self) -> bool {
+        self.model.has_mig()
+    }
+
+    /// Whether a MIG mode change waits for a reset and survives a reboot (Ampere), or takes
+    /// effect at once and is lost at reboot (Hopper and later).
+    #[must_use]
+    pub fn mode_needs_reset(&self) -> bool {
+        match self.model.architecture {
+            Architecture::Turing | Architecture::Ampere | Architecture::Ada => true,
+            Architecture::Hopper | Architecture::Blackwell => false,
+        }
+    }
+
+    /// The GPU instance profile with this id.
+    ///
+    /// # Errors
+    /// `NotSupported` for an id that only other parts have, `InvalidArgument` for any other.
+    pub fn profile(&self, id: u32) -> Result<&Profile, Return> {
+        self.profiles.iter().find(|profile| profile.data.id == id).ok_or(if KNOWN_PROFILE_IDS.contains(&id) {
+            Return::NotSupported
+        } else {
+            Return::InvalidArgument
+        })
+    }
+
+    /// The GPU instance profile with this NVML enum index.
+    ///
+    /// # Errors
+    /// `InvalidArgument` past the last index of this driver, `NotSupported` when absent on this part.
+    pub fn profile_by_index(&self, index: u32) -> Result<&Profile, Return> {
+        if index >= self.profile_indexes {
+            return Err(Return::InvalidArgument);
+        }
+        self.profiles.iter().find(|profile| profile.data.index == index).ok_or(Return::NotSupported)
+    }
+
+    /// The compute instance profile with this NVML enum index in a GPU instance profile.
+    ///
+    /// # Errors
+    /// `InvalidArgument` past the last index of this driver, `NotSupported` when absent there.
+    pub fn compute_profile_by_index<'p>(&self, profile: &'p Profile, index: u32) -> Result<&'p ComputeProfile, Return> {
+        if index >= self.compute_profile_indexes {
+            return Err(Return::InvalidArgument);
+        }
+        profile.compute_by_index(index).ok_or(Return::NotSupported)
+    }
+}

@@ -1,0 +1,153 @@
+//! NVML's return codes, by the numbers of `nvml.h` (driver 550, `nvmlReturn_t`).
+//!
+//! The machine speaks in them because which condition gives which code is a behaviour of the
+//! driver that clients depend on.
+
+use std::fmt;
+use std::str::FromStr;
+
+macro_rules! returns {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $upper:literal;)*) => {
+        /// A return code of an NVML call.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u32)]
+        pub enum Return { $($(#[$doc])* $name = $code,)* }
+
+        impl Return {
+            /// All codes, in order.
+            pub const ALL: &'static [Return] = &[$(Return::$name,)*];
+
+            /// Name without the `NVML_` and `NVML_ERROR_` prefixes, such as `IN_USE`.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Return::$name => $upper,)* }
+            }
+        }
+    };
+}
+
+returns! {
+    /// The call succeeded.
+    Success = 0, "SUCCESS";
+    /// `nvmlInit` was not called, or the driver session is gone.
+    Uninitialized = 1, "UNINITIALIZED";
+    /// An argument is invalid, or a handle is stale.
+    InvalidArgument = 2, "INVALID_ARGUMENT";
+    /// Not possible on this device or in its mode.
+    NotSupported = 3, "NOT_SUPPORTED";
+    /// The caller lacks the right.
+    NoPermission = 4, "NO_PERMISSION";
+    /// Deprecated: initialised twice.
+    AlreadyInitialized = 5, "ALREADY_INITIALIZED";
+    /// Nothing of that name or id.
+    NotFound = 6, "NOT_FOUND";
+    /// The caller's array is too small.
+    InsufficientSize = 7, "INSUFFICIENT_SIZE";
+    /// External power is not attached.
+    InsufficientPower = 8, "INSUFFICIENT_POWER";
+    /// The kernel driver is not loaded.
+    DriverNotLoaded = 9, "DRIVER_NOT_LOADED";
+    /// The call timed out.
+    Timeout = 10, "TIMEOUT";
+    /// Interrupts do not arrive.
+    IrqIssue = 11, "IRQ_ISSUE";
+    /// The library could not be loaded.
+    LibraryNotFound = 12, "LIBRARY_NOT_FOUND";
+    /// This library lacks the function.
+    FunctionNotFound = 13, "FUNCTION_NOT_FOUND";
+    /// The infoROM is corrupt.
+    CorruptedInforom = 14, "CORRUPTED_INFOROM";
+    /// The GPU fell off the bus.
+    GpuIsLost = 15, "GPU_IS_LOST";
+    /// A reset is needed first.
+    ResetRequired = 16, "RESET_REQUIRED";
+    /// The operating system blocks the GPU.
+    OperatingSystem = 17, "OPERATING_SYSTEM";
+    /// Driver and library do not match.
+    LibRmVersionMismatch = 18, "LIB_RM_VERSION_MISMATCH";
+    /// Somebody uses the object.
+    InUse = 19, "IN_USE";
+    /// No memory.
+    Memory = 20, "MEMORY";
+    /// No data.
+    NoData = 21, "NO_DATA";
+    /// Not with ECC and vGPU.
+    VgpuEccNotSupported = 22, "VGPU_ECC_NOT_SUPPORTED";
+    /// No capacity, or the wanted placement is occupied.
+    InsufficientResources = 23, "INSUFFICIENT_RESOURCES";
+    /// The frequency is not supported.
+    FreqNotSupported = 24, "FREQ_NOT_SUPPORTED";
+    /// The version word of a struct is not known.
+    ArgumentVersionMismatch = 25, "ARGUMENT_VERSION_MISMATCH";
+    /// The function is deprecated.
+    Deprecated = 26, "DEPRECATED";
+    /// Not ready.
+    NotReady = 27, "NOT_READY";
+    /// No such GPU.
+    GpuNotFound = 28, "GPU_NOT_FOUND";
+    /// The state does not allow it.
+    InvalidState = 29, "INVALID_STATE";
+    /// This kind of reset is not supported.
+    ResetTypeNotSupported = 30, "RESET_TYPE_NOT_SUPPORTED";
+    /// Internal error.
+    Unknown = 999, "UNKNOWN";
+}
+
+impl Return {
+    /// The number of `nvml.h`.
+    #[must_use]
+    pub const fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The return with this number.
+    #[must_use]
+    pub fn of_code(code: u32) -> Option<Self> {
+        Self::ALL.iter().copied().find(|known| known.code() == code)
+    }
+}
+
+impl fmt::Display for Return {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.code())
+    }
+}
+
+impl std::error::Error for Return {}
+
+/// Text that names no return code.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no NVML return code; give a number or a name such as IN_USE")]
+pub struct UnknownReturn(pub String);
+
+impl FromStr for Return {
+    type Err = UnknownReturn;
+
+    /// Reads `19`, `IN_USE`, `in_use` or `NVML_ERROR_IN_USE`.
+    fn from_str(text: &str) -> Result<Self, UnknownReturn> {
+        let upper = text.to_ascii_uppercase();
+        let name = upper.strip_prefix("NVML_ERROR_").or_else(|| upper.strip_prefix("NVML_")).unwrap_or(&upper);
+        let found = match name.parse::<u32>() {
+            Ok(code) => Self::of_code(code),
+            Err(_) => Self::ALL.iter().copied().find(|known| known.name() == name),
+        };
+        found.ok_or_else(|| UnknownReturn(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_read_back() {
+        for &known in Return::ALL {
+            assert_eq!(Return::of_code(known.code()), Some(known));
+            assert_eq!(known.name().parse(), Ok(known));
+            assert_eq!(format!("NVML_ERROR_{}", known.name()).to_lowercase().parse(), Ok(known));
+            assert_eq!(known.code().to_string().parse(), Ok(known));
+        }
+        assert!("31".parse::<Return>().is_err());
+        assert!("BUSY".parse::<Return>().is_err());
+    }
+}
