@@ -16,7 +16,7 @@ Environment:
 
 /// Shape and watch the GPUs of this host through its agent, gpushd.
 #[derive(Debug, Parser)]
-#[command(name = "gpushctl", version, about, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "gpushctl", version, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(disable_help_subcommand = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -35,8 +35,8 @@ pub(crate) struct Global {
     /// Print one JSON document of the API's types on stdout, errors too
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// When to use colours
-    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto, hide_possible_values = false)]
+    /// When to use colours; auto is on a terminal, unless NO_COLOR is set
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto)]
     pub(crate) color: Color,
     /// Draw with ASCII only; by itself where the locale is not UTF-8
     #[arg(long, global = true)]
@@ -46,14 +46,12 @@ pub(crate) struct Global {
     pub(crate) timeout: f64,
 }
 
-/// `--color`.
+/// `--color`; `auto` is on a terminal, unless `NO_COLOR` is set. (Docs on the values would make --help
+/// spell out every option over many lines.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Color {
-    /// On a terminal, unless NO_COLOR is set
     Auto,
-    /// Always
     Always,
-    /// Never
     Never,
 }
 

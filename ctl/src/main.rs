@@ -33,9 +33,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
         let hint = "gpushctl --help, or --help after any command";
         let error = ApiError::new(Code::BadRequest, message).hint(hint);
-        let document = serde_json::json!({ "error": error });
-        // Nowhere left to say that nobody reads.
-        let _ = std::io::Write::write_all(&mut std::io::stdout(), format!("{document:#}\n").as_bytes());
+        output::error_document(&error);
     } else {
         let _ = error.print();
     }

@@ -61,11 +61,7 @@ impl Output {
 
     /// Prints one JSON document.
     pub(crate) fn document<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
-        let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| {
-            ApiError::new(gpush_api::Code::Internal, "the answer can't be written as JSON").cause(e.to_string())
-        })?;
-        bytes.push(b'\n');
-        self.verbatim(&bytes)
+        self.verbatim(&json(value)?)
     }
 
     /// Prints the value as JSON, or the text that `draw` makes.
@@ -76,8 +72,7 @@ impl Output {
     /// Tells an error: on stderr, or as the JSON document.
     pub(crate) fn error(&self, error: &ApiError) {
         if self.json {
-            // With stdout gone too there is nowhere left to say it; the exit status does.
-            let _ = self.document(&ErrorDocument { error });
+            error_document(error);
             return;
         }
         let lines = trouble::lines("error", error, 0, &self.look);
@@ -91,6 +86,22 @@ impl Output {
             let _ = stderr.write_all(text.as_bytes());
         }
     }
+}
+
+/// Prints an error as the JSON document, also when the command line could not be read.
+pub(crate) fn error_document(error: &ApiError) {
+    if let Ok(bytes) = json(&ErrorDocument { error }) {
+        // With stdout gone there is nowhere left to say it; the exit status does.
+        let _ = std::io::stdout().lock().write_all(&bytes);
+    }
+}
+
+fn json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| {
+        ApiError::new(gpush_api::Code::Internal, "the answer can't be written as JSON").cause(e.to_string())
+    })?;
+    bytes.push(b'\n');
+    Ok(bytes)
 }
 
 fn written(result: std::io::Result<()>) -> Result<(), Failure> {

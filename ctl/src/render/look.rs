@@ -75,10 +75,7 @@ impl Look {
             return text.to_owned();
         }
         let ellipsis = self.pick("…", "...");
-        let mut room = match columns.checked_sub(width(ellipsis)) {
-            Some(room) => room,
-            None => return ".".repeat(columns),
-        };
+        let Some(mut room) = columns.checked_sub(width(ellipsis)) else { return ".".repeat(columns) };
         let mut out = String::new();
         for c in text.chars() {
             let w = c.width().unwrap_or(0);
@@ -93,12 +90,14 @@ impl Look {
     }
 
     /// Text broken at blanks into lines that fit, the first after `first`, the others after as many
-    /// blanks. A word longer than a line stays whole: it may be a path to copy.
+    /// blanks. A word longer than a line stays whole, and so does a command in backquotes that fits
+    /// into one: they are there to be copied.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
         let room = self.width.saturating_sub(indent).max(20);
         let mut lines = vec![String::new()];
-        for word in text.split_whitespace() {
+        for word in words(text, room) {
+            let word = word.as_str();
             let line = lines.last_mut().filter(|l| l.is_empty() || width(l) + 1 + width(word) <= room);
             match line {
                 Some(line) if line.is_empty() => line.push_str(word),
@@ -123,6 +122,26 @@ impl Look {
             _ => format!("{} days ago", seconds / 86_400),
         }
     }
+}
+
+/// Words of a text; those between two backquotes are one, when it is not longer than `room`.
+fn words(text: &str, room: usize) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut quoted: Vec<&str> = Vec::new();
+    for word in text.split_whitespace() {
+        quoted.push(word);
+        if quoted.iter().map(|w| w.matches('`').count()).sum::<usize>() % 2 == 0 {
+            let command = quoted.join(" ");
+            if width(&command) <= room {
+                words.push(command);
+            } else {
+                words.extend(quoted.iter().map(|w| (*w).to_owned()));
+            }
+            quoted.clear();
+        }
+    }
+    words.extend(quoted.iter().map(|w| (*w).to_owned()));
+    words
 }
 
 /// MiB as GiB with one decimal: `39.5`.
@@ -189,6 +208,9 @@ mod tests {
         assert_eq!(lines, ["  ! one two three four five six seven", "    eight nine ten"]);
         assert!(lines.iter().all(|l| width(l) <= 40));
         assert_eq!(look(Charset::Utf8).wrap("- ", ""), ["- "]);
+        let lines = look(Charset::Utf8).wrap("", "to see its profiles type `gpushctl mig profiles`, or not");
+        assert_eq!(lines, ["to see its profiles type", "`gpushctl mig profiles`, or not"]);
+        assert_eq!(look(Charset::Utf8).wrap("", "an `open quote"), ["an `open quote"]);
     }
 
     #[test]

@@ -45,8 +45,11 @@ fn free(of: &[&GpuProfile]) -> String {
     }
 }
 
+/// Reads the number of engines of one kind.
+type CountOf = fn(&Engines) -> u8;
+
 /// Engine kinds with their headings.
-const ENGINES: [(&str, fn(&Engines) -> u8); 5] =
+const ENGINES: [(&str, CountOf); 5] =
     [("COPY", |e| e.copy), ("DEC", |e| e.decoder), ("ENC", |e| e.encoder), ("JPEG", |e| e.jpeg), ("OFA", |e| e.ofa)];
 
 /// A table of GPU instance profiles; `same` holds the profiles of all GPUs of this kind, row by row.

@@ -124,7 +124,7 @@ fn devices(gpus: &[Gpu], with_gpu: bool, look: &Look) -> String {
             let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
             let memory = instance.memory.map_or_else(|| "-".to_owned(), |m| gib(m.total_mib));
             let mut push = |what: String, ci: String, memory: String, usage: String, uuid: String| {
-                let row = vec![gpu.index.to_string(), what, instance.id.to_string(), ci, memory, usage, uuid];
+                let row = [gpu.index.to_string(), what, instance.id.to_string(), ci, memory, usage, uuid];
                 rows.push(row[from..].to_vec());
             };
             if instance.compute.is_empty() {

@@ -90,15 +90,12 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
 fn mig(gpu: &Gpu) -> String {
     match &gpu.mig {
         None => "-".to_owned(),
-        Some(mig) => {
-            let mode = match (mig.enabled, mig.pending) {
-                (true, true) => format!("on, {}", mig.instances.len()),
-                (true, false) => "on > off".to_owned(),
-                (false, true) => "off > on".to_owned(),
-                (false, false) => "off".to_owned(),
-            };
-            mode
-        }
+        Some(mig) => match (mig.enabled, mig.pending) {
+            (true, true) => format!("on, {}", mig.instances.len()),
+            (true, false) => "on > off".to_owned(),
+            (false, true) => "off > on".to_owned(),
+            (false, false) => "off".to_owned(),
+        },
     }
 }
 
