@@ -14,6 +14,24 @@ Environment:
   GPUSH_SOCKET  socket of the agent, as --socket      NO_COLOR  no colours
   GPUSH_CONFIG  config file for `config check` and offline plans";
 
+/// What a layout is, before a command's own examples.
+macro_rules! with_layouts {
+    ($examples:literal) => {
+        concat!(
+            "\
+Without a layout, each GPU shall be as its rule in the config says.
+An entry is [Nc.]PROFILE[@START][*COUNT]:
+  3g.40gb     one instance         1g.10gb*2    two of them
+  1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
+The layout `none` takes all idle instances away.
+
+Examples:
+",
+            $examples
+        )
+    };
+}
+
 /// Shape and watch the GPUs of this host through its agent, gpushd.
 #[derive(Debug, Parser)]
 #[command(name = "gpushctl", version, after_help = EXIT_CODES, max_term_width = 100)]
@@ -152,7 +170,12 @@ A program runs on a MIG device by its UUID:
   CUDA_VISIBLE_DEVICES=MIG-… program")]
     Show(Which),
     /// Show what would be done to reach a layout
-    #[command(after_help = LAYOUTS)]
+    #[command(after_help = with_layouts!(
+        "\
+  gpushctl mig plan                                as the config says
+  gpushctl mig plan --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
+  gpushctl mig plan --offline dgx-h100 --gpu 0 --layout 1g.10gb*7"
+    ))]
     Plan {
         #[command(flatten)]
         wanted: Wanted,
@@ -160,7 +183,12 @@ A program runs on a MIG device by its UUID:
         offline: Offline,
     },
     /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
-    #[command(after_help = LAYOUTS)]
+    #[command(after_help = with_layouts!(
+        "\
+  gpushctl mig apply                               as the config says
+  gpushctl mig apply --gpu 0-3 training            a layout of the config
+  gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2"
+    ))]
     Apply {
         #[command(flatten)]
         wanted: Wanted,
@@ -175,7 +203,11 @@ A program runs on a MIG device by its UUID:
         wait: Option<f64>,
     },
     /// Exit with 3 unless the GPUs are as a layout wants them
-    #[command(after_help = LAYOUTS)]
+    #[command(after_help = with_layouts!(
+        "\
+  gpushctl mig assert || gpushctl mig apply        as the config says
+  gpushctl mig assert --gpu 0 --layout 7g.80gb"
+    ))]
     Assert {
         #[command(flatten)]
         wanted: Wanted,
@@ -183,18 +215,6 @@ A program runs on a MIG device by its UUID:
         offline: Offline,
     },
 }
-
-const LAYOUTS: &str = "\
-Without a layout, each GPU shall be as its rule in the config says.
-An entry is [Nc.]PROFILE[@START][*COUNT]:
-  3g.40gb      one instance        1g.10gb*2    two of them
-  1g.10gb@4    at memory slice 4   1c.3g.40gb   a compute instance of one slice in it
-The layout `none` takes all idle instances away.
-
-Examples:
-  gpushctl mig apply                                     as the config says
-  gpushctl mig apply --gpu 0-3 training                  a layout of the config
-  gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2";
 
 /// Which layout, on which GPUs.
 #[derive(Debug, Args)]
@@ -248,8 +268,8 @@ pub(crate) enum Config {
     #[command(after_help = "\
 Examples:
   gpushctl config check /etc/gpush/config.toml
-  gpushctl config check new.toml --offline dgx-a100      would each layout fit there?
-  gpushctl config check new.toml --offline host.json     saved by gpu list --json")]
+  gpushctl config check new.toml --offline dgx-a100    do the layouts fit there?
+  gpushctl config check new.toml --offline host.json   or on this saved host?")]
     Check {
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
         #[arg(value_name = "FILE")]

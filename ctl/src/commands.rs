@@ -68,5 +68,5 @@ fn select(gpus: Vec<Gpu>, which: &Which) -> Result<Vec<Gpu>, Failure> {
 /// The error of a host on which there is nothing to show.
 fn no_gpu() -> ApiError {
     ApiError::new(Code::NotFound, "the driver shows no GPU on this host")
-        .hint("nvidia-smi -L; lspci -d 10de: tells whether the host has one at all")
+        .hint("`nvidia-smi -L` shows what the driver has, `lspci -d 10de:` what the host has")
 }

@@ -40,6 +40,7 @@ impl From<gpush_client::Error> for Failure {
 pub(crate) fn io(what: impl Into<String>, cause: &std::io::Error) -> ApiError {
     let code = match cause.kind() {
         std::io::ErrorKind::NotFound => Code::NotFound,
+        std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => Code::BadRequest,
         std::io::ErrorKind::PermissionDenied => Code::Denied,
         _ => Code::Internal,
     };

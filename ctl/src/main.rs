@@ -30,7 +30,12 @@ fn usage(error: &clap::Error) -> ExitCode {
     let json = std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json");
     if error.use_stderr() && json {
         let text = error.render().to_string();
-        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let first = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
+        let message = match error.kind() {
+            // What it would print is the help.
+            clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
+            _ => first.trim_start_matches("error: "),
+        };
         let hint = "gpushctl --help, or --help after any command";
         let error = ApiError::new(Code::BadRequest, message).hint(hint);
         output::error_document(&error);

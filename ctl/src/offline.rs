@@ -72,6 +72,9 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ApiError> {
     } else {
         std::fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes))
     };
-    result.map_err(|e| exit::io(format!("can't read {}", name(path)), &e))?;
+    result.map_err(|e| {
+        let error = exit::io(format!("can't read {}", name(path)), &e);
+        error.hint("give the path of a file that you can read, or - for stdin")
+    })?;
     Ok(bytes)
 }

@@ -55,7 +55,9 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
 fn last(mut all: Vec<Operation>) -> Result<Operation, Failure> {
     all.sort_by_key(|op| op.created_at);
     all.pop().ok_or_else(|| {
-        ApiError::new(Code::NotFound, "no operation since the agent started").hint("gpushctl status").into()
+        ApiError::new(Code::NotFound, "no operation since the agent started")
+            .hint("`gpushctl status` shows the GPUs")
+            .into()
     })
 }
 
@@ -97,13 +99,13 @@ pub(super) async fn watch(
             if out.json {
                 out.document(&one)?;
             } else {
-                out.remark(&goes_on(&one));
+                out.remark(&goes_on(&one, wait.filter(|seconds| *seconds > 0.0)));
             }
             // Not to have waited at all was asked for; to have waited in vain was not.
             Ok(if wait == Some(0.0) { 0 } else { Code::TimedOut.exit_status() })
         }
         Watched::Interrupted => {
-            out.remark(&goes_on(&one));
+            out.remark(&goes_on(&one, None));
             Ok(INTERRUPTED)
         }
     }
@@ -119,10 +121,11 @@ fn succeeded(one: &Operation) -> bool {
     }
 }
 
-fn goes_on(one: &Operation) -> String {
+fn goes_on(one: &Operation, waited: Option<f64>) -> String {
     let id = &one.id;
+    let waited = waited.map_or_else(String::new, |seconds| format!("{id} did not end in {seconds} s.\n"));
     format!(
-        "{id} goes on in gpushd.\n  gpushctl operation show {id}   how far it is\n  gpushctl operation wait {id}   watch it again\n"
+        "{waited}{id} goes on in gpushd.\n  gpushctl operation show {id}   how far it is\n  gpushctl operation wait {id}   watch it again\n"
     )
 }
 
@@ -178,5 +181,5 @@ fn lost_sight(one: &Operation, cause: &ApiError) -> ApiError {
     let which = crate::render::status::gpu_numbers(&changed);
     ApiError::new(Code::Unreachable, format!("lost sight of {} on {which}: the agent went away while it ran", one.id))
         .cause(cause.message.clone())
-        .hint("gpushctl status tells how the GPUs are now; journalctl -u gpushd why it went")
+        .hint("`gpushctl status` tells how the GPUs are now, `journalctl -u gpushd` why it went")
 }
