@@ -1,2 +1,234 @@
-//! Not built yet.
-fn main() {}
+//! `gpush-sim`: makes simulated GPU hosts, runs programs on them, and acts on them.
+//!
+//! Called as `nvidia-smi` it is the stand-in that a simulated host has first on its PATH.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use silicon::{Description, Host};
+
+mod directory;
+mod fault;
+mod nvidia_smi;
+mod process;
+mod run;
+mod show;
+
+#[derive(Parser)]
+#[command(
+    name = "gpush-sim",
+    version,
+    about = "Makes simulated GPU hosts and runs programs on them",
+    after_help = "Examples:\n  gpush-sim run dgx-a100 -- nvitop -1\n  gpush-sim up mixed /tmp/host && eval \"$(gpush-sim env /tmp/host)\"\n  gpush-sim fault /tmp/host add nvmlGpuInstanceDestroy --gpu 0 --rc IN_USE --times 1"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args)]
+struct Source {
+    /// A preset (see `gpush-sim presets`), or a TOML file that describes the host
+    #[arg(value_name = "PRESET|FILE")]
+    source: String,
+    /// Calls take as long as on hardware
+    #[arg(long)]
+    latencies: bool,
+    /// Write a line for each mutating call to DIR/trace
+    #[arg(long)]
+    trace: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program on a simulated host that ends with it
+    Run {
+        #[command(flatten)]
+        source: Source,
+        /// The program and its arguments
+        #[arg(last = true, required = true, value_name = "CMD")]
+        command: Vec<OsString>,
+    },
+    /// Make a simulated host in a directory, and keep it
+    Up {
+        #[command(flatten)]
+        source: Source,
+        /// Directory of the host
+        dir: PathBuf,
+    },
+    /// Print the environment of a simulated host, for the shell's eval
+    Env {
+        /// Directory of the host
+        dir: PathBuf,
+    },
+    /// End a simulated host and remove its directory
+    Down {
+        /// Directory of the host
+        dir: PathBuf,
+        /// Although programs have its driver open
+        #[arg(long)]
+        force: bool,
+    },
+    /// Add, list and clear fault rules
+    Fault {
+        /// Directory of the host
+        dir: PathBuf,
+        #[command(subcommand)]
+        action: fault::Action,
+    },
+    /// Put real processes on simulated GPUs
+    Process {
+        /// Directory of the host
+        dir: PathBuf,
+        #[command(subcommand)]
+        action: process::Action,
+    },
+    /// Report an Xid error
+    Xid {
+        /// Directory of the host
+        dir: PathBuf,
+        /// Xid number, such as 79
+        xid: u64,
+        /// Index of the GPU
+        #[arg(long)]
+        gpu: u32,
+        /// GPU instance concerned
+        #[arg(long)]
+        gi: Option<u32>,
+        /// Compute instance concerned
+        #[arg(long, requires = "gi")]
+        ci: Option<u32>,
+    },
+    /// Boot a simulated host again
+    Reboot {
+        /// Directory of the host
+        dir: PathBuf,
+    },
+    /// Reset a GPU
+    Reset {
+        /// Directory of the host
+        dir: PathBuf,
+        /// Index of the GPU
+        #[arg(long)]
+        gpu: u32,
+    },
+    /// Draw a simulated host
+    Show {
+        /// Directory of the host
+        dir: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the presets and the GPU models
+    Presets,
+    /// What `process add --spawn` starts: sleeps until its host is gone
+    #[command(hide = true)]
+    Sleeper {
+        /// Directory of the host
+        dir: PathBuf,
+    },
+}
+
+impl Source {
+    /// The host asked for: a file if it looks like one, else a preset.
+    fn description(&self) -> anyhow::Result<Description> {
+        let path = Path::new(&self.source);
+        let is_file = path.is_file() || self.source.contains('/') || self.source.ends_with(".toml");
+        let mut description = if is_file {
+            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", self.source))?;
+            let text = String::from_utf8(bytes).map_err(|error| {
+                anyhow::anyhow!("{}: byte {} is not UTF-8", self.source, error.utf8_error().valid_up_to())
+            })?;
+            Description::parse(&text).map_err(|error| anyhow::anyhow!("{}: {error}", self.source))?
+        } else {
+            Description::preset(&self.source)
+                .map_err(|error| anyhow::anyhow!("{error} (or name a TOML file that describes the host)"))?
+        };
+        description.latencies |= self.latencies;
+        Ok(description)
+    }
+}
+
+/// Prints to standard output. A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("cannot print"),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn act(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Run { source, command } => run::run(&source.description()?, source.trace, &command),
+        Command::Up { source, dir } => {
+            directory::lay(&dir, &source.description()?, source.trace)?;
+            let dir = dir.display();
+            println!("made a simulated host of {} in {dir}", source.source);
+            println!("use it:  eval \"$(gpush-sim env {dir})\"    end it:  gpush-sim down {dir}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Env { dir } => {
+            let host = Host::open(&dir)?;
+            print(&directory::environment_script(host.dir()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Down { dir, force } => {
+            directory::remove(&dir, force)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Fault { dir, action } => fault::act(&Host::open(&dir)?, action),
+        Command::Process { dir, action } => process::act(&Host::open(&dir)?, action),
+        Command::Xid { dir, xid, gpu, gi, ci } => {
+            let host = Host::open(&dir)?;
+            process::known_gpu(&host, gpu)?;
+            host.update(|machine| machine.xid(gpu, xid, gi, ci)).map_err(|rc| {
+                anyhow::anyhow!("GPU {gpu} has no such instance: {rc}; see `gpush-sim show {}`", dir.display())
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Reboot { dir } => {
+            Host::open(&dir)?.reboot()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Reset { dir, gpu } => {
+            let host = Host::open(&dir)?;
+            process::known_gpu(&host, gpu)?;
+            match nvidia_smi::reset(&host, gpu)? {
+                Ok(()) => Ok(ExitCode::SUCCESS),
+                Err(why) => anyhow::bail!("GPU {gpu} was not reset: {why}"),
+            }
+        }
+        Command::Show { dir, json } => {
+            let host = Host::open(&dir)?;
+            print(&if json { show::json(&host)? } else { show::drawn(&host)? })?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Presets => {
+            print(&show::presets())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Sleeper { dir } => {
+            process::sleep_beside(&dir);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    if called.file_name().is_some_and(|name| name == "nvidia-smi") {
+        return nvidia_smi::main(&called);
+    }
+    match act(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("gpush-sim: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

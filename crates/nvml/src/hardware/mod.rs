@@ -3,11 +3,18 @@
 //! Driver calls live in a child process, because a crash or a hang in the vendor's library must
 //! not be ours. [`Hardware`] is a handle to a task that keeps that child: it spawns it on the
 //! first call, sends it at most one call a GPU at a time, holds each call to its deadline, and
-//! abandons a child that does not answer. What the task decides is in `machine`, pure.
+//! abandons a child that does not answer. What the task decides is in
+//! `machine`, pure; `supervisor` carries it out, and `keeper` is the thread that a worker's life
+//! hangs on.
 //!
 //! A mutation whose deadline passed may still land. Its caller gets [`ErrorKind::Deadline`] with
 //! `may_land`, every further call to that GPU gets [`ErrorKind::Unsettled`], and
 //! [`Hardware::settle`] returns once the outcome can be read.
+
+mod confirm;
+mod keeper;
+mod machine;
+mod supervisor;
 
 use std::{
     path::PathBuf,
@@ -137,14 +144,16 @@ pub struct Hardware {
     events: broadcast::Sender<Event>,
 }
 
+type Sender<T> = oneshot::Sender<T>;
+
 /// What the handle asks of the task.
 #[derive(Debug)]
 enum Message {
-    Driver(oneshot::Sender<Result<Driver, DriverError>>),
-    Call(Request, oneshot::Sender<Result<Answer, DriverError>>),
-    Settle(String, oneshot::Sender<Settled>),
-    Restart(oneshot::Sender<Result<(), DriverError>>),
-    Stop(oneshot::Sender<Result<(), DriverError>>),
+    Driver(Sender<Result<Driver, DriverError>>),
+    Call(Request, Sender<Result<Answer, DriverError>>),
+    Settle(String, Sender<Settled>),
+    Restart(Sender<Result<(), DriverError>>),
+    Stop(Sender<Result<(), DriverError>>),
     Resume,
 }
 
@@ -158,7 +167,7 @@ impl Hardware {
         let (tx, rx) = mpsc::unbounded_channel();
         let (status_tx, status) = watch::channel(Status::default());
         let (events, _) = broadcast::channel(256);
-        let _ = (options, rx, status_tx);
+        tokio::spawn(supervisor::run(options, rx, status_tx, events.clone()));
         Self { tx, status, events }
     }
 
@@ -204,9 +213,10 @@ impl Hardware {
         placement: Placement,
     ) -> Result<GpuInstance, DriverError> {
         let request = Request::CreateGpuInstance { gpu: GpuRef::new(uuid), profile_id, placement };
-        match self.call(request).await? {
-            Answer::GpuInstance(instance) => Ok(instance),
-            other => Err(mixed_up("creating a GPU instance", &other)),
+        match self.call(request).await {
+            Ok(Answer::GpuInstance(instance)) => Ok(instance),
+            Ok(other) => Err(mixed_up("creating a GPU instance", &other)),
+            Err(error) => self.look_again(uuid, error, |mig| confirm::gpu_instance(mig, profile_id, placement)).await,
         }
     }
 
@@ -222,9 +232,12 @@ impl Hardware {
         placement: Option<Placement>,
     ) -> Result<ComputeInstance, DriverError> {
         let request = Request::CreateComputeInstance { gpu: GpuRef::new(uuid), gi, profile_id, placement };
-        match self.call(request).await? {
-            Answer::ComputeInstance(instance) => Ok(instance),
-            other => Err(mixed_up("creating a compute instance", &other)),
+        match self.call(request).await {
+            Ok(Answer::ComputeInstance(instance)) => Ok(instance),
+            Ok(other) => Err(mixed_up("creating a compute instance", &other)),
+            Err(error) => {
+                self.look_again(uuid, error, |mig| confirm::compute_instance(mig, gi, profile_id, placement)).await
+            }
         }
     }
 
@@ -233,9 +246,10 @@ impl Hardware {
     /// # Errors
     /// As [`Self::create_gpu_instance`].
     pub async fn destroy_compute_instance(&self, uuid: &str, gi: u32, ci: u32) -> Result<(), DriverError> {
-        match self.call(Request::DestroyComputeInstance { gpu: GpuRef::new(uuid), gi, ci }).await? {
-            Answer::Destroyed => Ok(()),
-            other => Err(mixed_up("destroying a compute instance", &other)),
+        match self.call(Request::DestroyComputeInstance { gpu: GpuRef::new(uuid), gi, ci }).await {
+            Ok(Answer::Destroyed) => Ok(()),
+            Ok(other) => Err(mixed_up("destroying a compute instance", &other)),
+            Err(error) => self.look_again(uuid, error, |mig| confirm::no_compute_instance(mig, gi, ci)).await,
         }
     }
 
@@ -244,9 +258,10 @@ impl Hardware {
     /// # Errors
     /// As [`Self::create_gpu_instance`].
     pub async fn destroy_gpu_instance(&self, uuid: &str, gi: u32) -> Result<(), DriverError> {
-        match self.call(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi }).await? {
-            Answer::Destroyed => Ok(()),
-            other => Err(mixed_up("destroying a GPU instance", &other)),
+        match self.call(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi }).await {
+            Ok(Answer::Destroyed) => Ok(()),
+            Ok(other) => Err(mixed_up("destroying a GPU instance", &other)),
+            Err(error) => self.look_again(uuid, error, |mig| confirm::no_gpu_instance(mig, gi)).await,
         }
     }
 

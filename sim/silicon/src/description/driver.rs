@@ -89,9 +89,9 @@ impl FromStr for DriverVersion {
             .split('.')
             .map(|part| if part.len() <= 4 { part.parse().map_err(|_| wrong()) } else { Err(wrong()) })
             .collect::<Result<_, _>>()?;
-        match parts.as_slice() {
-            &[branch, minor] => Ok(Self { branch, minor, patch: 0, three: false }),
-            &[branch, minor, patch] => Ok(Self::new(branch, minor, patch)),
+        match *parts.as_slice() {
+            [branch, minor] => Ok(Self { branch, minor, patch: 0, three: false }),
+            [branch, minor, patch] => Ok(Self::new(branch, minor, patch)),
             _ => Err(wrong()),
         }
     }

@@ -33,7 +33,7 @@ use crate::returns::Return;
 
 mod rule;
 
-pub use rule::{Kill, Mutation, Rule, RuleError, Rules as RuleFile};
+pub use rule::{Code, GPU_RESET, Kill, Mutation, Rule, RuleError, Rules as RuleFile};
 
 /// Content of a new host's `faults.toml`.
 pub(crate) const EMPTY: &str = "# Fault rules of this simulated host: `gpush-sim fault --help`.\n";
@@ -95,11 +95,14 @@ pub struct Decision {
 #[derive(Debug)]
 pub(crate) struct Rules {
     path: PathBuf,
-    read: Mutex<Option<(Stamp, Arc<[Rule]>)>>,
+    read: Mutex<Option<(Stamp, Numbered)>>,
 }
 
 /// What tells one content of the file from another without reading it.
 type Stamp = Option<(SystemTime, u64, u64)>;
+
+/// Rules with their fingerprints.
+type Numbered = Arc<[(u64, Rule)]>;
 
 impl Rules {
     pub(crate) fn new(path: PathBuf) -> Self {
@@ -107,7 +110,7 @@ impl Rules {
     }
 
     /// The rules in force now. No file, no rules.
-    pub(crate) fn current(&self) -> Result<Arc<[Rule]>, HostError> {
+    pub(crate) fn current(&self) -> Result<Numbered, HostError> {
         use std::os::unix::fs::MetadataExt;
         let stamp = || -> Stamp {
             let found = std::fs::metadata(&self.path).ok()?;
@@ -120,8 +123,8 @@ impl Rules {
         {
             return Ok(Arc::clone(rules));
         }
-        let rules: Arc<[Rule]> = match std::fs::read_to_string(&self.path) {
-            Ok(text) => RuleFile::parse(&text)?.fault.into(),
+        let rules: Numbered = match std::fs::read_to_string(&self.path) {
+            Ok(text) => rule::numbered(RuleFile::parse(&text)?.fault).into(),
             Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Arc::new([]),
             Err(cause) => return Err(HostError::io("cannot read", &self.path, cause)),
         };
@@ -142,12 +145,12 @@ struct Outcome {
 
 /// Counts a call for the rules that match it, says what those that fire ask for, and changes the
 /// machine as they want. The pure part of [`Host::before`].
-fn judge(machine: &mut Machine, rules: &[(u64, &Rule)], call: &Call<'_>, caller: Pid) -> Outcome {
+fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller: Pid) -> Outcome {
     let mut outcome = Outcome::default();
-    for &(fingerprint, rule) in rules {
-        let counter = machine.state.faults.entry(fingerprint).or_insert(Counter::default());
+    for (fingerprint, rule) in rules {
+        let counter = machine.state.faults.entry(*fingerprint).or_default();
         counter.seen += 1;
-        if !rule.fires(*counter, fingerprint) {
+        if !rule.fires(*counter, *fingerprint) {
             continue;
         }
         counter.fired += 1;
@@ -156,7 +159,7 @@ fn judge(machine: &mut Machine, rules: &[(u64, &Rule)], call: &Call<'_>, caller:
         decision.activation_status = decision.activation_status.or(rule.activation_status.map(Return::from));
         outcome.delay += Duration::from_millis(rule.delay_ms);
         if rule.hang {
-            outcome.hang = Some(fingerprint);
+            outcome.hang = Some(*fingerprint);
         }
         match rule.kill {
             Some(Kill::Before) => outcome.kill_before = true,
@@ -211,8 +214,7 @@ impl Host {
             return Ok(Decision::default());
         }
         let root = nix::unistd::geteuid().is_root();
-        let numbered = rule::numbered(&rules);
-        let matching: Vec<(u64, &Rule)> = numbered.into_iter().filter(|(_, rule)| rule.matches(call, root)).collect();
+        let matching: Vec<&(u64, Rule)> = rules.iter().filter(|(_, rule)| rule.matches(call, root)).collect();
         if matching.is_empty() {
             return Ok(Decision::default());
         }
@@ -241,7 +243,7 @@ impl Host {
         loop {
             let rules = self.rules().and_then(Rules::current);
             match rules {
-                Ok(rules) if rule::numbered(&rules).iter().any(|(own, _)| *own == fingerprint) => {
+                Ok(rules) if rules.iter().any(|(own, _)| *own == fingerprint) => {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 Ok(_) => return,
@@ -260,8 +262,8 @@ impl Host {
         let rules = self.rules()?.current()?;
         let machine = self.read()?;
         let counters = &machine.state().faults;
-        let with = |(own, rule): (u64, &Rule)| (rule.clone(), counters.get(&own).copied().unwrap_or_default());
-        Ok(rule::numbered(&rules).into_iter().map(with).collect())
+        let with = |(own, rule): &(u64, Rule)| (rule.clone(), counters.get(own).copied().unwrap_or_default());
+        Ok(rules.iter().map(with).collect())
     }
 
     /// Adds a fault rule.
@@ -269,7 +271,7 @@ impl Host {
     /// # Errors
     /// When the rule or the file is wrong, or cannot be written.
     pub fn add_fault(&self, rule: Rule) -> Result<(), HostError> {
-        let mut file = RuleFile { fault: self.rules()?.current()?.to_vec() };
+        let mut file = self.fault_file()?;
         file.fault.push(rule);
         self.write_faults(&file)
     }
@@ -285,7 +287,7 @@ impl Host {
             self.write_faults(&RuleFile { fault: Vec::new() })?;
             return Ok(count);
         };
-        let mut file = RuleFile { fault: self.rules()?.current()?.to_vec() };
+        let mut file = self.fault_file()?;
         if position >= file.fault.len() {
             return Err(RuleError::new(
                 format!("there is no rule {position}"),
@@ -298,10 +300,14 @@ impl Host {
         Ok(1)
     }
 
+    fn fault_file(&self) -> Result<RuleFile, HostError> {
+        Ok(RuleFile { fault: self.rules()?.current()?.iter().map(|(_, rule)| rule.clone()).collect() })
+    }
+
     fn write_faults(&self, file: &RuleFile) -> Result<(), HostError> {
         crate::host::write_whole(&self.dir().join("faults.toml"), file.render()?.as_bytes())?;
         // A rule that comes again counts anew.
-        let known: Vec<u64> = rule::numbered(&file.fault).into_iter().map(|(own, _)| own).collect();
+        let known: Vec<u64> = rule::numbered(file.fault.clone()).into_iter().map(|(own, _)| own).collect();
         self.update(|machine| {
             machine.state.faults.retain(|own, _| known.contains(own));
             Ok(())

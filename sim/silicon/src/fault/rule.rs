@@ -151,6 +151,9 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
+/// What the stand-in for `nvidia-smi --gpu-reset` is called in rules: a reset is no call of NVML.
+pub const GPU_RESET: &str = "gpu-reset";
+
 /// The file: all rules, in order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -231,7 +234,7 @@ impl Rule {
     pub fn check(&self) -> Result<(), RuleError> {
         let name = &self.function;
         let wrong = |message: String, hint: &str| Err(RuleError::new(message, hint));
-        if !name.starts_with("nvml") && !name.starts_with('*') {
+        if !name.starts_with("nvml") && !name.starts_with('*') && name != GPU_RESET {
             return wrong(
                 format!("`function = \"{name}\"` names no function of NVML"),
                 "give a name such as nvmlDeviceCreateGpuInstance, or a pattern such as \"nvmlDeviceCreate*\"",
@@ -298,14 +301,16 @@ impl Rule {
 
 /// Rules with the fingerprints by which the shared state counts them: of their text, and of how
 /// many equal ones came before.
-pub(super) fn numbered(rules: &[Rule]) -> Vec<(u64, &Rule)> {
-    let mut all: Vec<(u64, &Rule)> = Vec::with_capacity(rules.len());
-    for (position, rule) in rules.iter().enumerate() {
-        let equal = rules[..position].iter().filter(|other| *other == rule).count();
-        let text = toml::to_string(rule).unwrap_or_default();
-        all.push((crate::host::fingerprint(&format!("{equal}\n{text}")), rule));
-    }
-    all
+pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
+    let mut texts: Vec<String> = Vec::with_capacity(rules.len());
+    let number = |rule: Rule| {
+        let text = toml::to_string(&rule).unwrap_or_default();
+        let equal = texts.iter().filter(|other| **other == text).count();
+        let own = crate::host::fingerprint(&format!("{equal}\n{text}"));
+        texts.push(text);
+        (own, rule)
+    };
+    rules.into_iter().map(number).collect()
 }
 
 /// Whether a text matches a pattern in which `*` stands for anything.

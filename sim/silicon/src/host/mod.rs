@@ -70,11 +70,11 @@ pub enum HostError {
         /// File.
         path: PathBuf,
         /// What is wrong.
-        cause: DescriptionError,
+        cause: Box<DescriptionError>,
     },
     /// The fault rules are wrong.
     #[error(transparent)]
-    Faults(#[from] crate::fault::RuleError),
+    Faults(Box<crate::fault::RuleError>),
     /// The operating system refused.
     #[error("{action} {path}: {cause}")]
     Io {
@@ -90,6 +90,12 @@ pub enum HostError {
 impl HostError {
     pub(crate) fn io(action: &'static str, path: &Path, cause: std::io::Error) -> Self {
         Self::Io { action, path: path.to_owned(), cause }
+    }
+}
+
+impl From<crate::fault::RuleError> for HostError {
+    fn from(error: crate::fault::RuleError) -> Self {
+        Self::Faults(Box::new(error))
     }
 }
 
@@ -156,7 +162,7 @@ impl Host {
         if dir.join("state").exists() {
             return Err(HostError::Exists { dir: dir.display().to_string() });
         }
-        let wrong = |cause| HostError::Description { path: path.clone(), cause };
+        let wrong = |cause| HostError::Description { path: path.clone(), cause: Box::new(cause) };
         let hardware = Arc::new(description.hardware().map_err(wrong)?);
         let text = toml::to_string(description)
             .map_err(|error| wrong(DescriptionError::new(format!("cannot be written: {error}"), "")))?;
@@ -188,7 +194,7 @@ impl Host {
         if !dir.join("state").exists() {
             return Err(missing("state"));
         }
-        let wrong = |cause| HostError::Description { path: path.clone(), cause };
+        let wrong = |cause| HostError::Description { path: path.clone(), cause: Box::new(cause) };
         let hardware = Description::parse(&text).and_then(|description| description.hardware()).map_err(wrong)?;
         let region = Region::open(&dir.join("state"), fingerprint(&text))?;
         let owner = std::fs::metadata(dir).map_err(|cause| HostError::io("cannot look at", dir, cause))?.uid();

@@ -1,0 +1,160 @@
+//! The directory of a simulated host: the state that silicon keeps there, the library directory,
+//! and the stand-in programs.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use silicon::machine::Pid;
+use silicon::{Description, Host};
+
+/// Names under which programs look for the library: the loader's, and the one Slurm's plugin opens.
+const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+/// Environment variable that names the simulated library.
+const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
+
+/// Finds the simulated libnvidia-ml.
+fn library() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).map(PathBuf::from) {
+        if !path.is_file() {
+            bail!("${LIBRARY_VARIABLE} names {}, which is no file", path.display());
+        }
+        return Ok(std::path::absolute(path)?);
+    }
+    let own = std::env::current_exe().context("cannot find my own executable")?;
+    let beside = own.with_file_name("libnvidia_ml.so");
+    if !beside.is_file() {
+        bail!(
+            "the simulated driver {} is not there; build it with `cargo build -p nvml-sim`, or name it in ${LIBRARY_VARIABLE}",
+            beside.display()
+        );
+    }
+    Ok(beside)
+}
+
+/// Makes a host with all that programs need to run on it.
+pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow::Result<Host> {
+    let library = library()?;
+    let own = std::env::current_exe().context("cannot find my own executable")?;
+    let host = Host::create(dir, description)?;
+    let laid = || -> std::io::Result<()> {
+        let (lib, bin) = (host.dir().join("lib"), host.dir().join("bin"));
+        std::fs::create_dir_all(&lib)?;
+        std::fs::create_dir_all(&bin)?;
+        let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
+        for (link, target) in links.chain([(bin.join("nvidia-smi"), &own)]) {
+            match std::fs::remove_file(&link) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => std::os::unix::fs::symlink(target, link)?,
+            }
+        }
+        if trace {
+            std::fs::write(host.dir().join("trace"), "")?;
+        }
+        Ok(())
+    };
+    laid().with_context(|| format!("cannot lay out {}", host.dir().display()))?;
+    Ok(host)
+}
+
+/// The environment of programs on a host.
+pub(crate) struct Environment {
+    /// Variables that are set.
+    pub(crate) set: [(&'static str, PathBuf); 2],
+    /// Directories that are put before what a variable has.
+    pub(crate) prepended: [(&'static str, PathBuf); 2],
+}
+
+impl Environment {
+    pub(crate) fn of(dir: &Path) -> Self {
+        Self {
+            set: [(silicon::host::STATE_VARIABLE, dir.to_owned()), ("GPUSH_BOOT_ID_FILE", dir.join("boot_id"))],
+            prepended: [("LD_LIBRARY_PATH", dir.join("lib")), ("PATH", dir.join("bin"))],
+        }
+    }
+}
+
+/// The same as a script for a POSIX shell.
+pub(crate) fn environment_script(dir: &Path) -> String {
+    let quoted = |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
+    let Environment { set, prepended } = Environment::of(dir);
+    let mut script = String::new();
+    for (name, value) in set {
+        let _infallible = writeln!(script, "export {name}={}", quoted(&value));
+    }
+    for (name, value) in prepended {
+        let _infallible = writeln!(script, "export {name}={}\"${{{name}:+:${name}}}\"", quoted(&value));
+    }
+    script
+}
+
+/// Clients of a host other than this process, in words.
+pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
+    let own = Some(std::process::id());
+    let machine = host.read()?;
+    let alive = machine.clients(own).filter(|client| client.pid.is_alive());
+    Ok(alive.map(|client| crate::process::named(client.pid.pid)).collect())
+}
+
+/// Ends a host: its sleepers, and its directory.
+pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
+    match Host::open(dir) {
+        Ok(host) => {
+            let clients = clients(&host)?;
+            if !clients.is_empty() && !force {
+                bail!(
+                    "the driver of {} is open in {}; end them first, or say --force",
+                    dir.display(),
+                    clients.join(", ")
+                );
+            }
+        }
+        // A damaged host can be ended, a directory that is none cannot.
+        Err(silicon::HostError::NotAHost { .. }) if !dir.join("state").exists() => {
+            bail!("{} is not a simulated host: nothing is removed", dir.display())
+        }
+        Err(error) if !force => return Err(anyhow::anyhow!("{error}; `down --force` removes it all the same")),
+        Err(_) => {}
+    }
+    remove_files(dir)
+}
+
+/// Removes what [`lay`] and silicon put into a host's directory, and the directory if nothing
+/// else is in it.
+pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
+    for sleeper in sleepers(dir) {
+        crate::process::end(sleeper);
+    }
+    let files = ["state", "description.toml", "boot_id", "faults.toml", "trace", "sleepers", "bin/nvidia-smi"];
+    let libraries = LIBRARY_NAMES.iter().map(|name| format!("lib/{name}"));
+    for name in files.iter().map(ToString::to_string).chain(libraries) {
+        let path = dir.join(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    for path in [dir.join("lib"), dir.join("bin"), dir.to_owned()] {
+        match std::fs::remove_dir(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                eprintln!("gpush-sim: {} is kept, something else is in it", path.display());
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot remove {}", path.display())),
+        }
+    }
+    Ok(())
+}
+
+/// Sleepers of a host that were started and may still live.
+pub(crate) fn sleepers(dir: &Path) -> Vec<Pid> {
+    let text = std::fs::read_to_string(dir.join("sleepers")).unwrap_or_default();
+    let read = |line: &str| {
+        let (pid, start) = line.split_once(' ')?;
+        Some(Pid { pid: pid.parse().ok()?, start: start.parse().ok()? })
+    };
+    text.lines().filter_map(read).filter(|pid| pid.is_alive()).collect()
+}

@@ -1,0 +1,148 @@
+//! The stand-in for `nvidia-smi`: it resets GPUs and lists them, and says of all else that it is
+//! a stand-in.
+//!
+//! Exit codes are those of the nvidia-smi manual: 2 invalid argument, 4 no permission, 6 not
+//! found, 9 driver not loaded, 15 GPU lost, 255 anything else.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use silicon::{Call, Host, HostError, Return, fault};
+
+/// Resets a GPU through the fault rules. The outer error is of the host, the inner of the GPU.
+pub(crate) fn reset(host: &Host, gpu: u32) -> Result<Result<(), String>, HostError> {
+    let decision = host.before(&Call::on(fault::GPU_RESET, gpu))?;
+    let done = match decision.rc {
+        Some(rc) => Err(rc),
+        None => host.update(|machine| machine.reset(gpu, None)),
+    };
+    host.trace(fault::GPU_RESET, Some(gpu), "", done.err().unwrap_or(Return::Success));
+    host.after(decision);
+    Ok(match done {
+        Ok(()) => Ok(()),
+        Err(Return::InUse) => Err(format!("it is in use by {}", holders(host, gpu)?)),
+        Err(rc) => Err(rc.to_string()),
+    })
+}
+
+/// Who has the driver or the GPU open, in words.
+fn holders(host: &Host, gpu: u32) -> Result<String, HostError> {
+    let machine = host.read()?;
+    let clients = machine.clients(None).map(|client| client.pid);
+    let on = machine.gpus().iter().filter(|at| at.index == gpu).flat_map(|at| at.processes.iter().map(|p| p.pid));
+    let mut pids: Vec<u32> = clients.chain(on).filter(|pid| pid.is_alive()).map(|pid| pid.pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(match pids.as_slice() {
+        [] => "nobody who is left".to_owned(),
+        pids => pids.iter().map(|&pid| crate::process::named(pid)).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// What the arguments ask for.
+enum Asked {
+    List,
+    Reset(Option<Vec<String>>),
+}
+
+fn parse(arguments: &[String]) -> Option<Asked> {
+    let mut reset = false;
+    let mut ids = None;
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let split = |text: &str| text.split(',').map(|id| id.trim().to_owned()).collect();
+        match argument.as_str() {
+            "-L" | "--list-gpus" if arguments.len() == 1 => return Some(Asked::List),
+            "-r" | "--gpu-reset" => reset = true,
+            "-i" | "--id" => ids = Some(split(rest.next()?)),
+            other => ids = Some(split(other.strip_prefix("--id=").or_else(|| other.strip_prefix("-i="))?)),
+        }
+    }
+    reset.then_some(Asked::Reset(ids))
+}
+
+/// The host: by the environment, or by where the stand-in was called from (`DIR/bin/nvidia-smi`),
+/// since programs may call it with a clean environment.
+fn host(called: &Path) -> Result<Host, HostError> {
+    if std::env::var_os(silicon::host::STATE_VARIABLE).is_some() {
+        return Host::from_environment();
+    }
+    match called.parent().and_then(Path::parent) {
+        Some(dir) if dir.join("state").exists() => Host::open(dir),
+        Some(_) | None => Host::from_environment(),
+    }
+}
+
+fn list(host: &Host) -> Result<(), HostError> {
+    let machine = host.read()?;
+    for (slot, gpu) in host.hardware().slots.iter().zip(machine.gpus()) {
+        println!("GPU {}: {} (UUID: {})", gpu.index, slot.identity.name, slot.identity.uuid);
+        for device in machine.mig_devices(gpu.index).unwrap_or_default() {
+            let profile = gpu.instance(device.gpu_instance).and_then(|gi| {
+                let ci = gi.compute(device.compute_instance)?;
+                let profile = slot.part.profile(gi.profile_id).ok()?.compute(ci.profile_id)?;
+                Some(profile.name.clone())
+            });
+            let name = profile.unwrap_or_default();
+            println!("  MIG {name:<15} Device {:>2}: (UUID: {})", device.index, device.uuid);
+        }
+    }
+    Ok(())
+}
+
+/// Index of the GPU that an `-i` argument means: index, UUID or PCI address.
+fn find(host: &Host, id: &str) -> Option<u32> {
+    let slots = host.hardware().slots.iter().zip(0..);
+    let lower = id.to_lowercase();
+    slots
+        .filter(|(slot, index)| {
+            let pci = slot.identity.pci_address();
+            index.to_string() == id || slot.identity.uuid == id || pci == lower || format!("0000{pci}") == lower
+        })
+        .map(|(_, index)| index)
+        .next()
+}
+
+pub(crate) fn main(called: &Path) -> ExitCode {
+    let arguments: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+    let Some(asked) = parse(&arguments) else {
+        eprintln!("This is gpush-sim's stand-in for nvidia-smi on a simulated host.");
+        eprintln!(
+            "It knows `nvidia-smi --gpu-reset -i N` and `nvidia-smi -L`; use gpushctl, nvitop or `gpush-sim show`."
+        );
+        return ExitCode::from(2);
+    };
+    let outcome = host(called).and_then(|host| match asked {
+        Asked::List => list(&host).map(|()| ExitCode::SUCCESS),
+        Asked::Reset(ids) => reset_all(&host, ids),
+    });
+    outcome.unwrap_or_else(|error| {
+        eprintln!("nvidia-smi (simulated): {error}");
+        ExitCode::from(9)
+    })
+}
+
+fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
+    let all = || (0..host.hardware().slots.len()).map(|index| index.to_string()).collect();
+    if !host.privileged() {
+        eprintln!("Resetting a GPU is not allowed: insufficient permissions (the host's owner is not root on it)");
+        return Ok(ExitCode::from(4));
+    }
+    for id in ids.unwrap_or_else(all) {
+        let Some(gpu) = find(host, &id) else {
+            eprintln!("No devices were found: there is no GPU {id}");
+            return Ok(ExitCode::from(6));
+        };
+        let pci = host.hardware().slots[gpu as usize].identity.pci_address();
+        match reset(host, gpu)? {
+            Ok(()) => println!("GPU 0000{pci} was successfully reset."),
+            Err(why) => {
+                eprintln!("GPU 0000{pci} could not be reset: {why}");
+                let lost = host.read()?.gpu(gpu) == Err(Return::GpuIsLost);
+                return Ok(ExitCode::from(if lost { 15 } else { 255 }));
+            }
+        }
+    }
+    println!("All done.");
+    Ok(ExitCode::SUCCESS)
+}

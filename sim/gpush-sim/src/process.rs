@@ -1,0 +1,218 @@
+//! `gpush-sim process`: real processes on simulated GPUs.
+
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use nix::sys::signal::{Signal, kill};
+use silicon::machine::{Pid, Process, ProcessKind};
+use silicon::{Host, Return};
+
+use crate::directory;
+
+#[derive(Subcommand)]
+pub(crate) enum Action {
+    /// Put a process on a GPU or MIG device
+    Add(Add),
+    /// Take a process off; one started by `add --spawn` is ended
+    Remove {
+        /// Process id
+        pid: u32,
+        /// Only off this GPU
+        #[arg(long)]
+        gpu: Option<u32>,
+    },
+    /// List the processes on the GPUs, and the clients of the driver
+    List {
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct Add {
+    /// Index of the GPU
+    #[arg(long, required_unless_present = "mig")]
+    gpu: Option<u32>,
+    /// GPU instance
+    #[arg(long)]
+    gi: Option<u32>,
+    /// Compute instance in it; without, the process is charged to the GPU instance alone
+    #[arg(long, requires = "gi")]
+    ci: Option<u32>,
+    /// MIG device, by its MIG-UUID
+    #[arg(long, conflicts_with_all = ["gpu", "gi", "ci"])]
+    mig: Option<String>,
+    /// A process that runs already
+    #[arg(long, required_unless_present = "spawn")]
+    pid: Option<u32>,
+    /// Start a process that sleeps until it is removed or the host ends, and print its pid
+    #[arg(long, conflicts_with = "pid")]
+    spawn: bool,
+    /// What it does; a handle is listed by no driver call and blocks all the same
+    #[arg(long, value_enum, default_value = "compute")]
+    kind: Kind,
+    /// Memory in use, MiB
+    #[arg(long, default_value_t = 512)]
+    memory: u64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    Compute,
+    Graphics,
+    Mps,
+    Handle,
+}
+
+impl From<Kind> for ProcessKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::Compute => Self::Compute,
+            Kind::Graphics => Self::Graphics,
+            Kind::Mps => Self::Mps,
+            Kind::Handle => Self::Handle,
+        }
+    }
+}
+
+/// A process in words: its pid and its name.
+pub(crate) fn named(pid: u32) -> String {
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{} (pid {pid})", name.trim()),
+        Err(_) => format!("pid {pid}"),
+    }
+}
+
+/// Refuses a GPU index that the host does not have.
+pub(crate) fn known_gpu(host: &Host, gpu: u32) -> anyhow::Result<()> {
+    match host.hardware().slots.len() as u32 {
+        0 => bail!("the host has no GPU"),
+        1 if gpu > 0 => bail!("there is no GPU {gpu}: the host has GPU 0 alone"),
+        count if gpu >= count => bail!("there is no GPU {gpu}: the host has GPUs 0 to {}", count - 1),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
+    match action {
+        Action::Add(wanted) => add(host, &wanted)?,
+        Action::Remove { pid, gpu } => {
+            let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
+            if gone == 0 {
+                bail!("pid {pid} is on no GPU there; see `gpush-sim process {} list`", host.dir().display());
+            }
+            directory::sleepers(host.dir()).into_iter().filter(|sleeper| sleeper.pid == pid).for_each(end);
+        }
+        Action::List { json } => crate::print(&list(host, json)?)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
+    let shown = host.dir().display();
+    let (gpu, gi, ci) = match (&wanted.mig, wanted.gpu) {
+        (Some(uuid), _) => {
+            let found = host.read()?.mig_device_by_uuid(uuid);
+            let found =
+                found.map_err(|_| anyhow::anyhow!("there is no MIG device {uuid}; see `gpush-sim show {shown}`"))?;
+            (found.gpu, Some(found.gpu_instance), Some(found.id))
+        }
+        (None, Some(gpu)) => (gpu, wanted.gi, wanted.ci),
+        (None, None) => bail!("give --gpu or --mig"),
+    };
+    known_gpu(host, gpu)?;
+    let pid = match wanted.pid {
+        Some(pid) => Pid::find(pid).with_context(|| format!("there is no living process {pid}"))?,
+        None => spawn(host)?,
+    };
+    let process =
+        Process { pid, kind: wanted.kind.into(), memory_mib: wanted.memory, gpu_instance: gi, compute_instance: ci };
+    if let Err(rc) = host.update(|machine| machine.attach(gpu, process)) {
+        if wanted.spawn {
+            end(pid);
+        }
+        match rc {
+            Return::NotFound => bail!("GPU {gpu} has no such instance; see `gpush-sim show {shown}`"),
+            Return::InvalidArgument => {
+                bail!("GPU {gpu} is in MIG mode, where a process needs an instance: give --gi and --ci, or --mig UUID")
+            }
+            Return::InsufficientResources => {
+                bail!("GPU {gpu} has no {} MiB left there; give a lower --memory", wanted.memory)
+            }
+            rc => bail!("cannot put pid {} on GPU {gpu}: {rc}", pid.pid),
+        }
+    }
+    println!("{}", pid.pid);
+    Ok(())
+}
+
+/// Starts a sleeper and notes it, so that the host's end is its end.
+fn spawn(host: &Host) -> anyhow::Result<Pid> {
+    use std::os::unix::process::CommandExt;
+    let own = std::env::current_exe().context("cannot find my own executable")?;
+    let child = Command::new(own)
+        .arg("sleeper")
+        .arg(host.dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .context("cannot start a process")?;
+    let pid = Pid::find(child.id()).context("the process that was started is gone")?;
+    let noted = OpenOptions::new().create(true).append(true).open(host.dir().join("sleepers"));
+    if let Err(error) = noted.and_then(|mut file| writeln!(file, "{} {}", pid.pid, pid.start)) {
+        end(pid);
+        return Err(error).context("cannot note the process");
+    }
+    Ok(pid)
+}
+
+/// Ends a sleeper.
+pub(crate) fn end(sleeper: Pid) {
+    if sleeper.is_alive() {
+        let _gone = kill(nix::unistd::Pid::from_raw(sleeper.pid.cast_signed()), Signal::SIGKILL);
+    }
+}
+
+/// Sleeps until the host in a directory is gone.
+pub(crate) fn sleep_beside(dir: &Path) {
+    while dir.join("state").exists() {
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+fn list(host: &Host, json: bool) -> anyhow::Result<String> {
+    let machine = host.read()?;
+    let mut text = String::new();
+    if json {
+        let on = |gpu: &silicon::machine::Gpu| serde_json::json!({"gpu": gpu.index, "processes": gpu.processes});
+        let all: Vec<_> = machine.gpus().iter().map(on).collect();
+        let clients: Vec<u32> = machine.clients(None).map(|client| client.pid.pid).collect();
+        return Ok(serde_json::to_string_pretty(&serde_json::json!({"gpus": all, "clients": clients}))?
+            + "
+");
+    }
+    for gpu in machine.gpus() {
+        for process in &gpu.processes {
+            let place = match (process.gpu_instance, process.compute_instance) {
+                (Some(gi), Some(ci)) => format!(" GI {gi} CI {ci}"),
+                (Some(gi), None) => format!(" GI {gi}"),
+                (None, _) => String::new(),
+            };
+            let (kind, mib) = (process.kind.name(), process.memory_mib);
+            let _infallible = writeln!(text, "GPU {}{place}: {} {kind} {mib} MiB", gpu.index, named(process.pid.pid));
+        }
+    }
+    for client in machine.clients(None).filter(|client| client.pid.is_alive()) {
+        let _infallible = writeln!(text, "driver open: {}", named(client.pid.pid));
+    }
+    Ok(text)
+}
