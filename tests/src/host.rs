@@ -24,8 +24,10 @@ pub struct Traced {
     pub pid: u32,
     /// NVML function, such as `nvmlGpuInstanceDestroy`.
     pub function: String,
-    /// What it was called on and with, as the library wrote it.
-    pub call: String,
+    /// Index of the GPU concerned.
+    pub gpu: Option<u32>,
+    /// What it was called on and with: `gi=2 ci=0`, `profile=9 placement=4:4`, `gi=2 profile=0`.
+    pub arguments: String,
     /// NVML return code; 0 is success.
     pub rc: u32,
 }
@@ -49,9 +51,7 @@ impl Host {
         };
         let up = gpush_sim().arg("up").arg(what).arg(&dir).output().expect("gpush-sim can be started");
         assert!(up.status.success(), "gpush-sim up {preset_or_toml}: {}", String::from_utf8_lossy(&up.stderr));
-        let env = gpush_sim().arg("env").arg(&dir).output().expect("gpush-sim can be started");
-        assert!(env.status.success(), "gpush-sim env: {}", String::from_utf8_lossy(&env.stderr));
-        let env = parse_env(&String::from_utf8_lossy(&env.stdout));
+        let env = environment_of(&dir);
         assert!(env.contains_key("NVML_SIM_STATE"), "gpush-sim env names no NVML_SIM_STATE: {env:?}");
         Self { _scratch: scratch, dir, env }
     }
@@ -103,6 +103,44 @@ impl Host {
     /// When `gpush-sim` cannot be started.
     pub fn try_sim<S: AsRef<std::ffi::OsStr>>(&self, subcommand: &str, args: &[S]) -> Output {
         gpush_sim().arg(subcommand).arg(&self.dir).args(args).output().expect("gpush-sim can be started")
+    }
+
+    /// Adds a fault rule: the words after `gpush-sim fault DIR add`, such as
+    /// `nvmlGpuInstanceDestroy --gpu 0 --rc IN_USE --times 1`.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn fault(&self, rule: &str) {
+        let words: Vec<&str> = std::iter::once("add").chain(rule.split_whitespace()).collect();
+        self.sim("fault", &words);
+    }
+
+    /// Removes all fault rules; calls that hang by one go on.
+    ///
+    /// # Panics
+    /// When they cannot be removed.
+    pub fn clear_faults(&self) {
+        self.sim("fault", &["clear"]);
+    }
+
+    /// Starts a process that sleeps and puts it where the words after `gpush-sim process DIR add`
+    /// say, such as `--gpu 0 --gi 2 --ci 0 --memory 1024`. Gives its pid; it ends with the host.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn process(&self, place: &str) -> u32 {
+        let words: Vec<&str> = ["add", "--spawn"].into_iter().chain(place.split_whitespace()).collect();
+        let output = self.sim("process", &words);
+        output.trim().parse().unwrap_or_else(|_| panic!("gpush-sim process add --spawn said {output:?}"))
+    }
+
+    /// The host as `gpush-sim show --json` tells it: the truth, past the driver's ABI.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn show(&self) -> serde_json::Value {
+        serde_json::from_str(&self.sim("show", &["--json"])).expect("gpush-sim show --json prints JSON")
     }
 
     /// Starts recording the driver calls that change something; calls from now on show in
@@ -157,24 +195,31 @@ fn gpush_sim() -> Command {
     command
 }
 
-fn parse_env(text: &str) -> BTreeMap<String, String> {
-    text.lines()
-        .filter_map(|line| {
-            let (key, value) = line.trim().trim_start_matches("export ").split_once('=')?;
-            Some((key.to_owned(), value.trim_matches(['\'', '"']).to_owned()))
-        })
+/// What `eval "$(gpush-sim env DIR)"` changes in a shell's environment.
+fn environment_of(dir: &Path) -> BTreeMap<String, String> {
+    let script = r#"set -e; eval "$("$0" env "$1")"; env -0"#;
+    let output = Command::new("sh").arg("-c").arg(script).arg(program("gpush-sim")).arg(dir).output();
+    let output = output.expect("sh can be started");
+    assert!(output.status.success(), "gpush-sim env: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.split('\0')
+        .filter_map(|entry| entry.split_once('='))
+        // `_` is the shell's own; what is as here already need not be set.
+        .filter(|(key, value)| *key != "_" && std::env::var(key).ok().as_deref() != Some(*value))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect()
 }
 
-/// `pid function gpu args… -> rc`
+/// `pid function gpu arguments -> NAME (code)`
 fn parse_trace(line: &str) -> Option<Traced> {
-    let (call, rc) = line.rsplit_once(" -> ")?;
-    let mut words = call.splitn(3, ' ');
+    let (call, outcome) = line.rsplit_once(" -> ")?;
+    let mut words = call.splitn(4, ' ');
     Some(Traced {
         pid: words.next()?.parse().ok()?,
         function: words.next()?.to_owned(),
-        call: words.next().unwrap_or_default().to_owned(),
-        rc: rc.trim().parse().ok()?,
+        gpu: words.next()?.parse().ok(),
+        arguments: words.next().unwrap_or_default().to_owned(),
+        rc: outcome.trim_end_matches(')').rsplit_once('(')?.1.parse().ok()?,
     })
 }
 
@@ -183,18 +228,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn environment_lines_are_read_with_and_without_export_and_quotes() {
-        let env = parse_env("export NVML_SIM_STATE='/tmp/a b'\nPATH=/x:/y\n\nnonsense\n");
-        assert_eq!(env["NVML_SIM_STATE"], "/tmp/a b");
-        assert_eq!(env["PATH"], "/x:/y");
-        assert_eq!(env.len(), 2);
-    }
-
-    #[test]
     fn trace_lines_are_read() {
-        let traced = parse_trace("12 nvmlGpuInstanceDestroy 0 gi=3 -> 19").unwrap();
-        assert_eq!((traced.pid, traced.function.as_str(), traced.rc), (12, "nvmlGpuInstanceDestroy", 19));
-        assert_eq!(traced.call, "0 gi=3");
+        let traced = parse_trace("12 nvmlGpuInstanceDestroy 0 gi=3 -> IN_USE (19)").unwrap();
+        assert_eq!((traced.pid, traced.function.as_str(), traced.gpu), (12, "nvmlGpuInstanceDestroy", Some(0)));
+        assert_eq!((traced.arguments.as_str(), traced.rc), ("gi=3", 19));
+        let bare = parse_trace("12 nvmlX -  -> SUCCESS (0)").unwrap();
+        assert_eq!((bare.gpu, bare.arguments.as_str(), bare.rc), (None, "", 0));
         assert!(parse_trace("12 nvmlGpuInstanceDestroy 0").is_none());
     }
 }
