@@ -51,6 +51,13 @@ pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
     cost
 }
 
+/// Cost of only adding compute instances. Where a process is charged to the GPU instance itself
+/// it must stay exactly as it is: one could not be taken out again while that process lives.
+fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Placement>)]) -> Cost {
+    let charged = instance.is_some_and(|i| !i.processes.is_empty());
+    Cost::in_use(usize::from(charged && !create.is_empty()))
+}
+
 /// Whether the compute instances fit into one GPU instance of a profile.
 pub(super) fn fits(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
     adapt(profile, wanted, None, &Holds::default()).is_some()
@@ -94,8 +101,12 @@ pub(super) fn adapt(
             }
         }
     }
-    let destroy = (0..standing.len()).filter(|n| !stays[*n]).collect();
-    Some(Adaptation { cost: answer.cost, destroy, create })
+    let destroy: Vec<usize> = (0..standing.len()).filter(|n| !stays[*n]).collect();
+    let mut cost = answer.cost;
+    if destroy.is_empty() {
+        cost += cost_of_adding(instance, &create);
+    }
+    Some(Adaptation { cost, destroy, create })
 }
 
 /// The common case without a search: one compute instance that takes all, wanted and, when the
@@ -106,7 +117,10 @@ fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Optio
         return None;
     }
     match instance.map(|i| i.compute.as_slice()) {
-        None | Some([]) => Some(Adaptation { create: vec![(0, None)], ..Adaptation::default() }),
+        None | Some([]) => {
+            let create = vec![(0, None)];
+            Some(Adaptation { cost: cost_of_adding(instance, &create), create, ..Adaptation::default() })
+        }
         Some([there]) if there.profile_id == want.profile_id => Some(Adaptation::default()),
         Some(_) => None,
     }

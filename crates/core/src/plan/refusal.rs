@@ -165,8 +165,11 @@ pub(super) fn blocked(arrangement: &Arrangement<'_>) -> Refusal {
         }
     }
     for place in &arrangement.placed {
-        if let Some(instance) = place.kept {
-            blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        let Some(instance) = place.kept else { continue };
+        blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        let only_adds = place.compute.destroy.is_empty() && !place.compute.create.is_empty();
+        if only_adds && !instance.processes.is_empty() {
+            blockers.push(blocker(instance, None, instance.processes.clone()));
         }
     }
     blockers.sort_by_key(|b| (b.placement, b.ci));

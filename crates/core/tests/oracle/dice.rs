@@ -31,6 +31,6 @@ impl Dice {
 
     /// A subset of a set, each member in with the chance of one in `n`.
     pub(crate) fn subset(&mut self, set: u64, n: usize) -> u64 {
-        crate::part::members(set).filter(|_| self.one_in(n)).map(|bit| 1 << bit).sum()
+        (0..u64::BITS).map(|bit| set & 1 << bit).filter(|bit| *bit != 0 && self.one_in(n)).sum()
     }
 }

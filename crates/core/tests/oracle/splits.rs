@@ -172,7 +172,10 @@ impl Sample {
         let standing = &self.standing[pair].compute;
         ends.map(|end| {
             let destroyed = || standing.iter().filter(|c| !end.contains(&c.slot));
-            let toll = sum(self.toll_of(pair, destroyed()), [0, 0, 0, destroyed().count() as u32, 0]);
+            // A GPU instance that a process is charged to takes no further compute instance either.
+            let only_adds = destroyed().count() == 0 && end.len() > standing.len();
+            let in_use = u32::from(only_adds && self.standing[pair].busy);
+            let toll = sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0]);
             // Destroyed and made again at the same place: never better, but a way.
             toll.min(self.toll_of_all(part, pair))
         })
@@ -253,6 +256,7 @@ impl Sample {
                 }
                 Step::CreateCompute { gi_placement, profile_id, placement, .. } => {
                     let pair = members(state).find(|n| part.pairs[*n].start == gi_placement.start).unwrap();
+                    assert!(!self.standing[pair].busy, "{self:?}: in use");
                     let profile = &part.model.gi_profiles[part.pairs[pair].profile];
                     let of = profile.compute.iter().position(|c| c.id == *profile_id).unwrap();
                     let (start, size) = match placement {
