@@ -1,5 +1,7 @@
 //! The decisions of gpush, pure: no I/O, no async, no NVML.
 
+pub mod config;
+pub mod desired;
 pub mod geometry;
 pub mod layout;
 pub mod nearest;

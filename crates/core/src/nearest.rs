@@ -20,7 +20,7 @@ pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, mos
         .into_iter()
         .filter_map(|candidate| {
             let folded = fold(candidate);
-            let distance = distance(&word, &folded);
+            let distance = if abbreviates(&word, &folded) { 1 } else { distance(&word, &folded) };
             let tolerated = (word.len().max(folded.len()) / 3).max(1);
             (distance <= tolerated).then_some((distance, candidate))
         })
@@ -32,6 +32,11 @@ pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, mos
 
 /// Words longer than this are pasted text, not a slip of the finger.
 const LONGEST: usize = 64;
+
+/// Whether one is the beginning of the other, and more than a letter or two: `warning` for `warn`.
+fn abbreviates(a: &[char], b: &[char]) -> bool {
+    a.len().min(b.len()) >= 3 && (a.starts_with(b) || b.starts_with(a))
+}
 
 fn fold(word: &str) -> Vec<char> {
     word.chars().flat_map(char::to_lowercase).map(|c| if c == '-' { '_' } else { c }).collect()
@@ -62,9 +67,13 @@ mod tests {
     #[test]
     fn slips_are_recognised() {
         let keys = ["library", "read_ms", "change_s", "admin_groups"];
-        for (typed, meant) in
-            [("libary", "library"), ("Read-MS", "read_ms"), ("chnage_s", "change_s"), ("admin_group", "admin_groups")]
-        {
+        for (typed, meant) in [
+            ("libary", "library"),
+            ("Read-MS", "read_ms"),
+            ("chnage_s", "change_s"),
+            ("admin_group", "admin_groups"),
+            ("admin", "admin_groups"),
+        ] {
             assert_eq!(nearest(typed, keys), Some(meant), "{typed}");
         }
     }

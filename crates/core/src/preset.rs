@@ -148,7 +148,7 @@ const MOST_BYTES: usize = 64 << 20;
 /// # Errors
 /// It is not such a file, or what it says cannot be: nothing of it is used then.
 pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
-    let again = "write it anew on the host with `gpushctl gpu list --profiles --json > FILE`";
+    let again = "write it anew on the host with `gpushctl gpu list --json > FILE`";
     let wrong = |cause: String| {
         ApiError::new(Code::BadRequest, format!("{source} is no saved state of a host")).cause(cause).hint(again)
     };
