@@ -389,9 +389,9 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::LibraryMissing => {
-                "install the NVIDIA driver's libraries, or name the library with `gpushd --library PATH`".to_owned()
+                "install the NVIDIA driver's libraries, or put their directory into gpushd's LD_LIBRARY_PATH".to_owned()
             }
-            ErrorKind::NotNvml => "point `gpushd --library` to libnvidia-ml.so.1 of the driver".to_owned(),
+            ErrorKind::NotNvml => "see which file gpushd finds: `ldconfig -p | grep libnvidia-ml`, and its LD_LIBRARY_PATH".to_owned(),
             ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
                 "the driver's installation is incomplete: reinstall it".to_owned()
             }
@@ -460,3 +460,53 @@ impl std::fmt::Display for DriverError {
 }
 
 impl std::error::Error for DriverError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_keeps_its_number() {
+        for code in (1..=1000).chain([u32::MAX]) {
+            let kind = ErrorKind::from_code(code);
+            assert_eq!(kind.code(), Some(code));
+            let named = !matches!(kind, ErrorKind::Code(_));
+            assert_eq!(named, (1..=30).contains(&code) || code == 999, "{code}");
+            assert!(!kind.meaning().is_empty());
+        }
+    }
+
+    #[test]
+    fn an_error_names_object_function_and_meaning() {
+        let error = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").detail("GPU instance 3");
+        assert_eq!(error.to_string(), "GPU-1: nvmlGpuInstanceDestroy: in use (NVML 19): GPU instance 3");
+        let error = DriverError::new(ErrorKind::Code(77), "nvmlInit_v2");
+        assert!(error.to_string().contains("NVML 77"), "{error}");
+        assert_eq!(error.clone().on("GPU-1").on("GPU-2").gpu.as_deref(), Some("GPU-1"), "the first to know names it");
+    }
+
+    #[test]
+    fn the_two_driver_troubles_say_what_to_type() {
+        let hint = |kind| DriverError::new(kind, "nvmlInit_v2").to_api();
+        let missing = hint(ErrorKind::DriverNotLoaded);
+        assert_eq!(missing.code, Code::DriverUnavailable);
+        assert!(missing.hint.is_some_and(|h| h.contains("modprobe nvidia")));
+        let differ = hint(ErrorKind::LibRmVersionMismatch);
+        assert_eq!(differ.code, Code::DriverUnavailable);
+        assert!(differ.hint.is_some_and(|h| h.contains("reboot") && h.contains("modprobe")));
+    }
+
+    #[test]
+    fn errors_travel_as_they_are() {
+        let kinds = (1..=31).map(ErrorKind::from_code).chain([
+            ErrorKind::Deadline { may_land: true },
+            ErrorKind::WorkerDied { may_have_landed: false },
+            ErrorKind::MissingSymbol,
+        ]);
+        for kind in kinds {
+            let error = DriverError::new(kind, "f").on("GPU-1");
+            let json = serde_json::to_string(&error).unwrap();
+            assert_eq!(serde_json::from_str::<DriverError>(&json).unwrap(), error, "{json}");
+        }
+    }
+}

@@ -27,6 +27,11 @@
 //! that a GPU whose reading kills the worker is found out and does not take the others with it;
 //! it is then left alone for a while that doubles.
 
+mod late;
+mod life;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
@@ -227,6 +232,7 @@ impl Machine {
             Event::Tick => {}
         }
         self.keep_time(now);
+        self.refuse_unsettled();
         self.advance_ending(now);
         self.dispatch(now);
         std::mem::take(&mut self.effects)
@@ -292,59 +298,10 @@ impl Machine {
         None
     }
 
-    fn is_unsettled(&self, target_of: &Option<String>) -> bool {
-        self.flights.values().any(|f| f.late.is_some() && target(&f.request) == *target_of)
-    }
-
-    fn settle(&mut self, ticket: Ticket, uuid: String) {
-        if self.is_unsettled(&Some(uuid.clone())) {
-            self.settling.push((ticket, uuid));
-        } else {
-            self.effects.push(Effect::Settled { ticket, settled: Settled::Nothing });
-        }
-    }
-
-    fn release_settled(&mut self, request: &Request, settled: &Settled) {
-        let Some(uuid) = target(request) else { return };
-        if self.is_unsettled(&Some(uuid.clone())) {
-            return;
-        }
-        for (ticket, _) in self.settling.extract_if(.., |(_, waiting)| *waiting == uuid) {
-            self.effects.push(Effect::Settled { ticket, settled: settled.clone() });
-        }
-    }
-
     fn fail_queue(&mut self, error: &DriverError) {
         for pending in self.queue.drain(..) {
             self.effects.push(Effect::Answer { ticket: pending.ticket, result: Err(error.clone()) });
         }
-    }
-
-    fn start_result(&mut self, now: Instant, worker: WorkerId, result: Result<Driver, DriverError>) {
-        match self.service {
-            Service::Starting { worker: starting, .. } if starting == worker => {}
-            Service::Idle
-            | Service::Starting { .. }
-            | Service::Serving { .. }
-            | Service::Ending { .. }
-            | Service::Failed { .. } => return,
-        }
-        match result {
-            Ok(driver) => {
-                self.driver = Some(driver);
-                self.service = Service::Serving { worker };
-            }
-            Err(error) => {
-                self.driver = None;
-                self.abandon(now, worker, Vec::new());
-                self.fail(error, now + self.limits.retry);
-            }
-        }
-    }
-
-    fn fail(&mut self, error: DriverError, until: Instant) {
-        self.fail_queue(&error);
-        self.service = Service::Failed { error, until };
     }
 
     fn reply(&mut self, worker: WorkerId, ticket: Ticket, result: Result<Answer, DriverError>) {
@@ -381,199 +338,6 @@ impl Machine {
         }
     }
 
-    fn gone(&mut self, now: Instant, worker: WorkerId, how: &str) {
-        let flights: Vec<_> = self.flights.extract_if(.., |_, flight| flight.worker == worker).collect();
-        let (late, lost): (Vec<_>, Vec<_>) = flights.into_iter().partition(|(_, flight)| flight.late.is_some());
-        for (_, flight) in late {
-            self.release_settled(&flight.request, &Settled::Gone);
-        }
-        self.lose(now, lost, how);
-        self.abandoned.remove(&worker);
-        match &self.service {
-            Service::Starting { worker: starting, .. } if *starting == worker => {
-                self.crashed += 1;
-                self.failures += 1;
-                let wait = doubled(BACKOFF, self.failures - 1);
-                let error = DriverError::new(ErrorKind::WorkerUnavailable, "starting the driver worker").detail(how);
-                self.fail(error, now + wait);
-            }
-            Service::Serving { worker: serving } if *serving == worker => {
-                self.crashed += 1;
-                self.failures += 1;
-                self.not_before = (self.failures > 1).then(|| now + doubled(BACKOFF, self.failures - 2));
-                self.service = Service::Idle;
-            }
-            Service::Ending { worker: ending, .. } if *ending == worker => self.service = Service::Idle,
-            Service::Idle
-            | Service::Starting { .. }
-            | Service::Serving { .. }
-            | Service::Ending { .. }
-            | Service::Failed { .. } => {}
-        }
-        self.release_ended();
-    }
-
-    /// Calls that a dead worker had.
-    fn lose(&mut self, now: Instant, lost: Vec<(Ticket, Flight)>, how: &str) {
-        let alone = lost.len() == 1;
-        for (ticket, flight) in lost.into_iter().rev() {
-            let mutation = flight.request.is_mutation();
-            if !mutation && !flight.suspect {
-                let until = now + self.limits.queue;
-                let ask = Ask::Request(flight.request);
-                self.queue.push_front(Pending { ticket, ask, until, suspect: true });
-                continue;
-            }
-            let kind = ErrorKind::WorkerDied { may_have_landed: mutation };
-            let mut error = DriverError::new(kind, flight.request.name()).detail(how);
-            if let Some(uuid) = target(&flight.request) {
-                if alone && !mutation {
-                    let strike = self.strikes.entry(uuid.clone()).or_insert(Strike { count: 0, until: now });
-                    strike.until = now + doubled(QUARANTINE, strike.count);
-                    strike.count += 1;
-                }
-                error = error.on(uuid);
-            }
-            self.effects.push(Effect::Answer { ticket, result: Err(error) });
-        }
-    }
-
-    fn abandon(&mut self, now: Instant, worker: WorkerId, calls: Vec<String>) {
-        self.abandoned.insert(worker, Abandoned { since: now, calls, killed: None, stuck: false });
-        self.service = Service::Idle;
-    }
-
-    fn keep_time(&mut self, now: Instant) {
-        if let Service::Starting { worker, deadline } = self.service
-            && now >= deadline
-        {
-            self.failures += 1;
-            self.abandon(now, worker, vec!["initialising the driver".to_owned()]);
-            let detail = format!("initialising the driver did not return within {:?}", self.limits.start);
-            let error = DriverError::new(ErrorKind::WorkerUnavailable, "nvmlInit_v2").detail(detail);
-            self.fail(error, now + doubled(BACKOFF, self.failures));
-        }
-        self.find_late(now);
-        let (due, waiting): (VecDeque<_>, _) =
-            std::mem::take(&mut self.queue).into_iter().partition(|p| now >= p.until);
-        self.queue = waiting;
-        for pending in due {
-            let name = match &pending.ask {
-                Ask::Driver => "asking for the driver",
-                Ask::Request(request) => request.name(),
-            };
-            let error = DriverError::new(ErrorKind::Deadline { may_land: false }, name).detail("it was not begun");
-            self.effects.push(Effect::Answer { ticket: pending.ticket, result: Err(error) });
-        }
-        let due: Vec<_> =
-            self.abandoned.keys().copied().filter(|w| self.kill_due(*w).is_some_and(|t| now >= t)).collect();
-        for worker in due {
-            if let Some(abandoned) = self.abandoned.get_mut(&worker) {
-                abandoned.killed = Some(now);
-                self.effects.push(Effect::Kill(worker));
-            }
-        }
-        for abandoned in self.abandoned.values_mut() {
-            abandoned.stuck = abandoned.killed.is_some_and(|killed| now >= killed + DYING);
-        }
-        self.release_ended();
-    }
-
-    /// Calls that just passed their deadline: they are answered, and their worker is given up.
-    fn find_late(&mut self, now: Instant) {
-        let late: Vec<_> = self
-            .flights
-            .iter_mut()
-            .filter(|(_, flight)| flight.late.is_none() && now >= flight.deadline)
-            .map(|(ticket, flight)| {
-                flight.late = Some(now);
-                let kind = ErrorKind::Deadline { may_land: flight.request.is_mutation() };
-                let waited = flight.deadline - flight.sent;
-                let error = DriverError::new(kind, flight.request.name()).detail(format!("{waited:?} have passed"));
-                let error = match target(&flight.request) {
-                    Some(uuid) => error.on(uuid),
-                    None => error,
-                };
-                (*ticket, flight.worker, error)
-            })
-            .collect();
-        for (ticket, worker, error) in late {
-            let what =
-                error.gpu.as_ref().map_or_else(|| error.function.clone(), |gpu| format!("{} {gpu}", error.function));
-            match self.abandoned.get_mut(&worker) {
-                Some(abandoned) => abandoned.calls.push(what),
-                None => self.abandon(now, worker, vec![what]),
-            }
-            self.effects.push(Effect::Answer { ticket, result: Err(error) });
-        }
-    }
-
-    /// When an abandoned worker is to be killed: not while it carries calls that are not late,
-    /// and not before a late mutation had its grace. A worker that owes nothing goes at once.
-    fn kill_due(&self, worker: WorkerId) -> Option<Instant> {
-        let abandoned = self.abandoned.get(&worker).filter(|a| a.killed.is_none())?;
-        let mut due = abandoned.since;
-        for flight in self.flights.values().filter(|f| f.worker == worker) {
-            let grace = if flight.request.is_mutation() { self.limits.grace } else { Duration::ZERO };
-            due = due.max(flight.late? + grace);
-        }
-        Some(due)
-    }
-
-    fn end(&mut self, ticket: Ticket) {
-        self.ending.push(ticket);
-        match self.service {
-            Service::Starting { worker, .. } | Service::Serving { worker } => {
-                self.service = Service::Ending { worker, kill_at: None };
-            }
-            Service::Failed { .. } => self.service = Service::Idle,
-            Service::Idle | Service::Ending { .. } => {}
-        }
-        self.not_before = None;
-        self.release_ended();
-    }
-
-    fn advance_ending(&mut self, now: Instant) {
-        let Service::Ending { worker, kill_at } = self.service else { return };
-        match kill_at {
-            None if self.flights.values().all(|f| f.worker != worker) => {
-                self.effects.push(Effect::Close(worker));
-                self.service = Service::Ending { worker, kill_at: Some(now + self.limits.grace) };
-            }
-            Some(kill_at) if now >= kill_at => {
-                // From here on it is watched like any worker that was given up.
-                self.abandon(now, worker, Vec::new());
-                if let Some(abandoned) = self.abandoned.get_mut(&worker) {
-                    abandoned.killed = Some(now);
-                }
-                self.effects.push(Effect::Kill(worker));
-            }
-            None | Some(_) => {}
-        }
-    }
-
-    /// Whoever waits for the end of all workers hears of it, or of one that can't be ended.
-    fn release_ended(&mut self) {
-        let running = match self.service {
-            Service::Starting { .. } | Service::Serving { .. } | Service::Ending { .. } => true,
-            Service::Idle | Service::Failed { .. } => false,
-        };
-        let stuck = self.abandoned.values().find(|a| a.stuck);
-        if running || stuck.is_none() && !self.abandoned.is_empty() {
-            return;
-        }
-        let result = match stuck {
-            None => Ok(()),
-            Some(abandoned) => Err(DriverError::new(ErrorKind::Unsettled, "ending the driver worker").detail(format!(
-                "it was killed and is still there, stuck in the kernel: {}",
-                abandoned.calls.join(", ")
-            ))),
-        };
-        for ticket in self.ending.drain(..) {
-            self.effects.push(Effect::Ended { ticket, result: result.clone() });
-        }
-    }
-
     fn dispatch(&mut self, now: Instant) {
         if let Service::Failed { until, .. } = self.service
             && now >= until
@@ -586,22 +350,6 @@ impl Machine {
             Service::Serving { worker } => self.send(now, worker),
             Service::Starting { .. } | Service::Ending { .. } | Service::Failed { .. } => {}
         }
-    }
-
-    fn spawn(&mut self, now: Instant) {
-        // Whoever asked for the end of all workers is to see it before there is another.
-        if self.queue.is_empty() || !self.ending.is_empty() || self.not_before.is_some_and(|t| now < t) {
-            return;
-        }
-        if self.abandoned.len() >= MOST_ABANDONED {
-            let detail = format!("{} workers hang in the driver and can't be ended", self.abandoned.len());
-            let error = DriverError::new(ErrorKind::WorkerUnavailable, "starting the driver worker").detail(detail);
-            self.fail(error, now + self.limits.retry);
-            return;
-        }
-        self.started += 1;
-        self.service = Service::Starting { worker: self.started, deadline: now + self.limits.start };
-        self.effects.push(Effect::Spawn(self.started));
     }
 
     fn send(&mut self, now: Instant, worker: WorkerId) {
@@ -619,15 +367,6 @@ impl Machine {
                 continue;
             };
             let target_of = target(request);
-            if self.is_unsettled(&target_of) {
-                let error = DriverError::new(ErrorKind::Unsettled, request.name());
-                let error = match target_of {
-                    Some(uuid) => error.on(uuid),
-                    None => error,
-                };
-                self.effects.push(Effect::Answer { ticket: pending.ticket, result: Err(error) });
-                continue;
-            }
             let in_flight = self.flights.values().any(|f| f.worker == worker);
             if !busy.insert(target_of) || cautious && in_flight {
                 waiting.push_back(pending);
@@ -655,12 +394,6 @@ impl Machine {
             gpu.clone_from(known);
         }
         request
-    }
-
-    /// GPUs with a late call.
-    pub(super) fn unsettled(&self) -> Vec<String> {
-        let late = self.flights.values().filter(|f| f.late.is_some());
-        late.filter_map(|f| target(&f.request)).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// The worker that starts, serves or ends.
