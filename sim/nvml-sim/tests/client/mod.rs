@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(dead_code)] // each test program uses its part
+#![allow(clippy::unwrap_used)] // of tests alone
 #![allow(clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, CString, c_char};
