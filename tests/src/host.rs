@@ -1,1 +1,247 @@
 //! A simulated host under test.
+//!
+//! Everything goes through the real `gpush-sim` and the real simulated library, as a user would
+//! run them: the harness knows no state format and links no simulator code. One host a test, in
+//! its own temporary directory, taken down when dropped.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A simulated host, up from [`Host::up`] until dropped.
+#[derive(Debug)]
+pub struct Host {
+    // Held for its drop: removes the host's directory.
+    _scratch: tempfile::TempDir,
+    dir: PathBuf,
+    env: BTreeMap<String, String>,
+}
+
+/// One line of the host's trace: a driver call that changes something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traced {
+    /// Process that called.
+    pub pid: u32,
+    /// NVML function, such as `nvmlGpuInstanceDestroy`.
+    pub function: String,
+    /// Index of the GPU concerned.
+    pub gpu: Option<u32>,
+    /// What it was called on and with: `gi=2 ci=0`, `profile=9 placement=4:4`, `gi=2 profile=0`.
+    pub arguments: String,
+    /// NVML return code; 0 is success.
+    pub rc: u32,
+}
+
+impl Host {
+    /// Brings up a host from a preset's name, or from a description in TOML (anything that
+    /// holds a `=` or a line break).
+    ///
+    /// # Panics
+    /// When `gpush-sim` is not built or refuses the description.
+    #[must_use]
+    pub fn up(preset_or_toml: &str) -> Self {
+        let scratch = tempfile::Builder::new().prefix("gpush-host-").tempdir().expect("a temporary directory");
+        let dir = scratch.path().join("host");
+        let what = if preset_or_toml.contains(['=', '\n']) {
+            let file = scratch.path().join("host.toml");
+            std::fs::write(&file, preset_or_toml).expect("the description can be written");
+            file.into_os_string()
+        } else {
+            preset_or_toml.into()
+        };
+        let up = gpush_sim().arg("up").arg(what).arg(&dir).output().expect("gpush-sim can be started");
+        assert!(up.status.success(), "gpush-sim up {preset_or_toml}: {}", String::from_utf8_lossy(&up.stderr));
+        let env = environment_of(&dir);
+        assert!(env.contains_key("NVML_SIM_STATE"), "gpush-sim env names no NVML_SIM_STATE: {env:?}");
+        Self { _scratch: scratch, dir, env }
+    }
+
+    /// The host's directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A fresh path beside the host's directory, for a test's own files; removed with the host.
+    #[must_use]
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self._scratch.path().join(name)
+    }
+
+    /// The simulated `libnvidia-ml.so.1`.
+    #[must_use]
+    pub fn library(&self) -> PathBuf {
+        self.dir.join("lib/libnvidia-ml.so.1")
+    }
+
+    /// The environment that makes a program see this host.
+    #[must_use]
+    pub fn env(&self) -> &BTreeMap<String, String> {
+        &self.env
+    }
+
+    /// A command that sees this host.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.envs(&self.env);
+        command
+    }
+
+    /// Runs `gpush-sim SUBCOMMAND DIR ARGS…` and gives its standard output.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn sim<S: AsRef<std::ffi::OsStr>>(&self, subcommand: &str, args: &[S]) -> String {
+        let output = self.try_sim(subcommand, args);
+        assert!(output.status.success(), "gpush-sim {subcommand}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// As [`Host::sim`], for calls that may be refused.
+    ///
+    /// # Panics
+    /// When `gpush-sim` cannot be started.
+    pub fn try_sim<S: AsRef<std::ffi::OsStr>>(&self, subcommand: &str, args: &[S]) -> Output {
+        gpush_sim().arg(subcommand).arg(&self.dir).args(args).output().expect("gpush-sim can be started")
+    }
+
+    /// Adds a fault rule: the words after `gpush-sim fault DIR add`, such as
+    /// `nvmlGpuInstanceDestroy --gpu 0 --rc IN_USE --times 1`.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn fault(&self, rule: &str) {
+        let words: Vec<&str> = std::iter::once("add").chain(rule.split_whitespace()).collect();
+        self.sim("fault", &words);
+    }
+
+    /// Removes all fault rules; calls that hang by one go on.
+    ///
+    /// # Panics
+    /// When they cannot be removed.
+    pub fn clear_faults(&self) {
+        self.sim("fault", &["clear"]);
+    }
+
+    /// Starts a process that sleeps and puts it where the words after `gpush-sim process DIR add`
+    /// say, such as `--gpu 0 --gi 2 --ci 0 --memory 1024`. Gives its pid; it ends with the host.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn process(&self, place: &str) -> u32 {
+        let words: Vec<&str> = ["add", "--spawn"].into_iter().chain(place.split_whitespace()).collect();
+        let output = self.sim("process", &words);
+        output.trim().parse().unwrap_or_else(|_| panic!("gpush-sim process add --spawn said {output:?}"))
+    }
+
+    /// Ends a process that [`Host::process`] started.
+    ///
+    /// # Panics
+    /// When there is none of that pid.
+    pub fn end_process(&self, pid: u32) {
+        self.sim("process", &["remove", &pid.to_string()]);
+    }
+
+    /// The host as `gpush-sim show --json` tells it: the truth, past the driver's ABI.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    #[must_use]
+    pub fn show(&self) -> serde_json::Value {
+        serde_json::from_str(&self.sim("show", &["--json"])).expect("gpush-sim show --json prints JSON")
+    }
+
+    /// Starts recording the driver calls that change something; calls from now on show in
+    /// [`Host::trace`].
+    ///
+    /// # Panics
+    /// When the trace file cannot be written.
+    pub fn start_trace(&self) {
+        std::fs::write(self.dir.join("trace"), "").expect("the trace can be started");
+    }
+
+    /// The driver calls recorded since [`Host::start_trace`], in order.
+    ///
+    /// # Panics
+    /// When nothing records, or a line is not as `gpush-sim` documents it.
+    #[must_use]
+    pub fn trace(&self) -> Vec<Traced> {
+        let text = std::fs::read_to_string(self.dir.join("trace")).expect("start_trace() was called");
+        text.lines().map(|line| parse_trace(line).unwrap_or_else(|| panic!("trace line {line:?}"))).collect()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // Best effort: the directory goes anyway, and a drop must not panic.
+        let _ = gpush_sim().arg("down").arg(&self.dir).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    }
+}
+
+/// A built program of the workspace, such as `gpushd`, in the profile of the running test.
+///
+/// # Panics
+/// When it is not built: cargo builds a package's own programs for its tests, not another's.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its path");
+    // target/<profile>/deps/<test> → target/<profile>
+    let profile = test.parent().and_then(Path::parent).expect("tests run from target/<profile>/deps");
+    let path = profile.join(name);
+    assert!(
+        path.exists(),
+        "{} is not built: run `cargo build --workspace` first, or `cargo xtask test` which does",
+        path.display()
+    );
+    path
+}
+
+fn gpush_sim() -> Command {
+    let mut command = Command::new(program("gpush-sim"));
+    // The tests' own environment must not leak into a host: a developer may sit in one.
+    command.env_remove("NVML_SIM_STATE").env("GPUSH_SIM_LIBRARY", program("libnvidia_ml.so"));
+    command
+}
+
+/// What `eval "$(gpush-sim env DIR)"` changes in a shell's environment.
+fn environment_of(dir: &Path) -> BTreeMap<String, String> {
+    let script = r#"set -e; eval "$("$0" env "$1")"; env -0"#;
+    let output = Command::new("sh").arg("-c").arg(script).arg(program("gpush-sim")).arg(dir).output();
+    let output = output.expect("sh can be started");
+    assert!(output.status.success(), "gpush-sim env: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.split('\0')
+        .filter_map(|entry| entry.split_once('='))
+        // `_` is the shell's own; what is as here already need not be set.
+        .filter(|(key, value)| *key != "_" && std::env::var(key).ok().as_deref() != Some(*value))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// `pid function gpu arguments -> NAME (code)`
+fn parse_trace(line: &str) -> Option<Traced> {
+    let (call, outcome) = line.rsplit_once(" -> ")?;
+    let mut words = call.splitn(4, ' ');
+    Some(Traced {
+        pid: words.next()?.parse().ok()?,
+        function: words.next()?.to_owned(),
+        gpu: words.next()?.parse().ok(),
+        arguments: words.next().unwrap_or_default().to_owned(),
+        rc: outcome.trim_end_matches(')').rsplit_once('(')?.1.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trace_lines_are_read() {
+        let traced = parse_trace("12 nvmlGpuInstanceDestroy 0 gi=3 -> IN_USE (19)").unwrap();
+        assert_eq!((traced.pid, traced.function.as_str(), traced.gpu), (12, "nvmlGpuInstanceDestroy", Some(0)));
+        assert_eq!((traced.arguments.as_str(), traced.rc), ("gi=3", 19));
+        let bare = parse_trace("12 nvmlX -  -> SUCCESS (0)").unwrap();
+        assert_eq!((bare.gpu, bare.arguments.as_str(), bare.rc), (None, "", 0));
+        assert!(parse_trace("12 nvmlGpuInstanceDestroy 0").is_none());
+    }
+}

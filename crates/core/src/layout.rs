@@ -1,14 +1,38 @@
 //! Layouts: the instances that a MIG GPU shall have, as people write them.
 //!
 //! ```text
+//! layout  = entry {"," entry}            or a list of such strings, or the reserved word `none`
+//! entry   = [Nc.]PROFILE[@START][*COUNT][:mps]      @START and *COUNT in either order
+//! PROFILE = <slices>g.<memory>gb[+suffix|-suffix]
+//!
 //! 3g.40gb          one GPU instance with one compute instance that takes all of it
 //! 1g.10gb*2        two of them
 //! 1g.10gb@4        one that starts at memory slice 4
 //! 1c.3g.40gb*3     three one-slice compute instances, packed into as few 3g.40gb as hold them
 //! 2g.20gb:mps      its MIG device is shared through MPS
+//! none             no instance at all
 //! ```
+//!
+//! Case does not matter and the canonical form is lower case. Whether a GPU *has* the profile is
+//! not asked here: that is the planner's question, per GPU. A text that is wrong is answered with
+//! the place in it and what was probably meant.
 
 use std::fmt;
+
+use gpush_api::LayoutSource;
+
+mod grammar;
+
+pub use grammar::LayoutError;
+
+/// The reserved word for the empty layout.
+pub const NONE: &str = "none";
+
+/// The reserved word for layouts made on demand by leases; not built yet.
+pub const DYNAMIC: &str = "dynamic";
+
+/// Most instances that one entry may ask for: no GPU holds more GPU instances.
+pub const MOST: u8 = 8;
 
 /// How the MIG devices of an entry are shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,6 +63,79 @@ pub struct Layout {
     pub entries: Vec<Entry>,
 }
 
+impl Layout {
+    /// The reserved layout `none`: idle instances go, nothing is made.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Whether it is the reserved layout `none`.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Reads a layout from one comma-separated text.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its place in the text.
+    pub fn parse(text: &str) -> Result<Self, LayoutError> {
+        Self::parse_list(&[text])
+    }
+
+    /// Reads a layout from a list of texts, each one entry or several with commas between.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with the text it is in and its place there.
+    pub fn parse_list<S: AsRef<str>>(texts: &[S]) -> Result<Self, LayoutError> {
+        grammar::layout(texts).map_err(|mut errors| errors.swap_remove(0))
+    }
+
+    /// As [`Layout::parse_list`], reporting everything that is wrong at once; never an empty list.
+    ///
+    /// # Errors
+    /// All that is wrong, in order.
+    pub fn parse_all<S: AsRef<str>>(texts: &[S]) -> Result<Self, Vec<LayoutError>> {
+        grammar::layout(texts)
+    }
+
+    /// Entries in canonical text, as the API shows them; `["none"]` for the reserved layout.
+    #[must_use]
+    pub fn canonical(&self) -> Vec<String> {
+        if self.is_none() {
+            return vec![NONE.to_owned()];
+        }
+        self.entries.iter().map(ToString::to_string).collect()
+    }
+
+    /// The first entry that asks for a share of its MIG device.
+    #[must_use]
+    pub fn shared(&self) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.share.is_some())
+    }
+}
+
+/// What a text given for a layout means: the name of one, or entries. Names begin with a letter
+/// and hold no punctuation of entries, so the two never meet.
+#[must_use]
+pub fn source_of(text: &str) -> LayoutSource {
+    let text = text.trim();
+    if is_name(text) {
+        LayoutSource::Named(text.to_owned())
+    } else {
+        LayoutSource::Entries(text.split(',').map(|entry| entry.trim().to_owned()).collect())
+    }
+}
+
+/// Whether a text can be the name of a layout: a letter, then letters, digits, `-` and `_`.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.len() <= 64
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+}
+
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(slices) = self.compute_slices {
@@ -57,3 +154,12 @@ impl fmt::Display for Entry {
         }
     }
 }
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.canonical().join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests;

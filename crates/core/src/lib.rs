@@ -1,3 +1,12 @@
 //! The decisions of gpush, pure: no I/O, no async, no NVML.
 
+pub mod config;
+pub mod desired;
+pub mod geometry;
 pub mod layout;
+pub mod nearest;
+pub mod plan;
+pub mod preset;
+pub mod quote;
+pub mod refusal;
+pub mod selector;

@@ -1,0 +1,188 @@
+//! What is wrong with a config file: where, what, and how to mend it.
+//!
+//! ```text
+//! /etc/gpush/config.toml:3:1: unknown key `libary` in [driver]
+//!   |
+//! 3 | libary = "libnvidia-ml.so.1"
+//!   | ^^^^^^
+//!   = did you mean `library`?
+//! ```
+
+use std::{
+    fmt::{self, Write as _},
+    ops::Range,
+};
+
+use gpush_api::{ApiError, Code};
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Bytes of the file that are meant.
+    pub span: Range<usize>,
+    /// What is wrong, without a full stop.
+    pub message: String,
+    /// How to mend it.
+    pub hint: String,
+    /// Another place that has to do with it, and what is there.
+    pub also: Option<(Range<usize>, String)>,
+}
+
+impl Problem {
+    pub(super) fn new(span: Range<usize>, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { span, message: message.into(), hint: hint.into(), also: None }
+    }
+
+    pub(super) fn also(mut self, span: Range<usize>, what: impl Into<String>) -> Self {
+        self.also = Some((span, what.into()));
+        self
+    }
+}
+
+/// Everything that is wrong with one file; never nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigErrors {
+    path: String,
+    text: String,
+    problems: Vec<Problem>,
+}
+
+/// A problem with its place in lines and columns, both from 1, columns in characters.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Located {
+    /// File.
+    pub path: String,
+    /// Line.
+    pub line: usize,
+    /// Column.
+    pub column: usize,
+    /// What is wrong.
+    pub message: String,
+    /// How to mend it.
+    pub hint: String,
+}
+
+impl ConfigErrors {
+    pub(super) fn new(path: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|problem| (problem.span.start, problem.span.end));
+        problems.dedup();
+        Self { path: path.to_owned(), text: text.to_owned(), problems }
+    }
+
+    /// The problems in the order of the file.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The problems with their lines and columns.
+    #[must_use]
+    pub fn located(&self) -> Vec<Located> {
+        self.problems
+            .iter()
+            .map(|problem| {
+                let place = Place::of(&self.text, &problem.span);
+                Located {
+                    path: self.path.clone(),
+                    line: place.line,
+                    column: place.column,
+                    message: problem.message.clone(),
+                    hint: problem.hint.clone(),
+                }
+            })
+            .collect()
+    }
+}
+
+/// Longest part of a source line that is shown, in characters.
+const WIDEST: usize = 110;
+
+/// A span of the file in lines and columns.
+struct Place<'a> {
+    line: usize,
+    column: usize,
+    /// The whole line, without its end.
+    content: &'a str,
+    /// Characters that the span takes on this line; at least 1.
+    width: usize,
+}
+
+impl<'a> Place<'a> {
+    fn of(text: &'a str, span: &Range<usize>) -> Self {
+        let mut at = span.start.min(text.len());
+        while !text.is_char_boundary(at) {
+            at -= 1;
+        }
+        let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+        let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
+        let content = text[start..end].trim_end_matches('\r');
+        let mut to = span.end.clamp(at, start + content.len().max(at - start));
+        while !text.is_char_boundary(to) {
+            to -= 1;
+        }
+        Self {
+            line: text[..at].matches('\n').count() + 1,
+            column: text[start..at].chars().count() + 1,
+            content,
+            width: text[at..to.max(at)].chars().count().max(1),
+        }
+    }
+
+    /// The part of the line that is shown, with the span's column in it from 0.
+    fn window(&self) -> (String, usize) {
+        let plain = |c: char| if c.is_control() { ' ' } else { c };
+        let before = self.column - 1;
+        let from = if before + self.width.min(20) > WIDEST { before.saturating_sub(20) } else { 0 };
+        let mut shown: String = self.content.chars().skip(from).take(WIDEST).map(plain).collect();
+        if self.content.chars().count() > from + WIDEST {
+            shown.push('…');
+        }
+        if from > 0 {
+            shown.insert(0, '…');
+        }
+        (shown, before - from + usize::from(from > 0))
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, problem) in self.problems.iter().enumerate() {
+            if n > 0 {
+                f.write_char('\n')?;
+            }
+            let place = Place::of(&self.text, &problem.span);
+            let gutter = " ".repeat(place.line.to_string().len());
+            writeln!(f, "{}:{}:{}: {}", self.path, place.line, place.column, problem.message)?;
+            let (shown, column) = place.window();
+            let width = place.width.min(shown.chars().count().saturating_sub(column)).max(1);
+            if !place.content.trim().is_empty() {
+                writeln!(f, "{gutter} |")?;
+                writeln!(f, "{} | {}", place.line, shown.trim_end())?;
+                writeln!(f, "{gutter} | {}{}", " ".repeat(column), "^".repeat(width))?;
+            }
+            if let Some((span, what)) = &problem.also {
+                let other = Place::of(&self.text, span);
+                writeln!(f, "{gutter} = {what} at {}:{}:{}", self.path, other.line, other.column)?;
+            }
+            writeln!(f, "{gutter} = {}", problem.hint)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl From<&ConfigErrors> for ApiError {
+    fn from(errors: &ConfigErrors) -> Self {
+        let what = match errors.problems.len() {
+            1 => "an error".to_owned(),
+            n => format!("{n} errors"),
+        };
+        let mut answer = Self::new(Code::ConfigInvalid, format!("the config {} has {what}", errors.path));
+        for located in errors.located() {
+            let Located { path, line, column, message, hint } = located;
+            answer = answer.cause(format!("{path}:{line}:{column}: {message} ({hint})"));
+        }
+        answer.hint(format!("mend the file, then `gpushctl config check {}`", errors.path))
+    }
+}

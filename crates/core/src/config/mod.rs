@@ -1,0 +1,204 @@
+//! The config file: what the administrator of a host wants, and everything that can be wrong
+//! with saying so.
+//!
+//! A file is read in three passes, each in its own module, and every pass reports all that it
+//! finds, so that one look at the output mends the file:
+//!
+//! ```text
+//! bytes ──► UTF-8, TOML ──► settings (parse) ──► rules against each other (rules) ──► Config
+//!              │                 │                          │
+//!              └─────────────────┴──────────────────────────┴──► ConfigErrors (diagnostic)
+//! ```
+//!
+//! `schema` lists the keys there are; a key that is not there is refused, and
+//! `config.example.toml` and `docs/config.md` are tested against it. A file is taken whole or not
+//! at all. No file at the default path is no error: then every GPU is unmanaged.
+
+use std::collections::BTreeMap;
+
+use gpush_api::Mode;
+
+use crate::{layout::Layout, selector::Selector};
+
+mod diagnostic;
+mod effective;
+mod parse;
+mod reader;
+mod rules;
+pub mod schema;
+
+pub use diagnostic::{ConfigErrors, Located, Problem};
+
+/// Largest config file that is read, in bytes.
+pub const MOST_BYTES: usize = 1 << 20;
+
+/// The whole config. `Config::default()` is what holds without a file: every GPU unmanaged.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Config {
+    /// Whether drift is put right whenever it is seen, rather than at a new boot or on request only.
+    pub auto_reconcile: bool,
+    /// `[log]`
+    pub log: Log,
+    /// `[driver]`
+    pub driver: Driver,
+    /// `[api]`
+    pub api: Api,
+    /// `[access]`
+    pub access: Access,
+    /// `[layouts]`, without the reserved `none`.
+    pub layouts: BTreeMap<String, Layout>,
+    /// `[[gpu]]` rules in order: the first that matches a GPU claims it.
+    pub rules: Vec<Rule>,
+}
+
+/// `[log]`
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Log {
+    /// The least severe records that are written.
+    pub level: LogLevel,
+}
+
+/// Severity of log records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogLevel {
+    /// What failed.
+    Error,
+    /// And what may fail.
+    Warn,
+    /// And what was done.
+    #[default]
+    Info,
+    /// And how.
+    Debug,
+    /// And every driver call.
+    Trace,
+}
+
+impl LogLevel {
+    /// All, most severe first.
+    pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
+
+    /// As the config writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// `[driver]`: which library is loaded, and how long its calls may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Driver {
+    /// Soname, looked up as the dynamic linker does, or an absolute path.
+    pub library: String,
+    /// Seconds for loading and initialising the library.
+    pub start_s: u32,
+    /// Milliseconds for listing the GPUs or reading one.
+    pub read_ms: u32,
+    /// Seconds for one change.
+    pub change_s: u32,
+}
+
+impl Default for Driver {
+    fn default() -> Self {
+        // Without persistence mode the first call brings up every GPU, seconds each.
+        Self { library: "libnvidia-ml.so.1".to_owned(), start_s: 60, read_ms: 10_000, change_s: 60 }
+    }
+}
+
+/// `[api]`: the socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Api {
+    /// Group that owns the socket; the agent's own when absent.
+    pub socket_group: Option<String>,
+    /// Permission bits of the socket.
+    pub socket_mode: u32,
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        // Anybody may connect: what they see and do is decided by who the kernel says they are.
+        Self { socket_group: None, socket_mode: 0o666 }
+    }
+}
+
+/// `[access]`: who may change things besides root and the agent's own user.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Access {
+    /// Groups whose members may.
+    pub admin_groups: Vec<String>,
+}
+
+/// A `[[gpu]]` rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// Name, when it has one.
+    pub name: Option<String>,
+    /// GPUs that it claims unless an earlier rule does.
+    pub matches: Vec<Selector>,
+    /// How they are shared.
+    pub mode: Mode,
+    /// Layout, in mode `mig` only and always.
+    pub layout: Option<WantedLayout>,
+}
+
+/// The layout of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WantedLayout {
+    /// One of `[layouts]`, or `none`.
+    Named(String),
+    /// Entries in the rule itself.
+    Inline(Layout),
+}
+
+impl Rule {
+    /// Its name, or `rule 2` by position from 0.
+    #[must_use]
+    pub fn label(&self, position: usize) -> String {
+        self.name.clone().unwrap_or_else(|| format!("rule {}", position + 1))
+    }
+}
+
+impl Config {
+    /// Reads a config file. `path` is its name, for errors.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, ConfigErrors> {
+        parse::bytes(bytes, path)
+    }
+
+    /// As [`Config::from_bytes`], from text.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn parse(text: &str, path: &str) -> Result<Self, ConfigErrors> {
+        parse::bytes(text.as_bytes(), path)
+    }
+
+    /// The layout of that name, the reserved `none` among them.
+    #[must_use]
+    pub fn layout(&self, name: &str) -> Option<Layout> {
+        if name.eq_ignore_ascii_case(crate::layout::NONE) {
+            return Some(Layout::none());
+        }
+        self.layouts.get(name).cloned()
+    }
+
+    /// The layout that a rule wants; none for rules of other modes.
+    #[must_use]
+    pub fn layout_of(&self, rule: &Rule) -> Option<Layout> {
+        match rule.layout.as_ref()? {
+            WantedLayout::Named(name) => self.layout(name),
+            WantedLayout::Inline(layout) => Some(layout.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

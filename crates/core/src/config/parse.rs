@@ -1,0 +1,366 @@
+//! From bytes to a config: UTF-8, TOML, then the settings; the rules are their own module.
+
+use std::ops::Range;
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use super::{
+    Access, Api, Config, Driver, Log, LogLevel, MOST_BYTES,
+    diagnostic::{ConfigErrors, Problem},
+    reader::{Reader, Text, Value, get},
+    rules,
+    schema::{ACCESS, API, DRIVER, LAYOUTS, LOG, RULE, TOP},
+};
+use crate::{
+    layout::{self, Layout},
+    nearest::nearest,
+    quote::Quoted,
+};
+
+pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
+    if bytes.len() > MOST_BYTES {
+        let problem = Problem::new(
+            0..0,
+            format!("the file has {} bytes", bytes.len()),
+            format!("a config has at most {MOST_BYTES}: is this the right file?"),
+        );
+        return Err(ConfigErrors::new(path, "", vec![problem]));
+    }
+    let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, path, error.valid_up_to()))?;
+    let (table, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        let problems = errors.iter().map(|error| syntax(text, &table, error)).collect();
+        return Err(ConfigErrors::new(path, text, problems));
+    }
+    let mut reader = Reader::new(text);
+    let config = settings(&mut reader, table.get_ref());
+    if reader.problems.is_empty() { Ok(config) } else { Err(ConfigErrors::new(path, text, reader.problems)) }
+}
+
+fn not_utf8(bytes: &[u8], path: &str, at: usize) -> ConfigErrors {
+    let lossy = String::from_utf8_lossy(bytes);
+    let byte = bytes.get(at).copied().unwrap_or_default();
+    let hint = if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        "it is UTF-16: save it as UTF-8 without a byte order mark"
+    } else if bytes[..at].contains(&0) {
+        "it is not a text at all: is this the right file?"
+    } else {
+        "save the file as UTF-8; `iconv -f latin1 -t utf8` converts an old one"
+    };
+    let problem = Problem::new(
+        at..at + '\u{fffd}'.len_utf8(),
+        format!("the file is not UTF-8: byte {at} is {byte:#04x}"),
+        hint.to_owned(),
+    );
+    ConfigErrors::new(path, &lossy, vec![problem])
+}
+
+/// A TOML error in our words where the parser's own lack the fix.
+fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> Problem {
+    let end = text.len();
+    let span = error.span().unwrap_or(end..end);
+    let message = error.message().trim_end_matches('.').to_owned();
+    if message.contains("duplicate key") {
+        let name = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']).to_owned();
+        let problem = Problem::new(
+            span.clone(),
+            format!("{} stands here a second time", Quoted(&name)),
+            "keep one of the two".to_owned(),
+        );
+        let mut first = None;
+        earlier(table.get_ref(), &name, span.start, &mut first);
+        return match first.or_else(|| earlier_header(text, &name, span.start)) {
+            Some(first) => problem.also(first, "the first is"),
+            None => problem,
+        };
+    }
+    let written = text.get(span.clone()).unwrap_or_default();
+    let bare = written.trim();
+    let is_value = text.get(..span.start).is_some_and(|before| before.trim_end().ends_with(['=', '[', ',']));
+    let hint = if is_value && bare.is_empty() {
+        "write a value after the `=`".to_owned()
+    } else if is_value && ["yes", "no", "on", "off"].iter().any(|word| bare.eq_ignore_ascii_case(word)) {
+        "write true or false".to_owned()
+    } else if is_value && bare.starts_with(|c: char| c.is_alphabetic() || c == '/') && !bare.contains(['"', '\n']) {
+        format!("write \"{bare}\" with quotes")
+    } else if message.contains("unclosed") || message.contains("invalid basic string") {
+        "close what was opened: each \" and [ needs its counterpart".to_owned()
+    } else {
+        "the file is TOML: `key = value` lines under `[table]` headers; https://toml.io has the rules".to_owned()
+    };
+    Problem::new(span, format!("this is not TOML: {message}"), hint)
+}
+
+/// The last header `[name]` before `before`. The parser forgets the first of two equal tables.
+fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
+    let header = format!("[{name}]");
+    let mut at = 0;
+    let mut found = None;
+    for line in text.split_inclusive('\n') {
+        let indent = line.len() - line.trim_start().len();
+        if at + indent + 1 < before && line.trim_start().starts_with(&header) {
+            found = Some(at + indent + 1..at + indent + 1 + name.len());
+        }
+        at += line.len();
+    }
+    found
+}
+
+/// The last place before `before` where a key of that name stands.
+fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Range<usize>>) {
+    for (key, value) in table {
+        let span = key.span();
+        if key.get_ref() == name && span.start < before && found.as_ref().is_none_or(|f| f.start < span.start) {
+            *found = Some(span);
+        }
+        match value.get_ref() {
+            DeValue::Table(inner) => earlier(inner, name, before, found),
+            DeValue::Array(items) => {
+                for item in items {
+                    if let DeValue::Table(inner) = item.get_ref() {
+                        earlier(inner, name, before, found);
+                    }
+                }
+            }
+            DeValue::String(_)
+            | DeValue::Integer(_)
+            | DeValue::Float(_)
+            | DeValue::Boolean(_)
+            | DeValue::Datetime(_) => {}
+        }
+    }
+}
+
+fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
+    let tables = [LOG, DRIVER, API, ACCESS, LAYOUTS, RULE].map(|section| section.table());
+    reader.strangers(top, TOP, &tables);
+    let mut config = Config::default();
+    if let Some(flag) = reader.flag(top, "auto_reconcile") {
+        config.auto_reconcile = flag;
+    }
+    if let Some(table) = reader.table(top, LOG) {
+        reader.strangers(table, LOG, &[]);
+        config.log = log(reader, table);
+    }
+    if let Some(table) = reader.table(top, DRIVER) {
+        reader.strangers(table, DRIVER, &[]);
+        config.driver = driver(reader, table);
+    }
+    if let Some(table) = reader.table(top, API) {
+        reader.strangers(table, API, &[]);
+        config.api = api(reader, table);
+    }
+    if let Some(table) = reader.table(top, ACCESS) {
+        reader.strangers(table, ACCESS, &[]);
+        config.access = access(reader, table);
+    }
+    // A layout that is wrong keeps its name: a rule that names it is not wrong too.
+    let mut names = Vec::new();
+    if let Some(table) = reader.table(top, LAYOUTS) {
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            if layout_name(reader, name, key.span()) {
+                names.push(name.to_owned());
+                if let Some(layout) = named_layout(reader, name, value) {
+                    config.layouts.insert(name.to_owned(), layout);
+                }
+            }
+        }
+    }
+    config.rules = rules::read(reader, top, &names);
+    config
+}
+
+fn log(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Log {
+    let mut log = Log::default();
+    let known = LogLevel::ALL.map(LogLevel::name);
+    if let Some(text) = reader.word(table, "level", "\"info\"") {
+        match LogLevel::ALL.into_iter().find(|level| level.name() == text.value) {
+            Some(level) => log.level = level,
+            None => reader.report(unknown(&text, "log level", &known)),
+        }
+    }
+    log
+}
+
+/// A word that is not among those there are.
+pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
+    let hint = match nearest(&text.value, known.iter().copied()) {
+        Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),
+        None => format!("there are: {}", known.join(", ")),
+    };
+    Problem::new(text.span.clone(), format!("there is no {what} {}", Quoted(&text.value)), hint)
+}
+
+fn driver(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Driver {
+    let default = Driver::default();
+    let example = format!("\"{}\"", default.library);
+    let library = reader.word(table, "library", &example).and_then(|text| {
+        if text.value.contains('/') && !text.value.starts_with('/') {
+            reader.report(Problem::new(
+                text.span.clone(),
+                format!("`library` is a relative path: {}", Quoted(&text.value)),
+                "write an absolute path, or a bare name such as \"libnvidia-ml.so.1\" that the dynamic linker finds",
+            ));
+            return None;
+        }
+        Some(text.value)
+    });
+    Driver {
+        library: library.unwrap_or(default.library),
+        start_s: reader.number(table, "start_s", 1..=3600, default.start_s),
+        read_ms: reader.number(table, "read_ms", 10..=600_000, default.read_ms),
+        change_s: reader.number(table, "change_s", 1..=3600, default.change_s),
+    }
+}
+
+fn api(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Api {
+    let default = Api::default();
+    let group = reader.word(table, "socket_group", "\"gpu\"").and_then(|text| group(reader, text));
+    Api { socket_group: group, socket_mode: socket_mode(reader, table).unwrap_or(default.socket_mode) }
+}
+
+fn socket_mode(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u32> {
+    let hint = "write it in octal between quotes: \"0666\" for everybody, \"0660\" for a group";
+    let text = match get(table, "socket_mode").map(|value| (value.get_ref(), value.span())) {
+        Some((DeValue::Integer(integer), span)) => {
+            let message = format!("`socket_mode` takes a string, not the integer {}", integer.as_str());
+            reader.report(Problem::new(span, message, hint));
+            return None;
+        }
+        Some(_) | None => reader.word(table, "socket_mode", "\"0666\"")?,
+    };
+    let octal = (3..=4).contains(&text.value.len()) && text.value.bytes().all(|b| (b'0'..=b'7').contains(&b));
+    let problem = match u32::from_str_radix(&text.value, 8) {
+        Ok(mode) if octal && mode & !0o666 == 0 && mode & 0o600 == 0o600 => return Some(mode),
+        Ok(mode) if octal && mode & !0o666 != 0 => {
+            format!("`socket_mode` {} has bits that mean nothing on a socket", Quoted(&text.value))
+        }
+        Ok(_) if octal => format!("`socket_mode` {} shuts the owner out", Quoted(&text.value)),
+        Ok(_) | Err(_) => format!("{} is not a file mode", Quoted(&text.value)),
+    };
+    reader.report(Problem::new(text.span, problem, hint));
+    None
+}
+
+fn access(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Access {
+    let groups = reader.words(table, "admin_groups", "[\"gpuadmin\"]").unwrap_or_default();
+    let mut seen: Vec<(String, Range<usize>)> = Vec::new();
+    for text in groups {
+        let span = text.span.clone();
+        let Some(group) = group(reader, text) else { continue };
+        match seen.iter().find(|(other, _)| *other == group) {
+            Some((_, first)) => {
+                let problem = Problem::new(span, format!("group {} is listed twice", Quoted(&group)), "keep one");
+                reader.report(problem.also(first.clone(), "the first is"));
+            }
+            None => seen.push((group, span)),
+        }
+    }
+    Access { admin_groups: seen.into_iter().map(|(group, _)| group).collect() }
+}
+
+fn group(reader: &mut Reader<'_>, text: Text) -> Option<String> {
+    if text.value.chars().any(|c| c.is_whitespace() || matches!(c, ':' | ',' | '/')) {
+        reader.report(Problem::new(
+            text.span,
+            format!("{} is not the name of a group", Quoted(&text.value)),
+            "write one name of /etc/group, such as \"gpuadmin\"",
+        ));
+        return None;
+    }
+    Some(text.value)
+}
+
+fn layout_name(reader: &mut Reader<'_>, name: &str, span: Range<usize>) -> bool {
+    let reserved = [layout::NONE, layout::DYNAMIC].into_iter().find(|word| name.eq_ignore_ascii_case(word));
+    let problem = if let Some(word) = reserved {
+        Problem::new(span, format!("the layout name `{word}` is reserved"), "give it another name")
+    } else if layout::is_name(name) {
+        return true;
+    } else {
+        Problem::new(
+            span,
+            format!("{} can't be the name of a layout", Quoted(name)),
+            "a name begins with a letter and holds letters, digits, - and _, at most 64 of them",
+        )
+    };
+    reader.report(problem);
+    false
+}
+
+fn named_layout(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>) -> Option<Layout> {
+    let texts = layout_texts(reader, name, value)?;
+    let layout = entries(reader, &texts, value)?;
+    if layout.is_none() {
+        reader.report(Problem::new(
+            value.span(),
+            format!("layout `{name}` is just `none`"),
+            "write layout = \"none\" in the rule",
+        ));
+    }
+    Some(layout)
+}
+
+/// The texts of a layout: a list of strings or one string.
+pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, '_>) -> Option<Vec<Text>> {
+    let example = "[\"3g.40gb\", \"1g.10gb*2\"]";
+    let items = match value.get_ref() {
+        DeValue::String(_) => return Some(reader.text_of(value).into_iter().collect()),
+        DeValue::Array(items) => items,
+        DeValue::Integer(_) | DeValue::Float(_) | DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Table(_) => {
+            let span = reader.clip(value.span());
+            reader.report(Problem::new(
+                span,
+                format!("{} takes a layout: a list of strings", Quoted(key)),
+                format!("write {key} = {example}"),
+            ));
+            return None;
+        }
+    };
+    let mut texts = Vec::new();
+    for item in items {
+        match reader.text_of(item) {
+            Some(text) => texts.push(text),
+            None => {
+                let span = reader.clip(item.span());
+                let written = reader.text.get(span.clone()).unwrap_or_default().to_owned();
+                reader.report(Problem::new(
+                    span,
+                    format!("a layout entry is a string, and {} is none", Quoted(&written)),
+                    format!("write {key} = {example}"),
+                ));
+            }
+        }
+    }
+    (texts.len() == items.len()).then_some(texts)
+}
+
+/// Reads the texts of a layout, mapping errors into the file. Shares are refused here: nobody
+/// would start the MPS daemons.
+pub(super) fn entries(reader: &mut Reader<'_>, texts: &[Text], value: Value<'_, '_>) -> Option<Layout> {
+    let plain: Vec<&str> = texts.iter().map(|text| text.value.as_str()).collect();
+    match Layout::parse_all(&plain) {
+        Ok(layout) => {
+            let Some(entry) = layout.shared() else { return Some(layout) };
+            let at = texts.iter().find(|text| text.value.to_ascii_lowercase().contains(":mps"));
+            reader.report(Problem::new(
+                at.map_or(value.span(), |text| text.span.clone()),
+                format!("`{entry}`: sharing a MIG device through MPS is not built yet"),
+                "leave `:mps` out; the MIG device is then made as it is",
+            ));
+            None
+        }
+        Err(errors) => {
+            for error in errors {
+                let span = texts.get(error.item).map_or(value.span(), |text| text.part(&error.span));
+                let hint = error.hint.unwrap_or_else(|| "see docs/config.md".to_owned());
+                reader.report(Problem::new(reader.clip(span), error.message, hint));
+            }
+            None
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Reading typed values out of parsed TOML, and saying what was expected where another type is.
+//!
+//! Not serde: serde stops at the first error and forgets where the others are.
+
+use std::ops::{Range, RangeInclusive};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use super::{
+    diagnostic::Problem,
+    schema::{SECTIONS, Section},
+};
+use crate::{nearest::nearest, quote::Quoted};
+
+/// A value and where it stands.
+pub(super) type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;
+
+/// Problems found so far, and the text they point into.
+pub(super) struct Reader<'t> {
+    pub(super) text: &'t str,
+    pub(super) problems: Vec<Problem>,
+}
+
+/// A text of the file, and where what is between its quotes stands.
+#[derive(Debug, Clone)]
+pub(super) struct Text {
+    pub(super) value: String,
+    /// The value with its quotes.
+    pub(super) span: Range<usize>,
+    /// Where `value` stands letter by letter; `None` when it is written with escapes.
+    inner: Option<usize>,
+}
+
+impl Text {
+    /// The place in the file of a part of the value.
+    pub(super) fn part(&self, of: &Range<usize>) -> Range<usize> {
+        match self.inner {
+            Some(from) if !self.value.trim().is_empty() => from + of.start..from + of.end,
+            Some(_) | None => self.span.clone(),
+        }
+    }
+}
+
+/// What a value is, with its article.
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "an integer",
+        DeValue::Float(_) => "a float",
+        DeValue::Boolean(_) => "a boolean",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+impl<'t> Reader<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        Self { text, problems: Vec::new() }
+    }
+
+    pub(super) fn report(&mut self, problem: Problem) {
+        self.problems.push(problem);
+    }
+
+    fn expected(&mut self, key: &str, value: Value<'_, '_>, what: &str, example: &str) {
+        let found = kind(value.get_ref());
+        self.report(Problem::new(
+            self.clip(value.span()),
+            format!("`{key}` takes {what}, not {found}"),
+            format!("write {key} = {example}"),
+        ));
+    }
+
+    /// A span that marks its first line only: the caret of a table is its header.
+    pub(super) fn clip(&self, span: Range<usize>) -> Range<usize> {
+        let end = self.text.get(span.clone()).and_then(|text| text.find('\n')).map_or(span.end, |n| span.start + n);
+        span.start..end
+    }
+
+    /// Refuses keys that the section does not have, and gives back which ones were probably meant.
+    /// `tables` are what else may stand there.
+    pub(super) fn strangers(&mut self, table: &DeTable<'_>, section: Section, tables: &[&str]) -> Vec<String> {
+        let mut meant_keys = Vec::new();
+        for (key, value) in table {
+            let name = key.get_ref().as_ref();
+            if section.keys.contains(&name) || tables.contains(&name) {
+                continue;
+            }
+            let is_table = matches!(value.get_ref(), DeValue::Table(_));
+            let place = if section.header.is_empty() {
+                "at the top of the file".to_owned()
+            } else {
+                format!("in {}", section.header)
+            };
+            let what = if is_table && section.header.is_empty() { "table" } else { "key" };
+            let known = section.keys.iter().chain(tables).copied();
+            let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name));
+            let hint = if let Some(meant) = nearest(name, known.clone()) {
+                meant_keys.push(meant.to_owned());
+                format!("did you mean `{meant}`?")
+            } else if let Some(other) = elsewhere {
+                let place = if other.header.is_empty() { "the top of the file" } else { other.header };
+                format!("`{name}` belongs to {place}")
+            } else {
+                format!("there are: {}", known.collect::<Vec<_>>().join(", "))
+            };
+            self.report(Problem::new(key.span(), format!("unknown {what} {} {place}", Quoted(name)), hint));
+        }
+        meant_keys
+    }
+
+    /// A table of the file by name; an absent one is `None`.
+    pub(super) fn table<'a, 'i>(&mut self, of: &'a DeTable<'i>, section: Section) -> Option<&'a DeTable<'i>> {
+        let value = get(of, section.table())?;
+        if let DeValue::Table(table) = value.get_ref() {
+            return Some(table);
+        }
+        let found = kind(value.get_ref());
+        self.report(Problem::new(
+            self.clip(value.span()),
+            format!("`{}` is a table, not {found}", section.table()),
+            format!("write {} on a line of its own and its keys below", section.header),
+        ));
+        None
+    }
+
+    pub(super) fn flag(&mut self, table: &DeTable<'_>, key: &str) -> Option<bool> {
+        let value = get(table, key)?;
+        if let DeValue::Boolean(flag) = value.get_ref() {
+            return Some(*flag);
+        }
+        self.expected(key, value, "true or false", "true");
+        None
+    }
+
+    /// A whole number within bounds; the default is the example where it is something else.
+    pub(super) fn number(&mut self, table: &DeTable<'_>, key: &str, bounds: RangeInclusive<u32>, default: u32) -> u32 {
+        let Some(value) = get(table, key) else { return default };
+        let DeValue::Integer(integer) = value.get_ref() else {
+            self.expected(key, value, "a whole number", &default.to_string());
+            return default;
+        };
+        match i64::from_str_radix(integer.as_str(), integer.radix()).ok().and_then(|n| u32::try_from(n).ok()) {
+            Some(number) if bounds.contains(&number) => number,
+            Some(_) | None => {
+                self.report(Problem::new(
+                    value.span(),
+                    format!("`{key}` can't be {}", shortened(integer.as_str())),
+                    format!("write a number from {} to {}", bounds.start(), bounds.end()),
+                ));
+                default
+            }
+        }
+    }
+
+    /// A text that is not blank.
+    pub(super) fn word(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
+        let value = get(table, key)?;
+        let Some(text) = self.text_of(value) else {
+            self.expected(key, value, "a string", example);
+            return None;
+        };
+        self.filled(text, key, example)
+    }
+
+    fn filled(&mut self, text: Text, key: &str, example: &str) -> Option<Text> {
+        if text.value.trim().is_empty() {
+            self.report(Problem::new(
+                text.span,
+                format!("`{key}` is empty"),
+                format!("write {key} = {example}, or leave the line out"),
+            ));
+            return None;
+        }
+        if text.value.chars().any(char::is_control) {
+            self.report(Problem::new(
+                text.span,
+                format!("`{key}` holds a control character"),
+                format!("write {key} = {example}"),
+            ));
+            return None;
+        }
+        Some(text)
+    }
+
+    /// A list of texts, none of them blank.
+    pub(super) fn words(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Vec<Text>> {
+        let value = get(table, key)?;
+        let what = "a list of strings";
+        let DeValue::Array(array) = value.get_ref() else {
+            let own = self.text_of(value).map(|_| format!("[{}]", self.text.get(value.span()).unwrap_or_default()));
+            self.expected(key, value, what, own.as_deref().unwrap_or(example));
+            return None;
+        };
+        let mut texts = Vec::new();
+        for item in array {
+            match self.text_of(item) {
+                Some(text) => texts.extend(self.filled(text, key, example)),
+                None => {
+                    let found = kind(item.get_ref());
+                    self.report(Problem::new(
+                        self.clip(item.span()),
+                        format!("`{key}` takes {what}, and this is {found}"),
+                        format!("write {key} = {example}"),
+                    ));
+                }
+            }
+        }
+        // What was wrong has been said; a shortened list would only cause errors that are none.
+        (texts.len() == array.len()).then_some(texts)
+    }
+
+    /// The text of a value when it is one.
+    pub(super) fn text_of(&self, value: Value<'_, '_>) -> Option<Text> {
+        let DeValue::String(text) = value.get_ref() else { return None };
+        let span = value.span();
+        let raw = self.text.get(span.clone()).unwrap_or_default();
+        let inner = ["\"", "'"].iter().find_map(|quote| {
+            let between = raw.strip_prefix(quote)?.strip_suffix(quote)?;
+            (between == text.as_ref()).then_some(span.start + 1)
+        });
+        Some(Text { value: text.to_string(), span, inner })
+    }
+}
+
+fn shortened(figure: &str) -> String {
+    if figure.len() > 20 { format!("{}…", &figure[..20]) } else { figure.to_owned() }
+}
+
+/// The value of a key.
+pub(super) fn get<'a, 'i>(table: &'a DeTable<'i>, key: &str) -> Option<Value<'a, 'i>> {
+    table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(_, value)| value)
+}
+
+/// Where a key stands.
+pub(super) fn key_span(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
+    table.iter().find(|(name, _)| name.get_ref().as_ref() == key).map(|(name, _)| name.span())
+}

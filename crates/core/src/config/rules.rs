@@ -1,0 +1,331 @@
+//! The `[[gpu]]` rules: each by itself, then against each other.
+//!
+//! The first rule that matches a GPU claims it. A selector that an earlier one already covers can
+//! therefore never match; it is refused rather than ignored, because whoever wrote it expects it
+//! to do something.
+
+use std::ops::Range;
+
+use gpush_api::Mode;
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    Rule, WantedLayout,
+    diagnostic::Problem,
+    parse::{entries, layout_texts, unknown},
+    reader::{Reader, Value, get, key_span},
+    schema::RULE,
+};
+use crate::{
+    layout::{self, Layout, NONE, is_name},
+    nearest::nearest,
+    quote::Quoted,
+    selector::Selector,
+};
+
+/// Modes as the config writes them, and whether they are built.
+const MODES: [(&str, Option<Mode>); 6] = [
+    ("unmanaged", Some(Mode::Unmanaged)),
+    ("exclusive", Some(Mode::Exclusive)),
+    ("mig", Some(Mode::Mig)),
+    ("mps", None),
+    ("timeslice", None),
+    ("hami", None),
+];
+
+/// A mode as the config writes it.
+pub(super) fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Unmanaged => "unmanaged",
+        Mode::Exclusive => "exclusive",
+        Mode::Mig => "mig",
+        Mode::Mps => "mps",
+        Mode::Timeslice => "timeslice",
+    }
+}
+
+/// A selector, where it stands and in which rule.
+struct Claim {
+    rule: usize,
+    selector: Selector,
+    span: Range<usize>,
+}
+
+pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String]) -> Vec<Rule> {
+    let Some(value) = get(top, "gpu") else { return Vec::new() };
+    let DeValue::Array(items) = value.get_ref() else {
+        let span = key_span(top, "gpu").unwrap_or_else(|| reader.clip(value.span()));
+        reader.report(Problem::new(
+            span,
+            "`gpu` is a list of rules, and this is none",
+            "write [[gpu]] with two brackets above each rule",
+        ));
+        return Vec::new();
+    };
+    let mut rules = Vec::new();
+    let mut claims = Vec::new();
+    let mut names: Vec<(String, Range<usize>)> = Vec::new();
+    for (position, item) in items.iter().enumerate() {
+        let DeValue::Table(table) = item.get_ref() else {
+            reader.report(Problem::new(
+                reader.clip(item.span()),
+                "a rule is a table, and this is none",
+                "write [[gpu]] above each rule",
+            ));
+            continue;
+        };
+        let header = reader.clip(item.span());
+        // A key that is only misspelt is not missing too.
+        let meant = reader.strangers(table, RULE, &[]);
+        let name = name(reader, table, &mut names);
+        let matches = matches(reader, table, &header, &meant, position, &mut claims);
+        let mode = mode(reader, table, &header, &meant);
+        let layout = layout(reader, table, &header, &meant, mode, layouts);
+        if let (Some(matches), Some(mode)) = (matches, mode) {
+            rules.push(Rule { name, matches, mode, layout });
+        }
+    }
+    never_matching(reader, &claims);
+    rules
+}
+
+fn name(reader: &mut Reader<'_>, table: &DeTable<'_>, names: &mut Vec<(String, Range<usize>)>) -> Option<String> {
+    let text = reader.word(table, "name", "\"training\"")?;
+    if let Some((_, first)) = names.iter().find(|(name, _)| *name == text.value) {
+        let problem = Problem::new(
+            text.span.clone(),
+            format!("two rules are named {}", Quoted(&text.value)),
+            "give each its own name, or put the GPUs of both into one `match`",
+        );
+        reader.report(problem.also(first.clone(), "the first is"));
+        return None;
+    }
+    names.push((text.value.clone(), text.span));
+    Some(text.value)
+}
+
+fn matches(
+    reader: &mut Reader<'_>,
+    table: &DeTable<'_>,
+    header: &Range<usize>,
+    meant: &[String],
+    rule: usize,
+    claims: &mut Vec<Claim>,
+) -> Option<Vec<Selector>> {
+    let example = "[\"0-3\"]";
+    if get(table, "match").is_none() {
+        if meant.iter().any(|key| key == "match") {
+            return None;
+        }
+        reader.report(Problem::new(
+            header.clone(),
+            "this rule has no `match`",
+            "write match = [\"all\"], or which GPUs are meant: [\"0-3\"], [\"*A100*\"]",
+        ));
+        return None;
+    }
+    let texts = reader.words(table, "match", example)?;
+    if texts.is_empty() {
+        let span = get(table, "match").map_or_else(|| header.clone(), toml::Spanned::span);
+        reader.report(Problem::new(
+            span,
+            "`match` is empty, so the rule claims no GPU",
+            format!("write match = {example}"),
+        ));
+        return None;
+    }
+    let mut selectors = Vec::new();
+    for text in &texts {
+        match text.value.parse::<Selector>() {
+            Ok(selector) => {
+                claims.push(Claim { rule, selector: selector.clone(), span: text.span.clone() });
+                selectors.push(selector);
+            }
+            Err(error) => {
+                let hint = if text.value.contains(',') {
+                    "write each in its own quotes: [\"0\", \"2\"]".to_owned()
+                } else {
+                    error.hint
+                };
+                reader.report(Problem::new(text.span.clone(), error.message, hint));
+            }
+        }
+    }
+    (selectors.len() == texts.len()).then_some(selectors)
+}
+
+fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, meant: &[String]) -> Option<Mode> {
+    let built: Vec<&str> = MODES.iter().filter(|(_, mode)| mode.is_some()).map(|(name, _)| *name).collect();
+    if get(table, "mode").is_none() {
+        if meant.iter().any(|key| key == "mode") {
+            return None;
+        }
+        reader.report(Problem::new(
+            header.clone(),
+            "this rule has no `mode`",
+            format!("write mode = \"mig\", or one of: {}", built.join(", ")),
+        ));
+        return None;
+    }
+    let text = reader.word(table, "mode", "\"mig\"")?;
+    match MODES.iter().find(|(name, _)| *name == text.value) {
+        Some((_, Some(mode))) => Some(*mode),
+        Some((name, None)) => {
+            reader.report(Problem::new(
+                text.span,
+                format!("mode `{name}` is not built yet"),
+                format!("use one of: {}; \"unmanaged\" leaves the GPUs to whoever shares them now", built.join(", ")),
+            ));
+            None
+        }
+        None => {
+            reader.report(unknown(&text, "mode", &built));
+            None
+        }
+    }
+}
+
+fn layout(
+    reader: &mut Reader<'_>,
+    table: &DeTable<'_>,
+    header: &Range<usize>,
+    meant: &[String],
+    mode: Option<Mode>,
+    known: &[String],
+) -> Option<WantedLayout> {
+    let Some(value) = get(table, "layout") else {
+        if mode == Some(Mode::Mig) && !meant.iter().any(|key| key == "layout") {
+            reader.report(Problem::new(
+                header.clone(),
+                "this rule has mode `mig` and no `layout`",
+                "write layout = [\"3g.40gb\", \"1g.10gb*2\"], the name of one of [layouts], or \"none\"",
+            ));
+        }
+        return None;
+    };
+    if let Some(other) = mode.filter(|mode| *mode != Mode::Mig) {
+        let span = key_span(table, "layout").unwrap_or_else(|| value.span());
+        reader.report(Problem::new(
+            span,
+            format!("`layout` means nothing in mode `{}`", mode_name(other)),
+            "write mode = \"mig\", or leave the layout out",
+        ));
+    }
+    let texts = layout_texts(reader, "layout", value)?;
+    let named = matches!(value.get_ref(), DeValue::String(_)).then(|| texts.first()).flatten();
+    match named.filter(|text| is_name(text.value.trim())) {
+        Some(text) => reference(reader, text.value.trim(), value, known),
+        None => match texts.as_slice() {
+            // A list of one name: what was meant is plain.
+            [only] if is_name(&only.value) && reserved(&only.value).is_none() => {
+                let hint = format!("write layout = \"{}\" without brackets to use a layout of [layouts]", only.value);
+                let what = format!("{} is a name, and a list holds entries", Quoted(&only.value));
+                reader.report(Problem::new(only.span.clone(), what, hint));
+                None
+            }
+            _ => entries(reader, &texts, value).map(|layout| {
+                if layout.is_none() { WantedLayout::Named(NONE.to_owned()) } else { WantedLayout::Inline(layout) }
+            }),
+        },
+    }
+}
+
+fn reserved(name: &str) -> Option<&'static str> {
+    [NONE, layout::DYNAMIC].into_iter().find(|word| name.eq_ignore_ascii_case(word))
+}
+
+fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &[String]) -> Option<WantedLayout> {
+    match reserved(name) {
+        Some(NONE) => return Some(WantedLayout::Named(NONE.to_owned())),
+        Some(_) => {
+            if let Err(error) = Layout::parse(name) {
+                reader.report(Problem::new(value.span(), error.message, error.hint.unwrap_or_default()));
+            }
+            return None;
+        }
+        None => {}
+    }
+    if known.iter().any(|other| other == name) {
+        return Some(WantedLayout::Named(name.to_owned()));
+    }
+    let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE]).collect();
+    let hint = match nearest(name, names.iter().copied()) {
+        Some(meant) => format!("did you mean \"{meant}\"? There are: {}", names.join(", ")),
+        None if known.is_empty() => {
+            format!("add {name} = [\"3g.40gb\"] under [layouts], or write the entries here as a list")
+        }
+        None => format!("there are: {}", names.join(", ")),
+    };
+    reader.report(Problem::new(value.span(), format!("there is no layout {}", Quoted(name)), hint));
+    None
+}
+
+/// Reports selectors that can never match, whatever the host has.
+fn never_matching(reader: &mut Reader<'_>, claims: &[Claim]) {
+    let mut told = None;
+    for (at, claim) in claims.iter().enumerate() {
+        let Some(earlier) = covering(&claims[..at], &claim.selector) else { continue };
+        let everything = claims_everything(&earlier.selector);
+        // One that claims everything is told once a rule, not once a selector.
+        if everything && told == Some(claim.rule) {
+            continue;
+        }
+        let which =
+            if earlier.rule == claim.rule { "this rule".to_owned() } else { format!("rule {}", earlier.rule + 1) };
+        let problem = if everything && earlier.rule != claim.rule {
+            told = Some(claim.rule);
+            let message = format!("rule {} can never match: {which} claims every GPU", claim.rule + 1);
+            Problem::new(claim.span.clone(), message, "the first match wins: put the rule for all GPUs last")
+        } else if earlier.selector == claim.selector {
+            let message = format!("`{}` is claimed twice: {which} already has it", claim.selector);
+            Problem::new(claim.span.clone(), message, "the first match wins: keep one of the two")
+        } else {
+            let message = format!("`{}` can never match: {which} already has it", claim.selector);
+            Problem::new(
+                claim.span.clone(),
+                message,
+                "the first match wins: put the narrower one first, or leave it out",
+            )
+        };
+        reader.report(problem.also(earlier.span.clone(), format!("claimed by `{}`", earlier.selector)));
+    }
+}
+
+fn claims_everything(selector: &Selector) -> bool {
+    match selector {
+        Selector::All => true,
+        Selector::Model(glob) => glob.chars().all(|c| c == '*'),
+        Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } => false,
+    }
+}
+
+/// The earlier claim that leaves nothing to a selector; of several that do so together, the last.
+fn covering<'a>(earlier: &'a [Claim], selector: &Selector) -> Option<&'a Claim> {
+    if let Some(claim) = earlier.iter().find(|claim| claims_everything(&claim.selector) || claim.selector == *selector)
+    {
+        return Some(claim);
+    }
+    match selector {
+        Selector::Indexes(first, last) => {
+            let mut next = *first;
+            loop {
+                let covers = earlier.iter().find_map(|claim| match claim.selector {
+                    Selector::Indexes(from, to) if (from..=to).contains(&next) => Some((claim, to)),
+                    Selector::Indexes(..)
+                    | Selector::All
+                    | Selector::Uuid(_)
+                    | Selector::Pci { .. }
+                    | Selector::Model(_) => None,
+                });
+                let (claim, to) = covers?;
+                if to >= *last {
+                    return Some(claim);
+                }
+                next = to + 1;
+            }
+        }
+        // The beginning of a UUID claims all that it claims whole, unless it is ambiguous on the
+        // host: then it claims nothing, and the longer one would match. So only equals count.
+        Selector::All | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => None,
+    }
+}

@@ -1,0 +1,37 @@
+//! The keys that a config may have: one list that the parser refuses strangers by and that the
+//! example file and the reference are tested against, so that no key goes undocumented.
+
+/// A table of the config.
+#[derive(Debug, Clone, Copy)]
+pub struct Section {
+    /// Header as people write it; empty for the top of the file.
+    pub header: &'static str,
+    /// Keys in it.
+    pub keys: &'static [&'static str],
+}
+
+/// Top of the file.
+pub const TOP: Section = Section { header: "", keys: &["auto_reconcile"] };
+/// `[log]`
+pub const LOG: Section = Section { header: "[log]", keys: &["level"] };
+/// `[driver]`
+pub const DRIVER: Section = Section { header: "[driver]", keys: &["library", "start_s", "read_ms", "change_s"] };
+/// `[api]`
+pub const API: Section = Section { header: "[api]", keys: &["socket_group", "socket_mode"] };
+/// `[access]`
+pub const ACCESS: Section = Section { header: "[access]", keys: &["admin_groups"] };
+/// `[layouts]`: its keys are names that the administrator gives.
+pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
+/// `[[gpu]]`
+pub const RULE: Section = Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout"] };
+
+/// All sections, in the order of the file.
+pub const SECTIONS: &[Section] = &[TOP, LOG, DRIVER, API, ACCESS, LAYOUTS, RULE];
+
+impl Section {
+    /// Name of the table: `gpu` of `[[gpu]]`.
+    #[must_use]
+    pub fn table(&self) -> &'static str {
+        self.header.trim_matches(['[', ']'])
+    }
+}

@@ -1,0 +1,216 @@
+//! A corpus of wrong config files: each diagnostic in full, as people see it.
+
+use std::fmt::Write as _;
+
+use super::super::*;
+
+const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\n";
+
+/// What is wrong, the file, and how many problems it has.
+fn corpus() -> Vec<(&'static str, String, usize)> {
+    let rule = |rest: &str| format!("{RULE}{rest}\n");
+    let own = str::to_owned;
+    vec![
+        // TOML itself
+        ("not TOML", own("hello world\n"), 1),
+        ("unquoted string", own("[log]\nlevel = debug\n"), 1),
+        ("unclosed string", own("[driver]\nlibrary = \"libnvidia-ml.so.1\n"), 1),
+        ("unclosed list", own("[access]\nadmin_groups = [\"a\"\n"), 1),
+        ("two values", own("auto_reconcile = true false\n"), 1),
+        ("path without quotes", own("[driver]\nlibrary = /opt/libnvidia-ml.so.1\n"), 1),
+        ("missing value", own("auto_reconcile =\n"), 1),
+        ("duplicate key", own("[driver]\nread_ms = 100\nchange_s = 5\nread_ms = 200\n"), 1),
+        ("duplicate table", own("[log]\nlevel = \"info\"\n\n[driver]\n\n[log]\nlevel = \"warn\"\n"), 2),
+        ("two syntax errors", own("auto_reconcile = yes\n[log]\nlevel = info\n"), 2),
+        // Keys
+        ("unknown key, near", own("[driver]\nlibary = \"libnvidia-ml.so.1\"\n"), 1),
+        ("unknown key, far", own("[driver]\ncolour = \"red\"\n"), 1),
+        ("key of another table", own("[api]\nlibrary = \"libnvidia-ml.so.1\"\n"), 1),
+        ("setting at the top", own("read_ms = 100\n"), 1),
+        ("unknown table, near", own("[drivers]\nlibrary = \"x\"\n"), 1),
+        ("unknown table, far", own("[metrics]\nport = 1\n"), 1),
+        ("key in a table below", own("[log]\nlevel = \"info\"\nauto_reconcile = true\n"), 1),
+        ("rule with one bracket", own("[gpu]\nmatch = [\"all\"]\nmode = \"mig\"\n"), 1),
+        ("unknown key of a rule", rule("layuot = \"none\""), 1),
+        ("unknown keys of a rule", own("[[gpu]]\nmatches = [\"0\"]\nmdoe = \"mig\"\n"), 2),
+        // Types
+        ("flag as a string", own("auto_reconcile = \"yes\"\n"), 1),
+        ("number as a string", own("[driver]\nread_ms = \"10s\"\n"), 1),
+        ("number with a fraction", own("[driver]\nread_ms = 1.5\n"), 1),
+        ("number too small", own("[driver]\nchange_s = 0\n"), 1),
+        ("number negative", own("[driver]\nchange_s = -1\n"), 1),
+        ("number too large", own("[driver]\nstart_s = 99999999999999999999999\n"), 1),
+        ("string as a number", own("[driver]\nlibrary = 1\n"), 1),
+        ("list as a string", own("[access]\nadmin_groups = \"wheel\"\n"), 1),
+        ("list of another type", own("[access]\nadmin_groups = [\"wheel\", 10]\n"), 1),
+        ("table as a value", own("driver = \"libnvidia-ml.so.1\"\n"), 1),
+        ("date", own("[log]\nlevel = 2026-01-01\n"), 1),
+        // Values
+        ("log level, near", own("[log]\nlevel = \"warning\"\n"), 1),
+        ("log level, far", own("[log]\nlevel = \"loud\"\n"), 1),
+        ("library empty", own("[driver]\nlibrary = \"\"\n"), 1),
+        ("library relative", own("[driver]\nlibrary = \"lib/libnvidia-ml.so.1\"\n"), 1),
+        ("library with a newline", own("[driver]\nlibrary = \"lib\\nnvidia\"\n"), 1),
+        ("socket mode a number", own("[api]\nsocket_mode = 660\n"), 1),
+        ("socket mode not octal", own("[api]\nsocket_mode = \"0980\"\n"), 1),
+        ("socket mode executable", own("[api]\nsocket_mode = \"0777\"\n"), 1),
+        ("socket mode without owner", own("[api]\nsocket_mode = \"0066\"\n"), 1),
+        ("group with a blank", own("[api]\nsocket_group = \"gpu users\"\n"), 1),
+        ("group twice", own("[access]\nadmin_groups = [\"a\", \"b\", \"a\"]\n"), 1),
+        // Layouts
+        ("layout empty list", own("[layouts]\ntrain = []\n"), 1),
+        ("layout empty string", own("[layouts]\ntrain = \"\"\n"), 1),
+        ("layout profile", own("[layouts]\ntrain = [\"2g.20gb\", \"3g40gb\"]\n"), 1),
+        ("layout in one string", own("[layouts]\ntrain = \"2g.20gb, 1g.10gb x2, 3g.40gb*0\"\n"), 2),
+        ("layout string with escapes", own("[layouts]\ntrain = [\"3\\u0067x.40gb\"]\n"), 1),
+        ("layout with umlauts before", own("[layouts]\ntrain = [\"\u{fc}\u{fc}\", \"3g.40gb:x\"]\n"), 2),
+        ("layout of numbers", own("[layouts]\ntrain = [3, 2]\n"), 2),
+        ("layout a number", own("[layouts]\ntrain = 7\n"), 1),
+        ("layout dynamic", own("[layouts]\ntrain = [\"dynamic\"]\n"), 1),
+        ("layout just none", own("[layouts]\nempty = \"none\"\n"), 1),
+        ("layout shared", own("[layouts]\ntrain = [\"3g.40gb\", \"2g.20gb:mps\"]\n"), 1),
+        ("layout name reserved", own("[layouts]\nnone = [\"3g.40gb\"]\ndynamic = [\"3g.40gb\"]\n"), 2),
+        ("layout name like an entry", own("[layouts]\n\"3g.40gb\" = [\"3g.40gb\"]\n"), 1),
+        // Rules
+        ("rule without match", own("[[gpu]]\nmode = \"unmanaged\"\n"), 1),
+        ("rule without mode", own("[[gpu]]\nmatch = [\"0\"]\n"), 1),
+        ("rule without anything", own("[[gpu]]\n"), 2),
+        ("rule with match a string", own("[[gpu]]\nmatch = \"all\"\nmode = \"unmanaged\"\n"), 1),
+        ("rule with match empty", own("[[gpu]]\nmatch = []\nmode = \"unmanaged\"\n"), 1),
+        ("rule with match numbers", own("[[gpu]]\nmatch = [0, 1]\nmode = \"unmanaged\"\n"), 2),
+        ("rule with garbage", own("[[gpu]]\nmatch = [\"GPU-zz\", \"3-1\"]\nmode = \"unmanaged\"\n"), 2),
+        ("rule with a comma", own("[[gpu]]\nmatch = [\"0,2\"]\nmode = \"unmanaged\"\n"), 1),
+        ("rule with a MIG device", own("[[gpu]]\nmatch = [\"MIG-1\"]\nmode = \"unmanaged\"\n"), 1),
+        ("rule mode, near", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"MIG\"\n"), 1),
+        ("rule mode, far", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"whatever\"\n"), 1),
+        ("rule mode mps", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n"), 1),
+        ("rule mode timeslice", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\n"), 1),
+        ("rule mode hami", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"hami\"\n"), 1),
+        ("rule mig without layout", rule(""), 1),
+        ("rule layout without mig", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nlayout = \"none\"\n"), 1),
+        (
+            "rule layout unknown, near",
+            format!("[layouts]\ntraining = [\"3g.40gb\"]\n{}", rule("layout = \"trainnig\"")),
+            1,
+        ),
+        ("rule layout unknown, far", format!("[layouts]\ntraining = [\"3g.40gb\"]\n{}", rule("layout = \"half\"")), 1),
+        ("rule layout, none there", rule("layout = \"training\""), 1),
+        ("rule layout wrong elsewhere", format!("[layouts]\ntrain = [\"3g40gb\"]\n{}", rule("layout = \"train\"")), 1),
+        ("rule layout profile as a string", rule("layout = \"3g40gb\""), 1),
+        (
+            "rule layout a name in a list",
+            format!("[layouts]\ntrain = [\"3g.40gb\"]\n{}", rule("layout = [\"train\"]")),
+            1,
+        ),
+        ("rule layout empty", rule("layout = []"), 1),
+        ("rule layout dynamic", rule("layout = \"dynamic\""), 1),
+        ("rule layout shared", rule("layout = \"2g.20gb:mps\""), 1),
+        ("rule layout true", rule("layout = true"), 1),
+        (
+            "same name twice",
+            own(
+                "[[gpu]]\nname = \"a\"\nmatch = [\"0\"]\nmode = \"unmanaged\"\n[[gpu]]\nname = \"a\"\nmatch = [\"1\"]\nmode = \"unmanaged\"\n",
+            ),
+            1,
+        ),
+        (
+            "same selector twice",
+            own(
+                "[[gpu]]\nmatch = [\"0000:07:00.0\"]\nmode = \"unmanaged\"\n\n[[gpu]]\nmatch = [\"1\", \"07:00.0\"]\nmode = \"exclusive\"\n",
+            ),
+            1,
+        ),
+        ("same selector in one rule", own("[[gpu]]\nmatch = [\"*A100*\", \"*a100*\"]\nmode = \"unmanaged\"\n"), 1),
+        (
+            "never reached after all",
+            own(
+                "[[gpu]]\nmatch = [\"all\"]\nmode = \"unmanaged\"\n\n[[gpu]]\nmatch = [\"0\", \"1\"]\nmode = \"exclusive\"\n",
+            ),
+            1,
+        ),
+        (
+            "never reached after a glob",
+            own(
+                "[[gpu]]\nmatch = [\"*\"]\nmode = \"unmanaged\"\n\n[[gpu]]\nmatch = [\"*A30*\"]\nmode = \"exclusive\"\n",
+            ),
+            1,
+        ),
+        (
+            "index within two ranges",
+            own(
+                "[[gpu]]\nmatch = [\"0-1\", \"2-3\"]\nmode = \"unmanaged\"\n\n[[gpu]]\nmatch = [\"1-2\"]\nmode = \"exclusive\"\n",
+            ),
+            1,
+        ),
+        // Shape of the output
+        ("tab and CRLF", own("[driver]\r\n\tlibary = \"x\"\r\n"), 1),
+        ("a very long line", format!("[driver]\nlibrary = \"{}\", 1\n", "x".repeat(300)), 1),
+        ("escape codes", own("\"\\u001b[31mred\" = 1\n"), 1),
+        (
+            "many at once",
+            own(
+                "colour = 1\n[log]\nlevel = 3\n[driver]\nread_ms = 0\n[[gpu]]\nmatch = [\"x\u{fc}*\", \"-\"]\nmode = \"migg\"\nlayout = [\"1g10gb\"]\n",
+            ),
+            6,
+        ),
+    ]
+}
+
+#[test]
+fn every_diagnostic() {
+    let mut shown = String::new();
+    let corpus = corpus();
+    let mut miscounted = Vec::new();
+    for (what, text, problems) in &corpus {
+        let errors = Config::parse(text, "config.toml").expect_err(what);
+        let _ = writeln!(shown, "### {what}\n{errors}");
+        if errors.problems().len() != *problems {
+            miscounted.push((what, errors.problems().len()));
+        }
+        for place in errors.located() {
+            assert!(!place.hint.is_empty(), "{what}");
+            assert!(place.line <= text.lines().count() + 1, "{what}");
+        }
+    }
+    println!("{} wrong configs", corpus.len());
+    insta::assert_snapshot!(shown);
+    assert!(miscounted.is_empty(), "{miscounted:?}");
+}
+
+#[test]
+fn a_file_that_is_not_utf8() {
+    let cases: &[(&str, &[u8])] = &[
+        ("latin-1", b"# Gr\xfc\xdfe\n[driver]\nlibrary = \"libnvidia-ml.so.1\"\n"),
+        ("third line", b"[driver]\n# fine\nlibrary = \"\xff\"\n"),
+        ("UTF-16", b"\xff\xfe[\0l\0o\0g\0]\0"),
+        ("an ELF file", b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0>\0\x01\0\0\0\xc0\xfe\n"),
+        ("cut short", b"# \xe2\x82"),
+    ];
+    let mut shown = String::new();
+    for (what, bytes) in cases {
+        let errors = Config::from_bytes(bytes, "config.toml").expect_err(what);
+        let _ = writeln!(shown, "### {what}\n{errors}");
+    }
+    println!("{} files that are not UTF-8", cases.len());
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn a_file_that_is_too_large() {
+    let errors = Config::from_bytes(&vec![b'#'; MOST_BYTES + 1], "config.toml").unwrap_err();
+    assert_eq!(
+        errors.to_string(),
+        "config.toml:1:1: the file has 1048577 bytes\n  = a config has at most 1048576: is this the right file?\n"
+    );
+}
+
+#[test]
+fn as_an_error_of_the_api() {
+    let text = "colour = 1\n[log]\nlevel = \"inof\"\n";
+    let error = gpush_api::ApiError::from(&Config::parse(text, "/etc/gpush/config.toml").unwrap_err());
+    assert_eq!(error.code, gpush_api::Code::ConfigInvalid);
+    assert_eq!(error.message, "the config /etc/gpush/config.toml has 2 errors");
+    assert_eq!(error.causes.len(), 2);
+    assert!(error.causes[0].starts_with("/etc/gpush/config.toml:1:1: unknown key `colour`"), "{:?}", error.causes);
+    assert!(error.hint.unwrap().contains("gpushctl config check /etc/gpush/config.toml"));
+}

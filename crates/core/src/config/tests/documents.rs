@@ -1,0 +1,91 @@
+//! The example file and the reference say what the code does.
+
+use super::super::*;
+
+const EXAMPLE: &str = include_str!("../../../../../config.example.toml");
+const REFERENCE: &str = include_str!("../../../../../docs/config.md");
+
+/// The example with everything that is commented out put in force: prose begins with `# `,
+/// settings with `#`.
+fn uncommented(example: &str) -> String {
+    let setting = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if !rest.is_empty() && !rest.starts_with(' ') => rest.to_owned(),
+        Some(_) | None => line.to_owned(),
+    };
+    example.lines().map(setting).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_example_as_it_is_manages_nothing() {
+    let config = Config::parse(EXAMPLE, "config.example.toml").unwrap_or_else(|e| panic!("{e}"));
+    assert!(config.rules.is_empty(), "installed as it is it must not touch a GPU");
+    assert_eq!(Config { layouts: BTreeMap::new(), ..config }, Config::default());
+}
+
+#[test]
+fn what_the_example_comments_out_is_the_default() {
+    let text = uncommented(EXAMPLE);
+    let config = Config::parse(&text, "config.example.toml, uncommented").unwrap_or_else(|e| panic!("{e}"));
+    assert!(config.rules.len() >= 3 && !config.layouts.is_empty());
+    // The one setting without a default value: the example has to name some group.
+    let api = Api { socket_group: None, ..config.api };
+    let settings = Config { api, layouts: BTreeMap::new(), rules: Vec::new(), ..config };
+    assert_eq!(settings, Config::default());
+}
+
+#[test]
+fn every_key_is_in_the_example_and_in_the_reference() {
+    let example = uncommented(EXAMPLE);
+    let mut header = "";
+    let mut shown = Vec::new();
+    for line in example.lines() {
+        if line.starts_with('[') {
+            header = line.trim();
+        } else if let Some((key, _)) = line.split_once(" = ") {
+            shown.push((header, key.trim()));
+        }
+    }
+    let mut keys = 0;
+    for section in schema::SECTIONS {
+        assert!(
+            REFERENCE.contains(&format!("`{}`", section.header)) || section.header.is_empty(),
+            "{}",
+            section.header
+        );
+        for key in section.keys {
+            assert!(shown.contains(&(section.header, key)), "config.example.toml lacks {} {key}", section.header);
+            let dotted = match section.table() {
+                "" => format!("`{key}`"),
+                table => format!("`{table}.{key}`"),
+            };
+            assert!(REFERENCE.contains(&dotted), "docs/config.md lacks {dotted}");
+            keys += 1;
+        }
+    }
+    println!("{keys} keys documented");
+}
+
+#[test]
+fn the_reference_gives_the_real_defaults() {
+    let mut told = 0;
+    for line in Config::default().effective().lines() {
+        let Some((key, value)) = line.split_once(" = ") else { continue };
+        let row = REFERENCE.lines().find(|row| row.starts_with('|') && row.contains(&format!("{key}`")));
+        let row = row.unwrap_or_else(|| panic!("docs/config.md has no row for {key}"));
+        assert!(row.contains(&format!("`{value}`")), "docs/config.md: {key} is {value} by default, not {row}");
+        told += 1;
+    }
+    println!("{told} defaults");
+}
+
+#[test]
+fn the_toml_of_the_reference_is_good() {
+    let mut tried = 0;
+    for block in REFERENCE.split("```toml\n").skip(1) {
+        let text = block.split("```").next().unwrap();
+        Config::parse(text, "docs/config.md").unwrap_or_else(|e| panic!("{e}"));
+        tried += 1;
+    }
+    assert!(tried > 0);
+    println!("{tried} examples of the reference");
+}

@@ -1,0 +1,174 @@
+use gpush_api::Mode;
+use proptest::prelude::*;
+
+use super::super::*;
+
+const WHOLE: &str = r#"
+auto_reconcile = true
+log.level = "debug"
+
+[driver]
+library = "/opt/driver/libnvidia-ml.so.1"
+start_s = 5
+read_ms = 500
+change_s = 7
+
+[api]
+socket_group = "gpu"
+socket_mode = "0660"
+
+[access]
+admin_groups = ["gpuadmin", "wheel"]
+
+[layouts]
+halves = ["3g.40gb*2"]
+text = "3G.40GB, 2g.20gb"
+split = ["1c.3g.40gb*3", "1g.10gb@4"]
+
+[[gpu]]
+name = "training"
+match = ["0-1", "GPU-3a"]
+mode = "mig"
+layout = "halves"
+
+[[gpu]]
+match = ["07:00.0"]
+mode = "mig"
+layout = ["1g.10gb*7"]
+
+[[gpu]]
+match = ["*A30*"]
+mode = "mig"
+layout = "1g.6gb*4"
+
+[[gpu]]
+match = ["3"]
+mode = "mig"
+layout = "none"
+
+[[gpu]]
+match = ["*L4*"]
+mode = "exclusive"
+
+[[gpu]]
+match = ["all"]
+mode = "unmanaged"
+"#;
+
+#[test]
+fn every_key_is_taken() {
+    let config = Config::parse(WHOLE, "config.toml").unwrap_or_else(|e| panic!("{e}"));
+    assert!(config.auto_reconcile);
+    assert_eq!(config.log.level, LogLevel::Debug);
+    assert_eq!(
+        config.driver,
+        Driver { library: "/opt/driver/libnvidia-ml.so.1".to_owned(), start_s: 5, read_ms: 500, change_s: 7 }
+    );
+    assert_eq!(config.api, Api { socket_group: Some("gpu".to_owned()), socket_mode: 0o660 });
+    assert_eq!(config.access.admin_groups, ["gpuadmin", "wheel"]);
+    assert_eq!(config.layouts["text"].to_string(), "3g.40gb,2g.20gb");
+    let modes: Vec<Mode> = config.rules.iter().map(|rule| rule.mode).collect();
+    assert_eq!(modes, [Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Exclusive, Mode::Unmanaged]);
+    let layouts: Vec<Option<String>> =
+        config.rules.iter().map(|rule| config.layout_of(rule).map(|layout| layout.to_string())).collect();
+    let expected = [Some("3g.40gb*2"), Some("1g.10gb*7"), Some("1g.6gb*4"), Some("none"), None, None];
+    assert_eq!(layouts, expected.map(|text| text.map(str::to_owned)));
+    assert_eq!(config.rules[0].label(0), "training");
+    assert_eq!(config.rules[1].label(1), "rule 2");
+}
+
+#[test]
+fn the_effective_config_reads_back_the_same() {
+    let mut tried = 0;
+    for text in ["", WHOLE, "[layouts]\na = '3g.40gb'", "[access]\nadmin_groups = [\"a\\\"b\"]"] {
+        let config = Config::parse(text, "config.toml").unwrap();
+        let effective = config.effective();
+        assert_eq!(Config::parse(&effective, "effective").unwrap_or_else(|e| panic!("{e}")), config);
+        tried += 1;
+    }
+    println!("{tried} configs written out and read back");
+    insta::assert_snapshot!(Config::parse(WHOLE, "config.toml").unwrap().effective());
+}
+
+#[test]
+fn no_file_and_an_empty_file_mean_the_same() {
+    for text in ["", "\n", "# nothing\n", "\u{feff}auto_reconcile = false\r\n"] {
+        assert_eq!(Config::parse(text, "config.toml").unwrap(), Config::default(), "{text:?}");
+    }
+    assert!(Config::default().rules.is_empty());
+}
+
+#[test]
+fn each_key_has_an_effect_on_the_config() {
+    // A key that is accepted and then forgotten would show here.
+    let lines: &[(&str, &[&str])] = &[
+        ("", &["auto_reconcile = true"]),
+        ("[log]", &["level = \"warn\""]),
+        ("[driver]", &["library = \"libother.so.1\"", "start_s = 1", "read_ms = 11", "change_s = 1"]),
+        ("[api]", &["socket_group = \"gpu\"", "socket_mode = \"0600\""]),
+        ("[access]", &["admin_groups = [\"gpuadmin\"]"]),
+        ("[layouts]", &["any = [\"3g.40gb\"]"]),
+    ];
+    let mut tried = Vec::new();
+    for (header, keys) in lines {
+        for line in *keys {
+            let config = Config::parse(&format!("{header}\n{line}\n"), "config.toml").unwrap_or_else(|e| panic!("{e}"));
+            assert_ne!(config, Config::default(), "{header} {line}");
+            tried.push((*header, line.split(' ').next().unwrap()));
+        }
+    }
+    for section in schema::SECTIONS.iter().filter(|section| section.header != schema::RULE.header) {
+        for key in section.keys {
+            assert!(tried.contains(&(section.header, key)), "{} {key} is not tried here", section.header);
+        }
+    }
+    println!("{} keys", tried.len());
+}
+
+#[test]
+fn depth_does_not_exhaust_the_stack() {
+    let deep = 100_000;
+    let texts = [
+        format!("a = {}", "[".repeat(deep)),
+        format!("a = {}1{}", "[".repeat(deep), "]".repeat(deep)),
+        format!("a = {}", "{ a = ".repeat(deep)),
+        format!("{}a = 1", "a.".repeat(deep)),
+        format!("[{}a]", "a.".repeat(deep)),
+        format!("a = 1\n{}a = 1\na = 2", "a.".repeat(deep)),
+    ];
+    for text in &texts {
+        let errors = Config::parse(text, "config.toml").expect_err("nothing of this is a config");
+        assert!(errors.to_string().len() < 100_000, "{}", errors.to_string().len());
+    }
+    println!("{} deep files", texts.len());
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        if let Err(errors) = Config::from_bytes(&bytes, "config.toml") {
+            prop_assert!(!errors.problems().is_empty());
+            prop_assert!(errors.to_string().starts_with("config.toml:"));
+            let _ = gpush_api::ApiError::from(&errors);
+        }
+    }
+
+    /// Every one-place damage to a good file is either taken or explained within the file.
+    #[test]
+    fn damage_never_panics(at in 0..WHOLE.len(), length in 0usize..12, with in "[ -~\n\u{e9}]{0,4}") {
+        let mut text = WHOLE.as_bytes().to_vec();
+        let end = (at + length).min(text.len());
+        text.splice(at..end, with.bytes());
+        match Config::from_bytes(&text, "config.toml") {
+            Ok(config) => prop_assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config),
+            Err(errors) => {
+                let lines = text.split(|b| *b == b'\n').count();
+                for place in errors.located() {
+                    prop_assert!(place.line <= lines && place.column >= 1, "{:?}", place);
+                    prop_assert!(!place.message.is_empty() && !place.hint.is_empty());
+                }
+                prop_assert!(!errors.to_string().is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+mod bad;
+mod documents;
+mod good;

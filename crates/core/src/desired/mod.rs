@@ -1,0 +1,108 @@
+//! What each GPU of a host shall be, by the config, and how far it is from that.
+//!
+//! ```text
+//! Config ──claims──► which rule has which GPU ──┬──drift──► sentences: what differs
+//!                                               └──plan───► one plan a GPU, or why not
+//! ```
+//!
+//! Both the agent and `gpushctl` offline (for a preset or a saved host) ask here, so that they
+//! give the same answer.
+
+use gpush_api::{Gpu, Mode};
+
+use crate::{
+    config::{Config, Rule},
+    layout::Layout,
+};
+
+mod drift;
+mod plan;
+
+pub use drift::drift;
+pub use plan::plan_host;
+
+/// What the config wants of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wish {
+    /// How it is shared.
+    pub mode: Mode,
+    /// Name or position of the rule that claims it; `None` when none does.
+    pub rule: Option<String>,
+    /// Layout, in mode `mig`.
+    pub layout: Option<Layout>,
+}
+
+/// For each GPU, in order, the position of the rule that claims it.
+#[must_use]
+pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
+    let mut claimed = vec![None; gpus.len()];
+    for (position, rule) in config.rules.iter().enumerate() {
+        for at in rule.matches.iter().flat_map(|selector| selector.matching(gpus)) {
+            claimed[at].get_or_insert(position);
+        }
+    }
+    claimed
+}
+
+/// For each GPU, in order, what the config wants of it.
+#[must_use]
+pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
+    let wish = |claimed: Option<usize>| match claimed.and_then(|position| Some((position, config.rules.get(position)?)))
+    {
+        Some((position, rule)) => Wish {
+            mode: rule.mode,
+            rule: Some(rule.label(position)),
+            layout: if rule.mode == Mode::Mig { config.layout_of(rule) } else { None },
+        },
+        None => Wish { mode: Mode::Unmanaged, rule: None, layout: None },
+    };
+    claims(config, gpus).into_iter().map(wish).collect()
+}
+
+/// Writes what the config wants, and what differs from it, into the readings of a host: the fields
+/// `mode`, `rule`, `layout` and `drift` of each.
+pub fn describe(config: &Config, gpus: &mut [Gpu]) {
+    let wishes = wishes(config, gpus);
+    for (gpu, wish) in gpus.iter_mut().zip(wishes) {
+        gpu.drift = drift(&wish, gpu);
+        gpu.mode = wish.mode;
+        gpu.rule = wish.rule;
+        gpu.layout = wish.layout.map(|layout| layout.canonical());
+    }
+}
+
+/// What is worth knowing about a config on a given host though it is no error, one sentence each:
+/// selectors that match nothing, rules that claim nothing.
+#[must_use]
+pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let claimed = claims(config, gpus);
+    let mut findings = Vec::new();
+    for (position, rule) in config.rules.iter().enumerate() {
+        let label = rule_label(rule, position);
+        let mut silent = 0;
+        for selector in &rule.matches {
+            if selector.is_ambiguous(gpus) {
+                findings.push(format!("{label}: `{selector}` is the beginning of several UUIDs and claims none"));
+            } else if selector.matching(gpus).is_empty() {
+                findings.push(format!("{label}: `{selector}` matches no GPU of this host"));
+            } else {
+                continue;
+            }
+            silent += 1;
+        }
+        if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
+            findings.push(format!("{label} claims no GPU: earlier rules have all that it matches"));
+        }
+    }
+    findings
+}
+
+fn rule_label(rule: &Rule, position: usize) -> String {
+    match &rule.name {
+        Some(name) => format!("rule `{name}`"),
+        None => rule.label(position),
+    }
+}
+
+#[cfg(test)]
+mod tests;

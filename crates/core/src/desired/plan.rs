@@ -1,0 +1,271 @@
+//! Plans for a host: which GPUs a request means, what each shall hold, and one plan for each.
+//!
+//! A request is refused as a whole when it can't be understood or names a GPU that can't be worked
+//! with. Otherwise every GPU gets its plan or the reason why there is none, so that one look shows
+//! all of them.
+
+use gpush_api::{
+    ApiError, Architecture, Code, Gpu, GpuPlan, GpuState, LayoutSource, Mig, Mode, PlanRequest, Plans, Refusal,
+};
+
+use super::{Wish, wishes};
+use crate::{
+    config::Config,
+    geometry::Geometry,
+    layout::{self, Layout, NONE},
+    nearest::nearest,
+    plan::{self, Target},
+    quote::Quoted,
+    refusal,
+    selector::{Selector, inventory},
+};
+
+/// Plans what a request asks of a host.
+///
+/// With no selector it means every GPU that a `mig` rule claims. A GPU that a rule of another mode
+/// claims is refused; one that no rule claims may be named with an explicit layout.
+///
+/// # Errors
+/// The request can't be understood, names no GPU, or names one that can't be worked with. That one
+/// GPU can't hold its layout is no error here: its plan says so.
+pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
+    let wishes = wishes(config, gpus);
+    let given = given(config, &request.layout)?;
+    let chosen = chosen(gpus, &wishes, request)?;
+    let mut wanted = Vec::new();
+    for at in chosen {
+        let (gpu, wish) = (&gpus[at], &wishes[at]);
+        let layout = match &given {
+            Some(layout) => layout.clone(),
+            None => configured(gpu, wish)?,
+        };
+        claimed_otherwise(gpu, wish)?;
+        workable(gpu, !request.gpus.is_empty())?;
+        wanted.push((gpu, layout));
+    }
+    let explicit = given.is_some();
+    Ok(Plans { plans: wanted.iter().map(|(gpu, layout)| plan_gpu(gpu, layout, explicit)).collect() })
+}
+
+/// How a GPU is called in messages.
+fn label(gpu: &Gpu) -> String {
+    format!("GPU {} ({})", gpu.index, gpu.uuid)
+}
+
+/// The layout that the request gives itself; `None` when it is each rule's.
+fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
+    let layout = match source {
+        LayoutSource::Config => return Ok(None),
+        LayoutSource::Named(name) => match config.layout(name.trim()) {
+            Some(layout) => layout,
+            None => return Err(no_layout(config, name.trim())),
+        },
+        LayoutSource::Entries(entries) => Layout::parse_list(entries).map_err(ApiError::from)?,
+    };
+    if let Some(entry) = layout.shared() {
+        let message = format!("`{entry}`: sharing a MIG device through MPS is not built yet");
+        return Err(ApiError::new(Code::Unsupported, message).hint("leave `:mps` out"));
+    }
+    Ok(Some(layout))
+}
+
+fn no_layout(config: &Config, name: &str) -> ApiError {
+    if name.eq_ignore_ascii_case(layout::DYNAMIC) {
+        return match Layout::parse(name) {
+            Err(error) => error.into(),
+            Ok(_) => ApiError::new(Code::Unsupported, format!("`{name}` layouts are not built yet")),
+        };
+    }
+    let known: Vec<&str> = config.layouts.keys().map(String::as_str).chain([NONE]).collect();
+    let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)))
+        .cause(format!("there are: {}", known.join(", ")));
+    match nearest(name, known) {
+        Some(meant) => error.hint(format!("did you mean `{meant}`?")),
+        None => error.hint("name one of these, or give the entries themselves: --layout 3g.40gb,1g.10gb*2"),
+    }
+}
+
+/// Positions of the GPUs that are meant.
+fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<usize>, ApiError> {
+    if !request.gpus.is_empty() {
+        return Selector::resolve(&request.gpus, gpus);
+    }
+    let claimed: Vec<usize> = (0..gpus.len()).filter(|at| wishes[*at].mode == Mode::Mig).collect();
+    if !claimed.is_empty() {
+        return Ok(claimed);
+    }
+    if gpus.is_empty() {
+        return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
+    }
+    let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
+    Err(error.hint(match request.layout {
+        LayoutSource::Config => {
+            "add a rule to the config ([[gpu]] match = [\"all\"] mode = \"mig\" layout = [\"3g.40gb\"]), or name GPU \
+             and layout: gpushctl mig apply --gpu 0 --layout 3g.40gb"
+        }
+        LayoutSource::Named(_) | LayoutSource::Entries(_) => "name the GPUs: --gpu 0, or --gpu all",
+    }))
+}
+
+/// The layout of the rule that claims the GPU.
+fn configured(gpu: &Gpu, wish: &Wish) -> Result<Layout, ApiError> {
+    if let Some(layout) = &wish.layout {
+        return Ok(layout.clone());
+    }
+    claimed_otherwise(gpu, wish)?;
+    let message = format!("no config rule says which layout {} shall have", label(gpu));
+    let index = gpu.index;
+    Err(ApiError::new(Code::NotFound, message).hint(format!(
+        "name it (--gpu {index} --layout 3g.40gb), or add a rule with match = [\"{index}\"] to the config"
+    )))
+}
+
+/// Refuses GPUs that a rule gives to another mode.
+fn claimed_otherwise(gpu: &Gpu, wish: &Wish) -> Result<(), ApiError> {
+    let Some(rule) = &wish.rule else { return Ok(()) };
+    let mode = match wish.mode {
+        Mode::Mig => return Ok(()),
+        Mode::Unmanaged => "unmanaged",
+        Mode::Exclusive => "exclusive",
+        Mode::Mps => "mps",
+        Mode::Timeslice => "timeslice",
+    };
+    let message = format!("{} is in mode {mode}, by config rule `{rule}`", label(gpu));
+    Err(ApiError::new(Code::Conflict, message)
+        .hint("leave it out with --gpu, or give it mode = \"mig\" in the config and reload"))
+}
+
+/// Refuses GPUs whose state is not known well enough to plan on.
+fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
+    let refuse = |code, what: &str, hint: &str| {
+        let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));
+        error.causes.extend(gpu.reasons.iter().cloned());
+        Err(error.hint(hint))
+    };
+    match gpu.state {
+        GpuState::Ready | GpuState::Changing => Ok(()),
+        // Naming it is how an administrator brings it back.
+        GpuState::Degraded if named => Ok(()),
+        GpuState::Degraded => refuse(
+            Code::Conflict,
+            "is degraded: a change failed and so did taking it back",
+            &format!("look at it with `gpushctl gpu show {0}`, then `gpushctl mig apply --gpu {0}`", gpu.index),
+        ),
+        GpuState::Unknown => refuse(
+            Code::DriverTimeout,
+            "can't be read, so nothing is planned on it",
+            "`gpushctl status` says why; choose other GPUs with --gpu meanwhile",
+        ),
+        GpuState::Lost => refuse(
+            Code::GpuLost,
+            "is lost: it has fallen off the bus",
+            "reset it or reboot the host (`dmesg | grep -i xid` shows when); choose other GPUs with --gpu meanwhile",
+        ),
+    }
+}
+
+/// The plan of one GPU, or why there is none.
+fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
+    let mut answer = GpuPlan {
+        gpu: gpu.index,
+        uuid: gpu.uuid.clone(),
+        name: gpu.name.clone(),
+        layout: layout.canonical(),
+        steps: Vec::new(),
+        keeps: Vec::new(),
+        enables_mig: false,
+        refusal: None,
+        error: None,
+    };
+    let refused = |mut answer: GpuPlan, refusal: Refusal| {
+        answer.error = Some(refusal::explain(&refusal, gpu.index, &label(gpu)));
+        answer.refusal = Some(refusal);
+        answer
+    };
+    let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
+    // Nothing is asked of a GPU without MIG mode, and it holds nothing.
+    if explicit && layout.is_none() && !mig.enabled && !mig.pending {
+        return answer;
+    }
+    if mig.profiles.is_empty() {
+        answer.error = Some(
+            ApiError::new(Code::DriverError, format!("the MIG profiles of {} are not known", label(gpu)))
+                .hint("`gpushctl mig profiles` asks the driver for them"),
+        );
+        return answer;
+    }
+    let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
+    let target = match Target::resolve(&geometry, layout) {
+        Ok(target) => target,
+        Err(refusal) => return refused(answer, refusal),
+    };
+    if !mig.enabled {
+        if let Some(refusal) = stays_off(gpu, mig) {
+            let mut answer = refused(answer, refusal);
+            if let Some(error) = used_whole(gpu) {
+                answer.error = Some(error);
+            }
+            return answer;
+        }
+        answer.enables_mig = true;
+    }
+    let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
+    match plan::plan(&geometry, instances, &target) {
+        Ok(plan) => GpuPlan { steps: plan.steps, keeps: plan.keeps, ..answer },
+        Err(refusal) => {
+            answer.enables_mig = false;
+            refused(answer, refusal)
+        }
+    }
+}
+
+/// Why MIG mode can't be switched on now; `None` when it can.
+fn stays_off(gpu: &Gpu, mig: &Mig) -> Option<Refusal> {
+    let off = Refusal::MigOff { reset_pending: mig.pending };
+    if mig.pending {
+        return Some(off);
+    }
+    match gpu.architecture {
+        // Newer parts than this build knows are taken to behave as the newest it does.
+        Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => {
+            (!gpu.processes.is_empty()).then_some(off)
+        }
+        Architecture::Legacy
+        | Architecture::Volta
+        | Architecture::Turing
+        | Architecture::Ampere
+        | Architecture::Ada => Some(off),
+    }
+}
+
+/// MIG mode could be switched on were it not for processes on the whole GPU.
+fn used_whole(gpu: &Gpu) -> Option<ApiError> {
+    let without_reset = match gpu.architecture {
+        Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => true,
+        Architecture::Legacy
+        | Architecture::Volta
+        | Architecture::Turing
+        | Architecture::Ampere
+        | Architecture::Ada => false,
+    };
+    let reset_due = gpu.mig.as_ref().is_some_and(|mig| mig.pending);
+    if !without_reset || reset_due || gpu.processes.is_empty() {
+        return None;
+    }
+    let holders: Vec<String> = gpu
+        .processes
+        .iter()
+        .map(|process| match (process.pid, &process.user) {
+            (Some(pid), Some(user)) => format!("pid {pid} of {user}"),
+            (Some(pid), None) => format!("pid {pid}"),
+            (None, _) => "a process of another user".to_owned(),
+        })
+        .collect();
+    let message = format!("{} has MIG mode off and is in use as a whole", label(gpu));
+    Some(
+        ApiError::new(Code::Blocked, message)
+            .cause(format!("held by {}", holders.join(", ")))
+            .hint("end these processes, then ask again")
+            .retryable(),
+    )
+}

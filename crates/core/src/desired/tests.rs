@@ -1,0 +1,515 @@
+use std::fmt::Write as _;
+
+use gpush_api::{
+    ApiError, Architecture, Code, ComputeInstance, Gpu, GpuInstance, GpuPlan, GpuState, LayoutSource, Mode, Placement,
+    PlanRequest, Process, ProcessKind, Refusal, Step,
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{layout::Layout, preset};
+
+const CONFIG: &str = r#"
+[layouts]
+halves = ["3g.40gb*2"]
+
+[[gpu]]
+name = "training"
+match = ["0-1"]
+mode = "mig"
+layout = "halves"
+
+[[gpu]]
+match = ["0-2"]
+mode = "mig"
+layout = ["3g.40gb", "1c.3g.40gb*3"]
+
+[[gpu]]
+match = ["3"]
+mode = "exclusive"
+
+[[gpu]]
+match = ["4"]
+mode = "unmanaged"
+
+[[gpu]]
+match = ["5"]
+mode = "mig"
+layout = "none"
+"#;
+
+fn config() -> Config {
+    Config::parse(CONFIG, "config.toml").unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn host() -> Vec<Gpu> {
+    preset::gpus("dgx-a100").unwrap()
+}
+
+fn request(gpus: &[&str], layout: LayoutSource) -> PlanRequest {
+    PlanRequest { gpus: gpus.iter().map(|s| (*s).to_owned()).collect(), layout }
+}
+
+fn entries(text: &str) -> LayoutSource {
+    LayoutSource::Entries(vec![text.to_owned()])
+}
+
+fn process(pid: u32) -> Process {
+    Process {
+        pid: Some(pid),
+        uid: Some(1000),
+        user: Some("ada".to_owned()),
+        command: Some("python train.py".to_owned()),
+        kind: ProcessKind::Compute,
+        memory_mib: Some(512),
+    }
+}
+
+/// A GPU instance as the driver would show it, with compute instances by name; none = whole.
+fn instance(gpu: &Gpu, id: u32, profile: &str, start: u8, compute: &[&str]) -> GpuInstance {
+    let of = gpu.mig.as_ref().unwrap().profiles.iter().find(|p| p.name == profile).unwrap();
+    let compute = if compute.is_empty() { &[profile][..] } else { compute };
+    GpuInstance {
+        id,
+        profile_id: of.id,
+        profile: profile.to_owned(),
+        placement: *of.placements.iter().find(|p| p.start == start).unwrap(),
+        memory: None,
+        compute: (0..)
+            .zip(compute)
+            .map(|(id, name)| ComputeInstance {
+                id,
+                profile_id: of.compute.iter().find(|c| c.name == *name).unwrap().id,
+                profile: (*name).to_owned(),
+                placement: None,
+                uuid: None,
+                processes: Vec::new(),
+            })
+            .collect(),
+        processes: Vec::new(),
+    }
+}
+
+fn set(gpu: &mut Gpu, instances: &[(&str, u8, &[&str])]) {
+    let made = (1..).zip(instances).map(|(id, (p, start, c))| instance(gpu, id, p, *start, c)).collect();
+    gpu.mig.as_mut().unwrap().instances = made;
+}
+
+fn one(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> GpuPlan {
+    let mut plans = plan_host(config, gpus, request).unwrap_or_else(|e| panic!("{e:?}")).plans;
+    assert_eq!(plans.len(), 1);
+    plans.remove(0)
+}
+
+#[test]
+fn the_first_rule_that_matches_claims() {
+    let host = host();
+    let claimed = claims(&config(), &host);
+    assert_eq!(claimed, [Some(0), Some(0), Some(1), Some(2), Some(3), Some(4), None, None]);
+    let wishes = wishes(&config(), &host);
+    assert_eq!(wishes[0].rule.as_deref(), Some("training"));
+    assert_eq!(wishes[2].rule.as_deref(), Some("rule 2"));
+    assert_eq!(wishes[2].layout.as_ref().unwrap().to_string(), "3g.40gb,1c.3g.40gb*3");
+    assert_eq!((wishes[3].mode, &wishes[3].layout), (Mode::Exclusive, &None));
+    assert_eq!((wishes[7].mode, &wishes[7].rule), (Mode::Unmanaged, &None));
+}
+
+#[test]
+fn the_view_says_who_claims_what() {
+    let view = config().view(Some("config.toml"), &host());
+    let claims: Vec<Vec<u32>> = view.rules.iter().map(|rule| rule.claims.clone()).collect();
+    assert_eq!(claims, [vec![0, 1], vec![2], vec![3], vec![4], vec![5]]);
+    assert_eq!(view.rules[0].layout.as_deref(), Some(&["halves".to_owned()][..]));
+    assert_eq!(view.layouts[0].entries, ["3g.40gb*2"]);
+    assert_eq!(Config::parse(&view.effective, "effective").unwrap(), config());
+}
+
+#[test]
+fn findings_name_selectors_without_effect() {
+    let text = r#"
+[[gpu]]
+name = "all of it"
+match = ["*A100*"]
+mode = "unmanaged"
+[[gpu]]
+match = ["0", "*H100*", "9", "GPU-00000000", "01:00.0"]
+mode = "unmanaged"
+"#;
+    let config = Config::parse(text, "config.toml").unwrap();
+    assert_eq!(
+        findings(&config, &host()),
+        [
+            "rule 2: `*h100*` matches no GPU of this host",
+            "rule 2: `9` matches no GPU of this host",
+            "rule 2: `GPU-00000000` is the beginning of several UUIDs and claims none",
+            "rule 2 claims no GPU: earlier rules have all that it matches",
+        ]
+    );
+    assert!(findings(&Config::default(), &host()).is_empty());
+}
+
+#[test]
+fn drift_in_sentences() {
+    type Case =
+        (&'static str, &'static str, &'static [(&'static str, u8, &'static [&'static str])], &'static [&'static str]);
+    let cases: &[Case] = &[
+        ("as wanted", "3g.40gb*2", &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])], &[]),
+        ("none wanted, none there", "none", &[], &[]),
+        ("lacks", "3g.40gb,1g.10gb*2", &[], &["lacks 3g.40gb, 1g.10gb*2"]),
+        ("lacks one of two", "3g.40gb*2", &[("3g.40gb", 4, &[])], &["lacks 3g.40gb"]),
+        ("has another", "3g.40gb", &[("2g.20gb", 2, &[])], &["has 2g.20gb@2, the layout wants 3g.40gb"]),
+        (
+            "has too many",
+            "1g.10gb",
+            &[("1g.10gb", 0, &[]), ("1g.10gb", 3, &[])],
+            &["has 1g.10gb@3, which the layout does not want"],
+        ),
+        ("has at the wrong place", "3g.40gb@0", &[("3g.40gb", 4, &[])], &["has 3g.40gb@4, the layout wants 3g.40gb@0"]),
+        ("a fixed place first", "1g.10gb,1g.10gb@4", &[("1g.10gb", 4, &[]), ("1g.10gb", 0, &[])], &[]),
+        ("none wanted", "none", &[("7g.80gb", 0, &[])], &["has 7g.80gb@0, which the layout does not want"]),
+        (
+            "compute instances differ",
+            "1c.3g.40gb*3",
+            &[("3g.40gb", 4, &["1c.3g.40gb", "1c.3g.40gb"])],
+            &["3g.40gb@4 has compute instances 1c.3g.40gb*2, the layout wants compute instances 1c.3g.40gb*3"],
+        ),
+        (
+            "the one whose compute instances agree is taken",
+            "3g.40gb,1c.3g.40gb*3",
+            &[("3g.40gb", 0, &["1c.3g.40gb", "1c.3g.40gb", "1c.3g.40gb"]), ("3g.40gb", 4, &[])],
+            &[],
+        ),
+        ("profile of another model", "1g.5gb", &[], &["the layout 1g.5gb can't be on this GPU"]),
+    ];
+    for (what, layout, instances, expected) in cases {
+        let layout = Layout::parse(layout).unwrap();
+        let mut gpu = host().remove(0);
+        set(&mut gpu, instances);
+        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout) };
+        assert_eq!(drift(&wish, &gpu), *expected, "{what}");
+    }
+    println!("{} drifts", cases.len());
+    let mut gpu = host().remove(0);
+    set(&mut gpu, &[("3g.40gb", 4, &[])]);
+    gpu.mig.as_mut().unwrap().instances[0].compute.clear();
+    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()) };
+    assert_eq!(drift(&wish, &gpu), ["3g.40gb@4 has no compute instance, the layout wants compute instances 3g.40gb"]);
+}
+
+#[test]
+fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
+    let mut gpu = host().remove(0);
+    gpu.mig.as_mut().unwrap().profiles.clear();
+    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()) };
+    assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
+}
+
+#[test]
+fn drift_of_modes() {
+    let layout = Layout::parse("3g.40gb").unwrap();
+    let mut shown = String::new();
+    for mode in [Mode::Mig, Mode::Exclusive, Mode::Unmanaged] {
+        for (enabled, pending) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut gpu = host().remove(0);
+            let mig = gpu.mig.as_mut().unwrap();
+            (mig.enabled, mig.pending) = (enabled, pending);
+            let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()) };
+            let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&wish, &gpu));
+        }
+        let mut gpu = preset::gpus("mixed").unwrap().remove(5);
+        gpu.state = GpuState::Ready;
+        let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()) };
+        let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&wish, &gpu));
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn describe_fills_in_what_the_config_wants() {
+    let mut host = host();
+    set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
+    describe(&config(), &mut host);
+    assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
+    assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
+    assert_eq!(host[1].drift, ["lacks 3g.40gb*2"]);
+    assert_eq!(host[3].drift, ["MIG mode is on, mode exclusive wants the whole GPU"]);
+    assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
+}
+
+#[test]
+fn no_selector_means_what_the_config_claims_for_mig() {
+    let plans = plan_host(&config(), &host(), &PlanRequest::default()).unwrap().plans;
+    let shown: Vec<(u32, String, usize)> = plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
+    let expected = [(0, "3g.40gb*2", 4), (1, "3g.40gb*2", 4), (2, "3g.40gb,1c.3g.40gb*3", 6), (5, "none", 0)];
+    assert_eq!(shown, expected.map(|(gpu, layout, steps)| (gpu, layout.to_owned(), steps)));
+    // With a layout of its own the request goes to the same GPUs.
+    let plans = plan_host(&config(), &host(), &request(&[], entries("7g.80gb"))).unwrap().plans;
+    assert_eq!(plans.iter().map(|p| p.gpu).collect::<Vec<_>>(), [0, 1, 2, 5]);
+}
+
+#[test]
+fn a_named_layout_and_entries_reach_unclaimed_gpus() {
+    let named = LayoutSource::Named("halves".to_owned());
+    let plan = one(&config(), &host(), &request(&["7"], named));
+    assert_eq!((plan.gpu, plan.layout.join(",").as_str(), plan.steps.len()), (7, "3g.40gb*2", 4));
+    let plan = one(&Config::default(), &host(), &request(&["7"], entries("3G.40GB")));
+    assert_eq!((plan.layout.join(",").as_str(), plan.steps.len()), ("3g.40gb", 2));
+    let none = LayoutSource::Named("none".to_owned());
+    let mut host = host();
+    set(&mut host[7], &[("3g.40gb", 4, &[])]);
+    let plan = one(&Config::default(), &host, &request(&["7"], none));
+    assert_eq!((plan.layout.join(",").as_str(), plan.steps.len()), ("none", 2));
+}
+
+#[test]
+fn requests_that_are_refused_as_a_whole() {
+    let mut host = host();
+    host[1].state = GpuState::Degraded;
+    host[1].reasons = vec!["creating 3g.40gb@4 failed: in use".to_owned()];
+    host[6].state = GpuState::Lost;
+    host[7].state = GpuState::Unknown;
+    host[7].reasons = vec!["reading it took longer than 10 s".to_owned()];
+    let named = |name: &str| LayoutSource::Named(name.to_owned());
+    let empty = Config::default();
+    let config = config();
+    let cases: Vec<(&str, &Config, PlanRequest, Code)> = vec![
+        ("nothing configured", &empty, request(&[], LayoutSource::Config), Code::NotFound),
+        ("nothing configured, a layout given", &empty, request(&[], entries("3g.40gb")), Code::NotFound),
+        ("no layout configured", &empty, request(&["0"], LayoutSource::Config), Code::NotFound),
+        ("no such GPU", &config, request(&["12"], LayoutSource::Config), Code::NotFound),
+        ("garbage selector", &config, request(&["!"], LayoutSource::Config), Code::BadRequest),
+        ("no such layout, near", &config, request(&["0"], named("halfs")), Code::NotFound),
+        ("no such layout, far", &config, request(&["0"], named("training")), Code::NotFound),
+        ("dynamic", &config, request(&["0"], named("dynamic")), Code::Unsupported),
+        ("profile misspelt", &config, request(&["0"], entries("3g40gb")), Code::BadRequest),
+        ("empty layout", &config, request(&["0"], LayoutSource::Entries(vec![])), Code::BadRequest),
+        ("shared", &config, request(&["0"], entries("2g.20gb:mps")), Code::Unsupported),
+        ("exclusive GPU", &config, request(&["3"], entries("3g.40gb")), Code::Conflict),
+        ("exclusive GPU, by config", &config, request(&["3"], LayoutSource::Config), Code::Conflict),
+        ("unmanaged GPU", &config, request(&["4"], entries("3g.40gb")), Code::Conflict),
+        ("degraded GPU", &config, request(&[], LayoutSource::Config), Code::Conflict),
+        ("lost GPU", &config, request(&["6"], entries("3g.40gb")), Code::GpuLost),
+        ("unknown GPU", &config, request(&["7"], entries("3g.40gb")), Code::DriverTimeout),
+    ];
+    let mut shown = String::new();
+    for (what, config, request, code) in &cases {
+        let error = plan_host(config, &host, request).expect_err(what);
+        assert_eq!(error.code, *code, "{what}");
+        let ApiError { message, causes, hint, .. } = error;
+        let _ = writeln!(shown, "{what}: {code:?}\n  {message}");
+        for cause in causes {
+            let _ = writeln!(shown, "  because {cause}");
+        }
+        let _ = writeln!(shown, "  {}\n", hint.unwrap());
+    }
+    println!("{} requests refused", cases.len());
+    insta::assert_snapshot!(shown);
+    // Naming it is the way out of `degraded`.
+    assert!(one(&config, &host, &request(&["1"], LayoutSource::Config)).error.is_none());
+    assert!(plan_host(&empty, &[], &PlanRequest::default()).unwrap_err().message.contains("no GPU"));
+}
+
+#[test]
+fn one_gpu_that_cannot_does_not_hide_the_others() {
+    let host = preset::gpus("mixed").unwrap();
+    let plans = plan_host(&Config::default(), &host, &request(&["all"], entries("1g.10gb"))).unwrap().plans;
+    let refusals: Vec<Option<&Refusal>> = plans.iter().map(|plan| plan.refusal.as_ref()).collect();
+    assert!(refusals[0].is_none() && refusals[2].is_none());
+    assert!(matches!(refusals[1], Some(Refusal::UnknownProfile { profile, .. }) if profile == "1g.10gb"));
+    assert!(matches!(refusals[3], Some(Refusal::UnknownProfile { .. })));
+    assert_eq!((refusals[4], refusals[5]), (Some(&Refusal::NoMig), Some(&Refusal::NoMig)));
+    for plan in &plans {
+        assert_eq!(plan.refusal.is_some(), plan.error.is_some());
+        assert_eq!(plan.refusal.is_some(), plan.steps.is_empty());
+        if let Some(error) = &plan.error {
+            assert!(error.message.contains(&plan.uuid) && error.hint.is_some(), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn instances_in_use_block_and_the_layout_is_still_told() {
+    let mut host = host();
+    set(&mut host[0], &[("7g.80gb", 0, &[])]);
+    host[0].mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(4711));
+    let plan = one(&config(), &host, &request(&["0"], LayoutSource::Config));
+    assert!(matches!(&plan.refusal, Some(Refusal::Blocked { blockers }) if blockers.len() == 1));
+    let error = plan.error.unwrap();
+    assert_eq!(error.code, Code::Blocked);
+    assert_eq!((plan.layout.join(","), plan.steps), ("3g.40gb*2".to_owned(), vec![]));
+}
+
+#[test]
+fn mig_mode_that_is_off() {
+    let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {
+        let mut gpu = preset::gpus(preset).unwrap().remove(0);
+        let mig = gpu.mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (false, false);
+        change(&mut gpu);
+        let layout = if preset == "rtx-pro-6000x2" { "4g.96gb" } else { "1g.10gb*7" };
+        let layout = if preset == "dgx-b200" { "7g.180gb" } else { layout };
+        (one(&Config::default(), &[gpu.clone()], &request(&["0"], entries(layout))), gpu)
+    };
+    for preset in ["dgx-h100", "dgx-b200", "rtx-pro-6000x2"] {
+        let (plan, gpu) = off(preset, &|_| {});
+        assert!(plan.enables_mig && plan.refusal.is_none() && !plan.steps.is_empty(), "{preset}");
+        assert!(matches!(gpu.architecture, Architecture::Hopper | Architecture::Blackwell));
+    }
+    let (plan, _) = off("dgx-a100", &|_| {});
+    assert_eq!(plan.refusal, Some(Refusal::MigOff { reset_pending: false }));
+    assert!(!plan.enables_mig && plan.steps.is_empty() && plan.error.unwrap().hint.is_some());
+    let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    assert_eq!(plan.refusal, Some(Refusal::MigOff { reset_pending: true }));
+    let (plan, _) = off("dgx-h100", &|gpu| gpu.processes.push(process(4711)));
+    assert_eq!(plan.refusal, Some(Refusal::MigOff { reset_pending: false }));
+    let error = plan.error.unwrap();
+    assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 of ada".to_owned()]));
+    assert!(!plan.enables_mig);
+    // A layout that can't be is told as such, whatever the mode.
+    let mut gpu = host().remove(0);
+    gpu.mig.as_mut().unwrap().enabled = false;
+    let plan = one(&Config::default(), &[gpu.clone()], &request(&["0"], entries("7g.80gb*2")));
+    assert!(matches!(plan.refusal, Some(Refusal::TooMany { .. })), "{:?}", plan.refusal);
+    // Nothing wanted of a GPU with MIG off: nothing to do.
+    gpu.mig.as_mut().unwrap().pending = false;
+    let plan = one(&Config::default(), &[gpu], &request(&["0"], LayoutSource::Named("none".to_owned())));
+    assert!(plan.refusal.is_none() && plan.steps.is_empty() && !plan.enables_mig);
+}
+
+/// Carries out a plan on paper.
+fn carry_out(gpu: &mut Gpu, plan: &GpuPlan) {
+    let profiles = gpu.mig.as_ref().unwrap().profiles.clone();
+    let mig = gpu.mig.as_mut().unwrap();
+    for step in &plan.steps {
+        match step {
+            Step::DestroyCompute { gi, ci, .. } => {
+                let instance = mig.instances.iter_mut().find(|i| i.id == *gi).unwrap();
+                instance.compute.retain(|c| c.id != *ci);
+            }
+            Step::DestroyGpuInstance { gi, .. } => mig.instances.retain(|i| i.id != *gi),
+            Step::CreateGpuInstance { profile, profile_id, placement } => {
+                let id = (1..).find(|id| mig.instances.iter().all(|i| i.id != *id)).unwrap();
+                mig.instances.push(GpuInstance {
+                    id,
+                    profile_id: *profile_id,
+                    profile: profile.clone(),
+                    placement: *placement,
+                    memory: None,
+                    compute: Vec::new(),
+                    processes: Vec::new(),
+                });
+            }
+            Step::CreateCompute { gi_placement, profile, placement, .. } => {
+                let instance = mig.instances.iter_mut().find(|i| i.placement == *gi_placement).unwrap();
+                let of = profiles.iter().find(|p| p.id == instance.profile_id).unwrap();
+                let id = (0..).find(|id| instance.compute.iter().all(|c| c.id != *id)).unwrap();
+                instance.compute.push(ComputeInstance {
+                    id,
+                    profile_id: of.compute.iter().find(|c| c.name == *profile).unwrap().id,
+                    profile: profile.clone(),
+                    placement: *placement,
+                    uuid: None,
+                    processes: Vec::new(),
+                });
+            }
+        }
+    }
+    mig.instances.sort_by_key(|i| i.placement);
+}
+
+fn any_layout() -> impl Strategy<Value = String> {
+    let entry = prop::sample::select(vec![
+        "1g.10gb",
+        "1g.10gb+me",
+        "1g.20gb",
+        "2g.20gb",
+        "3g.40gb",
+        "4g.40gb",
+        "7g.80gb",
+        "1c.2g.20gb*2",
+        "1c.3g.40gb*3",
+        "2c.3g.40gb",
+        "1c.7g.80gb*7",
+        "1g.10gb@4",
+        "3g.40gb@0",
+        "2g.20gb@2",
+    ]);
+    prop::collection::vec(entry, 0..4).prop_map(|entries| match entries.len() {
+        0 => "none".to_owned(),
+        _ => entries.join(","),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// There is drift exactly when a plan has steps, and carrying out the plan leaves none.
+    #[test]
+    fn drift_and_plan_agree(before in any_layout(), after in any_layout()) {
+        let mut gpu = host().remove(7);
+        for text in [before, after] {
+            let layout = Layout::parse(&text).unwrap();
+            let plan = one(&Config::default(), &[gpu.clone()], &PlanRequest {
+                gpus: vec!["all".to_owned()],
+                layout: LayoutSource::Entries(layout.canonical()),
+            });
+            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout) };
+            if plan.refusal.is_some() {
+                prop_assert!(!drift(&wish, &gpu).is_empty(), "{text}");
+                continue;
+            }
+            prop_assert_eq!(plan.steps.is_empty(), drift(&wish, &gpu).is_empty(), "{}: {:?}", text, drift(&wish, &gpu));
+            carry_out(&mut gpu, &plan);
+            prop_assert_eq!(drift(&wish, &gpu), Vec::<String>::new(), "{}", text);
+        }
+    }
+}
+
+#[test]
+fn placements_of_the_fixtures_are_the_parts_own() {
+    // Guards the helpers above: a fixture that no driver could show proves nothing.
+    let mut gpu = host().remove(0);
+    set(&mut gpu, &[("3g.40gb", 4, &[])]);
+    assert_eq!(gpu.mig.unwrap().instances[0].placement, Placement { start: 4, size: 4 });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// A saved host that was damaged is refused or planned on; it never brings anything down.
+    #[test]
+    fn damaged_saved_hosts_never_panic(figures in prop::collection::vec((0usize..600, 0u32..300), 1..4), which in 0usize..6) {
+        let names = ["1g.10gb", "3g.40gb", "1c.3g.40gb*3", "7g.80gb", "none", "1g.10gb@4,2g.20gb"];
+        let mut one = host().remove(0);
+        set(&mut one, &[("3g.40gb", 4, &["1c.3g.40gb", "1c.3g.40gb"]), ("1g.10gb", 0, &[])]);
+        let mut value = serde_json::to_value(&one).unwrap();
+        for (at, figure) in figures {
+            let mut left = at;
+            replace_figure(&mut value, &mut left, figure);
+        }
+        let text = serde_json::to_vec(&value).unwrap();
+        if let Ok(gpus) = preset::saved(&text, "host.json") {
+            let layout = LayoutSource::Entries(vec![names[which].to_owned()]);
+            let _ = plan_host(&Config::default(), &gpus, &request(&["all"], layout));
+            let wish = Wish { mode: Mode::Mig, rule: None, layout: Layout::parse(names[which]).ok() };
+            for gpu in &gpus {
+                let _ = drift(&wish, gpu);
+            }
+        }
+    }
+}
+
+/// Replaces one number somewhere in a document.
+fn replace_figure(value: &mut serde_json::Value, left: &mut usize, figure: u32) {
+    match value {
+        serde_json::Value::Number(_) => {
+            if *left == 0 {
+                *value = figure.into();
+            }
+            *left = left.wrapping_sub(1);
+        }
+        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| replace_figure(item, left, figure)),
+        serde_json::Value::Object(fields) => fields.values_mut().for_each(|field| replace_figure(field, left, figure)),
+        serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::String(_) => {}
+    }
+}

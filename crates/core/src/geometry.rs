@@ -1,0 +1,265 @@
+//! What one GPU offers: its profiles, where their instances may stand, and what they take.
+//!
+//! The figures are the driver's own (`api::GpuProfile`); this module only makes them quick to ask:
+//! spans become bit masks and engine counts become rows that can be summed. It is built once a
+//! reading and holds no rule about what fits beside what; those are in [`crate::plan`].
+
+use gpush_api::{ComputeProfile, Engines, GpuProfile, Placement};
+use gpush_geometry::Model;
+
+/// Most GPU instances on one GPU, and most compute instances in one GPU instance (NVML).
+pub const MOST_INSTANCES: usize = 8;
+
+/// Kinds of engine, in the order of the rows that [`engine_row`] makes.
+pub const ENGINES: [&str; 5] = ["copy", "decoder", "encoder", "jpeg", "ofa"];
+
+/// Engine counts in the order of [`ENGINES`].
+pub type EngineRow = [u16; ENGINES.len()];
+
+/// Engine counts as a row.
+#[must_use]
+pub fn engine_row(engines: Engines) -> EngineRow {
+    [engines.copy, engines.decoder, engines.encoder, engines.jpeg, engines.ofa].map(u16::from)
+}
+
+/// A set of slices: memory slices of a GPU, or compute slots of a GPU instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Slices(u32);
+
+impl Slices {
+    /// No slice.
+    pub const NONE: Self = Self(0);
+    /// Every slice there can be.
+    pub const ALL: Self = Self(u32::MAX);
+
+    /// The slices of a span. What lies past slice 31 is cut off: no part has that many.
+    #[must_use]
+    pub fn of(span: Placement) -> Self {
+        let up_to = |slice: u32| if slice >= u32::BITS { u32::MAX } else { (1 << slice) - 1 };
+        let start = u32::from(span.start);
+        Self(up_to(start + u32::from(span.size)) & !up_to(start))
+    }
+
+    /// Whether both have a slice in common.
+    #[must_use]
+    pub fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// A place where an instance of some profile may stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spot {
+    /// As the driver says it.
+    pub placement: Placement,
+    /// The same as a set.
+    pub slices: Slices,
+}
+
+impl Spot {
+    /// The spot at a placement.
+    #[must_use]
+    pub fn at(placement: Placement) -> Self {
+        Self { placement, slices: Slices::of(placement) }
+    }
+}
+
+/// A compute instance profile within a GPU instance profile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compute {
+    /// The driver's description.
+    pub profile: ComputeProfile,
+    /// Where it may stand, by start.
+    pub spots: Vec<Spot>,
+    /// Whether the driver has told its placements; if not, placing it is left to the driver and
+    /// `spots` are a guess.
+    pub placeable: bool,
+}
+
+/// A GPU instance profile.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// The driver's description.
+    pub profile: GpuProfile,
+    /// Where it may stand, by start.
+    pub spots: Vec<Spot>,
+    /// Engines that one instance takes.
+    pub engines: EngineRow,
+    /// Compute instance profiles in it.
+    pub compute: Vec<Compute>,
+}
+
+impl Profile {
+    /// The compute instance profile with this id.
+    #[must_use]
+    pub fn compute(&self, id: u32) -> Option<&Compute> {
+        self.compute.iter().find(|c| c.profile.id == id)
+    }
+
+    /// The compute instance profile of this many slices.
+    #[must_use]
+    pub fn compute_of(&self, slices: u8) -> Option<&Compute> {
+        self.compute.iter().find(|c| c.profile.slices == slices)
+    }
+
+    /// The compute instance profile that takes all of the GPU instance.
+    #[must_use]
+    pub fn whole(&self) -> Option<&Compute> {
+        self.compute
+            .iter()
+            .find(|c| c.profile.name == self.profile.name)
+            .or_else(|| self.compute_of(self.profile.slices))
+    }
+
+    /// Memory slices of the smallest spot.
+    #[must_use]
+    pub fn memory_slices(&self) -> u32 {
+        self.spots.iter().map(|s| u32::from(s.placement.size)).min().unwrap_or(0)
+    }
+}
+
+/// What one GPU offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Geometry {
+    /// Profiles in the driver's order.
+    pub profiles: Vec<Profile>,
+    /// Memory slices of the part.
+    pub memory_slices: u8,
+    /// Compute slices of the part.
+    pub compute_slices: u8,
+    /// Engines of the part. No driver tells them: they are the most that instances of one profile
+    /// may take together.
+    pub engines: EngineRow,
+}
+
+impl Geometry {
+    /// The geometry of a GPU whose driver describes these profiles. Placements past the part's
+    /// memory slices are left out.
+    #[must_use]
+    pub fn new(profiles: &[GpuProfile], memory_slices: u8, compute_slices: u8) -> Self {
+        let profiles: Vec<Profile> = profiles.iter().map(|p| profile(p, memory_slices)).collect();
+        let mut engines = EngineRow::default();
+        for profile in &profiles {
+            for (all, one) in engines.iter_mut().zip(profile.engines) {
+                *all = (*all).max(one * u16::from(profile.profile.max));
+            }
+        }
+        Self { profiles, memory_slices, compute_slices, engines }
+    }
+
+    /// The geometry of a model of the geometry file, for planning without hardware.
+    #[must_use]
+    pub fn of_model(model: &Model) -> Self {
+        Self::new(&profiles_of_model(model), model.memory_slices, model.compute_slices)
+    }
+
+    /// The profile with this name, such as `3g.40gb`.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&Profile> {
+        self.profiles.iter().find(|p| p.profile.name == name)
+    }
+
+    /// The profile with this driver id.
+    #[must_use]
+    pub fn profile(&self, id: u32) -> Option<&Profile> {
+        self.profiles.iter().find(|p| p.profile.id == id)
+    }
+}
+
+fn profile(described: &GpuProfile, memory_slices: u8) -> Profile {
+    let mut spots: Vec<Spot> = described
+        .placements
+        .iter()
+        .filter(|p| p.size > 0 && u32::from(p.start) + u32::from(p.size) <= u32::from(memory_slices).min(u32::BITS))
+        .map(|p| Spot::at(*p))
+        .collect();
+    spots.sort_by_key(|s| s.placement);
+    spots.dedup();
+    let compute = described.compute.iter().cloned().map(compute).collect();
+    Profile { profile: described.clone(), spots, engines: engine_row(described.engines), compute }
+}
+
+fn compute(profile: ComputeProfile) -> Compute {
+    let mut spots: Vec<Spot> = profile.placements.iter().filter(|p| p.size > 0).map(|p| Spot::at(*p)).collect();
+    spots.sort_by_key(|s| s.placement);
+    spots.dedup();
+    let placeable = !spots.is_empty();
+    if !placeable {
+        let side_by_side = |n: u8| Placement { start: n.saturating_mul(profile.slices), size: profile.slices };
+        spots = (0..profile.max).map(|n| Spot::at(side_by_side(n))).collect();
+    }
+    Compute { profile, spots, placeable }
+}
+
+/// The profiles of a model as its driver would describe them.
+#[must_use]
+pub fn profiles_of_model(model: &Model) -> Vec<GpuProfile> {
+    let spans = |spans: &[(u8, u8)]| spans.iter().map(|&(start, size)| Placement { start, size }).collect();
+    model
+        .gi_profiles
+        .iter()
+        .map(|p| GpuProfile {
+            name: p.name.clone(),
+            id: p.id,
+            index: p.index,
+            slices: p.slices,
+            max: p.max,
+            remaining: None,
+            memory_mib: p.memory_mib,
+            sm: p.sm,
+            engines: Engines {
+                copy: p.engines.copy,
+                decoder: p.engines.decoder,
+                encoder: p.engines.encoder,
+                jpeg: p.engines.jpeg,
+                ofa: p.engines.ofa,
+            },
+            gfx: p.gfx,
+            placements: spans(&p.placements),
+            compute: p
+                .compute
+                .iter()
+                .map(|c| ComputeProfile {
+                    name: c.name.clone(),
+                    id: c.id,
+                    index: c.index,
+                    slices: c.slices,
+                    max: c.max,
+                    sm: c.sm,
+                    placements: spans(&c.placements),
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_become_sets() {
+        let set = |start, size| Slices::of(Placement { start, size });
+        assert!(set(0, 4).meets(set(3, 1)));
+        assert!(!set(0, 4).meets(set(4, 4)));
+        assert_eq!(set(0, 4).and(set(4, 4)), set(0, 8));
+        assert_eq!(set(200, 200), Slices::NONE);
+        assert_eq!(set(0, 255), Slices::ALL);
+    }
+
+    #[test]
+    fn the_engines_of_a_part_are_those_of_its_whole_profile() {
+        for key in gpush_geometry::KEYS {
+            let model = gpush_geometry::model(key).unwrap();
+            let geometry = Geometry::of_model(&model);
+            let Some(whole) = geometry.profiles.iter().max_by_key(|p| p.memory_slices()) else { continue };
+            assert_eq!(geometry.engines, whole.engines, "{key}");
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Reading a layout, and saying what is wrong with one.
+//!
+//! Hand-written rather than generated because the errors are the point: each points into the text
+//! and offers what was probably meant.
+
+use std::{fmt, ops::Range};
+
+use gpush_api::{ApiError, Code};
+
+use crate::quote::Quoted;
+
+use super::{DYNAMIC, Entry, Layout, MOST, NONE, Share};
+
+/// What is wrong with a layout, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayoutError {
+    /// Which text of the list it is in, from 0.
+    pub item: usize,
+    /// That text, as given.
+    pub text: String,
+    /// The bytes of `text` that are meant.
+    pub span: Range<usize>,
+    /// What is wrong, in one sentence without a full stop.
+    pub message: String,
+    /// What was probably meant, or what to write instead.
+    pub hint: Option<String>,
+    /// Whether this is a thing that gpush does not do yet, rather than a mistake.
+    pub not_built: bool,
+}
+
+impl fmt::Display for LayoutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for LayoutError {}
+
+impl From<LayoutError> for ApiError {
+    fn from(error: LayoutError) -> Self {
+        let code = if error.not_built { Code::Unsupported } else { Code::BadRequest };
+        let mut answer = Self::new(code, format!("layout: {}", error.message));
+        if !error.text.trim().is_empty() {
+            let before = error.text[..error.span.start].chars().count();
+            answer = answer.cause(format!("in {}, at character {}", Quoted(&error.text), before + 1));
+        }
+        match error.hint {
+            Some(hint) => answer.hint(hint),
+            None => answer,
+        }
+    }
+}
+
+const SHAPE: &str = "an entry is [Nc.]PROFILE[@START][*COUNT], such as 3g.40gb, 1g.10gb*2, 1g.10gb@4 or 1c.3g.40gb";
+
+/// Reads a list of texts; all that is wrong is reported, and the list of errors is never empty.
+pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutError>> {
+    let mut entries = Vec::new();
+    let mut errors = Vec::new();
+    let mut none = None;
+    let pieces: Vec<Piece<'_>> = texts.iter().enumerate().flat_map(|(item, text)| split(item, text.as_ref())).collect();
+    if pieces.iter().all(|piece| piece.content().is_empty()) && pieces.len() <= texts.len() {
+        // Nothing at all, as opposed to something with a stray comma.
+        let text = texts.first().map(|text| text.as_ref().to_owned()).unwrap_or_default();
+        let span = 0..text.len();
+        return Err(vec![LayoutError {
+            item: 0,
+            text,
+            span,
+            message: "the layout is empty".to_owned(),
+            hint: Some(format!("to have no instance at all, write the reserved layout `{NONE}`")),
+            not_built: false,
+        }]);
+    }
+    for piece in &pieces {
+        match piece.content().to_ascii_lowercase().as_str() {
+            NONE => none = none.or(Some(piece)),
+            DYNAMIC => errors.push(LayoutError {
+                not_built: true,
+                ..piece.error(
+                    piece.span.clone(),
+                    format!("`{DYNAMIC}` layouts are not built yet"),
+                    "write the instances that the GPU shall have, such as 3g.40gb,1g.10gb*2",
+                )
+            }),
+            _ => match entry(piece) {
+                Ok(entry) => entries.push(entry),
+                Err(error) => errors.push(error),
+            },
+        }
+    }
+    if let Some(piece) = none.filter(|_| pieces.len() > 1) {
+        errors.push(piece.error(
+            piece.span.clone(),
+            format!("`{NONE}` stands alone: it means no instance at all"),
+            format!("leave `{NONE}` out, or everything else"),
+        ));
+    }
+    if errors.is_empty() {
+        Ok(Layout { entries })
+    } else {
+        errors.sort_by_key(|error| (error.item, error.span.start));
+        Err(errors)
+    }
+}
+
+/// One entry's text within a text of the list.
+struct Piece<'a> {
+    item: usize,
+    text: &'a str,
+    span: Range<usize>,
+}
+
+/// Cuts at commas and drops the blanks around.
+fn split(item: usize, text: &str) -> Vec<Piece<'_>> {
+    let mut from = 0;
+    text.split(',')
+        .map(|part| {
+            let start = from + (part.len() - part.trim_start().len());
+            let end = (from + part.trim_end().len()).max(start);
+            from += part.len() + 1;
+            Piece { item, text, span: start.min(end)..end }
+        })
+        .collect()
+}
+
+impl Piece<'_> {
+    fn content(&self) -> &str {
+        &self.text[self.span.clone()]
+    }
+
+    fn error(&self, span: Range<usize>, message: impl Into<String>, hint: impl Into<String>) -> LayoutError {
+        LayoutError {
+            item: self.item,
+            text: self.text.to_owned(),
+            span,
+            message: message.into(),
+            hint: Some(hint.into()),
+            not_built: false,
+        }
+    }
+
+    fn slice(&self, span: &Range<usize>) -> &str {
+        &self.text[span.clone()]
+    }
+
+    /// The span of a part of the content.
+    fn at(&self, from: usize, to: usize) -> Range<usize> {
+        self.span.start + from..self.span.start + to
+    }
+}
+
+/// Reads `[Nc.]PROFILE[@START][*COUNT][:SHARE]`.
+fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
+    let content = piece.content();
+    if content.is_empty() {
+        return Err(piece.error(piece.span.clone(), "an entry is empty", "remove the comma that is too many"));
+    }
+    let body = content.find(['@', '*', ':']).unwrap_or(content.len());
+    let (compute_slices, profile) = profile(piece, &content[..body])?;
+    let mut entry = Entry { compute_slices, profile, start: None, count: 1, share: None };
+    let mut counted = false;
+    let mut at = body;
+    while at < content.len() {
+        let mark = content[at..].chars().next().unwrap_or('@');
+        let from = at + mark.len_utf8();
+        let to = content[from..].find(['@', '*', ':']).map_or(content.len(), |length| from + length);
+        let value = content[from..to].trim();
+        let span = piece.at(at, to);
+        let twice = |what: &str| piece.error(span.clone(), format!("{what} is given twice"), "give it once");
+        if entry.share.is_some() {
+            return Err(piece.error(span, format!("{} comes after the share", Quoted(&content[at..to])), SHAPE));
+        }
+        match mark {
+            '@' if entry.start.is_some() => return Err(twice("the start")),
+            '@' => entry.start = Some(start(piece, value, span)?),
+            '*' if counted => return Err(twice("the count")),
+            '*' => {
+                entry.count = count(piece, value, span)?;
+                counted = true;
+            }
+            _ => entry.share = Some(share(piece, value, span)?),
+        }
+        at = to;
+    }
+    match entry.start {
+        Some(start) if entry.count > 1 && entry.compute_slices.is_none() => Err(piece.error(
+            piece.span.clone(),
+            format!("{} instances can't all start at slice {start}", entry.count),
+            format!("give each its own start, or none: {}*{}", entry.profile, entry.count),
+        )),
+        Some(_) | None => Ok(entry),
+    }
+}
+
+/// Reads `[Nc.]PROFILE`, told apart from what surrounds it.
+fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), LayoutError> {
+    let trimmed = written.trim_end();
+    let span = piece.at(0, trimmed.len().max(1).min(piece.content().len()));
+    if trimmed.is_empty() {
+        return Err(piece.error(piece.span.clone(), "the profile is missing", SHAPE));
+    }
+    let word = trimmed.to_ascii_lowercase();
+    let (compute, name) = match word.split_once("c.") {
+        Some((slices, name)) if digits(slices) => (Some(slices), name),
+        Some(_) | None => (None, word.as_str()),
+    };
+    let Some(slices) = gpu_slices(name) else {
+        let message = format!("{} is not a MIG profile name", Quoted(trimmed));
+        let hint = match meant(&word) {
+            Some(meant) => format!("did you mean `{meant}`?"),
+            None => SHAPE.to_owned(),
+        };
+        return Err(piece.error(span, message, hint));
+    };
+    let Some(compute) = compute else { return Ok((None, name.to_owned())) };
+    match compute.parse::<u8>() {
+        Ok(n) if n > 0 && n < slices => Ok((Some(n), name.to_owned())),
+        // A compute instance that takes all of it is what the plain name means.
+        Ok(n) if n == slices => Ok((None, name.to_owned())),
+        Ok(_) | Err(_) => Err(piece.error(
+            piece.at(0, compute.len() + 1),
+            format!("a compute instance of {name} can't have {compute:.8} slices"),
+            format!("write 1c to {slices}c, or `{name}` for all of it"),
+        )),
+    }
+}
+
+/// Compute slices in a GPU instance profile's name, or nothing when it is no such name.
+/// Leading zeros and overlong figures are refused: no driver writes them.
+fn gpu_slices(name: &str) -> Option<u8> {
+    let (slices, rest) = name.split_once("g.")?;
+    let (memory, suffix) = rest.split_once("gb")?;
+    let figure = |text: &str, most: usize| digits(text) && text.len() <= most && !text.starts_with('0');
+    let suffixes = suffix.is_empty()
+        || (suffix.starts_with(['+', '-'])
+            && suffix[1..]
+                .split(['+', '-', '.'])
+                .all(|part| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())));
+    (figure(slices, 2) && figure(memory, 4) && suffixes).then(|| slices.parse().ok()).flatten()
+}
+
+fn digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// The entry that a wrong one was probably meant to be: figures in the right order, with the
+/// usual slips of the hand between them.
+fn meant(word: &str) -> Option<String> {
+    // `MIG 3g.40gb` is how NVML says it; `1g.10gb x2` and `2x1g.10gb` how people do.
+    let word = word.strip_prefix("mig").map_or(word, |rest| rest.trim_start_matches([' ', '-', '_', '.']));
+    let squeezed: String = word.chars().filter(|c| !c.is_whitespace()).collect();
+    let (body, count) = match squeezed.split_once(['x', '×']) {
+        Some((body, count)) if count_like(count) => (body.to_owned(), Some(count.to_owned())),
+        Some((count, body)) if count_like(count) => (body.to_owned(), Some(count.to_owned())),
+        Some(_) | None => (squeezed, None),
+    };
+    let mut figures: Vec<String> = Vec::new();
+    let mut letters = String::new();
+    let mut fresh = true;
+    let (core, suffix) = match body.find(['+']) {
+        Some(at) => body.split_at(at),
+        None => (body.as_str(), ""),
+    };
+    for c in core.chars() {
+        match c {
+            '0'..='9' if fresh => {
+                figures.push(c.to_string());
+                fresh = false;
+            }
+            '0'..='9' => figures.last_mut()?.push(c),
+            'a'..='z' => {
+                letters.push(c);
+                fresh = true;
+            }
+            '.' | '-' | '_' | ' ' | '/' => fresh = true,
+            _ => return None,
+        }
+    }
+    let figure = |text: &String| text.trim_start_matches('0').to_owned();
+    let (compute, slices, memory) = match (letters.as_str(), figures.as_slice()) {
+        ("ggb" | "gb" | "gg" | "g" | "ggib" | "gib" | "ggbs", [slices, memory]) => (None, slices, memory),
+        ("cggb" | "cgg" | "cgb", [compute, slices, memory]) => (Some(figure(compute)), slices, memory),
+        _ => return None,
+    };
+    let name = format!("{}g.{}gb{suffix}", figure(slices), figure(memory));
+    gpu_slices(&name)?;
+    let compute = compute.map(|n| format!("{n}c.")).unwrap_or_default();
+    let count = count.map(|n| format!("*{n}")).unwrap_or_default();
+    Some(format!("{compute}{name}{count}"))
+}
+
+fn count_like(text: &str) -> bool {
+    matches!(text.parse::<u8>(), Ok(1..=MOST)) && digits(text)
+}
+
+fn start(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, LayoutError> {
+    match value.parse::<u8>() {
+        Ok(start) if digits(value) => Ok(start),
+        Ok(_) | Err(_) => Err(piece.error(
+            span.clone(),
+            format!("{} is not a start: it takes the number of a memory slice", Quoted(piece.slice(&span))),
+            "such as 1g.10gb@4; `gpushctl mig profiles` lists where each profile may start",
+        )),
+    }
+}
+
+fn count(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, LayoutError> {
+    let hint = format!("write a number from 1 to {MOST}, such as 1g.10gb*2");
+    match value.parse::<u8>() {
+        Ok(0) => Err(piece.error(span, "a count of 0 asks for nothing", "leave the entry out")),
+        Ok(count) if count <= MOST && digits(value) => Ok(count),
+        Ok(_) | Err(_) if digits(value) => {
+            Err(piece.error(span, format!("a count of {value:.8} is more than a GPU can hold"), hint))
+        }
+        Ok(_) | Err(_) => {
+            Err(piece.error(span.clone(), format!("{} is not a count", Quoted(piece.slice(&span))), hint))
+        }
+    }
+}
+
+fn share(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<Share, LayoutError> {
+    if value.eq_ignore_ascii_case("mps") {
+        Ok(Share::Mps)
+    } else {
+        Err(piece.error(
+            span.clone(),
+            format!("{} is not a way to share a MIG device", Quoted(piece.slice(&span))),
+            "the only share is `:mps`",
+        ))
+    }
+}

@@ -1,0 +1,193 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Every way to write an entry, and its canonical form.
+const GOOD: &[(&str, &str)] = &[
+    ("3g.40gb", "3g.40gb"),
+    ("3G.40GB", "3g.40gb"),
+    ("1g.10gb*2", "1g.10gb*2"),
+    ("1g.10gb*1", "1g.10gb"),
+    ("1g.10gb@4", "1g.10gb@4"),
+    ("1g.10gb @ 4", "1g.10gb@4"),
+    ("1c.3g.40gb*3", "1c.3g.40gb*3"),
+    ("1c.3g.40gb@4*3", "1c.3g.40gb@4*3"),
+    ("1c.3g.40gb*3@4", "1c.3g.40gb@4*3"),
+    ("3c.3g.40gb", "3g.40gb"),
+    ("2g.20gb:mps", "2g.20gb:mps"),
+    ("2g.20gb*2:MPS", "2g.20gb*2:mps"),
+    ("1g.10gb+me", "1g.10gb+me"),
+    ("1g.24gb+me.all", "1g.24gb+me.all"),
+    ("2g.48gb-me", "2g.48gb-me"),
+    ("4g.96gb+gfx", "4g.96gb+gfx"),
+    ("7g.180gb", "7g.180gb"),
+    (" 3g.40gb , 2g.20gb,1g.10gb*2 ", "3g.40gb,2g.20gb,1g.10gb*2"),
+    ("none", "none"),
+    ("None", "none"),
+];
+
+/// Every way to get it wrong.
+const BAD: &[&str] = &[
+    "",
+    "  ",
+    ",",
+    "3g.40gb,",
+    "3g.40gb,,1g.10gb",
+    "3g40gb",
+    "3g-40gb",
+    "3g.40g",
+    "3g.40",
+    "3.40gb",
+    "MIG 3g.40gb",
+    "1g.10gb x2",
+    "2x1g.10gb",
+    "1g10gbx2",
+    "1c3g40gb",
+    "whole",
+    "03g.40gb",
+    "3g.040gb",
+    "3g.40gb+",
+    "3g.40gb+me+",
+    "3g.40gb!",
+    "@4",
+    "*2",
+    "1g.10gb*0",
+    "1g.10gb*9",
+    "1g.10gb*999999999999",
+    "1g.10gb*two",
+    "1g.10gb*-1",
+    "1g.10gb*+1",
+    "1g.10gb*",
+    "1g.10gb@",
+    "1g.10gb@x",
+    "1g.10gb@300",
+    "1g.10gb@4@5",
+    "1g.10gb*2*2",
+    "1g.10gb@4*2",
+    "1g.10gb:foo",
+    "1g.10gb:",
+    "1g.10gb:mps:mps",
+    "1g.10gb:mps*2",
+    "0c.3g.40gb",
+    "4c.3g.40gb",
+    "99999c.3g.40gb",
+    "none,3g.40gb",
+    "dynamic",
+    "3g.40gb,1g10gb",
+    "３g.40gb",
+    "3g.40gb\u{0}",
+    "🦀",
+];
+
+#[test]
+fn canonical_forms() {
+    for (written, canonical) in GOOD {
+        let layout = Layout::parse(written).unwrap_or_else(|e| panic!("{written}: {e}"));
+        assert_eq!(layout.to_string(), *canonical, "{written}");
+        assert_eq!(Layout::parse_list(&layout.canonical()).unwrap(), layout, "{written}");
+    }
+    println!("{} ways to write a layout", GOOD.len());
+}
+
+#[test]
+fn every_mistake_points_at_itself() {
+    let mut shown = String::new();
+    for written in BAD {
+        let errors = Layout::parse_all(&[written]).expect_err(written);
+        for error in errors {
+            assert!(error.hint.is_some(), "{written}");
+            let before = error.text[..error.span.start].chars().count();
+            let marked = error.text[error.span.clone()].chars().count().max(1);
+            shown.push_str(&format!(
+                "  {}\n  {}{}\n{}\n= {}\n\n",
+                error.text.replace(char::is_control, "\u{fffd}"),
+                " ".repeat(before),
+                "^".repeat(marked),
+                error.message,
+                error.hint.unwrap_or_default()
+            ));
+        }
+    }
+    println!("{} mistakes", BAD.len());
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let errors = Layout::parse_all(&["3g40gb", "1g.10gb", "2g.20gb*0,1g.10gb:x"]).unwrap_err();
+    let places: Vec<_> = errors.iter().map(|e| (e.item, e.span.start)).collect();
+    assert_eq!(places, [(0, 0), (2, 7), (2, 17)]);
+}
+
+#[test]
+fn an_empty_list_names_the_way_out() {
+    let error = Layout::parse_list::<&str>(&[]).unwrap_err();
+    assert!(error.hint.unwrap().contains("`none`"));
+}
+
+#[test]
+fn names_and_entries_never_meet() {
+    for name in ["none", "dynamic", "train", "a100-mixed", "Half_2"] {
+        assert_eq!(source_of(name), LayoutSource::Named(name.to_owned()));
+    }
+    for text in ["3g.40gb", "3g40gb", "3g.40gb,train", "", "@4", "train.x"] {
+        assert!(matches!(source_of(text), LayoutSource::Entries(_)), "{text}");
+    }
+    for (written, _) in GOOD.iter().filter(|(_, canonical)| *canonical != NONE) {
+        assert!(!is_name(written), "{written}");
+    }
+}
+
+prop_compose! {
+    fn any_entry()(
+        slices in 1u8..=7,
+        memory in 1u32..=999,
+        suffix in prop::sample::select(vec!["", "+me", "-me", "+gfx", "+me.all"]),
+        compute in prop::option::of(1u8..=7),
+        start in prop::option::of(0u8..=15),
+        count in 1u8..=8,
+        shared in any::<bool>(),
+    ) -> Entry {
+        let compute_slices = compute.filter(|c| *c < slices);
+        Entry {
+            compute_slices,
+            profile: format!("{slices}g.{memory}gb{suffix}"),
+            start,
+            count: if start.is_some() && compute_slices.is_none() { 1 } else { count },
+            share: shared.then_some(Share::Mps),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_shown_reads_back_the_same(entries in prop::collection::vec(any_entry(), 0..10)) {
+        let layout = Layout { entries };
+        prop_assert_eq!(&Layout::parse(&layout.to_string()).unwrap(), &layout);
+        prop_assert_eq!(&Layout::parse_list(&layout.canonical()).unwrap(), &layout);
+    }
+
+    #[test]
+    fn garbage_is_refused_or_canonical(text in "\\PC{0,40}") {
+        check(&text)?;
+    }
+
+    #[test]
+    fn near_layouts_are_refused_or_canonical(text in "[0-9gcbxGBC.,@*: +meps-]{0,24}") {
+        check(&text)?;
+    }
+}
+
+fn check(text: &str) -> Result<(), TestCaseError> {
+    match Layout::parse_all(&[text]) {
+        Ok(layout) => prop_assert_eq!(Layout::parse(&layout.to_string()).unwrap(), layout),
+        Err(errors) => {
+            prop_assert!(!errors.is_empty());
+            for error in errors {
+                prop_assert!(error.text.get(error.span.clone()).is_some(), "{:?}", error);
+                let _ = gpush_api::ApiError::from(error);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! What was probably meant: the known word nearest to one that was typed.
+//!
+//! Every error about a name offers the nearest ones that exist; the rule for "near" is the same
+//! for config keys, modes, layouts and profiles, so it lives here once.
+
+/// The nearest of `known` to `word`, when one is near enough to be worth offering.
+#[must_use]
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    nearest_few(word, known, 1).into_iter().next()
+}
+
+/// At most `most` of `known` that are near enough to `word`, nearest first, ties in given order.
+#[must_use]
+pub fn nearest_few<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, most: usize) -> Vec<&'a str> {
+    let word = fold(word);
+    if word.len() > LONGEST {
+        return Vec::new();
+    }
+    let mut found: Vec<(usize, &str)> = known
+        .into_iter()
+        .filter_map(|candidate| {
+            let folded = fold(candidate);
+            let distance = if abbreviates(&word, &folded) { 1 } else { distance(&word, &folded) };
+            let tolerated = (word.len().max(folded.len()) / 3).max(1);
+            (distance <= tolerated).then_some((distance, candidate))
+        })
+        .collect();
+    found.sort_by_key(|(distance, _)| *distance);
+    found.truncate(most);
+    found.into_iter().map(|(_, candidate)| candidate).collect()
+}
+
+/// Words longer than this are pasted text, not a slip of the finger.
+const LONGEST: usize = 64;
+
+/// Whether one is the beginning of the other, and more than a letter or two: `warning` for `warn`.
+fn abbreviates(a: &[char], b: &[char]) -> bool {
+    a.len().min(b.len()) >= 3 && (a.starts_with(b) || b.starts_with(a))
+}
+
+pub(crate) fn fold(word: &str) -> Vec<char> {
+    word.chars().flat_map(char::to_lowercase).map(|c| if c == '-' { '_' } else { c }).collect()
+}
+
+/// Edits between two words: insertions, deletions, replacements, swaps of neighbours.
+pub(crate) fn distance(a: &[char], b: &[char]) -> usize {
+    let mut before: Vec<usize> = Vec::new();
+    let mut above: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, cb) in b.iter().enumerate() {
+            let mut best = (above[j] + usize::from(ca != cb)).min(above[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && *ca == b[j - 1] && a[i - 1] == *cb {
+                best = best.min(before[j - 1] + 1);
+            }
+            row.push(best);
+        }
+        before = std::mem::replace(&mut above, row);
+    }
+    above[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_recognised() {
+        let keys = ["library", "read_ms", "change_s", "admin_groups"];
+        for (typed, meant) in [
+            ("libary", "library"),
+            ("Read-MS", "read_ms"),
+            ("chnage_s", "change_s"),
+            ("admin_group", "admin_groups"),
+            ("admin", "admin_groups"),
+        ] {
+            assert_eq!(nearest(typed, keys), Some(meant), "{typed}");
+        }
+    }
+
+    #[test]
+    fn strangers_are_not_offered() {
+        for typed in ["", "x", "colour", "reading_s", &"l".repeat(10_000)] {
+            assert_eq!(nearest(typed, ["library", "read_ms"]), None, "{typed:.20}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_comes_first() {
+        let profiles = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb"];
+        assert_eq!(nearest_few("1g.12gb", profiles, 2), ["1g.10gb", "1g.20gb"]);
+    }
+}

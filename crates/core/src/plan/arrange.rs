@@ -1,0 +1,130 @@
+//! The best arrangement of a target on a GPU: which of its GPU instances stay, where the others go.
+
+use std::borrow::Cow;
+
+use gpush_api::{GpuInstance, Placement};
+
+use crate::geometry::{Geometry, Slices, Spot};
+
+use super::Holds;
+use super::capacity::Demand;
+use super::compute::{self, Adaptation};
+use super::objective::Cost;
+use super::search::{Candidate, Group, Problem, rank};
+use super::target::{Target, Wanted};
+
+/// A wanted GPU instance in its place.
+#[derive(Debug)]
+pub(super) struct Placed<'a> {
+    pub(super) wanted: &'a Wanted,
+    pub(super) placement: Placement,
+    /// The GPU instance that stands there and stays.
+    pub(super) kept: Option<&'a GpuInstance>,
+    /// Its compute instances.
+    pub(super) compute: Adaptation,
+}
+
+/// The whole GPU, arranged.
+#[derive(Debug)]
+pub(super) struct Arrangement<'a> {
+    /// What it destroys.
+    pub(super) cost: Cost,
+    /// The wanted GPU instances, in the target's order.
+    pub(super) placed: Vec<Placed<'a>>,
+    /// The GPU instances to destroy.
+    pub(super) destroyed: Vec<&'a GpuInstance>,
+}
+
+/// Whether the target can be on an empty GPU.
+pub(super) fn fits(geometry: &Geometry, target: &Target) -> bool {
+    arrange(geometry, &[], target, &Holds::default()).is_some()
+}
+
+/// The best arrangement, instances in use destroyed only if there is no other; `None` when the
+/// target can't be on such a GPU at all.
+pub(super) fn arrange<'a>(
+    geometry: &Geometry,
+    instances: &'a [GpuInstance],
+    target: &'a Target,
+    holds: &Holds,
+) -> Option<Arrangement<'a>> {
+    let demand = Demand::of(geometry, target);
+    if !demand.is_met() {
+        return None;
+    }
+    let kinds = kinds(geometry, instances, target, holds)?;
+    let further: Vec<Slices> = demand.further().flat_map(|p| p.spots.iter().map(|s| s.slices)).collect();
+    let mut destroy_all = Cost::NONE;
+    for instance in instances {
+        destroy_all += compute::cost_of_all(instance, holds);
+    }
+    let (groups, members): (Vec<Group>, Vec<Vec<usize>>) = kinds.into_iter().map(|k| (k.group, k.members)).unzip();
+    let answer = Problem { groups: &groups, destroy_all, further: &further }.solve()?;
+
+    let mut placed: Vec<Option<Placed<'a>>> = target.instances.iter().map(|_| None).collect();
+    for (thing, &position) in members.iter().flatten().enumerate() {
+        let wanted = &target.instances[position];
+        let placement = spots(geometry, wanted)[answer.candidate(thing)].placement;
+        let kept = standing(instances, wanted, placement);
+        let compute = compute::adapt(geometry.profile(wanted.profile_id), &wanted.compute, kept, holds)?;
+        placed[position] = Some(Placed { wanted, placement, kept, compute });
+    }
+    let placed: Vec<Placed<'a>> = placed.into_iter().flatten().collect();
+    let stays = |instance: &GpuInstance| placed.iter().any(|p| p.kept.is_some_and(|kept| std::ptr::eq(kept, instance)));
+    let destroyed = instances.iter().filter(|i| !stays(i)).collect();
+    Some(Arrangement { cost: answer.cost, placed, destroyed })
+}
+
+/// Wanted GPU instances that are alike: of one profile, one fixed placement or none, and the same
+/// compute instances.
+struct Kind {
+    /// Their positions in the target.
+    members: Vec<usize>,
+    group: Group,
+}
+
+/// The kinds of a target, hardest to place first; `None` when the compute instances of one don't
+/// fit into it.
+fn kinds(geometry: &Geometry, instances: &[GpuInstance], target: &Target, holds: &Holds) -> Option<Vec<Kind>> {
+    let mut kinds: Vec<Kind> = Vec::with_capacity(target.instances.len());
+    for (position, wanted) in target.instances.iter().enumerate() {
+        if let Some(kind) = kinds.iter_mut().find(|k| target.instances[k.members[0]] == *wanted) {
+            kind.members.push(position);
+            kind.group.count += 1;
+            continue;
+        }
+        let profile = geometry.profile(wanted.profile_id);
+        if !compute::fits(profile, &wanted.compute) {
+            return None;
+        }
+        let mut candidates = Vec::new();
+        for spot in spots(geometry, wanted).iter() {
+            let saving = match standing(instances, wanted, spot.placement) {
+                Some(instance) => {
+                    compute::cost_of_all(instance, holds)
+                        - compute::adapt(profile, &wanted.compute, Some(instance), holds)?.cost
+                }
+                None => Cost::NONE,
+            };
+            let rank = rank(spot.placement.start, wanted.profile_id);
+            candidates.push(Candidate { slices: spot.slices, rank, saving });
+        }
+        kinds.push(Kind { members: vec![position], group: Group { count: 1, candidates } });
+    }
+    kinds.sort_by_key(|k| (k.group.candidates.len(), target.instances[k.members[0]].profile_id));
+    Some(kinds)
+}
+
+/// Spots that a wanted GPU instance may take.
+fn spots<'a>(geometry: &'a Geometry, wanted: &Wanted) -> Cow<'a, [Spot]> {
+    match (wanted.at, geometry.profile(wanted.profile_id)) {
+        (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
+        (None, Some(profile)) => Cow::Borrowed(&profile.spots),
+        (None, None) => Cow::Borrowed(&[]),
+    }
+}
+
+/// The GPU instance of the wanted profile that stands at a placement.
+fn standing<'a>(instances: &'a [GpuInstance], wanted: &Wanted, placement: Placement) -> Option<&'a GpuInstance> {
+    instances.iter().find(|i| i.profile_id == wanted.profile_id && i.placement == placement)
+}

@@ -1,0 +1,74 @@
+//! What a target takes in all, whichever way it is placed.
+
+use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, engine_row};
+
+use super::target::{Target, Wanted};
+
+/// Sums over the GPU instances of a target. Those of unknown profile count as instances only: what
+/// they take is not known, and they are only wanted where they stood.
+#[derive(Debug)]
+pub(super) struct Demand<'a> {
+    geometry: &'a Geometry,
+    instances: usize,
+    /// Number of each profile, in the geometry's order.
+    numbers: Vec<u32>,
+    /// Memory slices at least.
+    pub(super) memory: u32,
+    /// Compute slices.
+    pub(super) compute: u32,
+    /// Engines.
+    pub(super) engines: EngineRow,
+}
+
+impl<'a> Demand<'a> {
+    pub(super) fn of(geometry: &'a Geometry, target: &Target) -> Self {
+        let mut demand = Self {
+            geometry,
+            instances: target.instances.len(),
+            numbers: vec![0; geometry.profiles.len()],
+            memory: 0,
+            compute: 0,
+            engines: engine_row(gpush_api::Engines::default()),
+        };
+        for Wanted { profile_id, .. } in &target.instances {
+            let known = geometry.profiles.iter().zip(&mut demand.numbers).find(|(p, _)| p.profile.id == *profile_id);
+            let Some((profile, number)) = known else { continue };
+            *number += 1;
+            demand.memory += profile.memory_slices();
+            demand.compute += u32::from(profile.profile.slices);
+            for (sum, one) in demand.engines.iter_mut().zip(profile.engines) {
+                *sum = sum.saturating_add(one);
+            }
+        }
+        demand
+    }
+
+    /// Profiles that are wanted, and how many.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = (&'a Profile, u32)> {
+        self.geometry.profiles.iter().zip(self.numbers.iter().copied()).filter(|(_, number)| *number > 0)
+    }
+
+    /// Whether the part has all of it.
+    pub(super) fn is_met(&self) -> bool {
+        self.instances <= MOST_INSTANCES
+            && self.compute <= u32::from(self.geometry.compute_slices)
+            && self.numbers().all(|(profile, number)| number <= u32::from(profile.profile.max))
+            && self.short_engine().is_none()
+    }
+
+    /// Profiles of which one more could be had, as far as numbers, slices and engines go.
+    pub(super) fn further(&self) -> impl Iterator<Item = &'a Profile> {
+        self.geometry.profiles.iter().zip(&self.numbers).map(|(p, n)| (p, *n)).filter_map(|(profile, number)| {
+            let possible = self.instances < MOST_INSTANCES
+                && number < u32::from(profile.profile.max)
+                && self.compute + u32::from(profile.profile.slices) <= u32::from(self.geometry.compute_slices)
+                && (0..ENGINES.len()).all(|e| self.engines[e] + profile.engines[e] <= self.geometry.engines[e]);
+            possible.then_some(profile)
+        })
+    }
+
+    /// The first kind of engine of which there are too few.
+    pub(super) fn short_engine(&self) -> Option<usize> {
+        (0..ENGINES.len()).find(|&e| self.engines[e] > self.geometry.engines[e])
+    }
+}

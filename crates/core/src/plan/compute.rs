@@ -1,0 +1,232 @@
+//! Compute instances of one GPU instance: which stay, which go, where new ones stand.
+//!
+//! The exact search again, one level down. A GPU instance that stays is adapted in place: what it
+//! has and shall have stays, the rest is destroyed or created. A new one has nothing to keep.
+
+use std::borrow::Cow;
+
+use gpush_api::{ComputeInstance, GpuInstance, Placement};
+
+use crate::geometry::{Compute, MOST_INSTANCES, Profile, Slices, Spot};
+
+use super::Holds;
+use super::objective::Cost;
+use super::search::{Candidate, Group, Problem, rank};
+use super::target::WantedCompute;
+
+/// How the compute instances of one GPU instance become the wanted ones.
+#[derive(Debug, Default)]
+pub(super) struct Adaptation {
+    /// What it destroys.
+    pub(super) cost: Cost,
+    /// Positions, in the GPU instance, of those to destroy.
+    pub(super) destroy: Vec<usize>,
+    /// Those to create: position among the wanted, and where, when it is ours to say.
+    pub(super) create: Vec<(usize, Option<Placement>)>,
+}
+
+/// Whether a compute instance must stay: it has a process, or its GPU instance has one of which
+/// the driver does not say where in it.
+pub(super) fn in_use(instance: &GpuInstance, compute: &ComputeInstance) -> bool {
+    !compute.processes.is_empty() || !instance.processes.is_empty()
+}
+
+/// Cost of destroying a compute instance, as such.
+fn cost_of(instance: &GpuInstance, compute: &ComputeInstance, holds: &Holds) -> Cost {
+    Cost::in_use(usize::from(in_use(instance, compute)))
+        + Cost::held(usize::from(holds.has_compute_instance(instance.id, compute.id)))
+}
+
+/// Cost of destroying a GPU instance with all that is in it.
+pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
+    let mut cost = Cost::gpu_instances(1)
+        + Cost::slices(usize::from(instance.placement.size))
+        + Cost::held(usize::from(holds.has_gpu_instance(instance.id)));
+    if instance.compute.is_empty() {
+        cost += Cost::in_use(usize::from(!instance.processes.is_empty()));
+    }
+    for compute in &instance.compute {
+        cost += cost_of(instance, compute, holds);
+    }
+    cost
+}
+
+/// Cost of only adding compute instances. Where a process is charged to the GPU instance itself
+/// it must stay exactly as it is: one could not be taken out again while that process lives.
+fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Placement>)]) -> Cost {
+    let charged = instance.is_some_and(|i| !i.processes.is_empty());
+    Cost::in_use(usize::from(charged && !create.is_empty()))
+}
+
+/// Whether the compute instances fit into one GPU instance of a profile.
+pub(super) fn fits(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
+    adapt(profile, wanted, None, &Holds::default()).is_some()
+}
+
+/// The best way from what `instance` has (nothing, for one that is not there yet) to `wanted`;
+/// `None` when `wanted` does not fit into one GPU instance.
+pub(super) fn adapt(
+    profile: Option<&Profile>,
+    wanted: &[WantedCompute],
+    instance: Option<&GpuInstance>,
+    holds: &Holds,
+) -> Option<Adaptation> {
+    if let Some(simple) = as_it_is(profile, wanted, instance) {
+        return Some(simple);
+    }
+    if !within_capacity(profile, wanted) {
+        return None;
+    }
+    let standing = instance.map_or_else(Vec::new, |i| Standing::of(profile, i, holds));
+    let (groups, members) = group(profile, wanted, &standing);
+    let mut destroy_all = Cost::NONE;
+    for compute in &standing {
+        destroy_all += compute.saving;
+    }
+    let answer = Problem { groups: &groups, destroy_all, further: &[] }.solve()?;
+
+    // A driver that does not tell placements does not take them either.
+    let told = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));
+    let mut stays = vec![false; standing.len()];
+    let mut create = Vec::new();
+    for (thing, &position) in members.iter().flatten().enumerate() {
+        let choice = answer.candidate(thing);
+        let want = &wanted[position];
+        let spot = spots(profile, want)[choice];
+        match standing.iter().position(|s| s.is(want, spot)) {
+            Some(kept) => stays[kept] = true,
+            None => {
+                let placed = told && is_ours_to_place(profile, want);
+                create.push((position, placed.then_some(spot.placement)));
+            }
+        }
+    }
+    let destroy: Vec<usize> = (0..standing.len()).filter(|n| !stays[*n]).collect();
+    let mut cost = answer.cost;
+    if destroy.is_empty() {
+        cost += cost_of_adding(instance, &create);
+    }
+    Some(Adaptation { cost, destroy, create })
+}
+
+/// The common case, without a search: one compute instance that takes all, wanted and, when the
+/// GPU instance stands, there.
+fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
+    let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
+    if want.profile_id != whole.profile.id || want.at.is_some() {
+        return None;
+    }
+    match instance.map(|i| i.compute.as_slice()) {
+        None | Some([]) => {
+            let create = vec![(0, None)];
+            Some(Adaptation { cost: cost_of_adding(instance, &create), create, ..Adaptation::default() })
+        }
+        Some([there]) if there.profile_id == want.profile_id => Some(Adaptation::default()),
+        Some(_) => None,
+    }
+}
+
+/// Slices and numbers; where they stand is the search's matter.
+fn within_capacity(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
+    let Some(profile) = profile else { return wanted.len() <= MOST_INSTANCES };
+    let known = || wanted.iter().filter_map(|w| profile.compute(w.profile_id));
+    let slices: u32 = known().map(|c| u32::from(c.profile.slices)).sum();
+    wanted.len() <= MOST_INSTANCES
+        && slices <= u32::from(profile.profile.slices)
+        && known()
+            .all(|c| known().filter(|other| other.profile.id == c.profile.id).count() <= usize::from(c.profile.max))
+}
+
+/// A compute instance that stands.
+struct Standing {
+    profile_id: u32,
+    spot: Spot,
+    /// Cost of destroying it, saved by keeping it.
+    saving: Cost,
+}
+
+impl Standing {
+    fn of(profile: Option<&Profile>, instance: &GpuInstance, holds: &Holds) -> Vec<Self> {
+        let mut taken = Slices::NONE;
+        for compute in &instance.compute {
+            taken = taken.and(compute.placement.map_or(Slices::NONE, Slices::of));
+        }
+        let mut standing = Vec::with_capacity(instance.compute.len());
+        for compute in &instance.compute {
+            let spot = match compute.placement {
+                Some(placement) => Spot::at(placement),
+                None => {
+                    let guess = guess(profile.and_then(|p| p.compute(compute.profile_id)), taken);
+                    taken = taken.and(guess.slices);
+                    guess
+                }
+            };
+            let saving = Cost::compute_instances(1) + cost_of(instance, compute, holds);
+            standing.push(Self { profile_id: compute.profile_id, spot, saving });
+        }
+        standing
+    }
+
+    fn is(&self, want: &WantedCompute, spot: Spot) -> bool {
+        // The start tells the spot of a profile. Sizes may differ: a profile that was foreseen and
+        // not yet told by the driver may come out to take more slots.
+        self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
+    }
+}
+
+/// Where a compute instance stands of which the driver does not say: the lowest free spot.
+fn guess(profile: Option<&Compute>, taken: Slices) -> Spot {
+    profile
+        .and_then(|p| p.spots.iter().find(|s| !s.slices.meets(taken)).or_else(|| p.spots.first()))
+        .copied()
+        .unwrap_or(SOMEWHERE)
+}
+
+/// The spot of a compute instance of unknown profile and placement: it may be anywhere.
+const SOMEWHERE: Spot = Spot { placement: Placement { start: 0, size: u8::MAX }, slices: Slices::ALL };
+
+/// Spots that a wanted compute instance may take.
+fn spots<'a>(profile: Option<&'a Profile>, want: &WantedCompute) -> Cow<'a, [Spot]> {
+    match (want.at, profile.and_then(|p| p.compute(want.profile_id))) {
+        (Some(at), _) => Cow::Owned(vec![Spot::at(at)]),
+        (None, Some(compute)) => Cow::Borrowed(&compute.spots),
+        (None, None) => Cow::Owned(vec![SOMEWHERE]),
+    }
+}
+
+/// Whether the driver is to be told the placement: where there is a choice, and it has told us.
+fn is_ours_to_place(profile: Option<&Profile>, want: &WantedCompute) -> bool {
+    match profile.and_then(|p| p.compute(want.profile_id)) {
+        Some(compute) => compute.placeable && compute.spots.len() > 1,
+        None => want.at.is_some(),
+    }
+}
+
+/// Wanted compute instances that are alike, hardest to place first, and the positions of each
+/// group's members among the wanted.
+fn group(profile: Option<&Profile>, wanted: &[WantedCompute], standing: &[Standing]) -> (Vec<Group>, Vec<Vec<usize>>) {
+    let mut members: Vec<Vec<usize>> = Vec::with_capacity(wanted.len());
+    for (position, want) in wanted.iter().enumerate() {
+        match members.iter_mut().find(|alike| wanted[alike[0]] == *want) {
+            Some(alike) => alike.push(position),
+            None => members.push(vec![position]),
+        }
+    }
+    members.sort_by_cached_key(|alike| (spots(profile, &wanted[alike[0]]).len(), wanted[alike[0]].profile_id));
+    let groups = members
+        .iter()
+        .map(|alike| {
+            let want = &wanted[alike[0]];
+            let candidate = |spot: &Spot| {
+                let there = standing.iter().find(|s| s.is(want, *spot));
+                Candidate {
+                    slices: there.map_or(spot.slices, |s| s.spot.slices),
+                    rank: rank(spot.placement.start, want.profile_id),
+                    saving: there.map_or(Cost::NONE, |s| s.saving),
+                }
+            };
+            Group { count: alike.len(), candidates: spots(profile, want).iter().map(candidate).collect() }
+        })
+        .collect();
+    (groups, members)
+}

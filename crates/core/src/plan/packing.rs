@@ -1,0 +1,74 @@
+//! Packing compute instances into as few GPU instances as hold them.
+//!
+//! `1c.3g.40gb*4` asks for compute instances only; how many `3g.40gb` that takes is found here.
+//! Each goes, in the order written, into the first GPU instance that still has room for it, unless
+//! that would take one GPU instance more than needed.
+
+use gpush_api::{Placement, Refusal};
+
+use crate::geometry::{MOST_INSTANCES, Profile};
+
+use super::compute;
+use super::target::{Wanted, WantedCompute};
+
+/// Compute instances that may share GPU instances.
+#[derive(Debug)]
+pub(super) struct Pack<'a> {
+    /// Profile of the GPU instances.
+    pub(super) profile: &'a Profile,
+    /// Placement, when it is fixed; then there can be one GPU instance only.
+    pub(super) at: Option<Placement>,
+    /// Where in the target's list their GPU instances go.
+    pub(super) position: usize,
+    /// Compute instances, in the order written.
+    pub(super) compute: Vec<WantedCompute>,
+}
+
+impl<'a> Pack<'a> {
+    pub(super) fn new(profile: &'a Profile, at: Option<Placement>, position: usize) -> Self {
+        Self { profile, at, position, compute: Vec::new() }
+    }
+
+    /// The GPU instances that hold them.
+    pub(super) fn into_instances(self) -> Result<Vec<Wanted>, Refusal> {
+        let slices =
+            |c: &WantedCompute| self.profile.compute(c.profile_id).map_or(0, |p| usize::from(p.profile.slices));
+        let all: usize = self.compute.iter().map(slices).sum();
+        let fewest = all.div_ceil(usize::from(self.profile.profile.slices).max(1)).max(1);
+        let most = if self.at.is_some() { 1 } else { usize::from(self.profile.profile.max).min(MOST_INSTANCES) };
+        let packed = (fewest..=most).find_map(|bins| {
+            let mut bins: Vec<Vec<WantedCompute>> = vec![Vec::new(); bins];
+            fill(self.profile, &self.compute, &mut bins).then_some(bins)
+        });
+        let Some(bins) = packed else {
+            return Err(Refusal::ComputeDoesNotFit {
+                profile: self.profile.profile.name.clone(),
+                compute: self.compute.into_iter().map(|c| c.profile).collect(),
+            });
+        };
+        let wanted = |compute| Wanted {
+            profile_id: self.profile.profile.id,
+            at: self.at,
+            compute,
+            profile: self.profile.profile.name.clone(),
+        };
+        Ok(bins.into_iter().map(wanted).collect())
+    }
+}
+
+/// Puts each compute instance into the first bin that lets all the later ones find a place too.
+fn fill(profile: &Profile, compute: &[WantedCompute], bins: &mut [Vec<WantedCompute>]) -> bool {
+    let Some((first, later)) = compute.split_first() else { return true };
+    for n in 0..bins.len() {
+        // Bins with equal contents are the same choice.
+        if bins[..n].contains(&bins[n]) {
+            continue;
+        }
+        bins[n].push(first.clone());
+        if compute::fits(Some(profile), &bins[n]) && fill(profile, later, bins) {
+            return true;
+        }
+        bins[n].pop();
+    }
+    false
+}

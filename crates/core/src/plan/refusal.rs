@@ -1,0 +1,182 @@
+//! Why a target is refused: the smallest reason that suffices.
+//!
+//! Reasons are looked for from the one that says most to the one that says least: a name, a
+//! placement, two placements, a number, a sum, and only then "these can't be arranged", with as
+//! few entries as already can't. Instances in use come last: only a target that an empty GPU could
+//! hold is blocked by anything.
+
+use gpush_api::{Blocker, GpuInstance, Process, Refusal};
+
+use crate::geometry::{ENGINES, Geometry, Profile, Slices};
+
+use crate::nearest::{distance, fold};
+
+use super::arrange::{Arrangement, fits};
+use super::capacity::Demand;
+use super::compute;
+use super::target::{Target, Wanted};
+
+/// Names offered in place of an unknown one.
+const MOST_NAMES: usize = 3;
+
+/// Edits at which a name of another slice count is still offered.
+const MOST_EDITS: usize = 2;
+
+/// Entries up to which a smallest subset is found by trying all; more than any part has slices.
+const MOST_TRIED: usize = 12;
+
+/// A profile name that the GPU does not have.
+pub(super) fn unknown_profile(geometry: &Geometry, name: &str) -> Refusal {
+    let names = geometry.profiles.iter().map(|p| (p.profile.name.as_str(), p.profile.slices));
+    Refusal::UnknownProfile { profile: name.to_owned(), nearest: nearest_names(name, names) }
+}
+
+/// A compute instance of a slice count that the profile does not offer.
+pub(super) fn unknown_compute_profile(profile: &Profile, slices: u8) -> Refusal {
+    let name = format!("{slices}c.{}", profile.profile.name);
+    let names = profile.compute.iter().map(|c| (c.profile.name.as_str(), c.profile.slices));
+    Refusal::UnknownProfile { nearest: nearest_names(&name, names), profile: name }
+}
+
+/// The names likeliest meant: those with the slice count written, by likeness; if there is none,
+/// any that are near.
+fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) -> Vec<String> {
+    let digits = written.len() - written.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let slices: Option<u8> = written[..digits].parse().ok();
+    let written = fold(written);
+    let mut ranked: Vec<(usize, &str, bool)> =
+        names.map(|(name, count)| (distance(&written, &fold(name)), name, slices == Some(count))).collect();
+    if ranked.iter().any(|(.., same_slices)| *same_slices) {
+        ranked.retain(|(.., same_slices)| *same_slices);
+    } else {
+        ranked.retain(|(distance, ..)| *distance <= MOST_EDITS);
+    }
+    ranked.sort_by_key(|(distance, ..)| *distance);
+    ranked.into_iter().take(MOST_NAMES).map(|(_, name, _)| name.to_owned()).collect()
+}
+
+/// Why the target can't be on such a GPU, even an empty one; `None` when it can.
+pub(super) fn impossible(geometry: &Geometry, target: &Target) -> Option<Refusal> {
+    if fits(geometry, target) { None } else { Some(smallest_reason(geometry, target)) }
+}
+
+/// Why a target that does not fit an empty GPU does not.
+pub(super) fn smallest_reason(geometry: &Geometry, target: &Target) -> Refusal {
+    let demand = Demand::of(geometry, target);
+    compute_does_not_fit(geometry, target)
+        .or_else(|| placements_overlap(target))
+        .or_else(|| too_many(geometry, &demand))
+        .or_else(|| too_many_slices(geometry, &demand))
+        .or_else(|| no_engine(geometry, &demand))
+        .unwrap_or_else(|| no_arrangement(geometry, target))
+}
+
+fn compute_does_not_fit(geometry: &Geometry, target: &Target) -> Option<Refusal> {
+    let wanted = target.instances.iter().find(|w| !compute::fits(geometry.profile(w.profile_id), &w.compute))?;
+    Some(Refusal::ComputeDoesNotFit {
+        profile: wanted.profile.clone(),
+        compute: wanted.compute.iter().map(|c| c.profile.clone()).collect(),
+    })
+}
+
+fn placements_overlap(target: &Target) -> Option<Refusal> {
+    let fixed = || target.instances.iter().filter_map(|w| w.at.map(|at| (w, Slices::of(at))));
+    fixed().enumerate().find_map(|(n, (first, slices))| {
+        let (second, _) = fixed().skip(n + 1).find(|(_, others)| others.meets(slices))?;
+        Some(Refusal::PlacementsOverlap { first: first.to_string(), second: second.to_string() })
+    })
+}
+
+/// More of one profile than the part holds, be it for slices, engines or by the driver's word.
+fn too_many(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
+    let (profile, wanted) = demand.numbers().find(|(profile, n)| *n > u32::from(profile.profile.max))?;
+    let slices_suffice = profile.memory_slices() * wanted <= u32::from(geometry.memory_slices)
+        && u32::from(profile.profile.slices) * wanted <= u32::from(geometry.compute_slices);
+    let short = (0..ENGINES.len())
+        .find(|&e| u32::from(profile.engines[e]) * wanted > u32::from(geometry.engines[e]))
+        .filter(|_| slices_suffice);
+    Some(match short {
+        Some(e) => Refusal::NoEngine {
+            engine: ENGINES[e].to_owned(),
+            wanted: u32::from(profile.engines[e]) * wanted,
+            have: u32::from(geometry.engines[e]),
+        },
+        None => {
+            Refusal::TooMany { profile: profile.profile.name.clone(), wanted, most: u32::from(profile.profile.max) }
+        }
+    })
+}
+
+fn too_many_slices(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
+    [("memory", demand.memory, geometry.memory_slices), ("compute", demand.compute, geometry.compute_slices)]
+        .into_iter()
+        .find(|(_, wanted, have)| *wanted > u32::from(*have))
+        .map(|(kind, wanted, have)| Refusal::TooManySlices { kind: kind.to_owned(), wanted, have: u32::from(have) })
+}
+
+fn no_engine(geometry: &Geometry, demand: &Demand<'_>) -> Option<Refusal> {
+    demand.short_engine().map(|e| Refusal::NoEngine {
+        engine: ENGINES[e].to_owned(),
+        wanted: u32::from(demand.engines[e]),
+        have: u32::from(geometry.engines[e]),
+    })
+}
+
+/// A smallest subset of the entries that can't be placed together.
+fn no_arrangement(geometry: &Geometry, target: &Target) -> Refusal {
+    let all = &target.instances;
+    let impossible = |subset: &u32| {
+        let instances = members(all, *subset).cloned().collect();
+        !fits(geometry, &Target { instances })
+    };
+    let smallest = (all.len() <= MOST_TRIED)
+        .then(|| {
+            let mut subsets: Vec<u32> = (1..1 << all.len()).collect();
+            subsets.sort_by_key(|subset| subset.count_ones());
+            subsets.into_iter().find(impossible)
+        })
+        .flatten();
+    let entries = match smallest {
+        Some(subset) => members(all, subset).map(Wanted::to_string).collect(),
+        None => all.iter().map(Wanted::to_string).collect(),
+    };
+    Refusal::NoArrangement { entries }
+}
+
+fn members(all: &[Wanted], subset: u32) -> impl Iterator<Item = &Wanted> {
+    all.iter().enumerate().filter(move |(n, _)| subset & (1 << n) != 0).map(|(_, wanted)| wanted)
+}
+
+/// The instances in use that the best arrangement would have to destroy: a smallest set of them,
+/// for the search counts them before all else.
+pub(super) fn blocked(arrangement: &Arrangement<'_>) -> Refusal {
+    let mut blockers = Vec::new();
+    for instance in &arrangement.destroyed {
+        blockers.extend(users(instance, 0..instance.compute.len()));
+        if instance.compute.is_empty() && !instance.processes.is_empty() {
+            blockers.push(blocker(instance, None, instance.processes.clone()));
+        }
+    }
+    for place in &arrangement.placed {
+        let Some(instance) = place.kept else { continue };
+        blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        let only_adds = place.compute.destroy.is_empty() && !place.compute.create.is_empty();
+        if only_adds && !instance.processes.is_empty() {
+            blockers.push(blocker(instance, None, instance.processes.clone()));
+        }
+    }
+    blockers.sort_by_key(|b| (b.placement, b.ci));
+    Refusal::Blocked { blockers }
+}
+
+/// Those of an instance's compute instances that are in use, with who uses them.
+fn users(instance: &GpuInstance, positions: impl Iterator<Item = usize>) -> impl Iterator<Item = Blocker> {
+    positions.map(|n| &instance.compute[n]).filter(|c| compute::in_use(instance, c)).map(|c| {
+        let holders = c.processes.iter().chain(&instance.processes).cloned().collect();
+        blocker(instance, Some(c.id), holders)
+    })
+}
+
+fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>) -> Blocker {
+    Blocker { gi: instance.id, ci, profile: instance.profile.clone(), placement: instance.placement, holders }
+}

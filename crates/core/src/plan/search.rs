@@ -1,0 +1,173 @@
+//! The exact search: things that each need a place of their own, some of which stand already.
+//!
+//! It is the same question for GPU instances on a GPU and for compute instances in a GPU instance:
+//! give every wanted thing one of its spots so that no two share a slice, and of all ways take the
+//! one that destroys least, then leaves most room, then stands lowest. Things that are alike form
+//! a group and take their spots in rising order, so that no arrangement is looked at twice.
+//!
+//! It is a branch and bound over at most [`MOST_INSTANCES`] things. The bound is what the groups
+//! not yet placed could save at best. The inner loop works on masks and integers and allocates
+//! nothing.
+
+use std::cmp::Reverse;
+
+use crate::geometry::{MOST_INSTANCES, Slices};
+
+use super::objective::Cost;
+
+/// A spot that a thing of a group may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Candidate {
+    /// What it covers.
+    pub(super) slices: Slices,
+    /// Order among equals: the start, then the profile id.
+    pub(super) rank: u64,
+    /// What is saved by standing here, because the very thing stands here already.
+    pub(super) saving: Cost,
+}
+
+/// Rank of a thing of this profile at this start.
+pub(super) fn rank(start: u8, profile_id: u32) -> u64 {
+    u64::from(start) << 32 | u64::from(profile_id)
+}
+
+/// Things that are alike.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// How many.
+    pub(super) count: usize,
+    /// Their spots, by start.
+    pub(super) candidates: Vec<Candidate>,
+}
+
+/// The whole question.
+#[derive(Debug)]
+pub(super) struct Problem<'a> {
+    /// What is wanted.
+    pub(super) groups: &'a [Group],
+    /// What it costs when nothing that stands is kept.
+    pub(super) destroy_all: Cost,
+    /// Spots of further things that could be made afterwards; each one left free counts.
+    pub(super) further: &'a [Slices],
+}
+
+/// The best arrangement.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Answer {
+    /// Its cost.
+    pub(super) cost: Cost,
+    /// Candidate of each thing, group by group.
+    chosen: [u8; MOST_INSTANCES],
+}
+
+impl Answer {
+    /// Candidate index of the `n`th thing, counted through the groups in order.
+    pub(super) fn candidate(&self, n: usize) -> usize {
+        usize::from(self.chosen[n])
+    }
+}
+
+impl Problem<'_> {
+    /// The best arrangement, or `None` when there is none.
+    pub(super) fn solve(&self) -> Option<Answer> {
+        let mut things = [0; MOST_INSTANCES];
+        let mut most_saved = [Cost::NONE; MOST_INSTANCES + 1];
+        let mut count = 0;
+        for (index, group) in self.groups.iter().enumerate() {
+            if count + group.count > MOST_INSTANCES || group.candidates.len() > usize::from(u8::MAX) {
+                return None;
+            }
+            things[count..count + group.count].fill(index);
+            count += group.count;
+        }
+        // From the last thing on: the k last of a group save at best its k largest savings.
+        let mut thing = count;
+        for group in self.groups.iter().rev() {
+            let after = most_saved[thing];
+            let mut savings = [Cost::NONE; MOST_INSTANCES];
+            for candidate in &group.candidates {
+                insert_largest(&mut savings[..group.count], candidate.saving);
+            }
+            let mut sum = after;
+            for saving in &savings[..group.count] {
+                thing -= 1;
+                sum += *saving;
+                most_saved[thing] = sum;
+            }
+        }
+        let mut search =
+            Search { problem: self, things: &things[..count], most_saved, chosen: [0; MOST_INSTANCES], best: None };
+        search.place(0, Slices::NONE, self.destroy_all);
+        search.best.map(|best| Answer { cost: best.cost, chosen: best.chosen })
+    }
+}
+
+/// Keeps `largest` the largest values seen, in falling order.
+fn insert_largest(largest: &mut [Cost], mut value: Cost) {
+    for kept in largest {
+        if value > *kept {
+            std::mem::swap(kept, &mut value);
+        }
+    }
+}
+
+struct Best {
+    cost: Cost,
+    room: usize,
+    ranks: [u64; MOST_INSTANCES],
+    chosen: [u8; MOST_INSTANCES],
+}
+
+struct Search<'a> {
+    problem: &'a Problem<'a>,
+    /// Group of each thing.
+    things: &'a [usize],
+    /// What the things from each one on can save at best.
+    most_saved: [Cost; MOST_INSTANCES + 1],
+    chosen: [u8; MOST_INSTANCES],
+    best: Option<Best>,
+}
+
+impl Search<'_> {
+    fn place(&mut self, thing: usize, taken: Slices, cost: Cost) {
+        if self.best.as_ref().is_some_and(|best| cost - self.most_saved[thing] > best.cost) {
+            return;
+        }
+        let Some(&group) = self.things.get(thing) else {
+            return self.weigh(taken, cost);
+        };
+        let problem = self.problem;
+        let after_twin = thing > 0 && self.things[thing - 1] == group;
+        let first = if after_twin { usize::from(self.chosen[thing - 1]) + 1 } else { 0 };
+        let candidates = &problem.groups[group].candidates;
+        for (n, candidate) in candidates.iter().enumerate().skip(first) {
+            if !candidate.slices.meets(taken) {
+                self.chosen[thing] = n as u8;
+                self.place(thing + 1, taken.and(candidate.slices), cost - candidate.saving);
+            }
+        }
+    }
+
+    /// Compares a whole arrangement with the best so far.
+    fn weigh(&mut self, taken: Slices, cost: Cost) {
+        let room = self.problem.further.iter().filter(|spot| !spot.meets(taken)).count();
+        let ranks = self.ranks();
+        let better = self
+            .best
+            .as_ref()
+            .is_none_or(|best| (cost, Reverse(room), &ranks) < (best.cost, Reverse(best.room), &best.ranks));
+        if better {
+            self.best = Some(Best { cost, room, ranks, chosen: self.chosen });
+        }
+    }
+
+    /// Ranks of everything in the arrangement, lowest first.
+    fn ranks(&self) -> [u64; MOST_INSTANCES] {
+        let mut ranks = [u64::MAX; MOST_INSTANCES];
+        for (thing, group) in self.things.iter().enumerate() {
+            ranks[thing] = self.problem.groups[*group].candidates[usize::from(self.chosen[thing])].rank;
+        }
+        ranks[..self.things.len()].sort_unstable();
+        ranks
+    }
+}

@@ -1,0 +1,56 @@
+//! The steps of a plan, in an order in which each one is possible.
+//!
+//! First everything goes that has to, compute instances before their GPU instance; then everything
+//! comes, GPU instances before their compute instances. So at every moment the GPU holds a part
+//! of what it held or a part of what it shall hold, and either fits. Within that, low placements
+//! come first, so that the same plan is always the same text.
+
+use gpush_api::{GpuInstance, Step};
+
+use super::arrange::{Arrangement, Placed};
+
+pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut placed: Vec<&Placed<'_>> = arrangement.placed.iter().collect();
+    placed.sort_by_key(|p| p.placement);
+    let mut destroyed = arrangement.destroyed.clone();
+    destroyed.sort_by_key(|i| i.placement);
+
+    for instance in destroyed {
+        steps.extend((0..instance.compute.len()).map(|n| destroy_compute(instance, n)));
+        steps.push(Step::DestroyGpuInstance {
+            gi: instance.id,
+            profile: instance.profile.clone(),
+            placement: instance.placement,
+        });
+    }
+    for place in &placed {
+        if let Some(instance) = place.kept {
+            steps.extend(place.compute.destroy.iter().map(|n| destroy_compute(instance, *n)));
+        }
+    }
+    for place in placed {
+        if place.kept.is_none() {
+            steps.push(Step::CreateGpuInstance {
+                profile: place.wanted.profile.clone(),
+                profile_id: place.wanted.profile_id,
+                placement: place.placement,
+            });
+        }
+        for (position, placement) in &place.compute.create {
+            let wanted = &place.wanted.compute[*position];
+            steps.push(Step::CreateCompute {
+                gi_placement: place.placement,
+                profile: wanted.profile.clone(),
+                profile_id: wanted.profile_id,
+                placement: *placement,
+            });
+        }
+    }
+    steps
+}
+
+fn destroy_compute(instance: &GpuInstance, position: usize) -> Step {
+    let compute = &instance.compute[position];
+    Step::DestroyCompute { gi: instance.id, ci: compute.id, profile: compute.profile.clone() }
+}

@@ -1,0 +1,297 @@
+//! Hosts that are not here: named ones, and ones saved by `gpushctl gpu list --json`.
+//!
+//! `gpushctl mig plan` and `config check` answer for a machine that is not at hand. Its GPUs come
+//! from one of the presets that the simulator knows too, or from a file that a real host wrote.
+//! A preset GPU has MIG on and no instance, and an identity that no real GPU has: its UUID is
+//! `GPU-00000000-…`, so that an answer about a preset is never mistaken for one about a host.
+
+use gpush_api::{
+    ApiError, Architecture, Code, ComputeProfile, Engines, Gpu, GpuProfile, GpuState, Memory, Mig, Mode, Placement,
+};
+use gpush_geometry::{Model, PRESETS};
+use jiff::Timestamp;
+
+use crate::{nearest::nearest, quote::Quoted};
+
+/// Beginning of the UUID of every preset GPU.
+pub const UUID_PREFIX: &str = "GPU-00000000-0000-0000-0000-";
+
+/// Names of all presets with what they are.
+pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PRESETS.iter().map(|preset| (preset.name, preset.about))
+}
+
+/// The GPUs of a preset.
+///
+/// # Errors
+/// No preset of that name; the error lists them.
+pub fn gpus(name: &str) -> Result<Vec<Gpu>, ApiError> {
+    let Some(preset) = PRESETS.iter().find(|preset| preset.name.eq_ignore_ascii_case(name)) else {
+        let known: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+        let error = ApiError::new(Code::NotFound, format!("no preset is named {}", Quoted(name)))
+            .cause(format!("there are: {}", known.join(", ")));
+        return Err(match nearest(name, known.iter().copied()) {
+            Some(meant) => error.hint(format!("did you mean `{meant}`?")),
+            None => error.hint("name one of these, or a file that `gpushctl gpu list --json` wrote"),
+        });
+    };
+    let mut gpus = Vec::new();
+    for (key, count) in preset.gpus {
+        let model = gpush_geometry::model(key).ok_or_else(|| {
+            ApiError::new(Code::Internal, format!("preset `{}` names the model `{key}`, which is missing", preset.name))
+        })?;
+        for _ in 0..*count {
+            let index = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+            gpus.push(gpu(&model, index));
+        }
+    }
+    Ok(gpus)
+}
+
+fn gpu(model: &Model, index: u32) -> Gpu {
+    Gpu {
+        index,
+        uuid: format!("{UUID_PREFIX}{index:012x}"),
+        pci: format!("0000:{:02x}:00.0", index + 1),
+        minor: index,
+        name: product(model),
+        architecture: architecture(model.architecture),
+        memory: Memory { total_mib: model.board_memory_mib, used_mib: 0 },
+        mode: Mode::Unmanaged,
+        rule: None,
+        layout: None,
+        drift: Vec::new(),
+        state: GpuState::Ready,
+        reasons: Vec::new(),
+        mig: model.has_mig().then(|| Mig {
+            enabled: true,
+            pending: true,
+            memory_slices: model.memory_slices,
+            compute_slices: model.compute_slices,
+            instances: Vec::new(),
+            profiles: model.gi_profiles.iter().map(profile).collect(),
+        }),
+        processes: Vec::new(),
+        observed_at: Timestamp::UNIX_EPOCH,
+        stale: false,
+    }
+}
+
+/// Product name as the driver would tell it: the first board of the model, NVIDIA's name first.
+fn product(model: &Model) -> String {
+    let board = model.boards.first().map_or(model.product.as_str(), |board| board.name.as_str());
+    let name = if board.ends_with("Edition") { model.product.as_str() } else { board };
+    let name = name.split(" (").next().unwrap_or(name);
+    if name.starts_with("NVIDIA") || name.starts_with("Tesla") { name.to_owned() } else { format!("NVIDIA {name}") }
+}
+
+/// The API's name of a generation in the geometry data.
+#[must_use]
+pub fn architecture(of: gpush_geometry::Architecture) -> Architecture {
+    match of {
+        gpush_geometry::Architecture::Turing => Architecture::Turing,
+        gpush_geometry::Architecture::Ampere => Architecture::Ampere,
+        gpush_geometry::Architecture::Ada => Architecture::Ada,
+        gpush_geometry::Architecture::Hopper => Architecture::Hopper,
+        gpush_geometry::Architecture::Blackwell => Architecture::Blackwell,
+    }
+}
+
+/// A profile of the geometry data as a driver would describe it.
+#[must_use]
+pub fn profile(of: &gpush_geometry::GpuProfile) -> GpuProfile {
+    let engines = of.engines;
+    GpuProfile {
+        name: of.name.clone(),
+        id: of.id,
+        index: of.index,
+        slices: of.slices,
+        max: of.max,
+        remaining: None,
+        memory_mib: of.memory_mib,
+        sm: of.sm,
+        engines: Engines {
+            copy: engines.copy,
+            decoder: engines.decoder,
+            encoder: engines.encoder,
+            jpeg: engines.jpeg,
+            ofa: engines.ofa,
+        },
+        gfx: of.gfx,
+        placements: placements(&of.placements),
+        compute: of
+            .compute
+            .iter()
+            .map(|compute| ComputeProfile {
+                name: compute.name.clone(),
+                id: compute.id,
+                index: compute.index,
+                slices: compute.slices,
+                max: compute.max,
+                sm: compute.sm,
+                placements: placements(&compute.placements),
+            })
+            .collect(),
+    }
+}
+
+fn placements(of: &[(u8, u8)]) -> Vec<Placement> {
+    of.iter().map(|&(start, size)| Placement { start, size }).collect()
+}
+
+/// Largest saved state that is read, in bytes: a thousand times what a host of 8 GPUs writes.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Reads what `gpushctl gpu list --json` (or `gpu show --json`) wrote on a host. `source` is the
+/// file's name, for errors.
+///
+/// # Errors
+/// It is not such a file, or what it says cannot be: nothing of it is used then.
+pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
+    let again = "write it anew on the host with `gpushctl gpu list --json > FILE`";
+    let wrong = |cause: String| {
+        ApiError::new(Code::BadRequest, format!("{source} is no saved state of a host")).cause(cause).hint(again)
+    };
+    if bytes.len() > MOST_BYTES {
+        return Err(wrong(format!("it has {} bytes, more than the {MOST_BYTES} that are read", bytes.len())));
+    }
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| wrong(format!("it is not UTF-8: byte {} can't be read", error.valid_up_to())))?;
+    if text.trim().is_empty() {
+        return Err(wrong("it is empty".to_owned()));
+    }
+    let gpus: Vec<Gpu> = if text.trim_start().starts_with('{') {
+        vec![serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?]
+    } else {
+        serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?
+    };
+    if gpus.is_empty() {
+        return Err(wrong("it lists no GPU".to_owned()));
+    }
+    for (at, gpu) in gpus.iter().enumerate() {
+        possible(gpu).map_err(|cause| wrong(format!("GPU {} ({}): {cause}", gpu.index, gpu.uuid)))?;
+        if let Some(other) = gpus[..at].iter().find(|other| other.index == gpu.index || other.uuid == gpu.uuid) {
+            return Err(wrong(format!("it lists GPU {} ({}) twice", other.index, other.uuid)));
+        }
+    }
+    Ok(gpus)
+}
+
+/// Refuses figures that no driver gives: the planner may rely on spans that end within the part.
+fn possible(gpu: &Gpu) -> Result<(), String> {
+    let Some(mig) = &gpu.mig else { return Ok(()) };
+    if mig.profiles.is_empty() {
+        return Err("its MIG profiles were not saved".to_owned());
+    }
+    let within = |what: &str, of: Placement, slices: u8| {
+        let end = u32::from(of.start) + u32::from(of.size);
+        if of.size > 0 && end <= u32::from(slices) {
+            Ok(())
+        } else {
+            Err(format!("{what} takes slices {} to {end}, and the part has {slices}", of.start))
+        }
+    };
+    if !(1..=MOST_SLICES).contains(&mig.memory_slices) || !(1..=MOST_SLICES).contains(&mig.compute_slices) {
+        return Err(format!("{} memory and {} compute slices can't be", mig.memory_slices, mig.compute_slices));
+    }
+    for profile in &mig.profiles {
+        for placement in &profile.placements {
+            within(&profile.name, *placement, mig.memory_slices)?;
+        }
+        for compute in &profile.compute {
+            for placement in &compute.placements {
+                within(&compute.name, *placement, MOST_SLICES)?;
+            }
+        }
+    }
+    for instance in &mig.instances {
+        let what = format!("GPU instance {}", instance.id);
+        within(&what, instance.placement, mig.memory_slices)?;
+        for compute in &instance.compute {
+            if let Some(placement) = compute.placement {
+                within(&format!("compute instance {} of {what}", compute.id), placement, MOST_SLICES)?;
+            }
+        }
+    }
+    for (at, instance) in mig.instances.iter().enumerate() {
+        if let Some(other) = mig.instances[..at].iter().find(|other| other.placement.overlaps(instance.placement)) {
+            return Err(format!("GPU instances {} and {} overlap", other.id, instance.id));
+        }
+    }
+    Ok(())
+}
+
+/// More slices than any part has or will have soon; bounds what a saved file may claim.
+const MOST_SLICES: u8 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_has_its_gpus() {
+        let mut seen = 0;
+        for preset in PRESETS {
+            let gpus = gpus(preset.name).unwrap();
+            assert_eq!(gpus.len(), preset.gpus.iter().map(|(_, n)| *n as usize).sum::<usize>());
+            for (at, gpu) in gpus.iter().enumerate() {
+                assert_eq!(gpu.index as usize, at);
+                assert!(gpu.uuid.starts_with(UUID_PREFIX) && gpu.uuid.len() == 40, "{}", gpu.uuid);
+                assert!(gpu.name.starts_with("NVIDIA ") || gpu.name.starts_with("Tesla "), "{}", gpu.name);
+                assert_eq!(possible(gpu), Ok(()));
+                seen += 1;
+            }
+        }
+        println!("{seen} GPUs of {} presets", PRESETS.len());
+    }
+
+    #[test]
+    fn an_unknown_preset_lists_the_known_ones() {
+        let error = gpus("dgx-a10").unwrap_err();
+        assert_eq!(error.hint.as_deref(), Some("did you mean `dgx-a100`?"));
+        assert!(error.causes[0].contains("rtx-pro-6000x2"));
+    }
+
+    #[test]
+    fn what_was_saved_reads_back() {
+        let host = gpus("mixed").unwrap();
+        let text = serde_json::to_string_pretty(&host).unwrap();
+        assert_eq!(saved(text.as_bytes(), "host.json").unwrap(), host);
+        let one = serde_json::to_string(&host[0]).unwrap();
+        assert_eq!(saved(one.as_bytes(), "gpu.json").unwrap(), host[..1]);
+    }
+
+    #[test]
+    fn what_cannot_be_a_host_is_refused() {
+        let host = gpus("dgx-a100").unwrap();
+        let changed = |change: &dyn Fn(&mut Vec<Gpu>)| {
+            let mut host = host.clone();
+            change(&mut host);
+            serde_json::to_vec(&host).unwrap()
+        };
+        let cases: Vec<(&str, Vec<u8>, &str)> = vec![
+            ("empty", b" \n".to_vec(), "it is empty"),
+            ("not JSON", b"GPU 0: A100".to_vec(), "expected"),
+            ("another JSON", b"[{\"a\": 1}]".to_vec(), "missing field"),
+            ("no GPU", b"[]".to_vec(), "lists no GPU"),
+            ("not UTF-8", b"[\xff]".to_vec(), "byte 1"),
+            ("no profiles", changed(&|h| h[3].mig.as_mut().unwrap().profiles.clear()), "GPU 3"),
+            ("twice", changed(&|h| h[1].index = 0), "twice"),
+            (
+                "beyond the part",
+                changed(&|h| {
+                    h[0].mig.as_mut().unwrap().profiles[0].placements[0] = Placement { start: 255, size: 255 }
+                }),
+                "slices 255 to 510",
+            ),
+            ("no slices", changed(&|h| h[0].mig.as_mut().unwrap().memory_slices = 0), "can't be"),
+        ];
+        for (what, bytes, says) in &cases {
+            let error = saved(bytes, "host.json").expect_err(what);
+            assert!(error.message.starts_with("host.json is no saved state"), "{what}");
+            assert!(error.causes[0].contains(says), "{what}: {}", error.causes[0]);
+            assert!(error.hint.is_some());
+        }
+        println!("{} files refused", cases.len());
+    }
+}

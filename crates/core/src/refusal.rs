@@ -1,0 +1,148 @@
+//! Refusals as errors: one sentence that names the GPU and the reason, and what to do next.
+//!
+//! A refusal is data ([`gpush_api::Refusal`]), so that programs can act on it; this is the only
+//! place that puts it into words, for the agent and for `gpushctl` offline alike.
+
+use gpush_api::{ApiError, Blocker, Code, Process, Refusal};
+
+/// The error that a refusal is, for the GPU with this index. `gpu` is how the sentence names it,
+/// such as `GPU 0 (A100-SXM4-80GB)`.
+#[must_use]
+pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
+    let profiles = format!("gpushctl mig profiles --gpu {index}");
+    match refusal {
+        Refusal::UnknownProfile { profile, nearest } => {
+            let error = ApiError::new(Code::UnknownProfile, format!("{gpu} has no profile {profile}"));
+            match nearest.as_slice() {
+                [] => error.hint(format!("see its profiles with `{profiles}`")),
+                names => error.hint(format!("did you mean {}? See its profiles with `{profiles}`", list(names, "or"))),
+            }
+        }
+        Refusal::NoSuchPlacement { profile, start, possible } => {
+            let starts: Vec<String> = possible.iter().map(u8::to_string).collect();
+            ApiError::new(Code::LayoutImpossible, format!("on {gpu} a {profile} can't start at memory slice {start}"))
+                .hint(match starts.as_slice() {
+                    [] => format!("see its profiles with `{profiles}`"),
+                    starts => format!("it can start at {}; see `{profiles}`", list(starts, "or")),
+                })
+        }
+        Refusal::PlacementsOverlap { first, second } => {
+            ApiError::new(Code::LayoutImpossible, format!("on {gpu} the placements of {first} and {second} overlap"))
+                .hint(format!("leave out one @START, or see where each can be with `{profiles}`"))
+        }
+        Refusal::TooMany { profile, wanted, most } => {
+            ApiError::new(Code::LayoutImpossible, format!("{gpu} holds at most {most} {profile}, {wanted} are wanted"))
+                .hint(format!("want at most {most}, or a smaller profile: `{profiles}`"))
+        }
+        Refusal::TooManySlices { kind, wanted, have } => {
+            ApiError::new(Code::LayoutImpossible, format!("the layout needs {wanted} {kind} slices, {gpu} has {have}"))
+                .hint(format!("want fewer or smaller instances: `{profiles}` shows the slices of each profile"))
+        }
+        Refusal::NoEngine { engine, wanted, have } => ApiError::new(
+            Code::LayoutImpossible,
+            format!("the layout needs {wanted} {} engines, {gpu} has {have}", engine_name(engine)),
+        )
+        .hint(format!("use profiles without that engine: `{profiles}` shows the engines of each")),
+        Refusal::NoArrangement { entries } => ApiError::new(
+            Code::LayoutImpossible,
+            format!("{} can't be placed together on {gpu}, however arranged", list(&counted(entries), "and")),
+        )
+        .cause("slices and engines would suffice, but the placements that the part allows overlap")
+        .hint(format!("`{profiles}` shows the placements of each profile")),
+        Refusal::ComputeDoesNotFit { profile, compute } => ApiError::new(
+            Code::LayoutImpossible,
+            format!("on {gpu} the compute instances {} don't fit into {profile}", list(&counted(compute), "and")),
+        )
+        .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
+        Refusal::Blocked { blockers } => blocked(gpu, blockers),
+        Refusal::MigOff { reset_pending: true } => {
+            ApiError::new(Code::Unsupported, format!("MIG mode of {gpu} changes only with a reset, which is still due"))
+                .hint(format!("stop what uses the GPU, then `nvidia-smi --gpu-reset -i {index}`"))
+        }
+        Refusal::MigOff { reset_pending: false } => {
+            ApiError::new(Code::Unsupported, format!("MIG mode is off on {gpu}"))
+                .hint(format!("switch it on with `nvidia-smi -i {index} -mig 1`, then reset the GPU if it says so"))
+        }
+        Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
+            .hint("choose GPUs that have it: `gpushctl gpu list` shows them"),
+    }
+}
+
+fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
+    let names: Vec<String> = blockers.iter().map(instance).collect();
+    let verb = if blockers.len() == 1 { "is" } else { "are" };
+    let mut error = ApiError::new(
+        Code::Blocked,
+        format!("the layout can't be applied on {gpu} while {} {verb} in use", list(&names, "and")),
+    )
+    .retryable();
+    for blocker in blockers {
+        let holders: Vec<String> = blocker.holders.iter().map(holder).collect();
+        let holders = if holders.is_empty() { "a process".to_owned() } else { list(&holders, "and") };
+        error = error.cause(format!("{} is held by {holders}", instance(blocker)));
+    }
+    let mut stop: Vec<String> = Vec::new();
+    for process in blockers.iter().flat_map(|b| &b.holders) {
+        let name = holder(process);
+        if !stop.contains(&name) {
+            stop.push(name);
+        }
+    }
+    if stop.is_empty() {
+        error.hint("see what uses the GPU with `gpushctl status`, wait for it to end, and try again")
+    } else {
+        error.hint(format!("stop {}, or wait for it to end, and try again", list(&stop, "and")))
+    }
+}
+
+/// `3g.40gb@0 (GPU instance 2, compute instance 0)`.
+fn instance(blocker: &Blocker) -> String {
+    let name = format!("{}@{}", blocker.profile, blocker.placement.start);
+    match blocker.ci {
+        Some(ci) => format!("{name} (GPU instance {}, compute instance {ci})", blocker.gi),
+        None => format!("{name} (GPU instance {})", blocker.gi),
+    }
+}
+
+/// `pid 4711 (alice, python train.py)`, as far as it is known.
+fn holder(process: &Process) -> String {
+    let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();
+    match (process.pid, about.as_slice()) {
+        (Some(pid), []) => format!("pid {pid}"),
+        (Some(pid), about) => format!("pid {pid} ({})", about.join(", ")),
+        (None, []) => "a process of another user".to_owned(),
+        (None, about) => format!("a process ({})", about.join(", ")),
+    }
+}
+
+fn engine_name(engine: &str) -> &str {
+    match engine {
+        "jpeg" => "JPEG",
+        "ofa" => "optical flow (OFA)",
+        "decoder" => "video decoder",
+        "encoder" => "video encoder",
+        other => other,
+    }
+}
+
+/// Equal words once, with their number: `2g.20gb*3`.
+fn counted(words: &[String]) -> Vec<String> {
+    let mut counts: Vec<(&String, u32)> = Vec::new();
+    for word in words {
+        match counts.iter_mut().find(|(known, _)| *known == word) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((word, 1)),
+        }
+    }
+    let text = |(word, count): (&String, u32)| if count == 1 { word.clone() } else { format!("{word}*{count}") };
+    counts.into_iter().map(text).collect()
+}
+
+/// `a`, `a or b`, `a, b or c`.
+fn list(words: &[String], last: &str) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., end] => format!("{} {last} {end}", first.join(", ")),
+    }
+}

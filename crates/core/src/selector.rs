@@ -1,0 +1,342 @@
+//! Selectors: how people and config rules name GPUs.
+//!
+//! ```text
+//! 3                     index in this driver session
+//! 0-3                   indexes, both ends included
+//! all                   every GPU
+//! GPU-3ad1…             UUID, or the beginning of one when only one GPU has it
+//! 0000:07:00.0          PCI address; the domain and the function may be left out
+//! *A100*                product name, `*` and `?` as in a shell, case ignored
+//! NVIDIA L4             product name in full
+//! ```
+//!
+//! The config is written for a host that may lose a GPU; so a selector of a rule that matches
+//! nothing is no error. A selector that a person types names something: there it is
+//! one, and it lists what the host has.
+
+use std::{
+    fmt::{self, Write as _},
+    str::FromStr,
+};
+
+use gpush_api::{ApiError, Code, Gpu};
+
+use crate::quote::Quoted;
+
+/// Which GPUs are meant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Selector {
+    /// `all`
+    All,
+    /// Indexes, both ends included; one index is a range of one.
+    Indexes(u32, u32),
+    /// `GPU-` and the beginning of a UUID in lower case, or all of it.
+    Uuid(String),
+    /// PCI address.
+    Pci {
+        /// Domain; 0 when left out.
+        domain: u32,
+        /// Bus.
+        bus: u8,
+        /// Device.
+        device: u8,
+        /// Function; 0 when left out.
+        function: u8,
+    },
+    /// Product name with `*` and `?`, in lower case.
+    Model(String),
+}
+
+/// What is wrong with the text of a selector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SelectorError {
+    /// In one sentence without a full stop.
+    pub message: String,
+    /// What to write instead.
+    pub hint: String,
+}
+
+impl fmt::Display for SelectorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for SelectorError {}
+
+const SHAPES: &str = "an index (0), a range (0-3), `all`, a UUID (GPU-…), a PCI address (0000:07:00.0) or a product \
+                      name with wildcards (*A100*)";
+
+fn error(message: impl Into<String>, hint: impl Into<String>) -> SelectorError {
+    SelectorError { message: message.into(), hint: hint.into() }
+}
+
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        let lower = text.to_ascii_lowercase();
+        let garbage = || error(format!("{} names no GPU", Quoted(text)), format!("write {SHAPES}"));
+        if text.is_empty() {
+            return Err(error("a GPU selector is empty", format!("write {SHAPES}")));
+        }
+        if text.chars().any(char::is_control) || text.contains(',') || text.chars().count() > 128 {
+            return Err(garbage());
+        }
+        if lower == "all" {
+            return Ok(Self::All);
+        }
+        if lower.starts_with("mig-") {
+            return Err(error(
+                format!("{} is a MIG device, not a GPU", Quoted(text)),
+                "`gpushctl status` shows which GPU it is on",
+            ));
+        }
+        if let Some(rest) = lower.strip_prefix("gpu-") {
+            return uuid(rest).ok_or_else(|| {
+                error(
+                    format!("{} is not a GPU UUID", Quoted(text)),
+                    "it is GPU- and hexadecimal digits, as `gpushctl gpu list` shows it; the beginning of one will do",
+                )
+            });
+        }
+        if lower.len() == 36 && uuid(&lower).is_some() {
+            return uuid(&lower).ok_or_else(garbage);
+        }
+        if lower.contains(['*', '?']) {
+            return Ok(Self::Model(lower));
+        }
+        if lower.contains(':') {
+            return pci(&lower).ok_or_else(|| {
+                error(
+                    format!("{} is not a PCI address", Quoted(text)),
+                    "it is [DOMAIN:]BUS:DEVICE[.FUNCTION] in hexadecimal, such as 0000:07:00.0 or 07:00.0",
+                )
+            });
+        }
+        if lower.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
+            return indexes(text);
+        }
+        if lower.starts_with(|c: char| c.is_ascii_alphabetic()) { Ok(Self::Model(lower)) } else { Err(garbage()) }
+    }
+}
+
+/// Accepts the beginning of a UUID: hexadecimal digits with the hyphens where they belong.
+fn uuid(rest: &str) -> Option<Selector> {
+    let well = !rest.is_empty()
+        && rest.len() <= 36
+        && rest.bytes().enumerate().all(|(at, b)| match at {
+            8 | 13 | 18 | 23 => b == b'-',
+            _ => b.is_ascii_hexdigit(),
+        });
+    well.then(|| Selector::Uuid(format!("GPU-{rest}")))
+}
+
+fn hex(text: &str, digits: std::ops::RangeInclusive<usize>) -> Option<u32> {
+    let well = digits.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
+    well.then(|| u32::from_str_radix(text, 16).ok()).flatten()
+}
+
+fn pci(text: &str) -> Option<Selector> {
+    let (address, function) = match text.split_once('.') {
+        Some((address, function)) => (address, hex(function, 1..=1)?),
+        None => (text, 0),
+    };
+    let parts: Vec<&str> = address.split(':').collect();
+    let (domain, bus, device) = match parts.as_slice() {
+        [bus, device] => (0, hex(bus, 1..=2)?, hex(device, 1..=2)?),
+        [domain, bus, device] => (hex(domain, 1..=8)?, hex(bus, 1..=2)?, hex(device, 1..=2)?),
+        _ => return None,
+    };
+    (device < 32 && function < 8).then_some(Selector::Pci {
+        domain,
+        bus: u8::try_from(bus).ok()?,
+        device: u8::try_from(device).ok()?,
+        function: u8::try_from(function).ok()?,
+    })
+}
+
+fn indexes(text: &str) -> Result<Selector, SelectorError> {
+    let figure = |part: &str| {
+        let part = part.trim();
+        (!part.is_empty() && part.bytes().all(|b| b.is_ascii_digit())).then(|| part.parse::<u32>().ok()).flatten()
+    };
+    let shape = || error(format!("{} is not a GPU index", Quoted(text)), format!("write {SHAPES}"));
+    match text.split_once('-') {
+        None => figure(text).map(|index| Selector::Indexes(index, index)).ok_or_else(shape),
+        Some((first, last)) => {
+            let (Some(first), Some(last)) = (figure(first), figure(last)) else { return Err(shape()) };
+            if first > last {
+                return Err(error(format!("the range {first}-{last} runs backwards"), format!("write {last}-{first}")));
+            }
+            Ok(Selector::Indexes(first, last))
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Indexes(first, last) if first == last => write!(f, "{first}"),
+            Self::Indexes(first, last) => write!(f, "{first}-{last}"),
+            Self::Uuid(uuid) => f.write_str(uuid),
+            Self::Pci { domain, bus, device, function } => write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}"),
+            Self::Model(glob) => f.write_str(glob),
+        }
+    }
+}
+
+impl Selector {
+    /// Whether it names this GPU. The beginning of a UUID names every GPU that begins so: whether
+    /// that is one is asked by [`Selector::matching`].
+    #[must_use]
+    pub fn names(&self, gpu: &Gpu) -> bool {
+        match self {
+            Self::All => true,
+            Self::Indexes(first, last) => (*first..=*last).contains(&gpu.index),
+            Self::Uuid(prefix) => {
+                gpu.uuid.get(..prefix.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(prefix))
+            }
+            Self::Pci { .. } => pci(&gpu.pci.to_ascii_lowercase()).as_ref() == Some(self),
+            Self::Model(glob) => glob_matches(glob, &gpu.name.to_ascii_lowercase()),
+        }
+    }
+
+    /// Positions in `gpus` of those that it names; none when it is the beginning of several UUIDs.
+    #[must_use]
+    pub fn matching(&self, gpus: &[Gpu]) -> Vec<usize> {
+        let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(&gpus[*at])).collect();
+        if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
+    }
+
+    /// Whether the beginning of a UUID is that of several of these GPUs.
+    #[must_use]
+    pub fn is_ambiguous(&self, gpus: &[Gpu]) -> bool {
+        matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.names(gpu)).count() > 1
+    }
+
+    /// Positions in `gpus`, ascending and without repetition, of those that the texts name
+    /// together. A text may hold several selectors with commas between.
+    ///
+    /// # Errors
+    /// A text that is no selector, or that names no GPU of these; the error lists what there is.
+    pub fn resolve<S: AsRef<str>>(texts: &[S], gpus: &[Gpu]) -> Result<Vec<usize>, ApiError> {
+        let mut found = Vec::new();
+        for text in texts.iter().flat_map(|text| text.as_ref().split(',')) {
+            let selector: Self = text.parse().map_err(|error: SelectorError| {
+                ApiError::new(Code::BadRequest, error.message).cause(inventory(gpus)).hint(error.hint)
+            })?;
+            found.extend(selector.resolve_one(text.trim(), gpus)?);
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
+    fn resolve_one(&self, text: &str, gpus: &[Gpu]) -> Result<Vec<usize>, ApiError> {
+        let found = self.matching(gpus);
+        let missing = |message: String| {
+            let error = ApiError::new(Code::NotFound, message).cause(inventory(gpus));
+            Err(error.hint("`gpushctl gpu list` shows index, UUID, PCI address and product name of each"))
+        };
+        let absent = match self {
+            Self::Indexes(first, last) => {
+                (*first..=*last).take(gpus.len() + 1).find(|i| !gpus.iter().any(|g| g.index == *i))
+            }
+            Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => None,
+        };
+        if let Some(index) = absent {
+            return match self {
+                Self::Indexes(first, last) if first != last => missing(format!("no GPU {index}, in the range {text}")),
+                Self::Indexes(..) | Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => {
+                    missing(format!("no GPU {index}"))
+                }
+            };
+        }
+        if self.is_ambiguous(gpus) {
+            let those = gpus.iter().filter(|gpu| self.names(gpu));
+            let those: Vec<String> = those.map(|gpu| format!("{} (GPU {})", gpu.uuid, gpu.index)).collect();
+            let message = format!("{} is the beginning of several UUIDs: {}", Quoted(text), those.join(", "));
+            return Err(ApiError::new(Code::BadRequest, message).hint("write more of it"));
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        match self {
+            Self::All => missing("there is no GPU".to_owned()),
+            Self::Model(glob) if !glob.contains(['*', '?']) => {
+                let wider = format!("*{text}*");
+                let error = ApiError::new(Code::NotFound, format!("no GPU is named {}", Quoted(text)));
+                let error = error.cause(inventory(gpus));
+                if wider.parse::<Self>().is_ok_and(|wider| !wider.matching(gpus).is_empty()) {
+                    Err(error.hint(format!("did you mean '{wider}'?")))
+                } else {
+                    Err(error.hint(format!("write {SHAPES}")))
+                }
+            }
+            Self::Model(_) => missing(format!("no product name matches {}", Quoted(text))),
+            Self::Uuid(_) => missing(format!("no GPU has the UUID {}", Quoted(text))),
+            Self::Pci { .. } => missing(format!("no GPU is at PCI address {}", Quoted(text))),
+            Self::Indexes(..) => missing(format!("no GPU {text}")),
+        }
+    }
+}
+
+/// What there is, in one sentence: runs of equal GPUs together.
+#[must_use]
+pub fn inventory(gpus: &[Gpu]) -> String {
+    let mut text = match gpus.len() {
+        0 => return "this host shows no GPU".to_owned(),
+        1 => "there is one GPU:".to_owned(),
+        n => format!("there are {n} GPUs:"),
+    };
+    let mut at = 0;
+    while at < gpus.len() {
+        let run = gpus[at..]
+            .iter()
+            .enumerate()
+            .take_while(|(n, gpu)| {
+                gpu.name == gpus[at].name
+                    && u32::try_from(*n).is_ok_and(|n| gpu.index == gpus[at].index.wrapping_add(n))
+            })
+            .count();
+        let last = &gpus[at + run - 1];
+        let separator = if at == 0 { "" } else { "," };
+        let _ = if run > 1 {
+            write!(text, "{separator} {}-{} {}", gpus[at].index, last.index, last.name)
+        } else {
+            write!(text, "{separator} {} {}", last.index, last.name)
+        };
+        at += run;
+    }
+    text
+}
+
+/// Shell wildcards `*` and `?` over a whole text, in time proportional to the product of lengths.
+fn glob_matches(glob: &str, text: &str) -> bool {
+    let glob: Vec<char> = glob.chars().collect();
+    let text: Vec<char> = text.chars().collect();
+    let (mut g, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if g < glob.len() && glob[g] == '*' {
+            star = Some((g, t));
+            g += 1;
+        } else if g < glob.len() && (glob[g] == '?' || glob[g] == text[t]) {
+            g += 1;
+            t += 1;
+        } else if let Some((after, eaten)) = star {
+            star = Some((after, eaten + 1));
+            g = after + 1;
+            t = eaten + 1;
+        } else {
+            return false;
+        }
+    }
+    glob[g..].iter().all(|c| *c == '*')
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::preset;
+
+fn host() -> Vec<Gpu> {
+    let mut gpus = preset::gpus("mixed").unwrap();
+    gpus.extend(preset::gpus("dgx-h100").unwrap().drain(..2));
+    for (at, gpu) in gpus.iter_mut().enumerate() {
+        gpu.index = u32::try_from(at).unwrap();
+        gpu.uuid = format!("GPU-{}a3b1c2d-0000-0000-0000-{at:012}", at / 2);
+        gpu.pci = format!("0000:{:02X}:00.0", 7 + at);
+    }
+    gpus
+}
+
+#[test]
+fn each_shape_names_its_gpus() {
+    let gpus = host();
+    let cases: &[(&str, &[usize])] = &[
+        ("0", &[0]),
+        ("7", &[7]),
+        (" 3 ", &[3]),
+        ("2-4", &[2, 3, 4]),
+        ("0,2", &[0, 2]),
+        ("2-4,3,1", &[1, 2, 3, 4]),
+        ("all", &[0, 1, 2, 3, 4, 5, 6, 7]),
+        ("ALL", &[0, 1, 2, 3, 4, 5, 6, 7]),
+        ("GPU-0a3b1c2d-0000-0000-0000-000000000001", &[1]),
+        ("gpu-0A3B1C2D-0000-0000-0000-000000000001", &[1]),
+        ("0a3b1c2d-0000-0000-0000-000000000001", &[1]),
+        ("0000:07:00.0", &[0]),
+        ("07:00.0", &[0]),
+        ("00000000:0e:00.0", &[7]),
+        ("0E:00", &[7]),
+        ("*A100*", &[0]),
+        ("*a100*", &[0]),
+        ("*H?00*", &[2, 3, 6, 7]),
+        ("*", &[0, 1, 2, 3, 4, 5, 6, 7]),
+        ("Tesla T4", &[5]),
+        ("nvidia l4", &[4]),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(Selector::resolve(&[text], &gpus).as_deref(), Ok(*expected), "{text}");
+        let canonical: Vec<String> = text.split(',').map(|one| one.parse::<Selector>().unwrap().to_string()).collect();
+        assert_eq!(Selector::resolve(&canonical, &gpus).as_deref(), Ok(*expected), "{text} as {canonical:?}");
+    }
+    println!("{} selectors", cases.len());
+}
+
+#[test]
+fn the_beginning_of_one_uuid_will_do() {
+    let mut gpus = host();
+    gpus[3].uuid = "GPU-f0000000-0000-0000-0000-000000000001".to_owned();
+    assert_eq!(Selector::resolve(&["GPU-f"], &gpus), Ok(vec![3]));
+}
+
+#[test]
+fn what_names_nothing_says_what_there_is() {
+    let gpus = host();
+    let texts = [
+        "",
+        "8",
+        "0-8",
+        "3-1",
+        "3-",
+        "-1",
+        "1.5",
+        "4294967296",
+        "0x1",
+        "GPU-",
+        "GPU-xyz",
+        "GPU-0a3b1c2d",
+        "GPU-9",
+        "MIG-1234",
+        "0000:aa:00.0",
+        "07:00.9",
+        "a:b:c:d",
+        "*B200*",
+        "A100",
+        "foo",
+        "0,,1",
+        "!",
+        "3\u{7}",
+        "GPU 0",
+    ];
+    let mut shown = String::new();
+    for text in texts {
+        let error = Selector::resolve(&[text], &gpus).expect_err(text);
+        let _ = writeln!(shown, "--gpu '{}' ({:?})\n  {}", text.escape_default(), error.code, error.message);
+        assert_eq!(error.code.exit_status(), 2);
+        if !error.message.contains("several UUIDs") {
+            assert!(error.causes[0].contains("8 GPUs: 0 NVIDIA A100-SXM4-80GB"), "{text}");
+        }
+        let _ = writeln!(shown, "  {}\n", error.hint.unwrap());
+    }
+    println!("{} selectors that name nothing", texts.len());
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn a_host_without_gpus_says_so() {
+    let error = Selector::resolve(&["all"], &[]).unwrap_err();
+    assert_eq!(error.message, "there is no GPU");
+    assert_eq!(inventory(&[]), "this host shows no GPU");
+}
+
+#[test]
+fn equal_gpus_are_listed_together() {
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    assert_eq!(inventory(&gpus), "there are 8 GPUs: 0-7 NVIDIA A100-SXM4-80GB");
+    gpus.remove(3);
+    assert_eq!(inventory(&gpus), "there are 7 GPUs: 0-2 NVIDIA A100-SXM4-80GB, 4-7 NVIDIA A100-SXM4-80GB");
+}
+
+proptest! {
+    #[test]
+    fn garbage_never_panics_and_good_text_is_canonical(text in "\\PC{0,40}|[0-9a-fGPU:.*?-]{0,40}") {
+        let gpus = host();
+        let _ = Selector::resolve(&[&text], &gpus);
+        if let Ok(selector) = text.parse::<Selector>() {
+            prop_assert_eq!(selector.to_string().parse::<Selector>(), Ok(selector));
+        }
+    }
+
+    #[test]
+    fn globs_agree_with_a_plain_definition(glob in "[ab*?]{0,6}", text in "[ab]{0,6}") {
+        fn plain(glob: &[u8], text: &[u8]) -> bool {
+            match (glob.first(), text.first()) {
+                (None, None) => true,
+                (Some(b'*'), _) => plain(&glob[1..], text) || (!text.is_empty() && plain(glob, &text[1..])),
+                (Some(b'?'), Some(_)) => plain(&glob[1..], &text[1..]),
+                (Some(a), Some(b)) if a == b => plain(&glob[1..], &text[1..]),
+                _ => false,
+            }
+        }
+        prop_assert_eq!(glob_matches(&glob, &text), plain(glob.as_bytes(), text.as_bytes()));
+    }
+}

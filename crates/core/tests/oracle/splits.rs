@@ -1,0 +1,340 @@
+//! Compute instances within GPU instances, and leases on them: sampled, each sample tried in full.
+//!
+//! The oracle takes every final state of the GPU instances, every way to hand their places to the
+//! wanted ones, and for each that stands already every way its compute instances could end up.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use gpush_api::{ComputeInstance, GpuInstance, Placement, Refusal, Step};
+use gpush_core::geometry::Geometry;
+use gpush_core::plan::{Holds, Plan, Target, Wanted, WantedCompute, plan_around};
+
+use crate::dice::Dice;
+use crate::part::{Multiset, Part, Slot, State, compute_states, is_possible_compute, members, profiles};
+use crate::whole::Tally;
+use crate::wire::{gi_of, pair_of, process};
+
+/// Compute instances wanted in one GPU instance: profile position and, maybe, a fixed start.
+type Split = Vec<(usize, Option<u8>)>;
+
+/// Destroyed: in use, held, GPU instances, compute instances in those that stay, memory slices.
+type Toll = [u32; 5];
+
+/// What two plans are compared by: the toll, then the room left, then what stands lowest.
+type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
+
+fn sum(a: Toll, b: Toll) -> Toll {
+    std::array::from_fn(|n| a[n] + b[n])
+}
+
+/// A compute instance that stands.
+#[derive(Debug, Clone)]
+struct Standing {
+    slot: Slot,
+    busy: bool,
+    held: bool,
+}
+
+/// A GPU instance that stands.
+#[derive(Debug, Clone, Default)]
+struct StandingGpu {
+    compute: Vec<Standing>,
+    /// A process that the driver charges to no compute instance.
+    busy: bool,
+    held: bool,
+}
+
+#[derive(Debug)]
+struct Sample {
+    state: State,
+    /// By pair.
+    standing: Vec<StandingGpu>,
+    multiset: Multiset,
+    /// One a wanted GPU instance: profile position, fixed start, compute instances.
+    wanted: Vec<(usize, Option<u8>, Split)>,
+}
+
+impl Sample {
+    fn roll(part: &Part, states: &[Vec<Vec<Slot>>], dice: &mut Dice) -> Self {
+        let state = part.states[dice.below(part.states.len())].state;
+        let mut standing = vec![StandingGpu::default(); part.pairs.len()];
+        let quiet = dice.one_in(2);
+        for pair in members(state) {
+            let compute = dice.pick(&states[part.pairs[pair].profile]).clone();
+            let stand = |slot| Standing { slot, busy: !quiet && dice.one_in(4), held: dice.one_in(4) };
+            let compute = compute.into_iter().map(stand).collect();
+            standing[pair] = StandingGpu { compute, busy: !quiet && dice.one_in(10), held: dice.one_in(6) };
+        }
+        // Half of the targets are of the state's own profiles, so that much can stay.
+        let own = part.states[part.index[&state]].multiset;
+        let multiset = if dice.one_in(2) { own } else { *dice.pick(&part.multisets()) };
+        let wanted = profiles(multiset)
+            .map(|p| {
+                let here: Vec<usize> = members(state).filter(|n| part.pairs[*n].profile == p).collect();
+                let slots: Vec<Slot> = if !here.is_empty() && dice.one_in(2) {
+                    standing[*dice.pick(&here)].compute.iter().map(|c| c.slot).collect()
+                } else {
+                    dice.pick(&states[p]).clone()
+                };
+                let slots = slots.into_iter().map(|(n, start, _)| (n, dice.one_in(6).then_some(start))).collect();
+                let start = (!here.is_empty() && dice.one_in(8)).then(|| part.pairs[*dice.pick(&here)].start);
+                (p, start, slots)
+            })
+            .collect();
+        Self { state, standing, multiset, wanted }
+    }
+
+    fn instances(&self, part: &Part) -> (Vec<GpuInstance>, Holds) {
+        let mut holds = Holds::default();
+        let processes = |busy: bool, pid| if busy { vec![process(pid)] } else { Vec::new() };
+        let instances = members(self.state)
+            .map(|n| {
+                let (pair, standing) = (part.pairs[n], &self.standing[n]);
+                let profile = &part.model.gi_profiles[pair.profile];
+                if standing.held {
+                    holds.add_gpu_instance(gi_of(n));
+                }
+                let compute = standing.compute.iter().enumerate().map(|(id, c)| {
+                    let (of, start, size) = c.slot;
+                    if c.held {
+                        holds.add_compute_instance(gi_of(n), id as u32);
+                    }
+                    ComputeInstance {
+                        id: id as u32,
+                        profile_id: profile.compute[of].id,
+                        profile: profile.compute[of].name.clone(),
+                        placement: Some(Placement { start, size }),
+                        uuid: None,
+                        processes: processes(c.busy, 10 + id as u32),
+                    }
+                });
+                GpuInstance {
+                    id: gi_of(n),
+                    profile_id: profile.id,
+                    profile: profile.name.clone(),
+                    placement: Placement { start: pair.start, size: pair.size },
+                    memory: None,
+                    compute: compute.collect(),
+                    processes: processes(standing.busy, 9),
+                }
+            })
+            .collect();
+        (instances, holds)
+    }
+
+    fn target(&self, part: &Part) -> Target {
+        let wanted = |(p, start, split): &(usize, Option<u8>, Split)| {
+            let profile = &part.model.gi_profiles[*p];
+            let at = |start: &u8, placements: &[(u8, u8)]| {
+                let (start, size) = *placements.iter().find(|(s, _)| s == start).unwrap();
+                Placement { start, size }
+            };
+            let compute = split.iter().map(|(c, start)| WantedCompute {
+                profile_id: profile.compute[*c].id,
+                at: start.map(|s| at(&s, &profile.compute[*c].placements)),
+                share: None,
+                profile: profile.compute[*c].name.clone(),
+            });
+            Wanted {
+                profile_id: profile.id,
+                at: start.map(|s| at(&s, &profile.placements)),
+                compute: compute.collect(),
+                profile: profile.name.clone(),
+            }
+        };
+        Target { instances: self.wanted.iter().map(wanted).collect() }
+    }
+
+    fn in_use(&self, pair: usize, compute: &Standing) -> bool {
+        compute.busy || self.standing[pair].busy
+    }
+
+    /// Toll of these compute instances of a GPU instance being destroyed.
+    fn toll_of<'a>(&self, pair: usize, destroyed: impl Iterator<Item = &'a Standing>) -> Toll {
+        destroyed.fold([0; 5], |toll, c| sum(toll, [u32::from(self.in_use(pair, c)), u32::from(c.held), 0, 0, 0]))
+    }
+
+    /// Toll of a whole GPU instance.
+    fn toll_of_all(&self, part: &Part, pair: usize) -> Toll {
+        let standing = &self.standing[pair];
+        let charged_to_itself = u32::from(standing.busy && standing.compute.is_empty());
+        sum(
+            self.toll_of(pair, standing.compute.iter()),
+            [charged_to_itself, u32::from(standing.held), 1, 0, u32::from(part.pairs[pair].size)],
+        )
+    }
+
+    /// Least toll of the place of `pair` being given to a wanted GPU instance; `None` when that
+    /// can't hold its compute instances at all.
+    fn toll_of_giving(&self, part: &Part, states: &[Vec<Vec<Slot>>], pair: usize, split: &Split) -> Option<Toll> {
+        let ends = states[part.pairs[pair].profile].iter().filter(|end| is_split(end, split));
+        if self.state >> pair & 1 == 0 {
+            return ends.map(|_| [0; 5]).next();
+        }
+        let standing = &self.standing[pair].compute;
+        ends.map(|end| {
+            let destroyed = || standing.iter().filter(|c| !end.contains(&c.slot));
+            // A GPU instance that a process is charged to takes no further compute instance either.
+            let only_adds = destroyed().count() == 0 && end.len() > standing.len();
+            let in_use = u32::from(only_adds && self.standing[pair].busy);
+            let toll = sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0]);
+            // Destroyed and made again at the same place: never better, but a way.
+            toll.min(self.toll_of_all(part, pair))
+        })
+        .min()
+    }
+
+    /// Least toll of handing out the places of `pairs` to the wanted not yet `served`.
+    fn hand_out(&self, part: &Part, tolls: &[Vec<Option<Toll>>], pairs: &[usize], served: u32) -> Option<Toll> {
+        let Some((pair, rest)) = pairs.split_first() else { return Some([0; 5]) };
+        let place = part.pairs[*pair];
+        let mut best: Option<Toll> = None;
+        for (n, (profile, start, split)) in self.wanted.iter().enumerate() {
+            let twin_waits =
+                (0..n).any(|m| served >> m & 1 == 0 && self.wanted[m] == (*profile, *start, split.clone()));
+            let suits = *profile == place.profile && start.is_none_or(|s| s == place.start);
+            if served >> n & 1 == 1 || twin_waits || !suits {
+                continue;
+            }
+            let Some(toll) = tolls[*pair][n] else { continue };
+            let Some(others) = self.hand_out(part, tolls, rest, served | 1 << n) else { continue };
+            best = best.into_iter().chain([sum(toll, others)]).min();
+        }
+        best
+    }
+
+    /// The best toll and what decides between equals; `None` when no way exists.
+    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
+        let toll = |pair| self.wanted.iter().map(move |(_, _, split)| self.toll_of_giving(part, states, pair, split));
+        let tolls: Vec<Vec<Option<Toll>>> = (0..part.pairs.len())
+            .map(|pair| {
+                let suits = |n: usize| self.wanted[n].0 == part.pairs[pair].profile;
+                toll(pair).enumerate().map(|(n, t)| if suits(n) { t } else { None }).collect()
+            })
+            .collect();
+        let finals = &part.by_multiset[&self.multiset];
+        finals
+            .iter()
+            .filter_map(|n| {
+                let end = &part.states[*n];
+                let pairs: Vec<usize> = members(end.state).collect();
+                let mut toll = self.hand_out(part, &tolls, &pairs, 0)?;
+                for gone in members(self.state & !end.state) {
+                    toll = sum(toll, self.toll_of_all(part, gone));
+                }
+                Some((toll, Reverse(end.room), end.ranks.clone()))
+            })
+            .min()
+    }
+
+    /// Follows the plan step by step, checks the end, and says what it took.
+    fn carry_out(&self, part: &Part, plan: &Plan) -> Worth {
+        let mut state = self.state;
+        let mut slots: Vec<BTreeSet<Slot>> =
+            self.standing.iter().map(|s| s.compute.iter().map(|c| c.slot).collect()).collect();
+        let mut lost: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); part.pairs.len()];
+        let mut toll = [0; 5];
+        for step in &plan.steps {
+            match step {
+                Step::DestroyCompute { gi, ci, .. } => {
+                    let pair = pair_of(*gi);
+                    let standing = &self.standing[pair].compute[*ci as usize];
+                    assert!(slots[pair].remove(&standing.slot) && lost[pair].insert(*ci as usize), "{self:?}");
+                    toll = sum(toll, self.toll_of(pair, [standing].into_iter()));
+                }
+                Step::DestroyGpuInstance { gi, .. } => {
+                    let pair = pair_of(*gi);
+                    assert!(slots[pair].is_empty() && state >> pair & 1 == 1, "{self:?}");
+                    state &= !(1 << pair);
+                    lost[pair].clear();
+                    let own = u32::from(self.standing[pair].held);
+                    toll = sum(toll, [0, own, 1, 0, u32::from(part.pairs[pair].size)]);
+                    let standing = &self.standing[pair];
+                    assert!(!standing.busy, "{self:?}: in use");
+                }
+                Step::CreateGpuInstance { profile_id, placement, .. } => {
+                    state |= 1 << part.pair(*profile_id, placement.start, placement.size);
+                    assert!(part.index.contains_key(&state), "{self:?}: {state:x} can't be");
+                }
+                Step::CreateCompute { gi_placement, profile_id, placement, .. } => {
+                    let pair = members(state).find(|n| part.pairs[*n].start == gi_placement.start).unwrap();
+                    assert!(!self.standing[pair].busy, "{self:?}: in use");
+                    let profile = &part.model.gi_profiles[part.pairs[pair].profile];
+                    let of = profile.compute.iter().position(|c| c.id == *profile_id).unwrap();
+                    let (start, size) = match placement {
+                        Some(placement) => (placement.start, placement.size),
+                        None if profile.compute[of].placements.len() == 1 => profile.compute[of].placements[0],
+                        None => panic!("{self:?}: left to the driver where it matters"),
+                    };
+                    assert!(slots[pair].insert((of, start, size)), "{self:?}");
+                    let now: Vec<Slot> = slots[pair].iter().copied().collect();
+                    assert!(is_possible_compute(profile, &now), "{self:?}: {now:?} can't be");
+                }
+            }
+        }
+        toll[3] = lost.iter().map(|l| l.len() as u32).sum();
+        // Each wanted GPU instance is where the plan says, with just its compute instances.
+        let mut served = 0;
+        for ((profile, start, split), placement) in self.wanted.iter().zip(&plan.placements) {
+            let id = part.model.gi_profiles[*profile].id;
+            let pair = part.pair(id, placement.start, placement.size);
+            served |= 1 << pair;
+            assert!(start.is_none_or(|s| s == placement.start), "{self:?}");
+            assert!(is_split(&slots[pair].iter().copied().collect::<Vec<_>>(), split), "{self:?}: {slots:?}");
+        }
+        assert_eq!(served, state, "{self:?}");
+        let end = &part.states[part.index[&state]];
+        (toll, Reverse(end.room), end.ranks.clone())
+    }
+}
+
+/// Whether compute instances are just those that a split wants.
+fn is_split(end: &[Slot], split: &Split) -> bool {
+    let mut left: Vec<Slot> = end.to_vec();
+    // Those with a fixed start first: the others take any.
+    let mut wants: Vec<_> = split.clone();
+    wants.sort_by_key(|(_, start)| start.is_none());
+    for (profile, start) in wants {
+        match left.iter().position(|(p, s, _)| *p == profile && start.is_none_or(|start| start == *s)) {
+            Some(n) => left.swap_remove(n),
+            None => return false,
+        };
+    }
+    left.is_empty()
+}
+
+/// Compares so many samples of one part.
+pub(crate) fn sample(key: &str, samples: usize, seed: u64) -> Tally {
+    let part = Part::of(key);
+    let geometry = Geometry::of_model(&part.model);
+    let states: Vec<Vec<Vec<Slot>>> = part.model.gi_profiles.iter().map(compute_states).collect();
+    let mut dice = Dice::new(seed);
+    let mut tally = Tally::default();
+    for _ in 0..samples {
+        let sample = Sample::roll(&part, &states, &mut dice);
+        let (instances, holds) = sample.instances(&part);
+        let target = sample.target(&part);
+        let best = sample.best(&part, &states);
+        match (best, plan_around(&geometry, &instances, &target, &holds)) {
+            (Some(best), Ok(plan)) => {
+                tally.planned += 1;
+                assert_eq!(sample.carry_out(&part, &plan), best, "{key}: {sample:?} {plan:?}");
+                assert_eq!(best.0[0], 0, "{key}: {sample:?}");
+            }
+            (Some((toll, ..)), Err(Refusal::Blocked { blockers })) => {
+                tally.blocked += 1;
+                assert_eq!(blockers.len() as u32, toll[0], "{key}: {sample:?}: {blockers:?}");
+                assert!(blockers.iter().all(|b| !b.holders.is_empty()), "{key}: {sample:?}");
+            }
+            (None, Err(refusal)) => {
+                tally.impossible += 1;
+                assert!(!matches!(refusal, Refusal::Blocked { .. }), "{key}: {sample:?}: {refusal:?}");
+            }
+            (oracle, planner) => panic!("{key}: {sample:?}: oracle {oracle:?}, planner {planner:?}"),
+        }
+    }
+    let splits: usize = states.iter().map(Vec::len).sum();
+    println!("{key}: {splits} compute states; {samples} samples: {tally:?}");
+    tally
+}

@@ -1,0 +1,154 @@
+//! GPU instances as wholes: the oracle's answer to one case, and the comparison with the planner's.
+
+use std::cmp::Reverse;
+
+use gpush_api::{GpuInstance, Refusal, Step};
+use gpush_core::geometry::Geometry;
+use gpush_core::plan::{Target, plan};
+
+use crate::part::{Multiset, Part, State, members, subsets};
+use crate::wire::{gi_of, pair_of};
+
+/// One case: what stands, what of it is in use, what is wanted, and which places are fixed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Case {
+    pub(crate) state: State,
+    pub(crate) busy: State,
+    pub(crate) multiset: Multiset,
+    pub(crate) fixed: State,
+}
+
+/// How much of the case space was seen, by outcome.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) planned: u64,
+    pub(crate) blocked: u64,
+    pub(crate) impossible: u64,
+}
+
+impl Tally {
+    pub(crate) fn all(self) -> u64 {
+        self.planned + self.blocked + self.impossible
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.planned += other.planned;
+        self.blocked += other.blocked;
+        self.impossible += other.impossible;
+    }
+}
+
+/// What the oracle says: the best final state, or how many instances in use stand in its way.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Final(State),
+    Blocked(u32),
+    Impossible,
+}
+
+/// Tries every final state; with `matchings`, also every choice of what to keep of it, even where
+/// keeping less makes no sense.
+fn verdict(part: &Part, case: Case, matchings: bool) -> Verdict {
+    let finals = part.by_multiset.get(&case.multiset).map_or(&[][..], Vec::as_slice);
+    let finals = || finals.iter().map(|n| &part.states[*n]).filter(|f| f.state & case.fixed == case.fixed);
+    let mut best: Option<(_, State)> = None;
+    for end in finals().filter(|f| f.state & case.busy == case.busy) {
+        let most_kept = case.state & end.state;
+        let spare = if matchings { most_kept & !case.busy } else { 0 };
+        for not_kept in subsets(spare) {
+            let destroyed = case.state & !(most_kept & !not_kept);
+            let worth =
+                (destroyed.count_ones(), part.slices(destroyed), Reverse(end.room), &end.ranks, not_kept.count_ones());
+            if best.as_ref().is_none_or(|(worth_of_best, _)| worth < *worth_of_best) {
+                best = Some((worth, end.state));
+            }
+        }
+    }
+    match best {
+        Some(((.., not_kept), state)) => {
+            assert_eq!(not_kept, 0, "keeping less is never better");
+            Verdict::Final(state)
+        }
+        None => {
+            finals().map(|f| (case.busy & !f.state).count_ones()).min().map_or(Verdict::Impossible, Verdict::Blocked)
+        }
+    }
+}
+
+/// Asks both and compares: same feasibility, same optimum, and steps that can be carried out.
+pub(crate) fn compare(
+    part: &Part,
+    geometry: &Geometry,
+    instances: &[GpuInstance],
+    target: &Target,
+    case: Case,
+    matchings: bool,
+    tally: &mut Tally,
+) -> State {
+    match (verdict(part, case, matchings), plan(geometry, instances, target)) {
+        (Verdict::Final(end), Ok(plan)) => {
+            tally.planned += 1;
+            let carried_out = carry_out(part, case, &plan.steps);
+            assert_eq!(carried_out, end, "{}: another final state: {case:x?}", part.model.key);
+            assert!(members(case.state & end).all(|n| plan.keeps.contains(&gi_of(n))), "{case:x?}");
+            assert_eq!(plan.keeps.len() as u32, (case.state & end).count_ones(), "{case:x?}");
+            end
+        }
+        (Verdict::Blocked(fewest), Err(Refusal::Blocked { blockers })) => {
+            tally.blocked += 1;
+            assert_eq!(blockers.len() as u32, fewest, "{}: not the fewest: {case:x?}", part.model.key);
+            let named: State = blockers.iter().map(|b| 1 << pair_of(b.gi)).sum();
+            assert_eq!(named & !case.busy, 0, "{case:x?}");
+            assert!(blockers.iter().all(|b| !b.holders.is_empty()));
+            let idle = Case { busy: case.busy & !named, ..case };
+            assert!(matches!(verdict(part, idle, false), Verdict::Final(_)), "{case:x?}: still blocked");
+            case.state
+        }
+        (Verdict::Impossible, Err(refusal)) => {
+            tally.impossible += 1;
+            assert!(!matches!(refusal, Refusal::Blocked { .. }), "{case:x?}: {refusal:?}");
+            case.state
+        }
+        (oracle, planner) => panic!("{}: {case:x?}: oracle {oracle:x?}, planner {planner:?}", part.model.key),
+    }
+}
+
+/// Follows the steps; every state on the way must be one that the part can be in, and nothing in
+/// use, and nothing that the end has, may be destroyed.
+fn carry_out(part: &Part, case: Case, steps: &[Step]) -> State {
+    let mut state = case.state;
+    // GPU instances that have their compute instance.
+    let mut whole = case.state;
+    let mut created = 0;
+    for step in steps {
+        match step {
+            Step::DestroyCompute { gi, ci, .. } => {
+                assert_eq!((*ci, whole >> pair_of(*gi) & 1), (0, 1), "{case:x?}");
+                assert_eq!(case.busy >> pair_of(*gi) & 1, 0, "{case:x?}: in use");
+                whole &= !(1 << pair_of(*gi));
+            }
+            Step::DestroyGpuInstance { gi, .. } => {
+                let bit = 1 << pair_of(*gi);
+                assert!(state & bit != 0 && whole & bit == 0 && created == 0, "{case:x?}");
+                state &= !bit;
+            }
+            Step::CreateGpuInstance { profile_id, placement, .. } => {
+                let bit = 1 << part.pair(*profile_id, placement.start, placement.size);
+                assert!(state & bit == 0, "{case:x?}");
+                state |= bit;
+                created |= bit;
+                assert!(part.index.contains_key(&state), "{case:x?}: {state:x} can't be");
+            }
+            Step::CreateCompute { gi_placement, profile, placement, .. } => {
+                let pair = members(created).find(|n| part.pairs[*n].start == gi_placement.start).unwrap();
+                assert_eq!(*profile, part.model.gi_profiles[part.pairs[pair].profile].name);
+                assert!(placement.is_none() && whole >> pair & 1 == 0, "{case:x?}");
+                whole |= 1 << pair;
+            }
+        }
+    }
+    assert_eq!(whole, state, "{case:x?}: every GPU instance has its compute instance");
+    // Nothing is destroyed in order to be made again.
+    assert_eq!(created & case.state, 0, "{case:x?}");
+    state
+}

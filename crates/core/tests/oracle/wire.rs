@@ -1,0 +1,80 @@
+//! Between the oracle's sets and the planner's types.
+
+use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind};
+use gpush_core::plan::{Target, Wanted, WantedCompute};
+
+use crate::part::{Multiset, Part, State, members, profiles};
+
+/// Id of the GPU instance that stands at a pair: anything, as long as it is not the placement.
+pub(crate) fn gi_of(pair: usize) -> u32 {
+    100 + pair as u32
+}
+
+/// The pair at which the GPU instance with this id stands.
+pub(crate) fn pair_of(gi: u32) -> usize {
+    gi as usize - 100
+}
+
+pub(crate) fn process(pid: u32) -> Process {
+    Process {
+        pid: Some(pid),
+        uid: Some(1000),
+        user: None,
+        command: None,
+        kind: ProcessKind::Compute,
+        memory_mib: Some(100),
+    }
+}
+
+/// The instances of a state, each with one compute instance that takes all of it; those of `busy`
+/// with a process.
+pub(crate) fn instances(part: &Part, state: State, busy: State) -> Vec<GpuInstance> {
+    members(state)
+        .map(|n| {
+            let pair = part.pairs[n];
+            let profile = &part.model.gi_profiles[pair.profile];
+            let whole = profile.compute.iter().find(|c| c.name == profile.name).unwrap();
+            GpuInstance {
+                id: gi_of(n),
+                profile_id: profile.id,
+                profile: profile.name.clone(),
+                placement: Placement { start: pair.start, size: pair.size },
+                memory: None,
+                compute: vec![ComputeInstance {
+                    id: 0,
+                    profile_id: whole.id,
+                    profile: whole.name.clone(),
+                    placement: Some(Placement { start: whole.placements[0].0, size: whole.placements[0].1 }),
+                    uuid: None,
+                    processes: if busy >> n & 1 == 1 { vec![process(1)] } else { Vec::new() },
+                }],
+                processes: Vec::new(),
+            }
+        })
+        .collect()
+}
+
+/// The target of a multiset, `fixed` pairs explicit, the rest anywhere.
+pub(crate) fn target(part: &Part, multiset: Multiset, fixed: State) -> Target {
+    let mut fixed: Vec<usize> = members(fixed).collect();
+    let instances = profiles(multiset)
+        .map(|p| {
+            let profile = &part.model.gi_profiles[p];
+            let whole = profile.compute.iter().find(|c| c.name == profile.name).unwrap();
+            let at = fixed.iter().position(|n| part.pairs[*n].profile == p).map(|n| part.pairs[fixed.swap_remove(n)]);
+            Wanted {
+                profile_id: profile.id,
+                at: at.map(|pair| Placement { start: pair.start, size: pair.size }),
+                compute: vec![WantedCompute {
+                    profile_id: whole.id,
+                    at: None,
+                    share: None,
+                    profile: whole.name.clone(),
+                }],
+                profile: profile.name.clone(),
+            }
+        })
+        .collect();
+    assert!(fixed.is_empty());
+    Target { instances }
+}

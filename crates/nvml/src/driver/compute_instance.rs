@@ -1,0 +1,207 @@
+//! Compute instances of a GPU instance, and the MIG devices that they are.
+//!
+//! The MIG device's handle is taken from the compute instance's info: a search by UUID was seen
+//! to take seconds under concurrency, and the MIG index shifts with every change.
+
+use gpush_api::{ComputeInstance, Memory, Placement};
+use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
+
+use super::{Gpu, profiles::placement, wrapped};
+use crate::error::{DriverError, ErrorKind};
+
+/// Ids swept: a GPU instance holds at most 8, numbered from the lowest free.
+const IDS: u32 = 8;
+
+/// A GPU instance by handle.
+#[derive(Debug, Clone)]
+pub struct OpenGpuInstance<'d> {
+    pub(super) gpu: Gpu<'d>,
+    pub(super) handle: nvmlGpuInstance_t,
+    /// GPU instance id.
+    pub id: u32,
+    /// Profile id.
+    pub profile_id: u32,
+    /// Placement in memory slices.
+    pub placement: Placement,
+}
+
+/// A compute instance by handle.
+#[derive(Debug, Clone)]
+pub struct OpenComputeInstance<'d> {
+    gpu: Gpu<'d>,
+    handle: nvmlComputeInstance_t,
+    pub(super) device: nvmlDevice_t,
+    gi: u32,
+    /// Compute instance id.
+    pub id: u32,
+    /// Profile id.
+    pub profile_id: u32,
+    /// Placement in compute slots, when the driver tells.
+    pub placement: Option<Placement>,
+}
+
+impl<'d> OpenGpuInstance<'d> {
+    /// All compute instances, by id.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn compute_instances(&self) -> Result<Vec<OpenComputeInstance<'d>>, DriverError> {
+        (0..IDS).filter_map(|id| self.find_compute_instance(id).transpose()).collect()
+    }
+
+    /// The compute instance of an id; `None` when there is none.
+    ///
+    /// # Errors
+    /// Those of the calls, but not `NotFound`.
+    pub fn find_compute_instance(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
+        let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
+        // SAFETY: the GPU instance's handle is of this session; the call writes one pointer.
+        let result =
+            unsafe { nvml!(self.gpu.driver, nvmlGpuInstanceGetComputeInstanceById(self.handle, id, &raw mut handle)) };
+        match result.and_then(|()| self.open(handle)) {
+            Ok(instance) => Ok(Some(instance)),
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) => Ok(None),
+            Err(error) => Err(error.on(&self.gpu.uuid)),
+        }
+    }
+
+    fn open(&self, handle: nvmlComputeInstance_t) -> Result<OpenComputeInstance<'d>, DriverError> {
+        // SAFETY: a struct of integers and pointers, for which zeroes are a value.
+        let mut info: sys::nvmlComputeInstanceInfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        let told = match unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo_v2(handle, &raw mut info)) } {
+            Ok(()) => true,
+            Err(error) if error.kind == ErrorKind::MissingSymbol => {
+                // SAFETY: the first form writes the same struct without its placement.
+                unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceGetInfo(handle, &raw mut info)) }?;
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(OpenComputeInstance {
+            gpu: self.gpu.clone(),
+            handle,
+            device: info.device,
+            gi: self.id,
+            id: info.id,
+            profile_id: info.profileId,
+            placement: told.then(|| placement(info.placement.start, info.placement.size)),
+        })
+    }
+
+    /// Creates a compute instance and reads it back. A placement's start is the caller's; its
+    /// size is the driver's, which on newer parts reserves more slots than the profile has slices.
+    ///
+    /// # Errors
+    /// Those of the calls; `NotReflected` when reading back shows something else.
+    pub fn create_compute_instance(
+        &self,
+        profile_id: u32,
+        at: Option<Placement>,
+    ) -> Result<OpenComputeInstance<'d>, DriverError> {
+        let at = match at {
+            Some(wanted) => Some(self.sized(profile_id, wanted)?),
+            None => None,
+        };
+        let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
+        let (function, result) = if let Some(at) = at {
+            let wanted = sys::nvmlComputeInstancePlacement_t { start: at.start.into(), size: at.size.into() };
+            // SAFETY: `wanted` is read and `handle` written within the call.
+            let result = unsafe {
+                nvml!(
+                    self.gpu.driver,
+                    nvmlGpuInstanceCreateComputeInstanceWithPlacement(
+                        self.handle,
+                        profile_id,
+                        &raw const wanted,
+                        &raw mut handle
+                    )
+                )
+            };
+            ("nvmlGpuInstanceCreateComputeInstanceWithPlacement", result)
+        } else {
+            // SAFETY: the call writes one pointer.
+            let result = unsafe {
+                nvml!(self.gpu.driver, nvmlGpuInstanceCreateComputeInstance(self.handle, profile_id, &raw mut handle))
+            };
+            ("nvmlGpuInstanceCreateComputeInstance", result)
+        };
+        let uuid = &self.gpu.uuid;
+        result.map_err(|e| e.on(uuid).detail(format!("profile {profile_id} in GPU instance {}", self.id)))?;
+        let unseen = |what: String| DriverError::new(ErrorKind::NotReflected, function).on(uuid).detail(what);
+        let made = self.open(handle).map_err(|e| unseen(e.to_string()))?;
+        let instance = self
+            .find_compute_instance(made.id)?
+            .ok_or_else(|| unseen(format!("compute instance {} of GPU instance {} is not found", made.id, self.id)))?;
+        let placed = at.is_none_or(|at| instance.placement.is_none_or(|p| p.start == at.start));
+        if instance.profile_id == profile_id && placed {
+            return Ok(instance);
+        }
+        Err(unseen(format!("compute instance {} has profile {} instead", instance.id, instance.profile_id)))
+    }
+
+    fn sized(&self, profile_id: u32, wanted: Placement) -> Result<Placement, DriverError> {
+        let possible = self.compute_placements(profile_id).map_err(|e| e.on(&self.gpu.uuid))?;
+        Ok(possible.into_iter().find(|p| p.start == wanted.start).unwrap_or(wanted))
+    }
+
+    /// Destroys a compute instance and sees it gone.
+    ///
+    /// # Errors
+    /// Those of the calls; `NotReflected` when it is still found.
+    pub fn destroy_compute_instance(&self, id: u32) -> Result<(), DriverError> {
+        let name = format!("compute instance {id} of GPU instance {}", self.id);
+        let uuid = &self.gpu.uuid;
+        let instance = self.find_compute_instance(id)?.ok_or_else(|| {
+            DriverError::new(ErrorKind::NotFound, "nvmlGpuInstanceGetComputeInstanceById").on(uuid).detail(&name)
+        })?;
+        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        unsafe { nvml!(self.gpu.driver, nvmlComputeInstanceDestroy(instance.handle)) }
+            .map_err(|e| e.on(uuid).detail(&name))?;
+        if self.find_compute_instance(id)?.is_none() {
+            return Ok(());
+        }
+        Err(DriverError::new(ErrorKind::NotReflected, "nvmlComputeInstanceDestroy")
+            .on(uuid)
+            .detail(format!("{name} is still found")))
+    }
+}
+
+impl OpenComputeInstance<'_> {
+    /// `MIG-<uuid>` of the MIG device; `None` when the driver gives no device.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn uuid(&self) -> Result<Option<String>, DriverError> {
+        if self.device.is_null() {
+            return Ok(None);
+        }
+        self.gpu.driver.device(self.device).uuid().map(Some).map_err(wrapped("nvmlDeviceGetUUID")).map_err(|e| {
+            e.on(&self.gpu.uuid).detail(format!("compute instance {} of GPU instance {}", self.id, self.gi))
+        })
+    }
+
+    /// Memory of the MIG device, which it shares with its GPU instance.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn memory(&self) -> Result<Option<Memory>, DriverError> {
+        if self.device.is_null() {
+            return Ok(None);
+        }
+        self.gpu.memory_of(self.device).map(Some)
+    }
+
+    /// As the API shows it, with `profile` for its name and without processes.
+    #[must_use]
+    pub fn describe(&self, profile: String, uuid: Option<String>) -> ComputeInstance {
+        ComputeInstance {
+            id: self.id,
+            profile_id: self.profile_id,
+            profile,
+            placement: self.placement,
+            uuid,
+            processes: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Compute instance profiles. NVML tells them of an existing GPU instance only, yet a plan needs
+//! them before there is one. So what a driver has told once is remembered by GPU instance
+//! profile, and until then [`expected`] stands in: the rule that every recorded part follows.
+//!
+//! The rule decides names and counts. Where compute instances really go is the driver's to say:
+//! creation asks it again (see `compute_instance`).
+
+use gpush_api::{Architecture, ComputeProfile, GpuProfile, Placement};
+use nvml_wrapper_sys::bindings as sys;
+
+use super::{
+    compute_instance::OpenGpuInstance,
+    names, narrow,
+    profiles::{ask_older, given, no_such_profile, placement, version},
+};
+use crate::error::DriverError;
+
+/// Enum indexes asked for. NVML 13 has 9.
+const INDEXES: u32 = 16;
+
+/// Compute slices by enum index, of the profiles that the parts so far have.
+const SLICES: [(u32, u8); 5] = [
+    (sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE, 1),
+    (sys::NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 2),
+    (sys::NVML_COMPUTE_INSTANCE_PROFILE_3_SLICE, 3),
+    (sys::NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE, 4),
+    (sys::NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE, 7),
+];
+
+/// What `profile` will offer, by rule: spans start at multiples of their size rounded up to a power of
+/// two, and from Hopper on they take that much; three slices are offered where they are all there is, or in seven; streaming
+/// multiprocessors are those of the GPU instance profile of as many slices.
+pub(super) fn expected(profile: &GpuProfile, all: &[GpuProfile], architecture: Architecture) -> Vec<ComputeProfile> {
+    let aligned = match architecture {
+        Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => true,
+        Architecture::Legacy
+        | Architecture::Volta
+        | Architecture::Turing
+        | Architecture::Ampere
+        | Architecture::Ada => false,
+    };
+    let whole = profile.slices;
+    SLICES
+        .iter()
+        .filter(|(_, slices)| *slices == whole || *slices < whole && (*slices != 3 || whole == 7))
+        .map(|(index, slices)| {
+            // One slice with the memory of two, on Hopper and later, has a profile of its own.
+            let widened = aligned && profile.index == sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2;
+            let index = if widened { sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 } else { *index };
+            let step = slices.next_power_of_two();
+            let size = if aligned { step } else { *slices };
+            let placements: Vec<_> = (0..whole)
+                .step_by(usize::from(step))
+                .filter(|start| start + slices <= whole)
+                .map(|start| Placement { start, size })
+                .collect();
+            ComputeProfile {
+                name: names::compute_profile(*slices, whole, &profile.name),
+                id: index,
+                index,
+                slices: *slices,
+                max: narrow(u32::try_from(placements.len()).unwrap_or(u32::MAX), u8::MAX),
+                sm: if *slices == whole { profile.sm } else { of_slices(all, *slices).unwrap_or_default() },
+                placements,
+            }
+        })
+        .collect()
+}
+
+fn of_slices(all: &[GpuProfile], slices: u8) -> Option<u32> {
+    all.iter().filter(|p| p.slices == slices).min_by_key(|p| p.index).map(|p| p.sm)
+}
+
+impl OpenGpuInstance<'_> {
+    /// What the driver offers in this GPU instance, whose profile is named `gpu_profile`.
+    ///
+    /// # Errors
+    /// Those of the calls, but not "no such profile".
+    pub fn compute_profiles(&self, gpu_profile: &GpuProfile) -> Result<Vec<ComputeProfile>, DriverError> {
+        let mut profiles = Vec::new();
+        for index in 0..INDEXES {
+            match self.compute_figures(index) {
+                Ok((mut profile, name)) => {
+                    profile.name = name.unwrap_or_else(|| {
+                        names::compute_profile(profile.slices, gpu_profile.slices, &gpu_profile.name)
+                    });
+                    profile.placements = self.compute_placements(profile.id)?;
+                    profiles.push(profile);
+                }
+                Err(error) if no_such_profile(&error) => {}
+                Err(error) => return Err(error.detail(format!("compute instance profile index {index}"))),
+            }
+        }
+        profiles.sort_by_key(|p| (p.slices, p.index));
+        Ok(profiles)
+    }
+
+    fn compute_figures(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
+        match self.compute_figures_v3(index) {
+            Err(error) if ask_older(&error) => match self.compute_figures_v2(index) {
+                Err(error) if ask_older(&error) => self.compute_figures_v1(index),
+                other => other,
+            },
+            other => other,
+        }
+    }
+
+    fn compute_figures_v3(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
+        // SAFETY: a struct of integers, for which zeroes are a value.
+        let mut info: sys::nvmlComputeInstanceProfileInfo_v3_t = unsafe { std::mem::zeroed() };
+        info.version = version::<sys::nvmlComputeInstanceProfileInfo_v3_t>(3);
+        let pointer = (&raw mut info).cast::<sys::nvmlComputeInstanceProfileInfo_v2_t>();
+        let engines = sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
+        // SAFETY: the version word tells the driver which struct the pointer leads to.
+        unsafe {
+            nvml!(self.gpu.driver, nvmlGpuInstanceGetComputeInstanceProfileInfoV(self.handle, index, engines, pointer))
+        }?;
+        let figures = (info.id, info.sliceCount, info.instanceCount, info.multiprocessorCount);
+        Ok((bare(index, figures), given(&info.name)))
+    }
+
+    fn compute_figures_v2(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
+        // SAFETY: as above.
+        let mut info: sys::nvmlComputeInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
+        info.version = version::<sys::nvmlComputeInstanceProfileInfo_v2_t>(2);
+        let engines = sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
+        // SAFETY: as above.
+        unsafe {
+            nvml!(
+                self.gpu.driver,
+                nvmlGpuInstanceGetComputeInstanceProfileInfoV(self.handle, index, engines, &raw mut info)
+            )
+        }?;
+        let figures = (info.id, info.sliceCount, info.instanceCount, info.multiprocessorCount);
+        Ok((bare(index, figures), given(&info.name)))
+    }
+
+    fn compute_figures_v1(&self, index: u32) -> Result<(ComputeProfile, Option<String>), DriverError> {
+        // SAFETY: as above.
+        let mut info: sys::nvmlComputeInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
+        let engines = sys::NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED;
+        // SAFETY: the struct is the one that this call fills.
+        unsafe {
+            nvml!(
+                self.gpu.driver,
+                nvmlGpuInstanceGetComputeInstanceProfileInfo(self.handle, index, engines, &raw mut info)
+            )
+        }?;
+        let figures = (info.id, info.sliceCount, info.instanceCount, info.multiprocessorCount);
+        Ok((bare(index, figures), None))
+    }
+
+    /// Possible placements of a compute instance profile, in compute slots. Empty when the
+    /// library is too old to tell.
+    pub(super) fn compute_placements(&self, profile_id: u32) -> Result<Vec<Placement>, DriverError> {
+        use super::profiles::fits;
+        use crate::error::ErrorKind;
+        let mut list = [sys::nvmlComputeInstancePlacement_t { start: 0, size: 0 }; 64];
+        let mut count = 0;
+        // SAFETY: a null list asks for the number of entries only.
+        let how_many = unsafe {
+            nvml!(
+                self.gpu.driver,
+                nvmlGpuInstanceGetComputeInstancePossiblePlacements(
+                    self.handle,
+                    profile_id,
+                    std::ptr::null_mut(),
+                    &raw mut count
+                )
+            )
+        };
+        match how_many {
+            Ok(()) => fits(count, "nvmlGpuInstanceGetComputeInstancePossiblePlacements")?,
+            Err(error) if matches!(error.kind, ErrorKind::MissingSymbol | ErrorKind::NotSupported) => {
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error),
+        }
+        let entries = list.as_mut_ptr();
+        // SAFETY: the list has room for `count` entries, as checked.
+        unsafe {
+            nvml!(
+                self.gpu.driver,
+                nvmlGpuInstanceGetComputeInstancePossiblePlacements(self.handle, profile_id, entries, &raw mut count)
+            )
+        }?;
+        Ok(list.iter().take(count as usize).map(|p| placement(p.start, p.size)).collect())
+    }
+}
+
+fn bare(index: u32, (id, slices, max, sm): (u32, u32, u32, u32)) -> ComputeProfile {
+    ComputeProfile {
+        name: String::new(),
+        id,
+        index,
+        slices: narrow(slices, u8::MAX),
+        max: narrow(max, u8::MAX),
+        sm,
+        placements: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpush_api::Engines;
+
+    fn api_profiles(model: &gpush_geometry::Model) -> Vec<GpuProfile> {
+        model
+            .gi_profiles
+            .iter()
+            .map(|p| GpuProfile {
+                name: p.name.clone(),
+                id: p.id,
+                index: p.index,
+                slices: p.slices,
+                max: p.max,
+                remaining: None,
+                memory_mib: p.memory_mib,
+                sm: p.sm,
+                engines: Engines::default(),
+                gfx: p.gfx,
+                placements: Vec::new(),
+                compute: Vec::new(),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_rule_gives_the_compute_profiles_of_every_known_part() {
+        let (mut tried, mut wrong) = (0, Vec::new());
+        for key in gpush_geometry::KEYS {
+            let model = gpush_geometry::model(key).unwrap();
+            let architecture = match model.architecture {
+                gpush_geometry::Architecture::Turing => Architecture::Turing,
+                gpush_geometry::Architecture::Ampere => Architecture::Ampere,
+                gpush_geometry::Architecture::Ada => Architecture::Ada,
+                gpush_geometry::Architecture::Hopper => Architecture::Hopper,
+                gpush_geometry::Architecture::Blackwell => Architecture::Blackwell,
+            };
+            let all = api_profiles(&model);
+            for (known, profile) in model.gi_profiles.iter().zip(&all) {
+                let told: Vec<_> = known
+                    .compute
+                    .iter()
+                    .map(|c| {
+                        let spans: Vec<_> =
+                            c.placements.iter().map(|(start, size)| Placement { start: *start, size: *size }).collect();
+                        (c.name.clone(), c.id, c.index, c.slices, c.max, c.sm, spans)
+                    })
+                    .collect();
+                let ours: Vec<_> = expected(profile, &all, architecture)
+                    .into_iter()
+                    .map(|c| (c.name, c.id, c.index, c.slices, c.max, c.sm, c.placements))
+                    .collect();
+                tried += 1;
+                if told != ours {
+                    wrong.push(format!("{key} {}:\n  told {told:?}\n  rule {ours:?}", profile.name));
+                }
+            }
+        }
+        println!("{tried} GPU instance profiles, {} differ", wrong.len());
+        assert!(tried > 100);
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}

@@ -1,0 +1,103 @@
+//! Events that the driver reports by itself: Xid errors and MIG configuration changes, with the
+//! instances that they concern, which nvml-wrapper's own wait leaves out.
+
+use std::time::Duration;
+
+use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlEventSet_t};
+
+use super::{Driver, Gpu};
+use crate::{
+    error::{DriverError, ErrorKind},
+    reading::{Event, EventKind},
+};
+
+/// MIG configuration changed; nvml-wrapper-sys does not name it.
+const MIG_CONFIG_CHANGED: u64 = 0x100;
+
+/// Events of one or more GPUs. Being registered holds the GPUs open.
+#[derive(Debug)]
+pub struct EventSet<'d> {
+    driver: &'d Driver,
+    set: nvmlEventSet_t,
+    registered: Vec<(nvmlDevice_t, String)>,
+}
+
+// SAFETY: NVML may be called from any thread, and a set is one thread's at a time: it is not Sync.
+unsafe impl Send for EventSet<'_> {}
+
+impl Driver {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub fn event_set(&self) -> Result<EventSet<'_>, DriverError> {
+        let mut set: nvmlEventSet_t = std::ptr::null_mut();
+        // SAFETY: the call writes one pointer.
+        unsafe { nvml!(self, nvmlEventSetCreate(&raw mut set)) }?;
+        Ok(EventSet { driver: self, set, registered: Vec::new() })
+    }
+}
+
+impl<'d> EventSet<'d> {
+    /// Listens to those of the two kinds that the GPU can report; `false` when it can't report
+    /// either.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn register(&mut self, gpu: &Gpu<'d>) -> Result<bool, DriverError> {
+        let mut supported = 0;
+        // SAFETY: the call writes one integer.
+        unsafe { nvml!(self.driver, nvmlDeviceGetSupportedEventTypes(gpu.handle, &raw mut supported)) }
+            .map_err(|e| e.on(&gpu.uuid))?;
+        let wanted = supported & (u64::from(sys::nvmlEventTypeXidCriticalError) | MIG_CONFIG_CHANGED);
+        if wanted == 0 {
+            return Ok(false);
+        }
+        // SAFETY: the set is open until drop.
+        unsafe { nvml!(self.driver, nvmlDeviceRegisterEvents(gpu.handle, wanted, self.set)) }
+            .map_err(|e| e.on(&gpu.uuid))?;
+        self.registered.push((gpu.handle, gpu.uuid.clone()));
+        Ok(true)
+    }
+
+    /// The next event, or `None` when none came in time.
+    ///
+    /// # Errors
+    /// Those of the call, but not its timeout.
+    pub fn wait(&self, timeout: Duration) -> Result<Option<Event>, DriverError> {
+        // SAFETY: a struct of integers and a pointer, for which zeroes are a value.
+        let mut data: sys::nvmlEventData_t = unsafe { std::mem::zeroed() };
+        let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        // SAFETY: the set is open until drop; the call writes one struct.
+        match unsafe { nvml!(self.driver, nvmlEventSetWait_v2(self.set, &raw mut data, milliseconds)) } {
+            Ok(()) => Ok(Some(self.event(&data))),
+            Err(error) if error.kind == ErrorKind::Timeout => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn event(&self, data: &sys::nvmlEventData_t) -> Event {
+        let known = self.registered.iter().find(|(handle, _)| *handle == data.device);
+        let uuid = match known {
+            Some((_, uuid)) => uuid.clone(),
+            None => self.driver.device(data.device).uuid().unwrap_or_default(),
+        };
+        let kind = if data.eventType & u64::from(sys::nvmlEventTypeXidCriticalError) != 0 {
+            EventKind::Xid(data.eventData)
+        } else if data.eventType & MIG_CONFIG_CHANGED != 0 {
+            EventKind::MigConfigChanged
+        } else {
+            EventKind::Other(data.eventType)
+        };
+        let id = |id: u32| (id != u32::MAX).then_some(id);
+        Event { uuid, kind, gi: id(data.gpuInstanceId), ci: id(data.computeInstanceId) }
+    }
+}
+
+impl Drop for EventSet<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the set was created by this session, which outlives it. Its result is of no
+        // consequence: the set is not used again.
+        let _ = unsafe { nvml!(self.driver, nvmlEventSetFree(self.set)) };
+    }
+}

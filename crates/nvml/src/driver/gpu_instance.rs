@@ -1,0 +1,156 @@
+//! GPU instances: listing, creating at a placement, destroying, each read back.
+//!
+//! NVML lists instances by profile, so one of a profile that this build does not know would stay
+//! unseen, and a plan would run into it. Therefore ids are swept too: they are physical slots,
+//! 0 to 14.
+
+use gpush_api::Placement;
+use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
+
+use super::{Gpu, compute_instance::OpenGpuInstance, profiles::placement};
+use crate::error::{DriverError, ErrorKind};
+
+/// Ids swept: one past the largest that NVIDIA's numbering has.
+const IDS: u32 = 15;
+
+impl<'d> Gpu<'d> {
+    /// All GPU instances, by id, those of unknown profiles included. `profile_ids` are the known
+    /// ones.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn gpu_instances(&self, profile_ids: &[u32]) -> Result<Vec<OpenGpuInstance<'d>>, DriverError> {
+        let mut found: Vec<OpenGpuInstance<'d>> = Vec::new();
+        for profile_id in profile_ids {
+            for handle in self.handles(*profile_id)? {
+                let instance = self.open(handle)?;
+                if found.iter().all(|known| known.id != instance.id) {
+                    found.push(instance);
+                }
+            }
+        }
+        for id in 0..IDS {
+            if found.iter().any(|known| known.id == id) {
+                continue;
+            }
+            if let Some(instance) = self.find_gpu_instance(id)? {
+                found.push(instance);
+            }
+        }
+        found.sort_by_key(|instance| instance.id);
+        Ok(found)
+    }
+
+    fn handles(&self, profile_id: u32) -> Result<Vec<nvmlGpuInstance_t>, DriverError> {
+        let mut list: [nvmlGpuInstance_t; 64] = [std::ptr::null_mut(); 64];
+        let mut count = 0;
+        // SAFETY: the list has room for 64; a GPU holds at most 8 instances.
+        let result = unsafe {
+            nvml!(self.driver, nvmlDeviceGetGpuInstances(self.handle, profile_id, list.as_mut_ptr(), &raw mut count))
+        };
+        match result {
+            Ok(()) => Ok(list.into_iter().take(count as usize).collect()),
+            // A driver may refuse to list a profile that it describes, on a part without it.
+            Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::InvalidArgument) => Ok(Vec::new()),
+            Err(error) => Err(error.on(&self.uuid)),
+        }
+    }
+
+    /// The GPU instance of an id; `None` when there is none.
+    ///
+    /// # Errors
+    /// Those of the calls, but not `NotFound`.
+    pub fn find_gpu_instance(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
+        let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
+        // SAFETY: the call writes one pointer.
+        match unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceById(self.handle, id, &raw mut handle)) } {
+            Ok(()) => match self.open(handle) {
+                // Destroyed by somebody else between the two calls.
+                Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) => Ok(None),
+                other => other.map(Some),
+            },
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) => Ok(None),
+            Err(error) => Err(error.on(&self.uuid)),
+        }
+    }
+
+    /// The same, for callers that need it to be there.
+    pub(super) fn gpu_instance(&self, id: u32) -> Result<OpenGpuInstance<'d>, DriverError> {
+        self.find_gpu_instance(id)?.ok_or_else(|| {
+            DriverError::new(ErrorKind::NotFound, "nvmlDeviceGetGpuInstanceById")
+                .on(&self.uuid)
+                .detail(format!("GPU instance {id}"))
+        })
+    }
+
+    fn open(&self, handle: nvmlGpuInstance_t) -> Result<OpenGpuInstance<'d>, DriverError> {
+        // SAFETY: a struct of integers and a pointer, for which zeroes are a value.
+        let mut info: sys::nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        unsafe { nvml!(self.driver, nvmlGpuInstanceGetInfo(handle, &raw mut info)) }.map_err(|e| e.on(&self.uuid))?;
+        Ok(OpenGpuInstance {
+            gpu: self.clone(),
+            handle,
+            id: info.id,
+            profile_id: info.profileId,
+            placement: placement(info.placement.start, info.placement.size),
+        })
+    }
+
+    /// Creates a GPU instance of a profile at a placement, and reads it back: profile and
+    /// placement must be those asked for, and the driver must find it by its id.
+    ///
+    /// # Errors
+    /// Those of the calls; `NotReflected` when reading back shows something else.
+    pub fn create_gpu_instance(&self, profile_id: u32, at: Placement) -> Result<OpenGpuInstance<'d>, DriverError> {
+        let wanted = sys::nvmlGpuInstancePlacement_t { start: at.start.into(), size: at.size.into() };
+        let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
+        // SAFETY: `wanted` is read and `handle` written within the call.
+        unsafe {
+            nvml!(
+                self.driver,
+                nvmlDeviceCreateGpuInstanceWithPlacement(self.handle, profile_id, &raw const wanted, &raw mut handle)
+            )
+        }
+        .map_err(|e| e.on(&self.uuid).detail(format!("profile {profile_id} at {}:{}", at.start, at.size)))?;
+        let unseen = |what: String| {
+            DriverError::new(ErrorKind::NotReflected, "nvmlDeviceCreateGpuInstanceWithPlacement")
+                .on(&self.uuid)
+                .detail(what)
+        };
+        let made = self.open(handle).map_err(|e| unseen(e.to_string()))?;
+        let instance =
+            self.find_gpu_instance(made.id)?.ok_or_else(|| unseen(format!("GPU instance {} is not found", made.id)))?;
+        if instance.profile_id == profile_id && instance.placement == at {
+            return Ok(instance);
+        }
+        let (placement, profile) = (instance.placement, instance.profile_id);
+        Err(unseen(format!("profile {profile} at {}:{} is there instead", placement.start, placement.size)))
+    }
+
+    /// Destroys a compute instance and sees it gone.
+    ///
+    /// # Errors
+    /// `NotFound` when either instance is not there, else those of
+    /// [`OpenGpuInstance::destroy_compute_instance`].
+    pub fn destroy_compute_instance(&self, gi: u32, ci: u32) -> Result<(), DriverError> {
+        self.gpu_instance(gi)?.destroy_compute_instance(ci)
+    }
+
+    /// Destroys a GPU instance and sees it gone.
+    ///
+    /// # Errors
+    /// Those of the calls; `NotReflected` when it is still found.
+    pub fn destroy_gpu_instance(&self, id: u32) -> Result<(), DriverError> {
+        let instance = self.gpu_instance(id)?;
+        // SAFETY: `handle` came from this session; a stale one is refused by the driver.
+        unsafe { nvml!(self.driver, nvmlGpuInstanceDestroy(instance.handle)) }
+            .map_err(|e| e.on(&self.uuid).detail(format!("GPU instance {id}")))?;
+        if self.find_gpu_instance(id)?.is_none() {
+            return Ok(());
+        }
+        Err(DriverError::new(ErrorKind::NotReflected, "nvmlGpuInstanceDestroy")
+            .on(&self.uuid)
+            .detail(format!("GPU instance {id} is still found")))
+    }
+}

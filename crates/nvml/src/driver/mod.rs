@@ -1,0 +1,122 @@
+//! NVML in this process: a safe, complete MIG layer.
+//!
+//! nvml-wrapper loads the library, keeps the session and wraps what identifies a GPU. Instances
+//! are not wrapped there, and its `possible_placements` always answers with nothing, so all of
+//! MIG goes through the raw functions that it exposes. A function that the library lacks is an
+//! error of that call alone ([`ErrorKind::MissingSymbol`]); a profile index that the driver does
+//! not know is skipped.
+//!
+//! One file a subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a
+//! whole GPU, `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode`,
+//! `processes`, `events`, and `names` for drivers too old to name their profiles.
+#![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
+
+use nvml_wrapper::{Nvml, error::NvmlError};
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
+
+use crate::error::{DriverError, ErrorKind};
+
+/// Calls an NVML function that the loaded library may lack.
+macro_rules! nvml {
+    ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $driver.lib().$function.as_ref() {
+            Ok(function) => $crate::driver::returned(stringify!($function), function($($argument),*)),
+            Err(error) => Err($crate::driver::absent(stringify!($function), error)),
+        }
+    };
+}
+
+mod compute_instance;
+mod compute_profiles;
+mod events;
+mod gpu_instance;
+mod load;
+mod lookup;
+mod mode;
+mod names;
+mod processes;
+mod profiles;
+mod reading;
+mod system;
+
+pub use events::EventSet;
+pub use reading::ProfileCache;
+
+/// A loaded library with an open session. Dropping it closes the session.
+#[derive(Debug)]
+pub struct Driver {
+    nvml: Nvml,
+    library: String,
+    simulated: bool,
+}
+
+impl Driver {
+    fn lib(&self) -> &NvmlLib {
+        self.nvml.lib()
+    }
+
+    /// Whether the library is gpush's simulator.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.simulated
+    }
+}
+
+/// A GPU of an open session, by handle.
+#[derive(Debug, Clone)]
+pub struct Gpu<'d> {
+    driver: &'d Driver,
+    handle: nvmlDevice_t,
+    index: u32,
+    uuid: String,
+}
+
+impl Gpu<'_> {
+    /// `GPU-<uuid>`.
+    #[must_use]
+    pub fn uuid(&self) -> &str {
+        &self.uuid
+    }
+}
+
+fn returned(function: &str, code: u32) -> Result<(), DriverError> {
+    if code == 0 { Ok(()) } else { Err(DriverError::new(ErrorKind::from_code(code), function)) }
+}
+
+fn absent(function: &str, error: &impl std::fmt::Display) -> DriverError {
+    DriverError::new(ErrorKind::MissingSymbol, function).detail(error.to_string())
+}
+
+/// An error of nvml-wrapper's own functions as ours.
+fn wrapped(function: &'static str) -> impl FnOnce(NvmlError) -> DriverError {
+    move |error| match error {
+        NvmlError::FailedToLoadSymbol(text) => DriverError::new(ErrorKind::MissingSymbol, function).detail(text),
+        NvmlError::LibloadingError(error) => {
+            DriverError::new(ErrorKind::LibraryMissing, function).detail(error.to_string())
+        }
+        NvmlError::Utf8Error(_) | NvmlError::NulError(_) | NvmlError::StringTooLong { .. } => {
+            DriverError::new(ErrorKind::Garbled, function).detail(error.to_string())
+        }
+        other => {
+            let detail = other.to_string();
+            let kind = ErrorKind::from_code(other.into());
+            if kind == ErrorKind::Unknown {
+                DriverError::new(kind, function).detail(detail)
+            } else {
+                DriverError::new(kind, function)
+            }
+        }
+    }
+}
+
+/// A count or a figure of the driver in the width that we keep it in; one that does not fit is
+/// the largest of that width, which no capacity rule mistakes for room.
+fn narrow<T: TryFrom<u32>>(value: u32, largest: T) -> T {
+    T::try_from(value).unwrap_or(largest)
+}
+
+/// Text in a fixed C buffer, up to its first NUL.
+fn text(buffer: &[std::os::raw::c_char]) -> Option<String> {
+    let bytes: Vec<u8> = buffer.iter().take_while(|c| **c != 0).map(|c| c.to_ne_bytes()[0]).collect();
+    String::from_utf8(bytes).ok()
+}

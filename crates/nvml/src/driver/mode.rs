@@ -1,0 +1,63 @@
+//! MIG mode: reading it, and switching it without believing a bare success.
+
+use nvml_wrapper_sys::bindings as sys;
+
+use super::Gpu;
+use crate::{
+    error::{DriverError, ErrorKind},
+    reading::ModeChange,
+};
+
+/// MIG mode of a GPU that has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MigMode {
+    /// In force.
+    pub enabled: bool,
+    /// After the next reset.
+    pub pending: bool,
+}
+
+impl Gpu<'_> {
+    /// MIG mode; `None` on a part or a driver without MIG.
+    ///
+    /// # Errors
+    /// Those of the call, but not `NotSupported`.
+    pub fn mig_mode(&self) -> Result<Option<MigMode>, DriverError> {
+        let (mut current, mut pending) = (0, 0);
+        // SAFETY: the call writes two integers.
+        let result =
+            unsafe { nvml!(self.driver, nvmlDeviceGetMigMode(self.handle, &raw mut current, &raw mut pending)) };
+        match result {
+            Ok(()) => Ok(Some(MigMode {
+                enabled: current == sys::NVML_DEVICE_MIG_ENABLE,
+                pending: pending == sys::NVML_DEVICE_MIG_ENABLE,
+            })),
+            Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::MissingSymbol) => Ok(None),
+            Err(error) => Err(error.on(&self.uuid)),
+        }
+    }
+
+    /// Switches MIG mode. The call may succeed without effect: its activation status says why, and
+    /// the mode read back says what is.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn set_mig_mode(&self, enabled: bool) -> Result<ModeChange, DriverError> {
+        let wanted = if enabled { sys::NVML_DEVICE_MIG_ENABLE } else { sys::NVML_DEVICE_MIG_DISABLE };
+        let mut status = 0;
+        // SAFETY: the call writes one return code.
+        unsafe { nvml!(self.driver, nvmlDeviceSetMigMode(self.handle, wanted, &raw mut status)) }
+            .map_err(|e| e.on(&self.uuid))?;
+        let activation = (status != 0).then(|| {
+            DriverError::new(ErrorKind::from_code(status), "nvmlDeviceSetMigMode")
+                .on(&self.uuid)
+                .detail("activation status")
+        });
+        let mode = self.mig_mode()?.ok_or_else(|| {
+            DriverError::new(ErrorKind::Garbled, "nvmlDeviceGetMigMode")
+                .on(&self.uuid)
+                .detail("MIG mode was set, and now the GPU has none")
+        })?;
+        Ok(ModeChange { enabled: mode.enabled, pending: mode.pending, activation })
+    }
+}

@@ -1,0 +1,284 @@
+//! Who uses a GPU: the driver's three process lists, of the whole GPU and of its MIG devices.
+//!
+//! On a MIG-enabled GPU the parent's lists name GPU and compute instance of each process, when
+//! the caller may see that; the lists of a MIG device's own handle need no such right. Both are
+//! read and merged. Memory of a process is unknown under some drivers, never zero.
+
+use gpush_api::{Process, ProcessKind};
+use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t};
+
+use super::{Driver, Gpu};
+use crate::error::{DriverError, ErrorKind};
+
+/// What the driver writes where it has no figure.
+const NO_MEMORY: u64 = u64::MAX;
+
+/// Instance ids of a process that is in none.
+const NO_INSTANCE: u32 = u32::MAX;
+
+/// Rounds of growing the buffer before giving up: processes may start faster than we ask.
+const ROUNDS: u32 = 8;
+
+/// An entry of a process list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Process id.
+    pub(super) pid: u32,
+    /// List in which it was found.
+    pub(super) kind: ProcessKind,
+    /// Bytes in use, when the driver tells.
+    pub(super) memory: Option<u64>,
+    /// GPU instance, when it is in one.
+    pub(super) gi: Option<u32>,
+    /// Compute instance, when it is in one.
+    pub(super) ci: Option<u32>,
+}
+
+impl Entry {
+    /// As the API shows it; user and command are the agent's to find.
+    pub(super) fn describe(&self) -> Process {
+        Process {
+            pid: Some(self.pid),
+            uid: None,
+            user: None,
+            command: None,
+            kind: self.kind,
+            memory_mib: self.memory.map(|bytes| bytes >> 20),
+        }
+    }
+}
+
+impl Gpu<'_> {
+    /// The process lists of the GPU, or of one of its MIG devices.
+    ///
+    /// # Errors
+    /// Those of the calls; a list that the library or the part lacks is empty.
+    pub(super) fn processes(&self, of: nvmlDevice_t) -> Result<Vec<Entry>, DriverError> {
+        let mut all = Vec::new();
+        for kind in [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::MpsClient] {
+            match self.driver.process_list(of, kind) {
+                Ok(entries) => all.extend(entries),
+                Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::MissingSymbol) => {}
+                Err(error) => return Err(error.on(&self.uuid)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The GPU's own handle, for [`Self::processes`].
+    pub(super) fn own(&self) -> nvmlDevice_t {
+        self.handle
+    }
+}
+
+impl Driver {
+    fn process_list(&self, of: nvmlDevice_t, kind: ProcessKind) -> Result<Vec<Entry>, DriverError> {
+        let newest = grow(|count, buffer: *mut nvmlProcessInfo_v2_t| {
+            // SAFETY: the buffer has room for `count` entries of this version's struct.
+            unsafe {
+                match kind {
+                    ProcessKind::Compute => nvml!(self, nvmlDeviceGetComputeRunningProcesses_v3(of, count, buffer)),
+                    ProcessKind::Graphics => nvml!(self, nvmlDeviceGetGraphicsRunningProcesses_v3(of, count, buffer)),
+                    ProcessKind::MpsClient => {
+                        nvml!(self, nvmlDeviceGetMPSComputeRunningProcesses_v3(of, count, buffer))
+                    }
+                }
+            }
+        });
+        let second = match newest {
+            Err(error) if error.kind == ErrorKind::MissingSymbol => grow(|count, buffer: *mut nvmlProcessInfo_v2_t| {
+                // SAFETY: as above; the second version has the same struct.
+                unsafe {
+                    match kind {
+                        ProcessKind::Compute => nvml!(self, nvmlDeviceGetComputeRunningProcesses_v2(of, count, buffer)),
+                        ProcessKind::Graphics => {
+                            nvml!(self, nvmlDeviceGetGraphicsRunningProcesses_v2(of, count, buffer))
+                        }
+                        ProcessKind::MpsClient => {
+                            nvml!(self, nvmlDeviceGetMPSComputeRunningProcesses_v2(of, count, buffer))
+                        }
+                    }
+                }
+            }),
+            other => other,
+        };
+        match second {
+            Ok(list) => Ok(list.iter().map(|info| placed(info, kind)).collect()),
+            Err(error) if error.kind == ErrorKind::MissingSymbol => {
+                let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
+                    // SAFETY: the unversioned functions write the 16-byte first form, whatever
+                    // type the bindings give their pointer.
+                    unsafe {
+                        match kind {
+                            ProcessKind::Compute => {
+                                nvml!(self, nvmlDeviceGetComputeRunningProcesses(of, count, buffer))
+                            }
+                            ProcessKind::Graphics => {
+                                nvml!(self, nvmlDeviceGetGraphicsRunningProcesses(of, count, buffer))
+                            }
+                            ProcessKind::MpsClient => {
+                                nvml!(self, nvmlDeviceGetMPSComputeRunningProcesses(of, count, buffer))
+                            }
+                        }
+                    }
+                })?;
+                Ok(list.iter().map(|info| unplaced(info, kind)).collect())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Asks for a list whose length the driver tells: first with no room, then with what it wants
+/// and a little more, again when it has grown meanwhile.
+fn grow<T: Clone + Blank>(
+    mut ask: impl FnMut(*mut u32, *mut T) -> Result<(), DriverError>,
+) -> Result<Vec<T>, DriverError> {
+    let mut buffer: Vec<T> = Vec::new();
+    let mut last = None;
+    for _ in 0..ROUNDS {
+        let mut count = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+        let pointer = if buffer.is_empty() { std::ptr::null_mut() } else { buffer.as_mut_ptr() };
+        match ask(&raw mut count, pointer) {
+            Ok(()) => {
+                buffer.truncate(count as usize);
+                return Ok(buffer);
+            }
+            Err(error) if error.kind == ErrorKind::InsufficientSize => {
+                let room = (count as usize).max(buffer.len()) + 8;
+                buffer = vec![T::blank(); room];
+                last = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| DriverError::new(ErrorKind::InsufficientSize, "listing processes")))
+}
+
+/// The empty entry of a process list.
+trait Blank {
+    fn blank() -> Self;
+}
+
+impl Blank for nvmlProcessInfo_v1_t {
+    fn blank() -> Self {
+        Self { pid: 0, usedGpuMemory: 0 }
+    }
+}
+
+impl Blank for nvmlProcessInfo_v2_t {
+    fn blank() -> Self {
+        Self { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 }
+    }
+}
+
+fn placed(info: &sys::nvmlProcessInfo_v2_t, kind: ProcessKind) -> Entry {
+    let id = |id: u32| (id != NO_INSTANCE).then_some(id);
+    let memory = (info.usedGpuMemory != NO_MEMORY).then_some(info.usedGpuMemory);
+    Entry { pid: info.pid, kind, memory, gi: id(info.gpuInstanceId), ci: id(info.computeInstanceId) }
+}
+
+fn unplaced(info: &sys::nvmlProcessInfo_v1_t, kind: ProcessKind) -> Entry {
+    let memory = (info.usedGpuMemory != NO_MEMORY).then_some(info.usedGpuMemory);
+    Entry { pid: info.pid, kind, memory, gi: None, ci: None }
+}
+
+/// One list of several: each process once an instance and kind, and an MPS client not once more
+/// as the compute process that it also is. An entry without instance is dropped where the same
+/// process is known to be in one.
+pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
+    let mut merged: Vec<Entry> = Vec::new();
+    for entry in entries {
+        let same = |other: &Entry| (other.pid, other.gi, other.ci) == (entry.pid, entry.gi, entry.ci);
+        let known = merged.iter().any(|other| same(other) && other.kind == entry.kind);
+        let client = entry.kind == ProcessKind::Compute
+            && entries.iter().any(|other| same(other) && other.kind == ProcessKind::MpsClient);
+        let elsewhere = entry.gi.is_none() && entries.iter().any(|other| other.pid == entry.pid && other.gi.is_some());
+        if !known && !client && !elsewhere {
+            merged.push(*entry);
+        }
+    }
+    merged.sort_by_key(|entry| (entry.gi, entry.ci, entry.pid, entry.kind));
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(pid: u32, kind: ProcessKind, gi: Option<u32>) -> Entry {
+        Entry { pid, kind, memory: Some(3 << 20), gi, ci: gi.map(|_| 0) }
+    }
+
+    #[test]
+    fn a_process_seen_in_two_lists_is_one() {
+        let merged = merge(&[
+            entry(7, ProcessKind::Compute, Some(1)),
+            entry(7, ProcessKind::Compute, Some(1)),
+            entry(7, ProcessKind::Compute, None),
+            entry(8, ProcessKind::Compute, Some(1)),
+            entry(8, ProcessKind::MpsClient, Some(1)),
+            entry(8, ProcessKind::Compute, Some(2)),
+            entry(9, ProcessKind::Graphics, None),
+        ]);
+        let short: Vec<_> = merged.iter().map(|e| (e.pid, e.kind, e.gi)).collect();
+        assert_eq!(
+            short,
+            [
+                (9, ProcessKind::Graphics, None),
+                (7, ProcessKind::Compute, Some(1)),
+                (8, ProcessKind::MpsClient, Some(1)),
+                (8, ProcessKind::Compute, Some(2)),
+            ]
+        );
+    }
+
+    #[test]
+    fn absent_figures_are_absent() {
+        let info = nvmlProcessInfo_v2_t {
+            pid: 5,
+            usedGpuMemory: u64::MAX,
+            gpuInstanceId: u32::MAX,
+            computeInstanceId: u32::MAX,
+        };
+        let entry = placed(&info, ProcessKind::Compute);
+        assert_eq!((entry.memory, entry.gi, entry.ci), (None, None, None));
+        assert_eq!(entry.describe().memory_mib, None);
+    }
+
+    #[test]
+    fn a_list_that_grows_while_asked_is_read_whole() {
+        let mut population = 3_u32;
+        let mut births = 2;
+        let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
+            // SAFETY: `grow` hands out a pointer to `*count` entries, or null and zero.
+            let room = unsafe { *count };
+            // SAFETY: as above.
+            unsafe { *count = population };
+            if room < population {
+                if births > 0 {
+                    births -= 1;
+                    population *= 5;
+                }
+                return Err(DriverError::new(ErrorKind::InsufficientSize, "x"));
+            }
+            for pid in 0..population {
+                // SAFETY: `pid` is below `room`.
+                unsafe { (*buffer.add(pid as usize)).pid = pid + 1 };
+            }
+            Ok(())
+        });
+        let pids: Vec<_> = list.unwrap().iter().map(|info| info.pid).collect();
+        assert_eq!(pids, (1..=75).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_list_that_never_fits_is_an_error() {
+        let result = grow(|count, _: *mut nvmlProcessInfo_v1_t| {
+            // SAFETY: `count` is `grow`'s own.
+            unsafe { *count += 100 };
+            Err(DriverError::new(ErrorKind::InsufficientSize, "x"))
+        });
+        assert_eq!(result.map(|l| l.len()).unwrap_err().kind, ErrorKind::InsufficientSize);
+    }
+}

@@ -1,0 +1,290 @@
+//! A whole reading of one GPU, put together from the calls of the other files.
+//!
+//! What is wrong with one instance does not hide the others: a GPU instance of an unknown profile
+//! is shown with its id and placement, a figure that can't be read is absent and named in the
+//! warnings. Only what a plan can't do without fails the reading: the memory, MIG mode, profiles,
+//! and the list of instances.
+
+use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, Placement};
+use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
+
+use super::{
+    Gpu,
+    compute_instance::{OpenComputeInstance, OpenGpuInstance},
+    compute_profiles::expected,
+    processes::{Entry, merge},
+};
+use crate::{
+    error::{DriverError, ErrorKind},
+    reading::{Identity, Reading},
+};
+
+/// What does not change within a driver session, kept by whoever reads the same GPU again: its
+/// profiles, and the compute instance profiles that the driver has told so far.
+#[derive(Debug, Default)]
+pub struct ProfileCache {
+    uuid: String,
+    profiles: Vec<GpuProfile>,
+    told: Vec<(u32, Vec<ComputeProfile>)>,
+}
+
+impl ProfileCache {
+    fn compute(&self, gpu_profile: u32) -> Option<&Vec<ComputeProfile>> {
+        self.told.iter().find(|(id, _)| *id == gpu_profile).map(|(_, compute)| compute)
+    }
+}
+
+impl Gpu<'_> {
+    /// Everything about the GPU.
+    ///
+    /// # Errors
+    /// Those of the calls without which there is no reading.
+    pub fn read(&self, cache: &mut ProfileCache) -> Result<Reading, DriverError> {
+        let identity = self.identity()?;
+        let memory = self.memory()?;
+        let mut warnings = Vec::new();
+        let Some(mode) = self.mig_mode()? else {
+            let entries = self.read_processes(&[], &mut warnings);
+            let processes = merge(&entries).iter().map(Entry::describe).collect();
+            return Ok(Reading { identity, memory, mig: None, processes, warnings });
+        };
+        self.fill(cache, memory)?;
+        let open = if mode.enabled {
+            self.gpu_instances(&cache.profiles.iter().map(|p| p.id).collect::<Vec<_>>())?
+        } else {
+            Vec::new()
+        };
+        let mut devices = Vec::new();
+        let mut instances = Vec::new();
+        for instance in &open {
+            let (instance, compute) = self.read_instance(instance, cache, &mut warnings)?;
+            devices.extend(compute.into_iter().map(|ci| (instance.id, ci)));
+            instances.push(instance);
+        }
+        let entries = self.read_processes(&devices, &mut warnings);
+        let processes = assign(&merge(&entries), &mut instances);
+        instances.sort_by_key(|instance| (instance.placement.start, instance.id));
+        let profiles = self.read_profiles(cache, &identity, mode.enabled, &mut warnings);
+        let mig = Mig {
+            enabled: mode.enabled,
+            pending: mode.pending,
+            memory_slices: profiles
+                .iter()
+                .flat_map(|p| &p.placements)
+                .map(|p| p.start.saturating_add(p.size))
+                .max()
+                .unwrap_or_default(),
+            compute_slices: profiles.iter().map(|p| p.slices).max().unwrap_or_default(),
+            instances,
+            profiles,
+        };
+        Ok(Reading { identity, memory, mig: Some(mig), processes, warnings })
+    }
+
+    fn fill(&self, cache: &mut ProfileCache, memory: Memory) -> Result<(), DriverError> {
+        if cache.uuid != self.uuid || cache.profiles.is_empty() {
+            let profiles = self.gpu_profiles(memory.total_mib)?;
+            *cache = ProfileCache { uuid: self.uuid.clone(), profiles, told: Vec::new() };
+        }
+        Ok(())
+    }
+
+    fn read_profiles(
+        &self,
+        cache: &ProfileCache,
+        identity: &Identity,
+        enabled: bool,
+        warnings: &mut Vec<String>,
+    ) -> Vec<GpuProfile> {
+        let mut profiles = cache.profiles.clone();
+        for profile in &mut profiles {
+            profile.compute = match cache.compute(profile.id) {
+                Some(told) => told.clone(),
+                None => expected(profile, &cache.profiles, identity.architecture),
+            };
+            if enabled {
+                match self.remaining(profile.id) {
+                    Ok(remaining) => profile.remaining = remaining,
+                    Err(error) => warnings.push(error.to_string()),
+                }
+            }
+        }
+        profiles
+    }
+
+    /// A GPU instance with its compute instances, and these by handle.
+    fn read_instance<'d>(
+        &self,
+        open: &OpenGpuInstance<'d>,
+        cache: &mut ProfileCache,
+        warnings: &mut Vec<String>,
+    ) -> Result<(GpuInstance, Vec<OpenComputeInstance<'d>>), DriverError> {
+        self.learn(open, cache, warnings);
+        let compute = open.compute_instances()?;
+        let mut memory = None;
+        for ci in &compute {
+            match ci.memory() {
+                Ok(told) => memory = memory.or(told),
+                Err(error) => warnings.push(error.to_string()),
+            }
+        }
+        let described = compute.iter().map(|ci| describe(ci, open.profile_id, cache, warnings)).collect();
+        let instance = GpuInstance {
+            id: open.id,
+            profile_id: open.profile_id,
+            profile: gpu_profile_name(open.profile_id, cache),
+            placement: open.placement,
+            memory,
+            compute: described,
+            processes: Vec::new(),
+        };
+        Ok((instance, compute))
+    }
+
+    /// Asks the driver once for the compute instance profiles of a GPU instance profile.
+    fn learn(&self, open: &OpenGpuInstance<'_>, cache: &mut ProfileCache, warnings: &mut Vec<String>) {
+        if cache.compute(open.profile_id).is_some() {
+            return;
+        }
+        let Some(profile) = cache.profiles.iter().find(|p| p.id == open.profile_id) else { return };
+        match open.compute_profiles(profile) {
+            Ok(told) => cache.told.push((open.profile_id, told)),
+            Err(error) => warnings.push(error.on(&self.uuid).to_string()),
+        }
+    }
+
+    fn read_processes(&self, devices: &[(u32, OpenComputeInstance<'_>)], warnings: &mut Vec<String>) -> Vec<Entry> {
+        let mut entries = Vec::new();
+        match self.processes(self.own()) {
+            Ok(own) => entries.extend(own),
+            // Without the right to see all, a MIG GPU still tells of each MIG device.
+            Err(error) if error.kind == ErrorKind::NoPermission && !devices.is_empty() => {}
+            Err(error) => warnings.push(error.to_string()),
+        }
+        for (gi, ci) in devices {
+            if ci.device.is_null() {
+                continue;
+            }
+            match self.processes(ci.device) {
+                Ok(own) => entries.extend(own.into_iter().map(|e| Entry { gi: Some(*gi), ci: Some(ci.id), ..e })),
+                Err(error) => warnings.push(error.to_string()),
+            }
+        }
+        entries
+    }
+
+    /// Creates a GPU instance and describes it as a reading would.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::create_gpu_instance`].
+    pub fn make_gpu_instance(
+        &self,
+        profile_id: u32,
+        at: Placement,
+        cache: &mut ProfileCache,
+    ) -> Result<GpuInstance, DriverError> {
+        // Before the mutation, so that a failing read can't hide that it was made.
+        let memory = self.memory()?;
+        self.fill(cache, memory)?;
+        let open = self.create_gpu_instance(profile_id, at)?;
+        let mut warnings = Vec::new();
+        self.learn(&open, cache, &mut warnings);
+        Ok(GpuInstance {
+            id: open.id,
+            profile_id,
+            profile: gpu_profile_name(profile_id, cache),
+            placement: open.placement,
+            memory: None,
+            compute: Vec::new(),
+            processes: Vec::new(),
+        })
+    }
+
+    /// Creates a compute instance and describes it as a reading would.
+    ///
+    /// # Errors
+    /// Those of [`OpenGpuInstance::create_compute_instance`].
+    pub fn make_compute_instance(
+        &self,
+        gi: u32,
+        profile_id: u32,
+        at: Option<Placement>,
+        cache: &mut ProfileCache,
+    ) -> Result<ComputeInstance, DriverError> {
+        let memory = self.memory()?;
+        self.fill(cache, memory)?;
+        let open = self.gpu_instance(gi)?;
+        let mut warnings = Vec::new();
+        self.learn(&open, cache, &mut warnings);
+        let made = open.create_compute_instance(profile_id, at)?;
+        Ok(describe(&made, open.profile_id, cache, &mut warnings))
+    }
+
+    /// Memory of the whole GPU.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn memory(&self) -> Result<Memory, DriverError> {
+        self.memory_of(self.own())
+    }
+
+    /// Memory of the GPU or of one of its MIG devices. The second form of the call counts
+    /// reserved memory apart, the first one within what is used.
+    pub(super) fn memory_of(&self, device: nvmlDevice_t) -> Result<Memory, DriverError> {
+        // SAFETY: a struct of integers, for which zeroes are a value.
+        let mut info: sys::nvmlMemory_v2_t = unsafe { std::mem::zeroed() };
+        info.version = super::profiles::version::<sys::nvmlMemory_v2_t>(2);
+        // SAFETY: the version word tells the driver which struct the pointer leads to.
+        match unsafe { nvml!(self.driver, nvmlDeviceGetMemoryInfo_v2(device, &raw mut info)) } {
+            Ok(()) => {
+                return Ok(Memory {
+                    total_mib: info.total >> 20,
+                    used_mib: info.used.saturating_add(info.reserved) >> 20,
+                });
+            }
+            Err(error) if matches!(error.kind, ErrorKind::MissingSymbol | ErrorKind::ArgumentVersionMismatch) => {}
+            Err(error) => return Err(error.on(&self.uuid)),
+        }
+        let mut info = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
+        // SAFETY: the struct is the one that this call fills.
+        unsafe { nvml!(self.driver, nvmlDeviceGetMemoryInfo(device, &raw mut info)) }.map_err(|e| e.on(&self.uuid))?;
+        Ok(Memory { total_mib: info.total >> 20, used_mib: info.used >> 20 })
+    }
+}
+
+fn gpu_profile_name(id: u32, cache: &ProfileCache) -> String {
+    let known = cache.profiles.iter().find(|p| p.id == id);
+    known.map_or_else(|| format!("profile {id}"), |p| p.name.clone())
+}
+
+fn describe(
+    ci: &OpenComputeInstance<'_>,
+    gpu_profile: u32,
+    cache: &ProfileCache,
+    warnings: &mut Vec<String>,
+) -> ComputeInstance {
+    let uuid = ci.uuid().unwrap_or_else(|error| {
+        warnings.push(error.to_string());
+        None
+    });
+    let known = cache.compute(gpu_profile).and_then(|told| told.iter().find(|p| p.id == ci.profile_id));
+    ci.describe(known.map_or_else(|| format!("profile {}", ci.profile_id), |p| p.name.clone()), uuid)
+}
+
+/// Puts each process where it belongs and returns those of the GPU as a whole. A process in an
+/// instance that is not listed stays in sight there.
+fn assign(entries: &[Entry], instances: &mut [GpuInstance]) -> Vec<gpush_api::Process> {
+    let mut whole = Vec::new();
+    for entry in entries {
+        let instance = instances.iter_mut().find(|instance| Some(instance.id) == entry.gi);
+        let Some(instance) = instance else {
+            whole.push(entry.describe());
+            continue;
+        };
+        match instance.compute.iter_mut().find(|ci| Some(ci.id) == entry.ci) {
+            Some(ci) => ci.processes.push(entry.describe()),
+            None => instance.processes.push(entry.describe()),
+        }
+    }
+    whole
+}

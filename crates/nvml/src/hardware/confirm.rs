@@ -1,0 +1,55 @@
+//! A second look at a mutation that the driver called a success without showing it.
+//!
+//! An NVML session may enumerate what was there when it began. So before such a success is taken
+//! for a failure, the worker is restarted, which opens a fresh session, and the GPU read anew.
+
+use gpush_api::{ComputeInstance, GpuInstance, Mig, Placement};
+
+use super::Hardware;
+use crate::error::{DriverError, ErrorKind};
+
+impl Hardware {
+    /// What `find` finds in a fresh session, if `error` is [`ErrorKind::NotReflected`]; else the
+    /// error as it was.
+    pub(super) async fn look_again<T>(
+        &self,
+        uuid: &str,
+        error: DriverError,
+        find: impl Fn(&Mig) -> Option<T>,
+    ) -> Result<T, DriverError> {
+        if error.kind != ErrorKind::NotReflected {
+            return Err(error);
+        }
+        self.restart().await?;
+        let reading = self.read(uuid).await?;
+        match reading.mig.as_ref().and_then(find) {
+            Some(found) => {
+                tracing::warn!(gpu = uuid, %error, "seen only in a fresh driver session");
+                Ok(found)
+            }
+            None => Err(error),
+        }
+    }
+}
+
+pub(super) fn gpu_instance(mig: &Mig, profile_id: u32, at: Placement) -> Option<GpuInstance> {
+    mig.instances.iter().find(|gi| gi.profile_id == profile_id && gi.placement == at).cloned()
+}
+
+pub(super) fn compute_instance(mig: &Mig, gi: u32, profile_id: u32, at: Option<Placement>) -> Option<ComputeInstance> {
+    let instance = mig.instances.iter().find(|instance| instance.id == gi)?;
+    let mut found = instance.compute.iter().filter(|ci| {
+        ci.profile_id == profile_id && at.is_none_or(|at| ci.placement.is_none_or(|p| p.start == at.start))
+    });
+    // Two of them leave open which one is new.
+    found.next().filter(|_| found.next().is_none()).cloned()
+}
+
+pub(super) fn no_gpu_instance(mig: &Mig, gi: u32) -> Option<()> {
+    mig.instances.iter().all(|instance| instance.id != gi).then_some(())
+}
+
+pub(super) fn no_compute_instance(mig: &Mig, gi: u32, ci: u32) -> Option<()> {
+    let there = mig.instances.iter().any(|instance| instance.id == gi && instance.compute.iter().any(|c| c.id == ci));
+    (!there).then_some(())
+}

@@ -1,0 +1,225 @@
+//! The task behind [`super::Hardware`]: carries out what [`super::machine`] decides.
+
+use std::{
+    collections::BTreeMap,
+    future,
+    time::{Instant, SystemTime},
+};
+
+use tokio::{
+    sync::{broadcast, mpsc, watch},
+    time,
+};
+
+use super::{
+    AbandonedWorker, Message, Options, Sender, Settled, Status,
+    keeper::{Line, Report},
+    machine::{Answered, Ask, Effect, Event, Machine, Ticket, WorkerId},
+};
+use crate::{
+    error::{DriverError, ErrorKind},
+    proto::{Answer, ToParent, ToWorker},
+    reading,
+};
+
+/// Who waits for a ticket.
+enum Waiting {
+    Driver(Sender<Result<gpush_api::Driver, DriverError>>),
+    Call(Sender<Result<Answer, DriverError>>),
+    Settle(Sender<Settled>),
+    End(Sender<Result<(), DriverError>>),
+}
+
+struct Supervisor {
+    options: Options,
+    machine: Machine,
+    lines: BTreeMap<WorkerId, Line>,
+    waiting: BTreeMap<Ticket, Waiting>,
+    next: Ticket,
+    reports: mpsc::UnboundedSender<(WorkerId, Report)>,
+    events: broadcast::Sender<reading::Event>,
+    /// When the supervisor started, on both clocks, so that moments can be told as wall time.
+    epoch: (Instant, SystemTime),
+}
+
+/// Runs until the last handle is dropped; then the workers' sockets close, and they end.
+pub(super) async fn run(
+    options: Options,
+    mut messages: mpsc::UnboundedReceiver<Message>,
+    status: watch::Sender<Status>,
+    events: broadcast::Sender<reading::Event>,
+) {
+    let (reports, mut reported) = mpsc::unbounded_channel();
+    let mut supervisor = Supervisor {
+        machine: Machine::new(options.deadlines),
+        options,
+        lines: BTreeMap::new(),
+        waiting: BTreeMap::new(),
+        next: 0,
+        reports,
+        events,
+        epoch: (Instant::now(), SystemTime::now()),
+    };
+    loop {
+        let tick = async {
+            match supervisor.machine.next_tick() {
+                Some(at) => time::sleep_until(at.into()).await,
+                None => future::pending().await,
+            }
+        };
+        let event = tokio::select! {
+            message = messages.recv() => match message {
+                Some(message) => Some(supervisor.note(message)),
+                None => break,
+            },
+            Some((worker, report)) = reported.recv() => supervisor.heard(worker, report),
+            () = tick => Some(Event::Tick),
+        };
+        if let Some(event) = event {
+            supervisor.step(event);
+        }
+        let now = supervisor.status();
+        status.send_if_modified(|old| {
+            let changed = *old != now;
+            *old = now;
+            changed
+        });
+    }
+    for line in supervisor.lines.values() {
+        line.close();
+    }
+}
+
+impl Supervisor {
+    /// Remembers who asked, and makes an event of it.
+    fn note(&mut self, message: Message) -> Event {
+        self.next += 1;
+        let ticket = self.next;
+        let (waiting, event) = match message {
+            Message::Driver(to) => (Waiting::Driver(to), Event::Call { ticket, ask: Ask::Driver }),
+            Message::Call(request, to) => (Waiting::Call(to), Event::Call { ticket, ask: Ask::Request(request) }),
+            Message::Settle(uuid, to) => (Waiting::Settle(to), Event::Settle { ticket, uuid }),
+            Message::Restart(to) => (Waiting::End(to), Event::Restart { ticket }),
+            Message::Stop(to) => (Waiting::End(to), Event::Stop { ticket }),
+            Message::Resume => return Event::Resume,
+        };
+        self.waiting.insert(ticket, waiting);
+        event
+    }
+
+    fn heard(&mut self, worker: WorkerId, report: Report) -> Option<Event> {
+        match report {
+            Report::Spawned { pid } => {
+                if let Some(line) = self.lines.get_mut(&worker) {
+                    line.pid = Some(pid);
+                }
+                tracing::debug!(worker, pid, "driver worker started");
+                None
+            }
+            Report::Said(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
+            Report::Said(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
+            Report::Said(ToParent::Event(event)) => {
+                // No listener is no fault.
+                let _ = self.events.send(event);
+                None
+            }
+            Report::Gone { how } => {
+                tracing::debug!(worker, how, "driver worker gone");
+                self.lines.remove(&worker);
+                Some(Event::Gone { worker, how })
+            }
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            for effect in self.machine.step(Instant::now(), event) {
+                events.extend(self.carry_out(effect));
+            }
+        }
+    }
+
+    /// Carries out an effect; what fails at once is an event again.
+    fn carry_out(&mut self, effect: Effect) -> Option<Event> {
+        match effect {
+            Effect::Spawn(worker) => match Line::open(worker, &self.options, self.reports.clone()) {
+                Ok(line) => {
+                    self.lines.insert(worker, line);
+                }
+                Err(error) => return Some(Event::Gone { worker, how: error.to_string() }),
+            },
+            Effect::Send { worker, ticket, request } => {
+                let line = self.lines.get(&worker);
+                if let Some(line) = line
+                    && let Err(error) = line.say(&ToWorker::Call { id: ticket, request })
+                {
+                    tracing::warn!(worker, %error, "driver worker does not take calls");
+                    line.kill();
+                }
+            }
+            Effect::Close(worker) => {
+                if let Some(line) = self.lines.get(&worker) {
+                    line.close();
+                }
+            }
+            Effect::Kill(worker) => {
+                if let Some(line) = self.lines.get(&worker) {
+                    tracing::warn!(worker, pid = line.pid, "killing an abandoned driver worker");
+                    line.kill();
+                }
+            }
+            Effect::Answer { ticket, result } => self.answer(ticket, result),
+            Effect::Settled { ticket, settled } => {
+                if let Some(Waiting::Settle(to)) = self.waiting.remove(&ticket) {
+                    let _ = to.send(settled);
+                }
+            }
+            Effect::Ended { ticket, result } => {
+                if let Some(Waiting::End(to)) = self.waiting.remove(&ticket) {
+                    let _ = to.send(result);
+                }
+            }
+        }
+        None
+    }
+
+    fn answer(&mut self, ticket: Ticket, result: Result<Answered, DriverError>) {
+        let mixed_up = || DriverError::new(ErrorKind::Garbled, "calling the driver worker");
+        match self.waiting.remove(&ticket) {
+            Some(Waiting::Driver(to)) => {
+                let result = result.and_then(|answered| match answered {
+                    Answered::Driver(driver) => Ok(driver),
+                    Answered::Call(_) => Err(mixed_up()),
+                });
+                let _ = to.send(result);
+            }
+            Some(Waiting::Call(to)) => {
+                let result = result.and_then(|answered| match answered {
+                    Answered::Call(answer) => Ok(answer),
+                    Answered::Driver(_) => Err(mixed_up()),
+                });
+                let _ = to.send(result);
+            }
+            Some(Waiting::Settle(_) | Waiting::End(_)) | None => {}
+        }
+    }
+
+    fn status(&self) -> Status {
+        let pid = |worker: &WorkerId| self.lines.get(worker).and_then(|line| line.pid);
+        let (started, crashed) = self.machine.counts();
+        let abandoned = self.machine.abandoned().iter().filter(|(_, a)| !a.calls.is_empty()).map(|(worker, a)| {
+            let since = self.epoch.1 + a.since.saturating_duration_since(self.epoch.0);
+            AbandonedWorker { pid: pid(worker), calls: a.calls.clone(), since, stuck: a.stuck }
+        });
+        Status {
+            worker: self.machine.worker().as_ref().and_then(pid),
+            driver: self.machine.driver().cloned(),
+            failure: self.machine.failure().cloned(),
+            started,
+            crashed,
+            abandoned: abandoned.collect(),
+            unsettled: self.machine.unsettled(),
+        }
+    }
+}

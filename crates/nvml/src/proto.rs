@@ -1,0 +1,350 @@
+//! What the agent and its driver worker say to each other: typed frames over a socketpair.
+//!
+//! A frame is its length as a little-endian `u32` and that many bytes of JSON. The parent says
+//! [`ToWorker::Init`] first and once; the worker loads the library and answers with
+//! [`ToParent::Ready`]. Then calls and replies carry the call's number; replies come in any order
+//! between GPUs and in order within one.
+//!
+//! ```text
+//! parent ── Init ──────────► worker        parent ◄── Ready(driver | why not) ── worker
+//! parent ── Call{7, Read} ─► worker        parent ◄── Reply{7, …} ────────────── worker
+//!                                          parent ◄── Event(Xid 79) ──────────── worker
+//! ```
+
+use std::{
+    io::{self, Read, Write},
+    path::PathBuf,
+};
+
+use gpush_api::{ComputeInstance, Driver, GpuInstance, Placement};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{
+    error::DriverError,
+    reading::{Event, Listed, ModeChange, Reading},
+};
+
+/// Largest frame in bytes. A reading of a GPU with all profiles is about 40 kB.
+pub const MAX_FRAME: usize = 16 << 20;
+
+/// A GPU as the parent knows it. The UUID counts; the other two only save the worker a search
+/// that would touch every GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuRef {
+    /// `GPU-<uuid>`.
+    pub uuid: String,
+    /// Index when last listed.
+    pub index: Option<u32>,
+    /// PCI address when last listed.
+    pub pci: Option<String>,
+}
+
+impl GpuRef {
+    /// A GPU of which only the UUID is known.
+    pub fn new(uuid: impl Into<String>) -> Self {
+        Self { uuid: uuid.into(), index: None, pci: None }
+    }
+}
+
+/// A driver call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Enumerate the GPUs, without touching those in `skip`.
+    List {
+        /// GPUs with an unsettled call, by their last index.
+        skip: Vec<GpuRef>,
+    },
+    /// Read one GPU.
+    Read {
+        /// Which.
+        gpu: GpuRef,
+    },
+    /// Create a GPU instance.
+    CreateGpuInstance {
+        /// Where.
+        gpu: GpuRef,
+        /// Profile id, as the driver reports it.
+        profile_id: u32,
+        /// Placement in memory slices.
+        placement: Placement,
+    },
+    /// Create a compute instance.
+    CreateComputeInstance {
+        /// Where.
+        gpu: GpuRef,
+        /// GPU instance id.
+        gi: u32,
+        /// Compute instance profile id.
+        profile_id: u32,
+        /// Placement in compute slots; `None` leaves it to the driver.
+        placement: Option<Placement>,
+    },
+    /// Destroy a compute instance.
+    DestroyComputeInstance {
+        /// Where.
+        gpu: GpuRef,
+        /// GPU instance id.
+        gi: u32,
+        /// Compute instance id.
+        ci: u32,
+    },
+    /// Destroy a GPU instance.
+    DestroyGpuInstance {
+        /// Where.
+        gpu: GpuRef,
+        /// GPU instance id.
+        gi: u32,
+    },
+    /// Switch MIG mode.
+    SetMigMode {
+        /// Where.
+        gpu: GpuRef,
+        /// Wanted.
+        enabled: bool,
+    },
+}
+
+impl Request {
+    /// The GPU that it concerns; `None` for the host.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&GpuRef> {
+        match self {
+            Self::List { .. } => None,
+            Self::Read { gpu }
+            | Self::CreateGpuInstance { gpu, .. }
+            | Self::CreateComputeInstance { gpu, .. }
+            | Self::DestroyComputeInstance { gpu, .. }
+            | Self::DestroyGpuInstance { gpu, .. }
+            | Self::SetMigMode { gpu, .. } => Some(gpu),
+        }
+    }
+
+    /// The same, to be amended with what is known of it by now.
+    pub fn gpu_mut(&mut self) -> Option<&mut GpuRef> {
+        match self {
+            Self::List { .. } => None,
+            Self::Read { gpu }
+            | Self::CreateGpuInstance { gpu, .. }
+            | Self::CreateComputeInstance { gpu, .. }
+            | Self::DestroyComputeInstance { gpu, .. }
+            | Self::DestroyGpuInstance { gpu, .. }
+            | Self::SetMigMode { gpu, .. } => Some(gpu),
+        }
+    }
+
+    /// Whether it changes the hardware.
+    #[must_use]
+    pub fn is_mutation(&self) -> bool {
+        match self {
+            Self::List { .. } | Self::Read { .. } => false,
+            Self::CreateGpuInstance { .. }
+            | Self::CreateComputeInstance { .. }
+            | Self::DestroyComputeInstance { .. }
+            | Self::DestroyGpuInstance { .. }
+            | Self::SetMigMode { .. } => true,
+        }
+    }
+
+    /// What it is called in errors and logs, when no NVML function is to blame.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::List { .. } => "listing the GPUs",
+            Self::Read { .. } => "reading the GPU",
+            Self::CreateGpuInstance { .. } => "creating a GPU instance",
+            Self::CreateComputeInstance { .. } => "creating a compute instance",
+            Self::DestroyComputeInstance { .. } => "destroying a compute instance",
+            Self::DestroyGpuInstance { .. } => "destroying a GPU instance",
+            Self::SetMigMode { .. } => "setting MIG mode",
+        }
+    }
+}
+
+/// What a call came to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// To [`Request::List`].
+    Listed(Vec<Listed>),
+    /// To [`Request::Read`].
+    Reading(Box<Reading>),
+    /// To [`Request::CreateGpuInstance`]: the instance, read back.
+    GpuInstance(GpuInstance),
+    /// To [`Request::CreateComputeInstance`]: the instance, read back.
+    ComputeInstance(ComputeInstance),
+    /// To a destroy call: done, and no longer found.
+    Destroyed,
+    /// To [`Request::SetMigMode`].
+    Mode(ModeChange),
+}
+
+/// Frames to the worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToWorker {
+    /// First, and once.
+    Init {
+        /// Library to load; `None` = `libnvidia-ml.so.1` by the loader's search.
+        library: Option<PathBuf>,
+        /// Whether to listen to the driver's events.
+        events: bool,
+    },
+    /// A call.
+    Call {
+        /// Number, unique within the parent's life.
+        id: u64,
+        /// What to do.
+        request: Request,
+    },
+}
+
+/// Frames to the parent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToParent {
+    /// The library is loaded and initialised, or it can't be: then the worker ends by itself.
+    Ready(Result<Driver, DriverError>),
+    /// To a call.
+    Reply {
+        /// Number of the call.
+        id: u64,
+        /// Its result.
+        result: Result<Answer, DriverError>,
+    },
+    /// Unasked.
+    Event(Event),
+}
+
+/// One frame as bytes.
+///
+/// # Errors
+/// When it is larger than [`MAX_FRAME`].
+pub fn encode<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 4];
+    serde_json::to_writer(&mut bytes, frame)?;
+    let length = bytes.len() - 4;
+    if length > MAX_FRAME {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {length} bytes")));
+    }
+    let length = u32::try_from(length).map_err(io::Error::other)?;
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    Ok(bytes)
+}
+
+/// Writes one frame.
+///
+/// # Errors
+/// Those of the stream.
+pub fn write<T: Serialize>(stream: &mut impl Write, frame: &T) -> io::Result<()> {
+    stream.write_all(&encode(frame)?)?;
+    stream.flush()
+}
+
+/// Reads one frame; `None` when the other side has closed between two frames.
+///
+/// # Errors
+/// Those of the stream; a frame that is cut off, too large or of another shape.
+pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<Option<T>> {
+    let mut length = [0; 4];
+    let mut have = 0;
+    while have < length.len() {
+        match stream.read(&mut length[have..]) {
+            Ok(0) if have == 0 => return Ok(None),
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => have += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_FRAME {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a frame of {length} bytes")));
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body)?;
+    Ok(Some(serde_json::from_slice(&body)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn frames() -> Vec<ToParent> {
+        let error = DriverError::new(ErrorKind::GpuIsLost, "nvmlDeviceGetUUID").on("index 3");
+        vec![
+            ToParent::Ready(Err(DriverError::new(ErrorKind::DriverNotLoaded, "nvmlInit_v2"))),
+            ToParent::Reply {
+                id: 1,
+                result: Ok(Answer::Listed(vec![Listed { index: 3, identity: Err(error.clone()) }])),
+            },
+            ToParent::Reply { id: u64::MAX, result: Err(error) },
+            ToParent::Reply { id: 2, result: Ok(Answer::Destroyed) },
+        ]
+    }
+
+    /// Gives out one byte at a time, and an interruption before each.
+    struct Dribble<'a>(&'a [u8], bool);
+
+    impl Read for Dribble<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let n = buffer.len().min(self.0.len()).min(1);
+            buffer[..n].copy_from_slice(&self.0[..n]);
+            self.0 = &self.0[n..];
+            Ok(n)
+        }
+    }
+
+    #[test]
+    fn frames_arrive_whole_however_they_are_cut() {
+        let mut bytes = Vec::new();
+        for frame in frames() {
+            write(&mut bytes, &frame).unwrap();
+        }
+        let mut stream = Dribble(&bytes, false);
+        let mut arrived = Vec::new();
+        while let Some(frame) = read::<ToParent>(&mut stream).unwrap() {
+            arrived.push(frame);
+        }
+        assert_eq!(arrived, frames());
+    }
+
+    #[test]
+    fn a_cut_off_frame_is_an_error_and_a_closed_stream_is_not() {
+        let bytes = encode(&frames()[0]).unwrap();
+        assert!(read::<ToParent>(&mut &bytes[..0]).unwrap().is_none());
+        for cut in 1..bytes.len() {
+            assert!(read::<ToParent>(&mut &bytes[..cut]).is_err(), "{cut} of {}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_reason_is_refused_before_anything_is_allocated() {
+        let error = read::<ToParent>(&mut &[0xff; 8][..]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn what_changes_the_hardware_is_known_as_such() {
+        let gpu = || GpuRef::new("GPU-1");
+        let at = Placement { start: 0, size: 1 };
+        let requests = [
+            (Request::List { skip: Vec::new() }, false),
+            (Request::Read { gpu: gpu() }, false),
+            (Request::CreateGpuInstance { gpu: gpu(), profile_id: 0, placement: at }, true),
+            (Request::CreateComputeInstance { gpu: gpu(), gi: 0, profile_id: 0, placement: None }, true),
+            (Request::DestroyComputeInstance { gpu: gpu(), gi: 0, ci: 0 }, true),
+            (Request::DestroyGpuInstance { gpu: gpu(), gi: 0 }, true),
+            (Request::SetMigMode { gpu: gpu(), enabled: true }, true),
+        ];
+        for (mut request, mutation) in requests {
+            assert_eq!(request.is_mutation(), mutation, "{}", request.name());
+            assert_eq!(request.gpu_mut().is_some(), !matches!(request, Request::List { .. }));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What the driver says about a GPU: everything of [`gpush_api::Gpu`] but policy.
+
+use gpush_api::{Architecture, Memory, Mig, Process};
+use serde::{Deserialize, Serialize};
+
+use crate::error::DriverError;
+
+/// What a GPU is, whatever its state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Index in this driver session; shifts when a GPU is lost. Key things by `uuid`.
+    pub index: u32,
+    /// `GPU-<uuid>`.
+    pub uuid: String,
+    /// PCI address, `0000:07:00.0`.
+    pub pci: String,
+    /// PCI device id without the vendor's: 0x20b2 is an A100.
+    pub pci_device_id: u16,
+    /// Device minor number: `/dev/nvidia<minor>`.
+    pub minor: u32,
+    /// Product name, as the driver tells it.
+    pub name: String,
+    /// Generation.
+    pub architecture: Architecture,
+}
+
+/// One GPU of the driver's enumeration. One that can't be read is listed all the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Index in this driver session.
+    pub index: u32,
+    /// What it is, or why that can't be told.
+    pub identity: Result<Identity, DriverError>,
+}
+
+/// A GPU as read from the driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reading {
+    /// What it is.
+    pub identity: Identity,
+    /// Memory of the whole GPU.
+    pub memory: Memory,
+    /// MIG side, profiles included; `None` on parts without MIG.
+    pub mig: Option<Mig>,
+    /// Processes on the GPU as a whole. Only pid, kind and memory are filled.
+    pub processes: Vec<Process>,
+    /// What could not be read, one sentence each; the rest stands.
+    pub warnings: Vec<String>,
+}
+
+/// What became of a MIG mode change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModeChange {
+    /// Mode in force, read back.
+    pub enabled: bool,
+    /// Mode after the next reset, read back.
+    pub pending: bool,
+    /// Why the driver could not put it in force although it returned success.
+    pub activation: Option<DriverError>,
+}
+
+impl ModeChange {
+    /// Whether `wanted` is in force, without a reset being due.
+    #[must_use]
+    pub fn is(&self, wanted: bool) -> bool {
+        self.enabled == wanted && self.pending == wanted
+    }
+}
+
+/// Something that the driver reports by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// UUID of the GPU.
+    pub uuid: String,
+    /// What happened.
+    pub kind: EventKind,
+    /// GPU instance concerned, when the driver names one.
+    pub gi: Option<u32>,
+    /// Compute instance concerned, when the driver names one.
+    pub ci: Option<u32>,
+}
+
+/// Kinds of events that gpush listens to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// An Xid error, by number.
+    Xid(u64),
+    /// MIG configuration changed (0x100).
+    MigConfigChanged,
+    /// Any other event type, by its bits.
+    Other(u64),
+}

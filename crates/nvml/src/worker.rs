@@ -1,0 +1,212 @@
+//! The child's side: `gpushd driver-worker`.
+//!
+//! One thread a GPU, started with the first call to it, and one for the host; each serves its own
+//! calls in order, so that a hang in one of them holds up no other. The main thread only reads
+//! frames and hands them out.
+//!
+//! ```text
+//!                    ┌► host thread:  init, list ─┐
+//! socket ─► main ────┼► GPU-a thread: read, create┼─► socket (one frame at a time)
+//!                    ├► GPU-b thread: …          ─┤
+//!                    └► event thread (if wanted) ─┘
+//! ```
+//!
+//! It lives only for its parent: it ends when the socket closes, without waiting for calls that
+//! hang, and the kernel kills it when the parent dies. Terminal and service signals are the
+//! parent's to heed: a worker that died of them in the middle of a mutation would leave a mess.
+#![allow(unsafe_code)] // Taking over the inherited descriptor, signals, and ending without cleanup.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::Path,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
+
+use nix::sys::{
+    prctl,
+    signal::{SigHandler, Signal, signal},
+};
+
+use crate::{
+    driver::{Driver, EventSet, ProfileCache},
+    error::DriverError,
+    proto::{self, Answer, Request, ToParent, ToWorker},
+};
+
+/// How long one wait for events lasts before the next begins.
+const EVENT_WAIT: Duration = Duration::from_secs(60);
+
+/// Runs the worker on the socket that is its standard input, until the parent closes it.
+#[must_use]
+pub fn main() -> ExitCode {
+    match take_over_stdin() {
+        Ok(socket) => run(socket),
+        Err(error) => {
+            eprintln!("driver-worker: standard input is not the agent's socket: {error}");
+            eprintln!("driver-worker: it is started by gpushd, not by hand");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs the worker on a socket, until the other side closes it.
+#[must_use]
+pub fn run(socket: UnixStream) -> ExitCode {
+    follow_parent();
+    let result = serve(socket);
+    if let Err(error) = &result {
+        eprintln!("driver-worker: {error}");
+    }
+    // Threads may hang in the driver, and its exit handlers with them: end without asking.
+    // SAFETY: nothing of ours needs cleaning up.
+    unsafe { libc::_exit(i32::from(result.is_err())) }
+}
+
+/// The socket leaves standard input, which becomes empty for whatever the library may do with it.
+fn take_over_stdin() -> std::io::Result<UnixStream> {
+    let stdin = std::io::stdin();
+    let socket = UnixStream::from(nix::unistd::dup(&stdin)?);
+    nix::sys::socket::getsockname::<nix::sys::socket::UnixAddr>(socket.as_raw_fd())?;
+    nix::fcntl::fcntl(&socket, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+    nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(socket)
+}
+
+fn follow_parent() {
+    // A failure leaves the closed socket as the second sign of the parent's death.
+    let _ = prctl::set_pdeathsig(Signal::SIGKILL);
+    let _ = prctl::set_name(c"gpushd-driver");
+    for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
+        // SAFETY: ignoring a signal installs no code.
+        let _ = unsafe { signal(number, SigHandler::SigIgn) };
+    }
+}
+
+/// Where replies go, one frame at a time.
+#[derive(Clone)]
+struct Outbox(Arc<Mutex<UnixStream>>);
+
+impl Outbox {
+    fn send(&self, frame: &ToParent) {
+        let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A parent that is gone closes the other direction too, which ends the main thread.
+        let _ = proto::write(&mut *stream, frame);
+    }
+}
+
+fn serve(mut socket: UnixStream) -> std::io::Result<()> {
+    let outbox = Outbox(Arc::new(Mutex::new(socket.try_clone()?)));
+    let Some(ToWorker::Init { library, events }) = proto::read(&mut socket)? else {
+        return Err(std::io::Error::other("the first frame is not init"));
+    };
+    let (driver, info) = match open(library.as_deref()) {
+        Ok(open) => open,
+        Err(error) => {
+            outbox.send(&ToParent::Ready(Err(error)));
+            return Ok(());
+        }
+    };
+    // Listening begins before the parent hears of us, so that it misses nothing from then on.
+    let set = if events { listen(driver) } else { None };
+    outbox.send(&ToParent::Ready(Ok(info)));
+    if let Some(set) = set {
+        let outbox = outbox.clone();
+        thread::Builder::new().name("events".to_owned()).spawn(move || report_events(&set, &outbox))?;
+    }
+    let mut threads: HashMap<Option<String>, mpsc::Sender<(u64, Request)>> = HashMap::new();
+    while let Some(frame) = proto::read(&mut socket)? {
+        let ToWorker::Call { id, request } = frame else {
+            return Err(std::io::Error::other("a second init"));
+        };
+        let key = request.gpu().map(|gpu| gpu.uuid.clone());
+        let sender = match threads.get(&key) {
+            Some(sender) => sender,
+            None => {
+                let (sender, calls) = mpsc::channel();
+                let outbox = outbox.clone();
+                let name = key.as_deref().unwrap_or("host").chars().take(15).collect();
+                thread::Builder::new().name(name).spawn(move || answer_calls(driver, &calls, &outbox))?;
+                threads.entry(key).or_insert(sender)
+            }
+        };
+        if sender.send((id, request)).is_err() {
+            return Err(std::io::Error::other("a driver thread has ended"));
+        }
+    }
+    Ok(())
+}
+
+/// The session lasts as long as the process, which is what its threads need.
+fn open(library: Option<&Path>) -> Result<(&'static Driver, gpush_api::Driver), DriverError> {
+    let driver = Driver::load(library)?;
+    let info = driver.info()?;
+    Ok((Box::leak(Box::new(driver)), info))
+}
+
+fn answer_calls(driver: &Driver, calls: &mpsc::Receiver<(u64, Request)>, outbox: &Outbox) {
+    let mut cache = ProfileCache::default();
+    while let Ok((id, request)) = calls.recv() {
+        let result = carry_out(driver, &request, &mut cache);
+        outbox.send(&ToParent::Reply { id, result });
+    }
+}
+
+fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Result<Answer, DriverError> {
+    match request {
+        Request::List { skip } => driver.list(skip).map(Answer::Listed),
+        Request::Read { gpu } => driver.find(gpu)?.read(cache).map(|reading| Answer::Reading(Box::new(reading))),
+        Request::CreateGpuInstance { gpu, profile_id, placement } => {
+            driver.find(gpu)?.make_gpu_instance(*profile_id, *placement, cache).map(Answer::GpuInstance)
+        }
+        Request::CreateComputeInstance { gpu, gi, profile_id, placement } => {
+            driver.find(gpu)?.make_compute_instance(*gi, *profile_id, *placement, cache).map(Answer::ComputeInstance)
+        }
+        Request::DestroyComputeInstance { gpu, gi, ci } => {
+            driver.find(gpu)?.destroy_compute_instance(*gi, *ci).map(|()| Answer::Destroyed)
+        }
+        Request::DestroyGpuInstance { gpu, gi } => {
+            driver.find(gpu)?.destroy_gpu_instance(*gi).map(|()| Answer::Destroyed)
+        }
+        Request::SetMigMode { gpu, enabled } => driver.find(gpu)?.set_mig_mode(*enabled).map(Answer::Mode),
+    }
+}
+
+/// Registers for the events of every GPU that has some.
+fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
+    let mut registered = 0_u32;
+    let set = driver.event_set().and_then(|mut set| {
+        for index in 0..driver.count()? {
+            match driver.gpu_by_index(index).and_then(|gpu| set.register(&gpu)) {
+                Ok(true) => registered += 1,
+                Ok(false) => {}
+                Err(error) => eprintln!("driver-worker: no events of this GPU: {error}"),
+            }
+        }
+        Ok(set)
+    });
+    match set {
+        Ok(set) => Some(set).filter(|_| registered > 0),
+        Err(error) => {
+            eprintln!("driver-worker: no events from the driver: {error}");
+            None
+        }
+    }
+}
+
+fn report_events(set: &EventSet<'_>, outbox: &Outbox) {
+    loop {
+        match set.wait(EVENT_WAIT) {
+            Ok(Some(event)) => outbox.send(&ToParent::Event(event)),
+            Ok(None) => {}
+            Err(error) => {
+                eprintln!("driver-worker: no more events from the driver: {error}");
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The caller's memory, and the handles that callers hold.
+//!
+//! Every pointer that a client passes arrives as a [`Ptr`], so that a NULL is always
+//! `INVALID_ARGUMENT`, a short text buffer always `INSUFFICIENT_SIZE`, and unaligned structs do
+//! no harm. Nothing in this crate makes a `Ptr` of its own: they exist only as arguments of C
+//! functions, whose callers vouch for what they point at.
+
+#![allow(unsafe_code)] // the C ABI hands us raw pointers: this module is where they are followed
+
+use std::ffi::{CStr, c_char};
+
+use silicon::Return;
+use silicon::machine::Handle;
+
+/// What the body of a C function gives back.
+pub(crate) type Outcome<T = ()> = Result<T, Return>;
+
+/// A pointer argument of a C function.
+#[repr(transparent)]
+pub(crate) struct Ptr<T>(*mut T);
+
+impl<T> Clone for Ptr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Ptr<T> {}
+
+impl<T> Ptr<T> {
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The same place, as the struct that the caller's version word names.
+    pub(crate) fn cast<U>(self) -> Ptr<U> {
+        Ptr(self.0.cast())
+    }
+
+    fn not_null(self) -> Outcome<*mut T> {
+        if self.0.is_null() { Err(Return::InvalidArgument) } else { Ok(self.0) }
+    }
+
+    /// Fails when the caller passed NULL: for checks before anything is changed.
+    pub(crate) fn required(self) -> Outcome {
+        self.not_null().map(|_| ())
+    }
+
+    /// Writes one value.
+    pub(crate) fn put(self, value: T) -> Outcome {
+        let to = self.not_null()?;
+        // SAFETY: not NULL, and the caller of the C function vouches that it is a T's place.
+        unsafe { to.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Reads one value.
+    pub(crate) fn get(self) -> Outcome<T>
+    where
+        T: Copy,
+    {
+        let from = self.not_null()?;
+        // SAFETY: not NULL, and the caller of the C function vouches that a T is there.
+        Ok(unsafe { from.read_unaligned() })
+    }
+
+    /// The place of the entry at an index of a caller's array that is known to be long enough.
+    pub(crate) fn at(self, index: usize) -> Outcome<Ptr<T>> {
+        let first = self.not_null()?;
+        // SAFETY: within the array that the caller vouches for.
+        Ok(Ptr(unsafe { first.add(index) }))
+    }
+
+    /// Writes values one after another into an array that is known to be long enough.
+    pub(crate) fn put_all(self, values: Vec<T>) -> Outcome {
+        self.required()?;
+        for (index, value) in values.into_iter().enumerate() {
+            self.at(index)?.put(value)?;
+        }
+        Ok(())
+    }
+
+    /// Fills a list under NVML's rule for those of unknown length: `count` is its capacity on
+    /// entry and the number of entries on return; a capacity too small, as the 0 that asks for
+    /// the number, is `INSUFFICIENT_SIZE`.
+    pub(crate) fn put_list(self, count: Ptr<u32>, values: Vec<T>) -> Outcome {
+        let capacity = count.get()? as usize;
+        count.put(u32::try_from(values.len()).map_err(|_| Return::Unknown)?)?;
+        match values.len() {
+            0 => Ok(()),
+            wanted if capacity < wanted => Err(Return::InsufficientSize),
+            _ => self.put_all(values),
+        }
+    }
+}
+
+impl Ptr<c_char> {
+    /// Writes a text with its terminator into a buffer of `length` bytes.
+    pub(crate) fn put_text(self, length: u32, text: &str) -> Outcome {
+        let to = self.not_null()?;
+        if text.len() >= length as usize {
+            return Err(Return::InsufficientSize);
+        }
+        // SAFETY: the caller vouches for `length` bytes, and text and terminator fit in them.
+        unsafe {
+            to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), text.len());
+            to.add(text.len()).write(0);
+        }
+        Ok(())
+    }
+
+    /// A text of the caller's; `INVALID_ARGUMENT` when it is not UTF-8: no name of ours is.
+    pub(crate) fn text(self) -> Outcome<String> {
+        let from = self.not_null()?;
+        // SAFETY: the caller vouches for a terminated string that lives through the call.
+        let text = unsafe { CStr::from_ptr(from) };
+        text.to_str().map(str::to_owned).map_err(|_| Return::InvalidArgument)
+    }
+}
+
+/// A handle argument: `nvmlDevice_t`, `nvmlGpuInstance_t` or `nvmlComputeInstance_t`. A pointer
+/// to C, in truth the packed [`Handle`], so nothing of ours is ever reached through it.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(crate) struct Opaque(usize);
+
+impl Opaque {
+    /// What it is a handle of; `INVALID_ARGUMENT` for NULL and for pointers of the caller's own.
+    pub(crate) fn open(self) -> Outcome<Handle> {
+        Handle::unpack(self.0 as u64).ok_or(Return::InvalidArgument)
+    }
+
+    /// A handle to give out.
+    pub(crate) fn of(handle: Handle) -> Self {
+        #[allow(clippy::cast_possible_truncation)] // 64-bit hosts only, as NVIDIA's own driver
+        Self(handle.pack() as usize)
+    }
+
+    /// As the pointer type of a struct's field.
+    pub(crate) fn pointer<T>(self) -> *mut T {
+        std::ptr::without_provenance_mut(self.0)
+    }
+}
+
+/// A fixed-size text field of a struct: cut to fit, terminated.
+pub(crate) fn text_field<const N: usize>(text: &str) -> [c_char; N] {
+    let mut field = [0; N];
+    for (slot, byte) in field.iter_mut().take(N - 1).zip(text.bytes()) {
+        *slot = c_char::from_ne_bytes([byte]);
+    }
+    field
+}
+
+/// The version word of a struct: its size, and its version in the top byte.
+pub(crate) const fn version_word<T>(version: u32) -> u32 {
+    #[allow(clippy::cast_possible_truncation)] // structs of some hundred bytes
+    let size = size_of::<T>() as u32;
+    size | version << 24
+}

@@ -1,0 +1,344 @@
+//! What happens around every call: one way in, one way out.
+//!
+//! ```text
+//!  C caller ─▶ run: panics caught (999) ─▶ Call::…: session open? handle ours? (1, 2)
+//!               ─▶ fault rules before ─▶ read the state, or change it under its lock ─▶ trace ─▶ fault rules after
+//! ```
+//!
+//! A panic must never reach a client, so [`exports!`] is the only way in which this crate makes a
+//! C function that can do anything. A function's body gets a [`Call`] and reaches the simulated
+//! host through it alone; so fault rules see every call, and the trace every change.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use silicon::machine::{ComputeInstanceHandle, GpuInstanceHandle, Handle, Placement};
+use silicon::{Machine, Return};
+
+use crate::caller::{Opaque, Outcome};
+use crate::session;
+
+/// Makes exported C functions out of bodies that return an [`Outcome`].
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) |$call:ident| $body:block)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
+            $crate::entry::run(stringify!($name), |$call: &$crate::entry::Call| -> $crate::caller::Outcome { $body })
+        }
+    )*};
+}
+pub(crate) use exports;
+
+/// Runs a function's body and turns what comes of it into a return code.
+pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -> u32 {
+    static QUIET: Once = Once::new();
+    // The hook is of this library's own copy of the standard library, not the client's.
+    QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
+    match catch_unwind(AssertUnwindSafe(|| body(&Call { function }))) {
+        Ok(Ok(())) => Return::Success.code(),
+        Ok(Err(code)) => code.code(),
+        Err(_panic) => Return::Unknown.code(),
+    }
+}
+
+/// A device as functions see it: a whole GPU by index, or a MIG device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Device {
+    Gpu(u32),
+    Mig(ComputeInstanceHandle),
+}
+
+impl Device {
+    /// Index of the GPU that it is, or is on.
+    pub(crate) fn gpu(self) -> u32 {
+        match self {
+            Device::Gpu(index) => index,
+            Device::Mig(handle) => handle.gpu,
+        }
+    }
+}
+
+/// Arguments of a call that changes something, for the trace.
+pub(crate) struct Change(String);
+
+impl Change {
+    /// A change without arguments beyond the handle.
+    pub(crate) const NONE: Change = Change(String::new());
+
+    pub(crate) fn create_gpu_instance(profile: u32, placement: Option<Placement>) -> Self {
+        Self(created(profile, placement))
+    }
+
+    pub(crate) fn create_compute_instance(profile: u32, placement: Option<Placement>) -> Self {
+        Self(created(profile, placement))
+    }
+
+    /// A setting.
+    pub(crate) fn value(value: u32) -> Self {
+        Self(format!("value={value}"))
+    }
+}
+
+fn created(profile: u32, placement: Option<Placement>) -> String {
+    match placement {
+        Some(at) => format!("profile={profile} placement={}:{}", at.start, at.size),
+        None => format!("profile={profile}"),
+    }
+}
+
+/// What a call is about, for fault rules and trace.
+#[derive(Clone, Copy)]
+struct About {
+    gpu: Option<u32>,
+    gpu_instance: Option<u32>,
+    compute_instance: Option<u32>,
+}
+
+impl About {
+    const HOST: About = About { gpu: None, gpu_instance: None, compute_instance: None };
+
+    fn of(handle: Handle) -> Self {
+        match handle {
+            Handle::Gpu(h) => About { gpu: Some(h.gpu), ..About::HOST },
+            Handle::GpuInstance(h) => About { gpu: Some(h.gpu), gpu_instance: Some(h.id), ..About::HOST },
+            Handle::MigDevice(h) | Handle::ComputeInstance(h) => {
+                About { gpu: Some(h.gpu), gpu_instance: Some(h.gpu_instance), compute_instance: Some(h.id) }
+            }
+        }
+    }
+}
+
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.gpu_instance, self.compute_instance) {
+            (Some(gi), Some(ci)) => write!(f, "gi={gi} ci={ci}"),
+            (Some(gi), None) => write!(f, "gi={gi}"),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+/// A call under way.
+pub(crate) struct Call {
+    function: &'static str,
+}
+
+impl Call {
+    pub(crate) fn init(&self) -> Outcome {
+        session::open(self.function)
+    }
+
+    pub(crate) fn shutdown(&self) -> Outcome {
+        session::close()
+    }
+
+    fn named(&self, about: About) -> silicon::Call<'static> {
+        silicon::Call {
+            function: self.function,
+            gpu: about.gpu,
+            gpu_instance: about.gpu_instance,
+            compute_instance: about.compute_instance,
+        }
+    }
+
+    fn read<T>(&self, about: About, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
+        let session = session::current()?;
+        let decision = session.host.before(&self.named(about))?;
+        let outcome = match decision.rc {
+            Some(code) => Err(code),
+            None if decision.stale => body(&session.at_init),
+            None => session.host.read().map_err(Return::from).and_then(|machine| body(&machine)),
+        };
+        session.host.after(decision);
+        outcome
+    }
+
+    /// Changes the state. Only root may, or who owns the simulated host; the activation status
+    /// that a fault rule wants is for the body to act on.
+    fn change<T>(
+        &self,
+        about: About,
+        what: &Change,
+        body: impl FnOnce(&mut Machine, Option<Return>) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let session = session::current()?;
+        let decision = session.host.before(&self.named(about))?;
+        let outcome = match decision.rc {
+            Some(code) => Err(code),
+            None if !session.host.privileged() => Err(Return::NoPermission),
+            None => session.host.update(|machine| body(machine, decision.activation_status)),
+        };
+        let arguments = format!("{about} {}", what.0);
+        let code = outcome.as_ref().err().copied().unwrap_or(Return::Success);
+        session.host.trace(self.function, about.gpu, arguments.trim(), code);
+        session.host.after(decision);
+        outcome
+    }
+
+    /// A call about no GPU.
+    pub(crate) fn host<T>(&self, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
+        self.read(About::HOST, body)
+    }
+
+    /// A call about the GPU at an index.
+    pub(crate) fn at<T>(&self, index: u32, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
+        self.read(About { gpu: Some(index), ..About::HOST }, body)
+    }
+
+    /// A call about a GPU or a MIG device.
+    pub(crate) fn device<T>(&self, device: Opaque, body: impl FnOnce(&Machine, Device) -> Outcome<T>) -> Outcome<T> {
+        initialised()?;
+        let handle = device.open()?;
+        self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
+    }
+
+    /// A reading that a whole GPU has, and a MIG device has not.
+    pub(crate) fn gpu<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
+        self.device(device, |machine, at| match at {
+            Device::Gpu(index) => body(machine, index),
+            Device::Mig(_) => Err(Return::NotSupported),
+        })
+    }
+
+    /// A call that makes sense of a whole GPU only.
+    pub(crate) fn parent<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32) -> Outcome<T>) -> Outcome<T> {
+        self.device(device, |machine, at| match at {
+            Device::Gpu(index) => body(machine, index),
+            Device::Mig(_) => Err(Return::InvalidArgument),
+        })
+    }
+
+    /// A call that makes sense of a MIG device only.
+    pub(crate) fn mig_device<T>(
+        &self,
+        device: Opaque,
+        body: impl FnOnce(&Machine, ComputeInstanceHandle) -> Outcome<T>,
+    ) -> Outcome<T> {
+        self.device(device, |machine, at| match at {
+            Device::Gpu(_) => Err(Return::InvalidArgument),
+            Device::Mig(handle) => body(machine, handle),
+        })
+    }
+
+    /// A call about a GPU instance.
+    pub(crate) fn gpu_instance<T>(
+        &self,
+        instance: Opaque,
+        body: impl FnOnce(&Machine, GpuInstanceHandle) -> Outcome<T>,
+    ) -> Outcome<T> {
+        initialised()?;
+        let (handle, about) = gpu_instance(instance)?;
+        self.read(about, |machine| {
+            machine.resolve_gpu_instance(handle)?;
+            body(machine, handle)
+        })
+    }
+
+    /// A call about a compute instance.
+    pub(crate) fn compute_instance<T>(
+        &self,
+        instance: Opaque,
+        body: impl FnOnce(&Machine, ComputeInstanceHandle) -> Outcome<T>,
+    ) -> Outcome<T> {
+        initialised()?;
+        let (handle, about) = compute_instance(instance)?;
+        self.read(about, |machine| body(machine, handle))
+    }
+
+    /// A change of a whole GPU.
+    pub(crate) fn change_parent<T>(
+        &self,
+        device: Opaque,
+        what: &Change,
+        body: impl FnOnce(&mut Machine, u32) -> Outcome<T>,
+    ) -> Outcome<T> {
+        self.change_gpu(device, what, |machine, gpu, _| body(machine, gpu))
+    }
+
+    /// Switches MIG mode; gives the activation status.
+    pub(crate) fn set_mig_mode(&self, device: Opaque, enable: bool) -> Outcome<Return> {
+        self.change_gpu(device, &Change::value(u32::from(enable)), |machine, gpu, status| match status {
+            Some(status) => machine.set_mig_mode_pending(gpu, enable).map(|()| status),
+            None => machine.set_mig_mode(gpu, enable, std::process::id()),
+        })
+    }
+
+    fn change_gpu<T>(
+        &self,
+        device: Opaque,
+        what: &Change,
+        body: impl FnOnce(&mut Machine, u32, Option<Return>) -> Outcome<T>,
+    ) -> Outcome<T> {
+        initialised()?;
+        let handle = device.open()?;
+        self.change(About::of(handle), what, |machine, status| match resolve_device(machine, handle)? {
+            Device::Gpu(index) => body(machine, index, status),
+            Device::Mig(_) => Err(Return::InvalidArgument),
+        })
+    }
+
+    /// A change of a GPU instance, or in it.
+    pub(crate) fn change_gpu_instance<T>(
+        &self,
+        instance: Opaque,
+        what: &Change,
+        body: impl FnOnce(&mut Machine, GpuInstanceHandle) -> Outcome<T>,
+    ) -> Outcome<T> {
+        initialised()?;
+        let (handle, about) = gpu_instance(instance)?;
+        self.change(about, what, |machine, _| body(machine, handle))
+    }
+
+    /// A change of a compute instance.
+    pub(crate) fn change_compute_instance<T>(
+        &self,
+        instance: Opaque,
+        what: &Change,
+        body: impl FnOnce(&mut Machine, ComputeInstanceHandle) -> Outcome<T>,
+    ) -> Outcome<T> {
+        initialised()?;
+        let (handle, about) = compute_instance(instance)?;
+        self.change(about, what, |machine, _| body(machine, handle))
+    }
+}
+
+/// A call before `nvmlInit` says so, whatever its arguments.
+fn initialised() -> Outcome {
+    session::current().map(|_| ())
+}
+
+fn resolve_device(machine: &Machine, handle: Handle) -> Outcome<Device> {
+    match handle {
+        Handle::Gpu(handle) => machine.resolve_gpu(handle).map(|gpu| Device::Gpu(gpu.index)),
+        Handle::MigDevice(handle) => machine.resolve_compute_instance(handle).map(|_| Device::Mig(handle)),
+        Handle::GpuInstance(_) | Handle::ComputeInstance(_) => Err(Return::InvalidArgument),
+    }
+}
+
+fn gpu_instance(instance: Opaque) -> Outcome<(GpuInstanceHandle, About)> {
+    match instance.open()? {
+        handle @ Handle::GpuInstance(of) => Ok((of, About::of(handle))),
+        Handle::Gpu(_) | Handle::MigDevice(_) | Handle::ComputeInstance(_) => Err(Return::InvalidArgument),
+    }
+}
+
+fn compute_instance(instance: Opaque) -> Outcome<(ComputeInstanceHandle, About)> {
+    match instance.open()? {
+        handle @ Handle::ComputeInstance(of) => Ok((of, About::of(handle))),
+        Handle::Gpu(_) | Handle::MigDevice(_) | Handle::GpuInstance(_) => Err(Return::InvalidArgument),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_unknown_error() {
+        assert_eq!(run("nvmlTest", |_| panic!("of a bug")), 999);
+        assert_eq!(run("nvmlTest", |_| Err(Return::InUse)), 19);
+        assert_eq!(run("nvmlTest", |_| Ok(())), 0);
+    }
+}

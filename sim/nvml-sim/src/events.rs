@@ -1,0 +1,165 @@
+//! Event sets: Xid errors and MIG configuration changes.
+//!
+//! Each set has its own cursor in the host's queue, so every listener sees every event once, and
+//! none from before it registered. Events are registered on a whole GPU and name the instances.
+//! Waiting takes no thread and holds no lock.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nvml_wrapper_sys::bindings::nvmlEventData_t;
+use silicon::machine::{Event, Handle, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
+use silicon::{Machine, Return};
+
+use crate::caller::{Opaque, Outcome, Ptr};
+use crate::entry::exports;
+use crate::session;
+
+/// Events that simulated GPUs report.
+const SUPPORTED: u64 = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
+/// Instance id of an event that concerns none.
+const NO_INSTANCE: u32 = u32::MAX;
+/// How often a waiting call looks whether a GPU fell off the bus, which is no event.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// What `nvmlEventSetWait` filled before MIG: no instance ids.
+#[repr(C)]
+pub(crate) struct EventDataV1 {
+    device: *mut std::ffi::c_void,
+    kind: u64,
+    data: u64,
+}
+
+/// An event set.
+#[derive(Clone, Default)]
+struct EventSet {
+    /// Wanted types and the queue's position at registration, by GPU.
+    gpus: BTreeMap<u32, (u64, u64)>,
+    /// Boot in which GPUs were registered: the queue begins anew with the next.
+    boot: u64,
+    /// Last event delivered.
+    cursor: u64,
+}
+
+impl EventSet {
+    fn wants(&self, event: &Event) -> bool {
+        self.gpus.get(&event.gpu).is_some_and(|(types, from)| types & event.kind != 0 && event.sequence > *from)
+    }
+}
+
+struct Sets {
+    next: usize,
+    open: BTreeMap<usize, EventSet>,
+}
+
+static SETS: Mutex<Sets> = Mutex::new(Sets { next: 1, open: BTreeMap::new() });
+
+fn sets() -> MutexGuard<'static, Sets> {
+    SETS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops all sets: their session ended.
+pub(crate) fn forget_all() {
+    sets().open.clear();
+}
+
+exports! {
+    /// Makes an event set.
+    fn nvmlEventSetCreate(set: Ptr<usize>) |call| {
+        set.required()?;
+        call.host(|_| Ok(()))?;
+        let mut sets = sets();
+        let id = sets.next;
+        sets.next += 1;
+        sets.open.insert(id, EventSet::default());
+        set.put(id)
+    }
+
+    /// Ends an event set.
+    fn nvmlEventSetFree(set: usize) |call| {
+        call.host(|_| Ok(()))?;
+        sets().open.remove(&set).map(|_| ()).ok_or(Return::InvalidArgument)
+    }
+
+    /// Event types that a GPU reports.
+    fn nvmlDeviceGetSupportedEventTypes(device: Opaque, types: Ptr<u64>) |call| {
+        types.put(call.gpu(device, supported)?)
+    }
+
+    /// Has an event set listen to a GPU, from now on.
+    fn nvmlDeviceRegisterEvents(device: Opaque, types: u64, set: usize) |call| {
+        let (gpu, from, boot) = call.gpu(device, |m, gpu| {
+            if types & !supported(m, gpu)? != 0 {
+                return Err(Return::NotSupported);
+            }
+            Ok((gpu, m.events().cursor(), m.state().boot))
+        })?;
+        let mut sets = sets();
+        let listener = sets.open.get_mut(&set).ok_or(Return::InvalidArgument)?;
+        listener.boot = boot;
+        let (wanted, _) = listener.gpus.entry(gpu).or_insert((0, from));
+        *wanted |= types;
+        Ok(())
+    }
+
+    /// Waits for an event, at most so many ms; without instance ids.
+    fn nvmlEventSetWait(set: usize, data: Ptr<EventDataV1>, timeout_ms: u32) |call| {
+        data.required()?;
+        call.host(|_| Ok(()))?;
+        let (event, device) = wait(set, timeout_ms)?;
+        data.put(EventDataV1 { device: device.pointer(), kind: event.kind, data: event.data })
+    }
+
+    /// Waits for an event, at most so many ms.
+    fn nvmlEventSetWait_v2(set: usize, data: Ptr<nvmlEventData_t>, timeout_ms: u32) |call| {
+        data.required()?;
+        call.host(|_| Ok(()))?;
+        let (event, device) = wait(set, timeout_ms)?;
+        data.put(nvmlEventData_t {
+            device: device.pointer(),
+            eventType: event.kind,
+            eventData: event.data,
+            gpuInstanceId: event.gpu_instance.unwrap_or(NO_INSTANCE),
+            computeInstanceId: event.compute_instance.unwrap_or(NO_INSTANCE),
+        })
+    }
+}
+
+fn supported(m: &Machine, gpu: u32) -> Outcome<u64> {
+    m.gpu(gpu)?;
+    Ok(if m.part(gpu)?.has_mig() { SUPPORTED } else { XID_CRITICAL_ERROR })
+}
+
+/// The next event that a set listens for, and the handle of its GPU. `TIMEOUT` when none comes,
+/// `GPU_IS_LOST` when none is left and a GPU fell off the bus.
+fn wait(set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
+    let host = session::current()?;
+    // The largest number means for ever; that many ms are as good.
+    let until = Instant::now() + Duration::from_millis(timeout_ms.into());
+    loop {
+        let listener = sets().open.get(&set).cloned().ok_or(Return::InvalidArgument)?;
+        let left = until.saturating_duration_since(Instant::now());
+        let found = host.host.wait_event(listener.cursor, left.min(SLICE), |event| listener.wants(event))?;
+        let machine = host.host.read()?;
+        if !listener.gpus.is_empty() && machine.state().boot != listener.boot {
+            return Err(Return::InvalidArgument);
+        }
+        if let Some(event) = found {
+            let mut sets = sets();
+            let listener = sets.open.get_mut(&set).ok_or(Return::InvalidArgument)?;
+            if listener.cursor >= event.sequence {
+                continue; // another thread that waits on this set was given it
+            }
+            listener.cursor = event.sequence;
+            let handle = silicon::machine::GpuHandle { gpu: event.gpu, boot: machine.state().boot };
+            return Ok((event, Opaque::of(Handle::Gpu(handle))));
+        }
+        if machine.gpus().iter().any(|gpu| gpu.lost && listener.gpus.contains_key(&gpu.index)) {
+            return Err(Return::GpuIsLost);
+        }
+        if Instant::now() >= until {
+            return Err(Return::Timeout);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! GPU instances: profiles, placements, creation, destruction, lists.
+//!
+//! Profile information comes in three generations of one call. All answer from one place, so
+//! that a client of any age reads the same.
+
+use nvml_wrapper_sys::bindings::{
+    nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlGpuInstanceProfileInfo_v3_t,
+};
+use silicon::machine::{Handle, Placement};
+use silicon::{Machine, Return};
+
+use crate::caller::{Opaque, Outcome, Ptr, text_field, version_word};
+use crate::entry::{Change, exports};
+
+/// `NVML_GPU_INSTANCE_PROFILE_CAPS_GFX`.
+const CAPABILITY_GFX: u32 = 2;
+
+exports! {
+    /// A profile by its enum index, without a name.
+    fn nvmlDeviceGetGpuInstanceProfileInfo(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_t>) |call| {
+        info.required()?;
+        info.put(call.parent(device, |m, gpu| {
+            let part = m.part(gpu)?;
+            let data = &part.profile_by_index(index)?.data;
+            Ok(nvmlGpuInstanceProfileInfo_t {
+                id: data.id,
+                isP2pSupported: 0,
+                sliceCount: data.slices.into(),
+                instanceCount: data.max.into(),
+                multiprocessorCount: data.sm,
+                copyEngineCount: data.engines.copy.into(),
+                decoderCount: data.engines.decoder.into(),
+                encoderCount: data.engines.encoder.into(),
+                jpegCount: data.engines.jpeg.into(),
+                ofaCount: data.engines.ofa.into(),
+                memorySizeMB: data.memory_mib,
+            })
+        })?)
+    }
+
+    /// A profile by its enum index, with its name and, from version 3, what else it can do.
+    fn nvmlDeviceGetGpuInstanceProfileInfoV(device: Opaque, index: u32, info: Ptr<nvmlGpuInstanceProfileInfo_v2_t>) |call| {
+        let version = info.cast::<u32>().get()?;
+        let third = match version {
+            word if word == version_word::<nvmlGpuInstanceProfileInfo_v2_t>(2) => false,
+            word if word == version_word::<nvmlGpuInstanceProfileInfo_v3_t>(3) => true,
+            _ => return Err(Return::ArgumentVersionMismatch),
+        };
+        let data = call.parent(device, |m, gpu| Ok(m.part(gpu)?.profile_by_index(index)?.data.clone()))?;
+        let name = text_field(&format!("MIG {}", data.name));
+        if third {
+            return info.cast().put(nvmlGpuInstanceProfileInfo_v3_t {
+                version,
+                id: data.id,
+                sliceCount: data.slices.into(),
+                instanceCount: data.max.into(),
+                multiprocessorCount: data.sm,
+                copyEngineCount: data.engines.copy.into(),
+                decoderCount: data.engines.decoder.into(),
+                encoderCount: data.engines.encoder.into(),
+                jpegCount: data.engines.jpeg.into(),
+                ofaCount: data.engines.ofa.into(),
+                memorySizeMB: data.memory_mib,
+                name,
+                capabilities: if data.gfx { CAPABILITY_GFX } else { 0 },
+            });
+        }
+        info.put(nvmlGpuInstanceProfileInfo_v2_t {
+            version,
+            id: data.id,
+            isP2pSupported: 0,
+            sliceCount: data.slices.into(),
+            instanceCount: data.max.into(),
+            multiprocessorCount: data.sm,
+            copyEngineCount: data.engines.copy.into(),
+            decoderCount: data.engines.decoder.into(),
+            encoderCount: data.engines.encoder.into(),
+            jpegCount: data.engines.jpeg.into(),
+            ofaCount: data.engines.ofa.into(),
+            memorySizeMB: data.memory_mib,
+            name,
+        })
+    }
+
+    /// Possible placements of a profile, free or not. Works with MIG off. NULL asks for the number.
+    fn nvmlDeviceGetGpuInstancePossiblePlacements(
+        device: Opaque, profile: u32, placements: Ptr<nvmlGpuInstancePlacement_t>, count: Ptr<u32>,
+    ) |call| {
+        let found = call.parent(device, |m, gpu| possible_placements(m, gpu, profile))?;
+        put_placements(placements, count, found)
+    }
+
+    /// As the one without `_v2`.
+    fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
+        device: Opaque, profile: u32, placements: Ptr<nvmlGpuInstancePlacement_t>, count: Ptr<u32>,
+    ) |call| {
+        let found = call.parent(device, |m, gpu| possible_placements(m, gpu, profile))?;
+        put_placements(placements, count, found)
+    }
+
+    /// How many more instances of a profile fit now.
+    fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Opaque, profile: u32, count: Ptr<u32>) |call| {
+        count.put(call.parent(device, |m, gpu| m.remaining_gpu_instances(gpu, profile))?)
+    }
+
+    /// Creates an instance where the driver likes.
+    fn nvmlDeviceCreateGpuInstance(device: Opaque, profile: u32, instance: Ptr<Opaque>) |call| {
+        instance.required()?;
+        let made = call.change_parent(device, &Change::create_gpu_instance(profile, None), |m, gpu| {
+            m.create_gpu_instance(gpu, profile, None)
+        })?;
+        instance.put(Opaque::of(Handle::GpuInstance(made)))
+    }
+
+    /// Creates an instance at a placement.
+    fn nvmlDeviceCreateGpuInstanceWithPlacement(
+        device: Opaque, profile: u32, placement: Ptr<nvmlGpuInstancePlacement_t>, instance: Ptr<Opaque>,
+    ) |call| {
+        instance.required()?;
+        let wanted = placement.get()?;
+        let wanted = span(wanted.start, wanted.size)?;
+        let made = call.change_parent(device, &Change::create_gpu_instance(profile, Some(wanted)), |m, gpu| {
+            m.create_gpu_instance(gpu, profile, Some(wanted))
+        })?;
+        instance.put(Opaque::of(Handle::GpuInstance(made)))
+    }
+
+    /// Destroys an instance that holds no compute instance and no process.
+    fn nvmlGpuInstanceDestroy(instance: Opaque) |call| {
+        call.change_gpu_instance(instance, &Change::NONE, Machine::destroy_gpu_instance)
+    }
+
+    /// Instances of a profile, by id. The caller has room for as many as the profile allows.
+    fn nvmlDeviceGetGpuInstances(device: Opaque, profile: u32, instances: Ptr<Opaque>, count: Ptr<u32>) |call| {
+        instances.required()?;
+        count.required()?;
+        let found = call.parent(device, |m, gpu| {
+            let part = m.part(gpu)?;
+            let at = m.mig_gpu(gpu)?;
+            part.profile(profile)?;
+            let of_profile = at.instances.iter().filter(|instance| instance.profile_id == profile);
+            of_profile.map(|instance| m.gpu_instance_handle(gpu, instance.id)).collect::<Outcome<Vec<_>>>()
+        })?;
+        count.put(u32::try_from(found.len()).map_err(|_| Return::Unknown)?)?;
+        instances.put_all(found.into_iter().map(|handle| Opaque::of(Handle::GpuInstance(handle))).collect())
+    }
+
+    /// Instance with an id.
+    fn nvmlDeviceGetGpuInstanceById(device: Opaque, id: u32, instance: Ptr<Opaque>) |call| {
+        instance.required()?;
+        let found = call.parent(device, |m, gpu| m.gpu_instance_handle(gpu, id))?;
+        instance.put(Opaque::of(Handle::GpuInstance(found)))
+    }
+
+    /// What and where an instance is.
+    fn nvmlGpuInstanceGetInfo(instance: Opaque, info: Ptr<nvmlGpuInstanceInfo_t>) |call| {
+        info.put(call.gpu_instance(instance, |m, handle| {
+            let found = m.resolve_gpu_instance(handle)?;
+            Ok(nvmlGpuInstanceInfo_t {
+                device: Opaque::of(Handle::Gpu(m.gpu_handle(handle.gpu)?)).pointer(),
+                id: found.id,
+                profileId: found.profile_id,
+                placement: nvmlGpuInstancePlacement_t {
+                    start: found.placement.start.into(),
+                    size: found.placement.size.into(),
+                },
+            })
+        })?)
+    }
+}
+
+/// A caller's placement; one that no GPU could have is an invalid argument.
+pub(crate) fn span(start: u32, size: u32) -> Outcome<Placement> {
+    let narrow = |value: u32| u8::try_from(value).map_err(|_| Return::InvalidArgument);
+    Ok(Placement { start: narrow(start)?, size: narrow(size)? })
+}
+
+fn possible_placements(m: &Machine, gpu: u32, profile: u32) -> Outcome<Vec<nvmlGpuInstancePlacement_t>> {
+    m.gpu(gpu)?;
+    let part = m.part(gpu)?;
+    let placements = part.profile(profile)?.placements();
+    Ok(placements.map(|(at, _)| nvmlGpuInstancePlacement_t { start: at.start.into(), size: at.size.into() }).collect())
+}
+
+/// Number of placements, and the placements unless the array is NULL.
+pub(crate) fn put_placements<T>(to: Ptr<T>, count: Ptr<u32>, found: Vec<T>) -> Outcome {
+    count.put(u32::try_from(found.len()).map_err(|_| Return::Unknown)?)?;
+    if to.is_null() { Ok(()) } else { to.put_all(found) }
+}

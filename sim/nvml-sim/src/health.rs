@@ -1,0 +1,116 @@
+//! Settings and health: persistence, compute mode, ECC, display, links, affinity.
+
+use silicon::Return;
+use silicon::machine::Board;
+
+use crate::caller::{Opaque, Outcome, Ptr};
+use crate::entry::{Change, exports};
+use crate::readings::board;
+
+/// Most NVLink links of any part that the 550 driver knows.
+const NVLINK_MAX_LINKS: u32 = 18;
+/// Kinds of memory that have error counters, by NVML's numbers: all below this.
+const MEMORY_LOCATIONS: u32 = 8;
+
+exports! {
+    /// Whether the driver stays attached without clients.
+    fn nvmlDeviceGetPersistenceMode(device: Opaque, mode: Ptr<u32>) |call| {
+        mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.persistence.into()))?)
+    }
+
+    /// Sets whether the driver stays attached without clients.
+    fn nvmlDeviceSetPersistenceMode(device: Opaque, mode: u32) |call| {
+        let on = switch(mode)?;
+        call.change_parent(device, &Change::value(mode), |m, gpu| m.set_persistence(gpu, on))
+    }
+
+    /// Who may make a context: 0 all, 2 nobody, 3 one process.
+    fn nvmlDeviceGetComputeMode(device: Opaque, mode: Ptr<u32>) |call| {
+        mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.compute_mode))?)
+    }
+
+    /// Sets who may make a context.
+    fn nvmlDeviceSetComputeMode(device: Opaque, mode: u32) |call| {
+        call.change_parent(device, &Change::value(mode), |m, gpu| m.set_compute_mode(gpu, mode))
+    }
+
+    /// Whether a display is driven.
+    fn nvmlDeviceGetDisplayActive(device: Opaque, active: Ptr<u32>) |call| {
+        active.put(call.gpu(device, |_, _| Ok(0))?)
+    }
+
+    /// Whether a display is attached.
+    fn nvmlDeviceGetDisplayMode(device: Opaque, mode: Ptr<u32>) |call| {
+        mode.put(call.gpu(device, |_, _| Ok(0))?)
+    }
+
+    /// A matter of Windows.
+    fn nvmlDeviceGetDriverModel(device: Opaque, _current: Ptr<u32>, _pending: Ptr<u32>) |call| {
+        call.gpu(device, |_, _| Err(Return::NotSupported))
+    }
+
+    /// ECC now and after the next reset: always on.
+    fn nvmlDeviceGetEccMode(device: Opaque, current: Ptr<u32>, pending: Ptr<u32>) |call| {
+        call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
+        current.put(1)?;
+        pending.put(1)
+    }
+
+    /// Memory errors of a kind since boot (counter 0) or ever (1). There are none.
+    fn nvmlDeviceGetTotalEccErrors(device: Opaque, kind: u32, counter: u32, count: Ptr<u64>) |call| {
+        error_counter(kind, counter)?;
+        call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
+        count.put(0)
+    }
+
+    /// Memory errors of a kind at a location. There are none.
+    fn nvmlDeviceGetMemoryErrorCounter(device: Opaque, kind: u32, counter: u32, location: u32, count: Ptr<u64>) |call| {
+        error_counter(kind, counter)?;
+        if location >= MEMORY_LOCATIONS {
+            return Err(Return::InvalidArgument);
+        }
+        call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
+        count.put(0)
+    }
+
+    /// Whether the GPU is a guest's: 0, bare metal.
+    fn nvmlDeviceGetVirtualizationMode(device: Opaque, mode: Ptr<u32>) |call| {
+        mode.put(call.gpu(device, |_, _| Ok(0))?)
+    }
+
+    /// Processors near the GPU, as a bit set: all of the host's.
+    fn nvmlDeviceGetCpuAffinity(device: Opaque, size: u32, set: Ptr<u64>) |call| {
+        if size == 0 {
+            return Err(Return::InvalidArgument);
+        }
+        call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ()))?;
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
+        let word = |index: usize| match processors.saturating_sub(index * 64) {
+            left @ 0..64 => (1_u64 << left) - 1,
+            64.. => u64::MAX,
+        };
+        set.put_all((0..size as usize).map(word).collect())
+    }
+
+    /// Whether an NVLink link is up.
+    fn nvmlDeviceGetNvLinkState(device: Opaque, link: u32, active: Ptr<u32>) |call| {
+        let links = call.gpu(device, |m, gpu| board(m, gpu).map(|board: Board| board.nvlinks))?;
+        match (links, link) {
+            (_, NVLINK_MAX_LINKS..) => Err(Return::InvalidArgument),
+            (links, link) if link >= links => Err(Return::NotSupported),
+            _ => active.put(1),
+        }
+    }
+}
+
+fn switch(value: u32) -> Outcome<bool> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Return::InvalidArgument),
+    }
+}
+
+fn error_counter(kind: u32, counter: u32) -> Outcome {
+    if kind <= 1 && counter <= 1 { Ok(()) } else { Err(Return::InvalidArgument) }
+}

@@ -1,0 +1,88 @@
+//! MIG mode of a GPU, and MIG devices as devices: handles, ids, attributes.
+
+use nvml_wrapper_sys::bindings::nvmlDeviceAttributes_t;
+use silicon::machine::Handle;
+use silicon::{Machine, Return};
+
+use crate::caller::{Opaque, Ptr};
+use crate::entry::{Device, exports};
+
+exports! {
+    /// MIG mode in force, and after the next reset.
+    fn nvmlDeviceGetMigMode(device: Opaque, current: Ptr<u32>, pending: Ptr<u32>) |call| {
+        current.required()?;
+        pending.required()?;
+        let (now, then) = call.parent(device, |m, gpu| {
+            let at = m.gpu(gpu)?;
+            if m.part(gpu)?.has_mig() { Ok((at.mig, at.mig_pending)) } else { Err(Return::NotSupported) }
+        })?;
+        current.put(u32::from(now))?;
+        pending.put(u32::from(then))
+    }
+
+    /// Switches MIG mode. A success is not the mode in force: that the activation status says.
+    fn nvmlDeviceSetMigMode(device: Opaque, mode: u32, activation: Ptr<u32>) |call| {
+        activation.required()?;
+        let enable = match mode {
+            0 => false,
+            1 => true,
+            _ => return Err(Return::InvalidArgument),
+        };
+        let status = call.set_mig_mode(device, enable)?;
+        activation.put(status.code())
+    }
+
+    /// Most MIG devices that the GPU can have; 0 with MIG off.
+    fn nvmlDeviceGetMaxMigDeviceCount(device: Opaque, count: Ptr<u32>) |call| {
+        count.put(call.parent(device, Machine::max_mig_devices)?)
+    }
+
+    /// MIG device at a dense index, by (GPU instance id, compute instance id).
+    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Opaque, index: u32, mig: Ptr<Opaque>) |call| {
+        mig.required()?;
+        let handle = call.parent(device, |m, gpu| m.mig_device_by_index(gpu, index))?;
+        mig.put(Opaque::of(Handle::MigDevice(handle)))
+    }
+
+    /// Whether a handle is of a MIG device.
+    fn nvmlDeviceIsMigDeviceHandle(device: Opaque, is_mig: Ptr<u32>) |call| {
+        is_mig.put(call.device(device, |_, at| Ok(match at { Device::Gpu(_) => 0, Device::Mig(_) => 1 }))?)
+    }
+
+    /// GPU of a MIG device.
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig: Opaque, device: Ptr<Opaque>) |call| {
+        let parent = call.mig_device(mig, |m, ci| m.gpu_handle(ci.gpu))?;
+        device.put(Opaque::of(Handle::Gpu(parent)))
+    }
+
+    /// GPU instance of a MIG device.
+    fn nvmlDeviceGetGpuInstanceId(mig: Opaque, id: Ptr<u32>) |call| {
+        id.put(call.mig_device(mig, |_, ci| Ok(ci.gpu_instance))?)
+    }
+
+    /// Compute instance of a MIG device.
+    fn nvmlDeviceGetComputeInstanceId(mig: Opaque, id: Ptr<u32>) |call| {
+        id.put(call.mig_device(mig, |_, ci| Ok(ci.id))?)
+    }
+
+    /// What a MIG device has: multiprocessors of its own, engines and memory of its GPU instance.
+    fn nvmlDeviceGetAttributes_v2(mig: Opaque, attributes: Ptr<nvmlDeviceAttributes_t>) |call| {
+        attributes.put(call.mig_device(mig, |m, handle| {
+            let part = m.part(handle.gpu)?;
+            let (gi, ci) = m.resolve_compute_instance(handle)?;
+            let (profile, compute) = (part.profile(gi.profile_id)?, m.compute_profile(&part, gi, ci.profile_id)?);
+            let engines = &profile.data.engines;
+            Ok(nvmlDeviceAttributes_t {
+                multiprocessorCount: compute.sm,
+                sharedCopyEngineCount: engines.copy.into(),
+                sharedDecoderCount: engines.decoder.into(),
+                sharedEncoderCount: engines.encoder.into(),
+                sharedJpegCount: engines.jpeg.into(),
+                sharedOfaCount: engines.ofa.into(),
+                gpuInstanceSliceCount: profile.data.slices.into(),
+                computeInstanceSliceCount: compute.slices.into(),
+                memorySizeMB: profile.data.memory_mib,
+            })
+        })?)
+    }
+}

@@ -1,0 +1,188 @@
+//! Processes on GPUs and in MIG devices, their load, and accounting.
+//!
+//! Three lists (compute, graphics, MPS clients) in three generations. The first has entries of
+//! 16 bytes, without the ids of instances; nvtop 3.0 asks for it. The second and third are alike.
+
+use nvml_wrapper_sys::bindings::{
+    nvmlAccountingStats_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t,
+};
+use silicon::machine::{Process, ProcessKind};
+use silicon::{Machine, Return};
+
+use crate::caller::{Opaque, Outcome, Ptr};
+use crate::entry::{Change, Device, exports};
+use crate::readings::{now_ms, reading, without_mig};
+
+const MIB: u64 = 1 << 20;
+/// Instance id of a process that is in none.
+const NO_INSTANCE: u32 = u32::MAX;
+/// Processes that accounting remembers.
+const ACCOUNTING_BUFFER: u32 = 4000;
+
+exports! {
+    /// Compute processes, in entries of 16 bytes.
+    fn nvmlDeviceGetComputeRunningProcesses(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v1_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Compute, first))?)
+    }
+
+    /// Compute processes.
+    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Compute, second))?)
+    }
+
+    /// Compute processes.
+    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Compute, second))?)
+    }
+
+    /// Graphics processes, in entries of 16 bytes.
+    fn nvmlDeviceGetGraphicsRunningProcesses(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v1_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Graphics, first))?)
+    }
+
+    /// Graphics processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Graphics, second))?)
+    }
+
+    /// Graphics processes.
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Graphics, second))?)
+    }
+
+    /// Clients of MPS servers, in entries of 16 bytes.
+    fn nvmlDeviceGetMPSComputeRunningProcesses(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v1_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, first))?)
+    }
+
+    /// Clients of MPS servers.
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, second))?)
+    }
+
+    /// Clients of MPS servers.
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Opaque, count: Ptr<u32>, infos: Ptr<nvmlProcessInfo_v2_t>) |call| {
+        infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, second))?)
+    }
+
+    /// Load of each process since a time in µs. Not with MIG on.
+    fn nvmlDeviceGetProcessUtilization(
+        device: Opaque, samples: Ptr<nvmlProcessUtilizationSample_t>, count: Ptr<u32>, since: u64,
+    ) |call| {
+        count.required()?;
+        let found = call.gpu(device, |m, gpu| without_mig(m, gpu).and_then(|()| samples_of(m, gpu)))?;
+        let newer: Vec<_> = found.into_iter().filter(|sample| sample.timeStamp > since).collect();
+        if newer.is_empty() {
+            count.put(0)?;
+            return Err(Return::NotFound);
+        }
+        if samples.is_null() {
+            count.put(u32::try_from(newer.len()).map_err(|_| Return::Unknown)?)?;
+            return Err(Return::InsufficientSize);
+        }
+        samples.put_list(count, newer)
+    }
+
+    /// Whether the driver keeps accounts of processes.
+    fn nvmlDeviceGetAccountingMode(device: Opaque, mode: Ptr<u32>) |call| {
+        mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.accounting.into()))?)
+    }
+
+    /// Sets whether the driver keeps accounts of processes.
+    fn nvmlDeviceSetAccountingMode(device: Opaque, mode: u32) |call| {
+        let on = match mode {
+            0 => false,
+            1 => true,
+            _ => return Err(Return::InvalidArgument),
+        };
+        call.change_parent(device, &Change::value(mode), |m, gpu| m.set_accounting(gpu, on))
+    }
+
+    /// Account of a process.
+    fn nvmlDeviceGetAccountingStats(device: Opaque, pid: u32, stats: Ptr<nvmlAccountingStats_t>) |call| {
+        stats.put(call.gpu(device, |m, gpu| {
+            accounted(m, gpu)?;
+            let process = contexts(m, gpu)?.find(|process| process.pid.pid == pid).ok_or(Return::NotFound)?;
+            let now = reading(m, gpu)?;
+            Ok(nvmlAccountingStats_t {
+                gpuUtilization: now.gpu_percent,
+                memoryUtilization: now.memory_percent,
+                maxMemoryUsage: process.memory_mib * MIB,
+                time: 0,
+                startTime: 0,
+                isRunning: 1,
+                reserved: [0; 5],
+            })
+        })?)
+    }
+
+    /// Processes with an account.
+    fn nvmlDeviceGetAccountingPids(device: Opaque, count: Ptr<u32>, pids: Ptr<u32>) |call| {
+        let found = call.gpu(device, |m, gpu| {
+            accounted(m, gpu)?;
+            Ok(contexts(m, gpu)?.map(|process| process.pid.pid).collect())
+        })?;
+        pids.put_list(count, found)
+    }
+
+    /// How many accounts are kept.
+    fn nvmlDeviceGetAccountingBufferSize(device: Opaque, size: Ptr<u32>) |call| {
+        size.put(call.gpu(device, |m, gpu| m.gpu(gpu).map(|_| ACCOUNTING_BUFFER))?)
+    }
+
+    /// Forgets the accounts of processes that ended. Only those that run are kept anyway.
+    fn nvmlDeviceClearAccountingPids(device: Opaque) |call| {
+        call.change_parent(device, &Change::NONE, |m, gpu| accounted(m, gpu))
+    }
+}
+
+/// Processes of a kind on a GPU, in all of its instances too; or in one MIG device.
+fn listed<T>(m: &Machine, at: Device, kind: ProcessKind, entry: fn(&Process) -> T) -> Outcome<Vec<T>> {
+    let gpu = m.gpu(at.gpu())?;
+    let here = |process: &&Process| match at {
+        Device::Gpu(_) => true,
+        Device::Mig(ci) => {
+            process.gpu_instance == Some(ci.gpu_instance) && process.compute_instance.is_none_or(|id| id == ci.id)
+        }
+    };
+    Ok(gpu.listed(kind).filter(here).map(entry).collect())
+}
+
+fn first(process: &Process) -> nvmlProcessInfo_v1_t {
+    nvmlProcessInfo_v1_t { pid: process.pid.pid, usedGpuMemory: process.memory_mib * MIB }
+}
+
+fn second(process: &Process) -> nvmlProcessInfo_v2_t {
+    nvmlProcessInfo_v2_t {
+        pid: process.pid.pid,
+        usedGpuMemory: process.memory_mib * MIB,
+        gpuInstanceId: process.gpu_instance.unwrap_or(NO_INSTANCE),
+        computeInstanceId: process.compute_instance.unwrap_or(NO_INSTANCE),
+    }
+}
+
+/// Processes that have a context: all but those that only hold a handle.
+fn contexts(m: &Machine, gpu: u32) -> Outcome<impl Iterator<Item = &Process>> {
+    Ok(m.gpu(gpu)?.processes.iter().filter(|process| process.kind != ProcessKind::Handle))
+}
+
+fn accounted(m: &Machine, gpu: u32) -> Outcome {
+    without_mig(m, gpu)?;
+    if m.gpu(gpu)?.accounting { Ok(()) } else { Err(Return::NotSupported) }
+}
+
+/// The GPU's load, in equal parts for its processes.
+fn samples_of(m: &Machine, gpu: u32) -> Outcome<Vec<nvmlProcessUtilizationSample_t>> {
+    let now = reading(m, gpu)?;
+    let processes: Vec<&Process> = contexts(m, gpu)?.collect();
+    let parts = u32::try_from(processes.len().max(1)).map_err(|_| Return::Unknown)?;
+    let sample = |process: &&Process| nvmlProcessUtilizationSample_t {
+        pid: process.pid.pid,
+        timeStamp: now_ms() * 1000,
+        smUtil: now.gpu_percent / parts,
+        memUtil: now.memory_percent / parts,
+        encUtil: 0,
+        decUtil: 0,
+    };
+    Ok(processes.iter().map(sample).collect())
+}

@@ -1,0 +1,203 @@
+//! Memory, load, heat, power, clocks, PCIe: what monitors show.
+//!
+//! Of a MIG device only memory is read: the rest is `NOT_SUPPORTED` there, and load also on a
+//! GPU in MIG mode, as on real drivers.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nvml_wrapper_sys::bindings::{nvmlBAR1Memory_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlUtilization_t};
+use silicon::machine::{Board, Memory, Reading};
+use silicon::{Machine, Return};
+
+use crate::caller::{Opaque, Outcome, Ptr, version_word};
+use crate::entry::{Device, exports};
+
+const MIB: u64 = 1 << 20;
+
+/// Sampling period of the encoder's and decoder's counters, in µs.
+const SAMPLING_PERIOD_US: u32 = 167_000;
+
+exports! {
+    /// Memory in bytes; what is reserved counts as used.
+    fn nvmlDeviceGetMemoryInfo(device: Opaque, info: Ptr<nvmlMemory_t>) |call| {
+        let memory = call.device(device, memory)?;
+        let used = memory.used_mib + memory.reserved_mib;
+        info.put(nvmlMemory_t {
+            total: memory.total_mib * MIB,
+            free: memory.total_mib.saturating_sub(used) * MIB,
+            used: used * MIB,
+        })
+    }
+
+    /// Memory in bytes; what is reserved apart.
+    fn nvmlDeviceGetMemoryInfo_v2(device: Opaque, info: Ptr<nvmlMemory_v2_t>) |call| {
+        let version = info.cast::<u32>().get()?;
+        if version != version_word::<nvmlMemory_v2_t>(2) {
+            return Err(Return::ArgumentVersionMismatch);
+        }
+        let memory = call.device(device, memory)?;
+        info.put(nvmlMemory_v2_t {
+            version,
+            total: memory.total_mib * MIB,
+            reserved: memory.reserved_mib * MIB,
+            free: memory.total_mib.saturating_sub(memory.used_mib + memory.reserved_mib) * MIB,
+            used: memory.used_mib * MIB,
+        })
+    }
+
+    /// The window through which the host reaches the memory, in bytes.
+    fn nvmlDeviceGetBAR1MemoryInfo(device: Opaque, info: Ptr<nvmlBAR1Memory_t>) |call| {
+        let memory = call.device(device, memory)?;
+        // Boards map all of their memory; a MIG device has its share of the window.
+        let total = memory.total_mib.next_power_of_two() * MIB;
+        let used = memory.total_mib.min(1) * MIB;
+        info.put(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - used, bar1Used: used })
+    }
+
+    /// Load in percent.
+    fn nvmlDeviceGetUtilizationRates(device: Opaque, rates: Ptr<nvmlUtilization_t>) |call| {
+        let now = call.gpu(device, |m, gpu| without_mig(m, gpu).and_then(|()| reading(m, gpu)))?;
+        rates.put(nvmlUtilization_t { gpu: now.gpu_percent, memory: now.memory_percent })
+    }
+
+    /// Load of the video encoders in percent, and over how long. Nothing simulated encodes.
+    fn nvmlDeviceGetEncoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
+        call.gpu(device, without_mig)?;
+        percent.put(0)?;
+        period.put(SAMPLING_PERIOD_US)
+    }
+
+    /// Load of the video decoders in percent, and over how long. Nothing simulated decodes.
+    fn nvmlDeviceGetDecoderUtilization(device: Opaque, percent: Ptr<u32>, period: Ptr<u32>) |call| {
+        call.gpu(device, without_mig)?;
+        percent.put(0)?;
+        period.put(SAMPLING_PERIOD_US)
+    }
+
+    /// Core temperature in °C. Sensor 0 is the only one.
+    fn nvmlDeviceGetTemperature(device: Opaque, sensor: u32, celsius: Ptr<u32>) |call| {
+        if sensor != 0 {
+            return Err(Return::InvalidArgument);
+        }
+        celsius.put(call.gpu(device, reading)?.temperature_c)
+    }
+
+    /// Temperatures in °C at which the board does something.
+    fn nvmlDeviceGetTemperatureThreshold(device: Opaque, threshold: u32, celsius: Ptr<u32>) |call| {
+        call.gpu(device, |_, _| Ok(()))?;
+        celsius.put(match threshold {
+            0 => 92, // shutdown
+            1 => 89, // slowdown
+            2 => 95, // memory, highest in operation
+            3 => 85, // core, highest in operation
+            4..=7 => return Err(Return::NotSupported),
+            _ => return Err(Return::InvalidArgument),
+        })
+    }
+
+    /// Boards of data centres have no fan of their own.
+    fn nvmlDeviceGetFanSpeed(device: Opaque, _percent: Ptr<u32>) |call| {
+        call.gpu(device, |_, _| Err(Return::NotSupported))
+    }
+
+    /// Power draw in mW.
+    fn nvmlDeviceGetPowerUsage(device: Opaque, milliwatts: Ptr<u32>) |call| {
+        milliwatts.put(call.gpu(device, reading)?.power_mw)
+    }
+
+    /// Power limit in force, in mW.
+    fn nvmlDeviceGetEnforcedPowerLimit(device: Opaque, milliwatts: Ptr<u32>) |call| {
+        milliwatts.put(call.gpu(device, board)?.power_limit_mw)
+    }
+
+    /// Power limit as set, in mW.
+    fn nvmlDeviceGetPowerManagementLimit(device: Opaque, milliwatts: Ptr<u32>) |call| {
+        milliwatts.put(call.gpu(device, board)?.power_limit_mw)
+    }
+
+    /// Clock of a domain in MHz.
+    fn nvmlDeviceGetClockInfo(device: Opaque, domain: u32, megahertz: Ptr<u32>) |call| {
+        let now = call.gpu(device, reading)?;
+        megahertz.put(clock(domain, now.sm_clock_mhz, now.memory_clock_mhz)?)
+    }
+
+    /// Highest clock of a domain in MHz.
+    fn nvmlDeviceGetMaxClockInfo(device: Opaque, domain: u32, megahertz: Ptr<u32>) |call| {
+        let most = call.gpu(device, board)?;
+        megahertz.put(clock(domain, most.max_sm_clock_mhz, most.max_memory_clock_mhz)?)
+    }
+
+    /// PCIe generation in force.
+    fn nvmlDeviceGetCurrPcieLinkGeneration(device: Opaque, generation: Ptr<u32>) |call| {
+        generation.put(call.gpu(device, board)?.pcie_generation)
+    }
+
+    /// PCIe lanes in force.
+    fn nvmlDeviceGetCurrPcieLinkWidth(device: Opaque, lanes: Ptr<u32>) |call| {
+        lanes.put(call.gpu(device, board)?.pcie_width)
+    }
+
+    /// Highest PCIe generation of board and slot.
+    fn nvmlDeviceGetMaxPcieLinkGeneration(device: Opaque, generation: Ptr<u32>) |call| {
+        generation.put(call.gpu(device, board)?.pcie_generation)
+    }
+
+    /// Most PCIe lanes of board and slot.
+    fn nvmlDeviceGetMaxPcieLinkWidth(device: Opaque, lanes: Ptr<u32>) |call| {
+        lanes.put(call.gpu(device, board)?.pcie_width)
+    }
+
+    /// PCIe traffic in KiB/s: counter 0 to the host, 1 from it.
+    fn nvmlDeviceGetPcieThroughput(device: Opaque, counter: u32, rate: Ptr<u32>) |call| {
+        let now = call.gpu(device, reading)?;
+        rate.put(match counter {
+            0 => now.pcie_tx_kib_s,
+            1 => now.pcie_rx_kib_s,
+            _ => return Err(Return::InvalidArgument),
+        })
+    }
+
+    /// Performance state: 0 at work, 8 at rest.
+    fn nvmlDeviceGetPerformanceState(device: Opaque, state: Ptr<u32>) |call| {
+        state.put(call.gpu(device, reading)?.performance_state)
+    }
+}
+
+/// Now, in milliseconds since the epoch.
+pub(crate) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What the sensors say now.
+pub(crate) fn reading(m: &Machine, gpu: u32) -> Outcome<Reading> {
+    m.reading(gpu, now_ms())
+}
+
+/// Limits of the board, which a lost one does not tell.
+pub(crate) fn board(m: &Machine, gpu: u32) -> Outcome<Board> {
+    m.gpu(gpu)?;
+    m.model(gpu).map(Board::of)
+}
+
+/// `NOT_SUPPORTED` on a GPU in MIG mode.
+pub(crate) fn without_mig(m: &Machine, gpu: u32) -> Outcome {
+    if m.gpu(gpu)?.mig { Err(Return::NotSupported) } else { Ok(()) }
+}
+
+fn memory(m: &Machine, at: Device) -> Outcome<Memory> {
+    match at {
+        Device::Gpu(gpu) => m.memory(gpu),
+        Device::Mig(ci) => m.gpu_instance_memory(ci.gpu, ci.gpu_instance),
+    }
+}
+
+fn clock(domain: u32, sm: u32, memory: u32) -> Outcome<u32> {
+    match domain {
+        0 | 1 => Ok(sm),
+        2 => Ok(memory),
+        // The video engines' clock follows the core's at about nine tenths.
+        3 => Ok(sm * 9 / 10),
+        _ => Err(Return::InvalidArgument),
+    }
+}

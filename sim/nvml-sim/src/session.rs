@@ -1,0 +1,96 @@
+//! The process's session with the simulated driver: one, counted by its users.
+//!
+//! ```text
+//!  closed ──nvmlInit──▶ open (1 user) ──nvmlInit──▶ open (2) ──nvmlShutdown──▶ open (1) ──nvmlShutdown──▶ closed
+//! ```
+//!
+//! Opening reads `$NVML_SIM_STATE` anew, so a process can go from one simulated host to another
+//! between sessions. A forked child is a client of its own: it registers at its first call.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use silicon::description::DEFAULT_DRIVER;
+use silicon::{Host, Machine, Return};
+
+use crate::caller::Outcome;
+
+/// CUDA release that this library's version begins with.
+const CUDA_RELEASE: u32 = 12;
+
+/// An open session.
+pub(crate) struct Session {
+    /// The simulated host.
+    pub(crate) host: Host,
+    /// What it was when the session began: what a stale enumeration keeps showing.
+    pub(crate) at_init: Arc<Machine>,
+    /// Process that is registered as a client.
+    registered: AtomicU32,
+}
+
+struct Users {
+    count: u32,
+    session: Option<Arc<Session>>,
+}
+
+static USERS: Mutex<Users> = Mutex::new(Users { count: 0, session: None });
+
+fn users() -> MutexGuard<'static, Users> {
+    USERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the session, or counts one more user of it.
+pub(crate) fn open(function: &'static str) -> Outcome {
+    let mut users = users();
+    if users.session.is_none() {
+        let host = Host::from_environment()?;
+        let decision = host.before(&silicon::Call::new(function))?;
+        if let Some(rc) = decision.rc {
+            host.after(decision);
+            return Err(rc);
+        }
+        host.connect()?;
+        let at_init = host.read()?;
+        host.after(decision);
+        let registered = AtomicU32::new(std::process::id());
+        users.session = Some(Arc::new(Session { host, at_init, registered }));
+    }
+    users.count += 1;
+    Ok(())
+}
+
+/// Ends the session when its last user is done. Without a session nothing happens.
+pub(crate) fn close() -> Outcome {
+    let mut users = users();
+    users.count = users.count.saturating_sub(1);
+    if users.count > 0 {
+        return Ok(());
+    }
+    let ended = users.session.take();
+    drop(users);
+    if let Some(session) = ended {
+        crate::events::forget_all();
+        crate::gpm::forget_all();
+        session.host.disconnect()?;
+    }
+    Ok(())
+}
+
+/// The session, or `UNINITIALIZED`.
+pub(crate) fn current() -> Outcome<Arc<Session>> {
+    let session = users().session.clone().ok_or(Return::Uninitialized)?;
+    let pid = std::process::id();
+    if session.registered.swap(pid, Ordering::AcqRel) != pid {
+        session.host.connect()?;
+    }
+    Ok(session)
+}
+
+/// `12.<driver version>`; of the host if one is there, else of the driver that this library is.
+pub(crate) fn library_version() -> String {
+    let of_session = users().session.as_ref().map(|session| session.host.hardware().driver);
+    let driver = of_session
+        .or_else(|| Host::from_environment().ok().map(|host| host.hardware().driver))
+        .unwrap_or(DEFAULT_DRIVER);
+    format!("{CUDA_RELEASE}.{driver}")
+}

@@ -1,0 +1,95 @@
+//! Begin and end of a client's session, versions, error texts.
+
+use std::ffi::c_char;
+
+use silicon::Return;
+
+use crate::caller::Ptr;
+use crate::entry::exports;
+use crate::{error_text, session};
+
+exports! {
+    /// Begins a session, or counts one more user of it. Since R319 the same as `_v2`.
+    fn nvmlInit() |call| {
+        call.init()
+    }
+
+    /// Begins a session, or counts one more user of it.
+    fn nvmlInit_v2() |call| {
+        call.init()
+    }
+
+    /// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) make no difference: a session
+    /// here holds no GPU.
+    fn nvmlInitWithFlags(_flags: u32) |call| {
+        call.init()
+    }
+
+    /// Ends a session when its last user is done; without one nothing happens.
+    fn nvmlShutdown() |call| {
+        call.shutdown()
+    }
+
+    /// Driver version, such as `550.163.01`.
+    fn nvmlSystemGetDriverVersion(version: Ptr<c_char>, length: u32) |call| {
+        let text = call.host(|m| Ok(m.hardware().driver.to_string()))?;
+        version.put_text(length, &text)
+    }
+
+    /// Version of this library, such as `12.550.163.01`. Works without a session.
+    fn nvmlSystemGetNVMLVersion(version: Ptr<c_char>, length: u32) |_call| {
+        version.put_text(length, &session::library_version())
+    }
+
+    /// CUDA version that the driver supports, as `major * 1000 + minor * 10`.
+    fn nvmlSystemGetCudaDriverVersion(version: Ptr<i32>) |call| {
+        let cuda = call.host(|m| Ok(m.hardware().cuda))?;
+        version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
+    }
+
+    /// As the one without `_v2`, which asks the CUDA driver on real hosts.
+    fn nvmlSystemGetCudaDriverVersion_v2(version: Ptr<i32>) |call| {
+        let cuda = call.host(|m| Ok(m.hardware().cuda))?;
+        version.put(i32::try_from(cuda).map_err(|_| Return::Unknown)?)
+    }
+
+    /// Program of a process, cut to the buffer.
+    fn nvmlSystemGetProcessName(pid: u32, name: Ptr<c_char>, length: u32) |call| {
+        name.required()?;
+        if length == 0 {
+            return Err(Return::InvalidArgument);
+        }
+        call.host(|_| Ok(()))?;
+        let mut text = program_of(pid).ok_or(Return::NotFound)?;
+        let mut room = (length as usize - 1).min(text.len());
+        while !text.is_char_boundary(room) {
+            room -= 1;
+        }
+        text.truncate(room);
+        name.put_text(length, &text)
+    }
+}
+
+/// The first word of a process's command line, or its short name when it has none.
+fn program_of(pid: u32) -> Option<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    if first.is_empty() {
+        let short = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        return Some(short.trim_end().to_owned());
+    }
+    Some(String::from_utf8_lossy(first).into_owned())
+}
+
+/// Text of a return code. Works without a session, and never gives NULL.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn nvmlErrorString(result: u32) -> *const c_char {
+    error_text::of(result).as_ptr()
+}
+
+/// Says that this library is simulated: the real one has no such symbol. Programs that want to
+/// tell their users look it up; it returns this crate's version.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn gpush_sim() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

@@ -1,0 +1,105 @@
+//! Begin and end of sessions, and what calls say outside of one.
+
+#![allow(unsafe_code)] // calls C functions of the library under test
+
+mod client;
+
+use client::{Client, string, text};
+
+const ONE_A100: &str = "[[gpu]]\nmodel = \"a100-80\"\n";
+
+#[test]
+fn calls_before_init_are_uninitialized_and_shutdown_without_init_is_fine() {
+    let client = Client::fresh(ONE_A100);
+    let mut count = 77;
+    assert_eq!(rc!(client, nvmlDeviceGetCount_v2(&mut count)), 1);
+    assert_eq!(count, 77, "nothing is written by a call that fails");
+    let mut device = std::ptr::null_mut();
+    assert_eq!(rc!(client, nvmlDeviceGetHandleByIndex_v2(0, &mut device)), 1);
+    assert_eq!(rc!(client, nvmlDeviceGetMigMode(device, &mut count, &mut count)), 1, "before looking at the handle");
+    assert_eq!(rc!(client, nvmlDeviceGetFanSpeed_v2(device, 0, &mut count)), 1, "stubs too");
+    assert_eq!(rc!(client, nvmlShutdown()), 0);
+    let mut version = [0; 80];
+    ok!(client, nvmlSystemGetNVMLVersion(version.as_mut_ptr(), 80));
+    assert_eq!(text(&version), "12.550.163.01");
+    assert_eq!(string(rc!(client, nvmlErrorString(19))), "In use by another client");
+    assert_eq!(string(rc!(client, nvmlErrorString(12345))), "Unknown Error");
+}
+
+#[test]
+fn sessions_are_counted_by_their_users() {
+    let client = Client::fresh(ONE_A100);
+    let mut count = 0;
+    ok!(client, nvmlInit_v2());
+    ok!(client, nvmlInitWithFlags(0));
+    ok!(client, nvmlShutdown());
+    ok!(client, nvmlDeviceGetCount_v2(&mut count));
+    assert_eq!(count, 1);
+    assert_eq!(client.host.read().unwrap().state().clients.len(), 1);
+    ok!(client, nvmlShutdown());
+    assert_eq!(rc!(client, nvmlDeviceGetCount_v2(&mut count)), 1);
+    assert!(client.host.read().unwrap().state().clients.is_empty(), "the driver knows that the client is gone");
+}
+
+#[test]
+fn no_host_no_driver_and_another_layout_is_a_version_mismatch() {
+    let client = Client::fresh(ONE_A100);
+    let state = client.host.dir().join("state");
+    let whole = std::fs::read(&state).unwrap();
+
+    // SAFETY: tests of a program take turns.
+    unsafe { std::env::remove_var("NVML_SIM_STATE") };
+    assert_eq!(rc!(client, nvmlInit_v2()), 9);
+    // SAFETY: as above.
+    unsafe { std::env::set_var("NVML_SIM_STATE", "/nonexistent") };
+    assert_eq!(rc!(client, nvmlInit_v2()), 9);
+    // SAFETY: as above.
+    unsafe { std::env::set_var("NVML_SIM_STATE", client.host.dir()) };
+
+    let mut tried = 0;
+    for (what, content) in
+        [("empty", Vec::new()), ("short", whole[..64].to_vec()), ("another magic", [b"x", &whole[1..]].concat())]
+    {
+        // A fresh file each time: the one that the host has mapped must not shrink under it.
+        std::fs::remove_file(&state).unwrap();
+        std::fs::write(&state, content).unwrap();
+        assert_eq!(rc!(client, nvmlInit_v2()), 18, "{what}");
+        tried += 1;
+    }
+    println!("{tried} unusable states");
+    std::fs::remove_file(&state).unwrap();
+    std::fs::write(&state, whole).unwrap();
+    ok!(client, nvmlInit_v2());
+}
+
+#[test]
+fn fault_rules_at_init_are_seen() {
+    let client = Client::fresh(ONE_A100);
+    client.fault("function = \"nvmlInit\"\nrc = \"DRIVER_NOT_LOADED\"\ntimes = 1");
+    client.fault("function = \"nvmlInit\"\nrc = 18\nafter = 1\ntimes = 1");
+    assert_eq!(rc!(client, nvmlInit_v2()), 9);
+    assert_eq!(rc!(client, nvmlInit_v2()), 18);
+    ok!(client, nvmlInit_v2());
+}
+
+#[test]
+fn a_forked_child_is_a_client_of_its_own() {
+    let client = Client::of(ONE_A100);
+    let device = client.gpu(0);
+    let own = std::process::id();
+    // SAFETY: the child only calls the library and exits, without unwinding or locks of the parent.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let worked = client.uuid(device).is_ok();
+        let clients = client.host.read().map_or(0, |m| m.state().clients.len());
+        // SAFETY: ends the child at once; nothing of the parent's is dropped.
+        unsafe { libc::_exit(if worked && clients == 2 { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child called the library and was registered");
+    client.host.update(|_| Ok::<_, silicon::HostError>(())).unwrap();
+    let left: Vec<u32> = client.host.read().unwrap().state().clients.iter().map(|c| c.pid.pid).collect();
+    assert_eq!(left, [own], "a dead child is no client");
+}

@@ -1,0 +1,61 @@
+//! The library exports what driver 550 exports, and `gpush_sim`: no more, no less.
+//!
+//! A missing symbol is fatal to clients that resolve eagerly (nvtop); one of a newer driver makes
+//! clients choose a call that then fails (nvitop).
+
+#![allow(clippy::unwrap_used)] // of tests alone
+
+mod client;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+const WANTED: &str = include_str!("../symbols-550.txt");
+
+#[test]
+fn exported_symbols_are_those_of_driver_550_and_gpush_sim() {
+    let wanted: BTreeSet<String> = WANTED.lines().map(str::to_owned).chain(["gpush_sim".to_owned()]).collect();
+    assert_eq!(wanted.len(), 351, "350 of the driver's and our own");
+    let exported = exported(&std::fs::read(client::library()).unwrap());
+    let missing: Vec<_> = wanted.difference(&exported).collect();
+    let surplus: Vec<_> = exported.difference(&wanted).collect();
+    println!("{} symbols exported", exported.len());
+    assert!(missing.is_empty() && surplus.is_empty(), "missing {missing:?}, surplus {surplus:?}");
+}
+
+#[test]
+fn soname_is_the_drivers_and_the_library_is_never_unloaded() {
+    let Ok(output) = Command::new("readelf").arg("-d").arg(client::library()).output() else {
+        println!("SKIPPED: readelf is not installed; mend with `apt-get install binutils`");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("Library soname: [libnvidia-ml.so.1]"), "{text}");
+    assert!(text.contains("NODELETE"), "{text}");
+}
+
+/// Defined dynamic symbols of a 64-bit little-endian ELF file.
+fn exported(elf: &[u8]) -> BTreeSet<String> {
+    let number = |at: usize, size: usize| -> usize {
+        let mut bytes = [0; 8];
+        bytes[..size].copy_from_slice(&elf[at..at + size]);
+        usize::try_from(u64::from_le_bytes(bytes)).unwrap()
+    };
+    assert_eq!(&elf[..6], b"\x7fELF\x02\x01", "a 64-bit little-endian ELF file");
+    let (sections, size, count) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2));
+    const DYNSYM: usize = 11;
+    let header = |index: usize| sections + index * size;
+    let table = (0..count).map(header).find(|at| number(at + 4, 4) == DYNSYM).expect("a dynamic symbol table");
+    let (begin, length, link) = (number(table + 0x18, 8), number(table + 0x20, 8), number(table + 0x28, 4));
+    let strings = number(header(link) + 0x18, 8);
+    let mut names = BTreeSet::new();
+    for at in (begin..begin + length).step_by(24) {
+        let (name, section) = (number(at, 4), number(at + 6, 2));
+        if section != 0 {
+            let text = &elf[strings + name..];
+            let end = text.iter().position(|byte| *byte == 0).unwrap();
+            names.insert(String::from_utf8(text[..end].to_vec()).unwrap());
+        }
+    }
+    names
+}
