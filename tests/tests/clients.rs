@@ -1,8 +1,8 @@
 //! Independent clients of the driver, unmodified, as processes on a simulated host.
 //!
 //! They are what shows that the simulated library is a driver and not only what gpush expects of
-//! one: nvidia-ml-py, nvitop, gpustat, nvtop, and Slurm's NVML plugin where it is installed. One
-//! that is not says `SKIPPED`; `cargo xtask test` installs the first four.
+//! one: nvidia-ml-py, nvitop, gpustat, nvtop. One that is not installed says `SKIPPED`; `cargo xtask
+//! test` installs all four.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
