@@ -1,4 +1,5 @@
 //! What the end-to-end tests share: a simulated host, an agent on it, commands against both.
 
 pub mod agent;
+pub mod driver;
 pub mod host;

@@ -220,7 +220,11 @@ impl Gpu<'_> {
         Ok(describe(&made, open.profile_id, cache, &mut warnings))
     }
 
-    fn memory(&self) -> Result<Memory, DriverError> {
+    /// Memory of the whole GPU.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn memory(&self) -> Result<Memory, DriverError> {
         self.memory_of(self.own())
     }
 
