@@ -27,7 +27,8 @@ fn python_client(program: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    println!("SKIPPED {program}: not installed in {}; mend with `{PYTHON_CLIENTS}`", venv.display());
+    let name = if program == "python" { "nvidia-ml-py" } else { program };
+    println!("SKIPPED {name}: not installed in {}; mend with `{PYTHON_CLIENTS}`", venv.display());
     None
 }
 
