@@ -43,7 +43,7 @@ impl Stage {
     fn with(behaviour: &str, change: impl FnOnce(&mut Options)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("behaviour"), behaviour).unwrap();
-        let mut options = Options::new(std::env::current_exe().unwrap());
+        let mut options = Options::of_this_program();
         options.args = ["--ignored", "--exact", "scripted_worker"].map(str::to_owned).to_vec();
         options.library = Some(dir.path().to_owned());
         // Short only where a script hangs, so that a busy machine does not fail the others.
