@@ -1,2 +1,68 @@
-//! Not built yet.
-fn main() {}
+//! `gpushd`, the gpush host agent: it owns how the GPUs of one host are shared.
+//!
+//! ```text
+//!            listen ─► http ─► auth ─┐
+//!                                    ├─► view (observe + config, redacted)      reads
+//!                                    └─► apply ─► operation ─► Hardware         changes
+//! startup ──────────────────────────────┘                        │
+//!                                                     gpushd driver-worker ─► libnvidia-ml.so.1
+//! ```
+//!
+//! Decisions are made in `gpush-core`, driver calls in `gpush-nvml`'s worker; what is left here is
+//! when, for whom, and what to do when it goes wrong.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod agent;
+mod apply;
+mod auth;
+mod conditions;
+mod health;
+mod http;
+mod life;
+mod listen;
+mod logging;
+mod observe;
+mod operation;
+mod options;
+mod people;
+mod redact;
+mod settings;
+mod signals;
+mod startup;
+mod state_dir;
+mod view;
+
+fn main() -> ExitCode {
+    // The worker is us again: it must cost nothing that is not its own.
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == "driver-worker") {
+        return gpush_nvml::worker::main();
+    }
+    let arguments = options::Arguments::parse();
+    match &arguments.command {
+        Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
+        #[cfg(feature = "openapi")]
+        Some(options::Command::Openapi) => {
+            return match http::openapi::from_code() {
+                Ok(text) => {
+                    print!("{text}");
+                    ExitCode::SUCCESS
+                }
+                Err(error) => {
+                    eprintln!("gpushd: the description can't be written: {error}");
+                    ExitCode::FAILURE
+                }
+            };
+        }
+        None => {}
+    }
+    match life::run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpushd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

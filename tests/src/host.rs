@@ -134,6 +134,14 @@ impl Host {
         output.trim().parse().unwrap_or_else(|_| panic!("gpush-sim process add --spawn said {output:?}"))
     }
 
+    /// Ends a process that [`Host::process`] started.
+    ///
+    /// # Panics
+    /// When there is none of that pid.
+    pub fn end_process(&self, pid: u32) {
+        self.sim("process", &["remove", &pid.to_string()]);
+    }
+
     /// The host as `gpush-sim show --json` tells it: the truth, past the driver's ABI.
     ///
     /// # Panics

@@ -5,14 +5,14 @@ use std::time::Duration;
 use gpush_api::{
     ApiError, ApplyRequest, Code, ConfigView, Gpu, GpuProfile, Health, Operation, PlanRequest, Plans, Version,
 };
-use hyper::Method;
+use hyper::body::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     API,
     error::{Error, Kind},
     socket::Socket,
-    wire::{Answer, Wire},
+    wire::{Answer, Question, Wire},
 };
 
 /// How long an answer may take unless said otherwise. A read waits for the driver no longer than
@@ -104,7 +104,7 @@ impl Client {
     /// # Errors
     /// See [`Kind`].
     pub async fn plan(&mut self, request: &PlanRequest) -> Result<Plans, Error> {
-        self.post("/v1/mig/plan", request).await
+        self.post("/v1/mig/plan", request, false).await
     }
 
     /// `POST /v1/mig/apply`: answers at once with the operation that was begun.
@@ -112,7 +112,7 @@ impl Client {
     /// # Errors
     /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may have begun all the same.
     pub async fn apply(&mut self, request: &ApplyRequest) -> Result<Operation, Error> {
-        self.post("/v1/mig/apply", request).await
+        self.post("/v1/mig/apply", request, true).await
     }
 
     /// `GET /v1/operations`.
@@ -137,28 +137,33 @@ impl Client {
     /// See [`Kind`].
     pub async fn operation_after(&mut self, id: &str, after: u64, wait: Duration) -> Result<Operation, Error> {
         let path = format!("/v1/operations/{}?after={after}&wait_ms={}", segment(id), wait.as_millis());
-        let deadline = wait + self.deadline;
-        let answer = self.wire.request(&Method::GET, &path, None, deadline).await?;
-        self.decode("GET", &path, &answer).await
+        let question = Question::get(&path);
+        let answer = self.wire.ask(&question, wait + self.deadline).await?;
+        self.decode(&question, &answer).await
     }
 
     async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
-        let answer = self.wire.request(&Method::GET, path, None, self.deadline).await?;
-        self.decode("GET", path, &answer).await
+        let question = Question::get(path);
+        let answer = self.wire.ask(&question, self.deadline).await?;
+        self.decode(&question, &answer).await
     }
 
-    async fn post<B: Serialize + Sync, T: DeserializeOwned>(&mut self, path: &str, body: &B) -> Result<T, Error> {
+    async fn post<B: Serialize, T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &B,
+        changes: bool,
+    ) -> Result<T, Error> {
         let body = serde_json::to_vec(body).map_err(|e| {
-            Error::new(
-                Kind::Connect,
-                ApiError::new(Code::Internal, "the request can't be written as JSON").cause(e.to_string()),
-            )
+            let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
+            Error::new(Kind::Connect, error.cause(e.to_string()))
         })?;
-        let answer = self.wire.request(&Method::POST, path, Some(body), self.deadline).await?;
-        self.decode("POST", path, &answer).await
+        let question = Question { method: "POST", path, body: Bytes::from(body), changes };
+        let answer = self.wire.ask(&question, self.deadline).await?;
+        self.decode(&question, &answer).await
     }
 
-    async fn decode<T: DeserializeOwned>(&mut self, method: &str, path: &str, answer: &Answer) -> Result<T, Error> {
+    async fn decode<T: DeserializeOwned>(&mut self, question: &Question<'_>, answer: &Answer) -> Result<T, Error> {
         let cause = if answer.status.is_success() {
             match serde_json::from_slice(&answer.body) {
                 Ok(value) => return Ok(value),
@@ -170,18 +175,18 @@ impl Client {
                 None => format!("HTTP {} without an error of the API", answer.status),
             }
         };
-        Err(self.misunderstood(method, path, cause).await)
+        Err(self.misunderstood(question, cause).await)
     }
 
     /// An answer that is none of ours: tells an agent of another version from something else.
-    async fn misunderstood(&mut self, method: &str, path: &str, cause: String) -> Error {
-        let asked = self.wire.request(&Method::GET, "/v1/version", None, self.deadline).await;
+    async fn misunderstood(&mut self, question: &Question<'_>, cause: String) -> Error {
+        let asked = self.wire.ask(&Question::get("/v1/version"), self.deadline).await;
         let version = asked.ok().and_then(|a| serde_json::from_slice::<Version>(&a.body).ok());
         let mut error = match version {
             Some(version) if version.api != API => other_version(&version),
             Some(version) => {
                 let text = format!(
-                    "gpushd {} answered {method} {path} in a way that version {} does not know",
+                    "gpushd {} answered {question} in a way that version {} does not know",
                     version.agent,
                     env!("CARGO_PKG_VERSION")
                 );
@@ -194,7 +199,7 @@ impl Client {
     }
 }
 
-const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, then: systemctl restart gpushd";
+const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, then `systemctl restart gpushd`";
 
 fn other_version(version: &Version) -> Error {
     let text = format!(

@@ -148,7 +148,7 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
             Code::Unreachable,
             format!("gpushd accepts no connection on {path} now: too many are waiting"),
         )
-        .hint("try again; if it stays so: journalctl -u gpushd")
+        .hint("try again; if it stays so: `journalctl -u gpushd`")
         .retryable(),
         // Gone or come between connect and look: the next try will tell.
         (Found::Nothing, io::ErrorKind::NotFound) => {
@@ -182,7 +182,7 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     let error = error.cause(format!("permission denied (mode {:04o})", access.mode));
     let group = &access.group;
     if !to_group || group == "root" || access.mode & other_bit != 0 {
-        return error.hint("run it as that user, for example with sudo; or set `[agent] group` in gpushd's config");
+        return error.hint("run it as that user, for example with sudo; or open the socket with socket_group and socket_mode under [api] in gpushd's config");
     }
     if access.in_group {
         return error
@@ -193,7 +193,7 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
             .hint(format!("you were added to {group} after this session began: log in again, or `newgrp {group}`"));
     }
     let user = &facts.user;
-    error.hint(format!("sudo usermod -aG {group} {user}, then log in again; or use sudo"))
+    error.hint(format!("`sudo usermod -aG {group} {user}`, then log in again; or use sudo"))
 }
 
 /// How to start an agent behind the socket in question.
@@ -202,7 +202,7 @@ fn start(facts: &Facts) -> String {
     let path = facts.socket.path.display();
     if facts.socket.path == Path::new(DEFAULT_SOCKET) {
         return if facts.unit_installed {
-            format!("{sudo}systemctl start gpushd; if it does not stay up: journalctl -u gpushd")
+            format!("`{sudo}systemctl start gpushd`; if it does not stay up: `journalctl -u gpushd`")
         } else {
             "gpushd is not installed as a service here; start one by hand with `gpushd --socket PATH` \
              and give its socket with --socket PATH or GPUSH_SOCKET"
@@ -210,11 +210,11 @@ fn start(facts: &Facts) -> String {
         };
     }
     match facts.socket.origin {
-        Origin::Option => format!("start it there: gpushd --socket {path}; or give another path with --socket"),
+        Origin::Option => format!("start it there: `gpushd --socket {path}`; or give another path with --socket"),
         Origin::Environment => {
-            format!("start it there: gpushd --socket {path}; or unset GPUSH_SOCKET to use the system's agent")
+            format!("start it there: `gpushd --socket {path}`; or unset GPUSH_SOCKET to use the system's agent")
         }
-        Origin::User | Origin::System => format!("start it: gpushd --socket {path}"),
+        Origin::User | Origin::System => format!("start it: `gpushd --socket {path}`"),
     }
 }
 
@@ -222,7 +222,7 @@ fn other_path(facts: &Facts) -> &'static str {
     match facts.socket.origin {
         Origin::Option => "give the path of gpushd's socket with --socket",
         Origin::Environment => "GPUSH_SOCKET names it: set it to gpushd's socket, or unset it",
-        Origin::User | Origin::System => "remove it, then: systemctl restart gpushd",
+        Origin::User | Origin::System => "remove it, then `systemctl restart gpushd`",
     }
 }
 
@@ -260,10 +260,10 @@ mod tests {
         let (code, message, hint) = told(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains(DEFAULT_SOCKET), "{message}");
-        assert!(hint.starts_with("sudo systemctl start gpushd"), "{hint}");
+        assert!(hint.starts_with("`sudo systemctl start gpushd`"), "{hint}");
 
         at.uid = 0;
-        assert!(told(io::ErrorKind::NotFound, &at).2.starts_with("systemctl start gpushd"));
+        assert!(told(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
 
         at.unit_installed = false;
         assert!(told(io::ErrorKind::NotFound, &at).2.contains("not installed as a service"));
@@ -289,7 +289,7 @@ mod tests {
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
         assert_eq!(code.exit_status(), 5);
         assert!(message.contains("alice") && message.contains("root and group gpush only"), "{message}");
-        assert!(hint.starts_with("sudo usermod -aG gpush alice"), "{hint}");
+        assert!(hint.starts_with("`sudo usermod -aG gpush alice`"), "{hint}");
 
         door.listed_in_group = true;
         let hint = told(io::ErrorKind::PermissionDenied, &facts(Found::Socket(door.clone()), Origin::System)).2;

@@ -3,14 +3,14 @@
 //! ```text
 //! idle ──request──► open ──answer──► open        reused for the next request
 //!                    │
-//!                    └──ended / deadline──► idle  GETs are asked once more on a new connection
+//!                    └──ended / deadline──► idle  what changes nothing is asked once more
 //! ```
 
 use std::time::Duration;
 
 use gpush_api::{ApiError, Code};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1, header};
+use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::Instant};
 
@@ -25,6 +25,31 @@ const LARGEST_ANSWER: usize = 64 << 20;
 
 /// Longest wait for `connect`, which blocks while the agent's backlog is full.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What is asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Question<'a> {
+    /// `GET` or `POST`.
+    pub(crate) method: &'static str,
+    /// Path and parameters.
+    pub(crate) path: &'a str,
+    /// JSON; empty for none.
+    pub(crate) body: Bytes,
+    /// Whether the agent changes something for it: then it is never sent twice, and its loss leaves a doubt.
+    pub(crate) changes: bool,
+}
+
+impl<'a> Question<'a> {
+    pub(crate) fn get(path: &'a str) -> Self {
+        Self { method: "GET", path, body: Bytes::new(), changes: false }
+    }
+}
+
+impl std::fmt::Display for Question<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.method, self.path)
+    }
+}
 
 /// A status and the bytes that came with it.
 #[derive(Debug)]
@@ -46,45 +71,30 @@ impl Wire {
     }
 
     /// Sends one request and reads its answer, all within `deadline`.
-    pub(crate) async fn request(
-        &mut self,
-        method: &Method,
-        path: &str,
-        body: Option<Vec<u8>>,
-        deadline: Duration,
-    ) -> Result<Answer, Error> {
+    pub(crate) async fn ask(&mut self, question: &Question<'_>, deadline: Duration) -> Result<Answer, Error> {
         let until = Instant::now() + deadline;
-        let body = body.map_or_else(Bytes::new, Bytes::from);
         let reused = self.open.is_some();
-        let answer = self.attempt(method, path, body.clone(), until, deadline).await;
-        match answer {
+        match self.attempt(question, until, deadline).await {
             // An idle connection that the agent had closed meanwhile says nothing about the agent.
-            Err(error) if error.kind == Kind::Lost && reused && method == Method::GET => {
-                self.attempt(method, path, body, until, deadline).await
+            Err(error) if error.kind == Kind::Lost && reused && !question.changes => {
+                self.attempt(question, until, deadline).await
             }
             other => other,
         }
     }
 
-    async fn attempt(
-        &mut self,
-        method: &Method,
-        path: &str,
-        body: Bytes,
-        until: Instant,
-        deadline: Duration,
-    ) -> Result<Answer, Error> {
+    async fn attempt(&mut self, question: &Question<'_>, until: Instant, deadline: Duration) -> Result<Answer, Error> {
         let mut sender = match self.open.take() {
             Some(sender) => sender,
             None => self.connect(until).await?,
         };
         let request = Request::builder()
-            .method(method)
-            .uri(path)
+            .method(question.method)
+            .uri(question.path)
             .header(header::HOST, "localhost")
             .header(header::ACCEPT, "application/json")
             .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
+            .body(Full::new(question.body.clone()))
             .map_err(|e| {
                 Error::new(
                     Kind::Connect,
@@ -92,10 +102,10 @@ impl Wire {
                 )
             })?;
         let exchange = async {
-            let response = sender.send_request(request).await.map_err(|e| self.ended(&e, method, path))?;
+            let response = sender.send_request(request).await.map_err(|e| self.ended(&e, question))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
-            let body = body.map_err(|e| self.cut(e.as_ref(), method, path))?.to_bytes();
+            let body = body.map_err(|e| self.cut(e.as_ref(), question))?.to_bytes();
             Ok(Answer { status, body })
         };
         match tokio::time::timeout_at(until, exchange).await {
@@ -104,7 +114,7 @@ impl Wire {
                 Ok(answer)
             }
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(self.silent(method, path, deadline)),
+            Err(_) => Err(self.silent(question, deadline)),
         }
     }
 
@@ -130,43 +140,42 @@ impl Wire {
         Ok(sender)
     }
 
-    fn ended(&self, cause: &hyper::Error, method: &Method, path: &str) -> Error {
+    fn ended(&self, cause: &hyper::Error, question: &Question<'_>) -> Error {
         if cause.is_parse() {
             return self.not_http().map_cause(cause.to_string());
         }
-        self.lost(method, path).map_cause(source_of(cause))
+        self.lost(question).map_cause(source_of(cause))
     }
 
-    fn cut(&self, cause: &(dyn std::error::Error + Send + Sync + 'static), method: &Method, path: &str) -> Error {
+    fn cut(&self, cause: &(dyn std::error::Error + Send + Sync + 'static), question: &Question<'_>) -> Error {
         if cause.is::<LengthLimitError>() {
-            let text = format!("the answer to {method} {path} is larger than {} MiB", LARGEST_ANSWER >> 20);
+            let text = format!("the answer to {question} is larger than {} MiB", LARGEST_ANSWER >> 20);
             return Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(self.who_listens()));
         }
-        self.lost(method, path).map_cause(cause.to_string())
+        self.lost(question).map_cause(cause.to_string())
     }
 
-    fn lost(&self, method: &Method, path: &str) -> Error {
+    fn lost(&self, question: &Question<'_>) -> Error {
         let at = self.socket.path.display();
-        let error =
-            ApiError::new(Code::Unreachable, format!("gpushd at {at} hung up before it answered {method} {path}"));
-        let error = if method == Method::GET {
-            error.hint("look why: systemctl status gpushd; journalctl -u gpushd").retryable()
+        let text = format!("gpushd at {at} hung up before it answered {question}");
+        let error = ApiError::new(Code::Unreachable, text);
+        let error = if question.changes {
+            error.hint("it may have been done all the same: `gpushctl operation list`, `gpushctl status`")
         } else {
-            error.hint("it may have been done all the same: gpushctl operation list; gpushctl status")
+            error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable()
         };
         Error::new(Kind::Lost, error)
     }
 
-    fn silent(&self, method: &Method, path: &str, deadline: Duration) -> Error {
-        let at = self.socket.path.display();
-        let seconds = deadline.as_secs_f64();
-        let error =
-            ApiError::new(Code::TimedOut, format!("gpushd at {at} did not answer {method} {path} in {seconds} s"));
-        let error = if method == Method::GET {
-            error.hint("wait longer with --timeout SECONDS, or look why: systemctl status gpushd; journalctl -u gpushd")
+    fn silent(&self, question: &Question<'_>, deadline: Duration) -> Error {
+        let (at, seconds) = (self.socket.path.display(), deadline.as_secs_f64());
+        let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
+        let error = ApiError::new(Code::TimedOut, text);
+        let error = error.hint(if question.changes {
+            "it may still be done: `gpushctl operation list`, `gpushctl status`"
         } else {
-            error.hint("it may still be done: gpushctl operation list; gpushctl status")
-        };
+            "wait longer with --timeout SECONDS, or look why: `systemctl status gpushd`, `journalctl -u gpushd`"
+        });
         Error::new(Kind::TimedOut, error.retryable())
     }
 
@@ -179,7 +188,10 @@ impl Wire {
     }
 
     fn who_listens(&self) -> String {
-        format!("see who listens there: ss -xlp src {}; give gpushd's socket with --socket", self.socket.path.display())
+        format!(
+            "see who listens there: `ss -xlp src {}`; give gpushd's socket with --socket",
+            self.socket.path.display()
+        )
     }
 }
 

@@ -1,4 +1,7 @@
 //! The client against agents that are well, gone, silent, rude, foreign, or of another version.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
 
 use std::{
     convert::Infallible,

@@ -84,7 +84,7 @@ exports! {
 
     /// Event types that a GPU reports.
     fn nvmlDeviceGetSupportedEventTypes(device: Opaque, types: Ptr<u64>) |call| {
-        types.put(call.gpu(device, |m, gpu| Ok(supported(m, gpu)?))?)
+        types.put(call.gpu(device, supported)?)
     }
 
     /// Has an event set listen to a GPU, from now on.

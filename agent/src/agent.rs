@@ -1,0 +1,39 @@
+//! The agent: everything that requests and background work share.
+
+use std::sync::Arc;
+
+use gpush_nvml::Hardware;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    conditions::Conditions, observe::Observer, operation::Operations, people::People, settings::Settings,
+    startup::Startup,
+};
+
+/// The agent, as its parts hold it.
+pub(crate) type Shared = Arc<Agent>;
+
+/// What a running agent consists of.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    /// The config in force.
+    pub(crate) settings: Settings,
+    /// The driver, behind its worker. Only `observe` reads with it, only `apply` changes with it.
+    pub(crate) hardware: Hardware,
+    /// The hardware as last seen.
+    pub(crate) observer: Observer,
+    /// Who processes belong to.
+    pub(crate) people: People,
+    /// What is being done.
+    pub(crate) operations: Operations,
+    /// What is wrong with GPUs by the agent's own doing.
+    pub(crate) conditions: Conditions,
+    /// How far the layouts at start are.
+    pub(crate) startup: Startup,
+    /// Work that must end before the agent does.
+    pub(crate) tasks: TaskTracker,
+    /// Nothing new is begun.
+    pub(crate) stopping: CancellationToken,
+    /// The uid that gpushd runs as.
+    pub(crate) own_uid: u32,
+}

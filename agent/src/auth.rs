@@ -1,0 +1,109 @@
+//! Who may do what.
+//!
+//! | who | sees | may |
+//! |---|---|---|
+//! | root, the uid of gpushd, members of the admin groups | everything | everything |
+//! | everybody else who may connect | GPUs, instances, plans; of processes their own | look and plan |
+//!
+//! The kernel says who asks; the config says which groups are admins.
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+use gpush_api::{Actor, ApiError, Code};
+use gpush_core::config::Access;
+use nix::unistd::Group;
+
+use crate::{agent::Shared, http::failure::Failure, listen::peer::Peer};
+
+/// Whoever asks, and what that makes them.
+#[derive(Debug, Clone)]
+pub(crate) struct Asker {
+    /// The process, by the kernel's word.
+    pub(crate) peer: Peer,
+    /// Whether they may do and see everything.
+    pub(crate) admin: bool,
+}
+
+impl Asker {
+    /// What `peer` is under this config.
+    pub(crate) fn new(peer: Peer, access: &Access, own_uid: u32) -> Self {
+        let admin = peer.uid == 0 || peer.uid == own_uid || in_one_of(&peer.groups, &access.admin_groups);
+        Self { peer, admin }
+    }
+
+    /// The agent itself.
+    pub(crate) fn agent() -> Self {
+        let uid = nix::unistd::geteuid().as_raw();
+        Self { peer: Peer { uid, pid: Some(std::process::id()), groups: Vec::new() }, admin: true }
+    }
+
+    /// Whether a process of `uid` may be shown in full.
+    pub(crate) fn may_see(&self, uid: Option<u32>) -> bool {
+        self.admin || uid == Some(self.peer.uid)
+    }
+
+    /// Refuses whoever is no admin.
+    pub(crate) fn must_be_admin(&self, what: &str, access: &Access) -> Result<(), ApiError> {
+        if self.admin {
+            return Ok(());
+        }
+        let groups = match access.admin_groups.as_slice() {
+            [] => "list a group of yours as `admin_groups` under [access] in the config".to_owned(),
+            [one] => format!("become a member of the group {one}"),
+            several => format!("become a member of one of the groups {}", several.join(", ")),
+        };
+        Err(ApiError::new(Code::Denied, format!("uid {} may not {what}", self.peer.uid))
+            .cause("only root, the user that gpushd runs as, and members of its admin groups may")
+            .hint(format!("ask an administrator, use sudo, or {groups}")))
+    }
+
+    /// The asker as the API records them.
+    pub(crate) fn actor(&self, user: Option<String>) -> Actor {
+        Actor { uid: self.peer.uid, user, pid: self.peer.pid }
+    }
+}
+
+fn in_one_of(gids: &[u32], names: &[String]) -> bool {
+    // A group that does not exist has no members.
+    names.iter().any(|name| matches!(Group::from_name(name), Ok(Some(group)) if gids.contains(&group.gid.as_raw())))
+}
+
+impl FromRequestParts<Shared> for Asker {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, agent: &Shared) -> Result<Self, Failure> {
+        // The accept loop puts it there before anything else sees the request.
+        let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
+        Ok(Self::new(peer, &agent.settings.config().access, agent.own_uid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(uid: u32, groups: &[u32]) -> Peer {
+        Peer { uid, pid: Some(1), groups: groups.to_vec() }
+    }
+
+    #[test]
+    fn root_our_own_uid_and_admin_groups_are_admins() {
+        let none = Access::default();
+        assert!(Asker::new(peer(0, &[]), &none, 990).admin);
+        assert!(Asker::new(peer(990, &[]), &none, 990).admin);
+        assert!(!Asker::new(peer(1000, &[0]), &none, 990).admin);
+        // gid 0 has a name everywhere.
+        let root = Group::from_gid(0.into()).unwrap().unwrap().name;
+        let access = Access { admin_groups: vec!["no-such-group".to_owned(), root] };
+        assert!(Asker::new(peer(1000, &[7, 0]), &access, 990).admin);
+        assert!(!Asker::new(peer(1000, &[7]), &access, 990).admin);
+    }
+
+    #[test]
+    fn the_refusal_says_what_to_do() {
+        let access = Access { admin_groups: vec!["gpu-admins".to_owned()] };
+        let error = Asker::new(peer(1000, &[]), &access, 990).must_be_admin("change MIG layouts", &access).unwrap_err();
+        assert_eq!(error.code, Code::Denied);
+        assert_eq!(error.message, "uid 1000 may not change MIG layouts");
+        assert!(error.hint.unwrap().contains("the group gpu-admins"));
+    }
+}

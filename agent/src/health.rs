@@ -1,0 +1,92 @@
+//! What is wrong, each with its cause and way out.
+//!
+//! The agent is up whenever it can answer; what it can't do is said here. Drift is no ill health:
+//! it is in the GPUs.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus};
+use gpush_nvml::DriverError;
+
+use crate::{agent::Agent, auth::Asker, view};
+
+/// How long an asker waits for the driver to say who it is.
+const WAIT: Duration = Duration::from_millis(500);
+
+/// The driver behind the agent.
+pub(crate) async fn driver(agent: &Agent) -> Result<Driver, DriverError> {
+    let starting = || {
+        let status = agent.hardware.status();
+        let missing = || {
+            DriverError::new(gpush_nvml::ErrorKind::WorkerUnavailable, "asking for the driver")
+                .detail("it has not answered yet")
+        };
+        status.driver.ok_or_else(|| status.failure.unwrap_or_else(missing))
+    };
+    tokio::time::timeout(WAIT, agent.hardware.driver()).await.unwrap_or_else(|_| starting())
+}
+
+/// Everything that is wrong.
+pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
+    let driver = driver(agent).await;
+    let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
+    let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
+    let mut count = 0;
+    match (&driver, view::host(agent).await) {
+        (Err(error), _) => causes.push(view::no_driver(error)),
+        (Ok(_), Err(error)) => causes.push(error),
+        (Ok(_), Ok(host)) => {
+            for (index, error) in &host.nameless {
+                let mut cause = error.to_api();
+                cause.causes.insert(0, cause.message);
+                cause.message = format!("GPU {index} can't be identified");
+                causes.push(cause);
+                count += 1;
+            }
+            let gpus = view::compose(agent, asker, host);
+            count += gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
+            causes.extend(gpus.iter().filter_map(ill));
+            causes.extend(agent.startup.troubles(&gpus));
+        }
+    }
+    for worker in agent.hardware.status().abandoned.iter().filter(|worker| worker.stuck) {
+        let pid = worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
+        causes.push(
+            ApiError::new(Code::DriverTimeout, format!("driver worker {pid} was killed and hangs in the kernel"))
+                .cause(worker.calls.join(", "))
+                .hint("only a reboot ends it; the other GPUs are served by a new worker"),
+        );
+    }
+    let status = if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
+    let gpus = u32::try_from(count).unwrap_or(u32::MAX);
+    Health { status, causes, simulated, gpus, pid: std::process::id() }
+}
+
+fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
+    let index = gpu.index;
+    let (code, what, hint) = match gpu.state {
+        GpuState::Ready | GpuState::Changing => return None,
+        GpuState::Degraded => (
+            Code::DriverError,
+            "is degraded",
+            format!(
+                "see what stands with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}`"
+            ),
+        ),
+        GpuState::Unknown => (
+            Code::DriverTimeout,
+            "is in a state that is not known",
+            format!(
+                "wait, and look again: `gpushctl gpu show {index}`; if it stays, see `dmesg | grep -i -e nvrm -e xid`"
+            ),
+        ),
+        GpuState::Lost => (
+            Code::GpuLost,
+            "is lost",
+            "see `dmesg | grep -i xid`; it comes back only with a reset or a reboot".to_owned(),
+        ),
+    };
+    let mut error = ApiError::new(code, format!("GPU {index} ({}) {what}", gpu.uuid)).hint(hint);
+    error.causes.clone_from(&gpu.reasons);
+    Some(error)
+}

@@ -1,0 +1,89 @@
+//! What requests carry, taken out with errors of ours: JSON bodies, query parameters, path parts.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::{FromRequest, FromRequestParts, Path, Query, Request, rejection::JsonRejection},
+    http::{StatusCode, request::Parts},
+};
+use serde::de::DeserializeOwned;
+
+use super::{BODY, failure::Failure};
+
+/// How long a body may take to arrive.
+const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// A JSON body.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let path = request.uri().path().to_owned();
+        let Ok(read) = tokio::time::timeout(BODY_TIME, Json::<T>::from_request(request, state)).await else {
+            let message = format!("the body of a request to {path} did not arrive within {} s", BODY_TIME.as_secs());
+            return Err(Failure::bad_request(StatusCode::REQUEST_TIMEOUT, message));
+        };
+        read.map(|Json(body)| Self(body)).map_err(|rejection| {
+            let status = rejection.status();
+            match rejection {
+                JsonRejection::MissingJsonContentType(_) => Failure::bad_request(
+                    status,
+                    format!("{path} wants JSON, and the request says it holds something else"),
+                )
+                .hint("send the header `content-type: application/json`"),
+                // The offending field and its place are in the text.
+                JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
+                JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
+                _ if status == StatusCode::PAYLOAD_TOO_LARGE => {
+                    Failure::bad_request(status, format!("the body is larger than the {BODY} bytes that {path} takes"))
+                }
+                other => Failure::bad_request(status, other.body_text()),
+            }
+        })
+    }
+}
+
+/// A body that is no JSON, or not the JSON that is wanted. The library's text begins with its own
+/// words for that.
+fn unfit(path: &str, text: &str) -> Failure {
+    let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
+    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not what {path} takes: {detail}"))
+        .hint("GET /v1/openapi.json describes the body")
+}
+
+/// Query parameters.
+pub(super) struct Parameters<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(parameters)) => Ok(Self(parameters)),
+            Err(rejection) => {
+                let text = rejection.body_text();
+                let detail = text.split_once(": ").map_or(text.as_str(), |(_, detail)| detail);
+                let message = format!("{} does not take these parameters: {detail}", parts.uri.path());
+                Err(Failure::bad_request(rejection.status(), message)
+                    .hint("GET /v1/openapi.json describes the parameters"))
+            }
+        }
+    }
+}
+
+/// The one part of the path that varies.
+pub(super) struct Part(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Part {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(part)) => Ok(Self(part)),
+            Err(rejection) => Err(Failure::bad_request(rejection.status(), rejection.body_text())),
+        }
+    }
+}

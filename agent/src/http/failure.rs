@@ -1,0 +1,97 @@
+//! An error on its way out: the API's error with the HTTP status that carries it.
+
+use axum::{
+    http::{HeaderValue, Method, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use gpush_api::{ApiError, Code};
+
+/// An error as an answer.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    status: StatusCode,
+    error: ApiError,
+}
+
+impl Failure {
+    /// With a status of its own, where HTTP has a finer word than the code.
+    pub(crate) fn new(status: StatusCode, error: ApiError) -> Self {
+        Self { status, error }
+    }
+
+    /// A request that is not as it should be.
+    pub(crate) fn bad_request(status: StatusCode, message: impl Into<String>) -> Self {
+        Self::new(status, ApiError::new(Code::BadRequest, message))
+    }
+
+    /// Too many connections.
+    pub(crate) fn busy(why: String) -> Self {
+        ApiError::new(Code::Unavailable, why)
+            .hint("close connections that are not needed, then ask again")
+            .retryable()
+            .into()
+    }
+
+    /// A fault of ours.
+    pub(crate) fn internal() -> Self {
+        ApiError::new(Code::Internal, "gpushd could not answer because of a fault of its own")
+            .hint("see its log: `journalctl -u gpushd`")
+            .into()
+    }
+
+    pub(super) fn no_such_path(path: &str) -> Self {
+        ApiError::new(Code::NotFound, format!("there is no {path:?} in this API"))
+            .hint("GET /v1/openapi.json describes what there is")
+            .into()
+    }
+
+    pub(super) fn no_such_method(method: &Method, path: &str) -> Self {
+        let error = ApiError::new(Code::BadRequest, format!("{path} can't be asked with {method}"))
+            .hint("GET /v1/openapi.json describes what there is");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, error)
+    }
+
+    /// Adds what to do next.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.error = self.error.hint(hint);
+        self
+    }
+
+    fn body(&self) -> Vec<u8> {
+        // The type holds nothing that JSON can't express.
+        serde_json::to_vec(&self.error).unwrap_or_default()
+    }
+
+    /// The whole answer as bytes, for a connection on which no request is read.
+    pub(crate) fn as_http(&self) -> Vec<u8> {
+        let body = self.body();
+        let mut answer = format!(
+            "HTTP/1.1 {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+            self.status,
+            body.len()
+        )
+        .into_bytes();
+        answer.extend(body);
+        answer
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Self { status, error }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let json = HeaderValue::from_static("application/json");
+        (self.status, [(header::CONTENT_TYPE, json)], self.body()).into_response()
+    }
+}
+
+impl From<Failure> for Response {
+    fn from(failure: Failure) -> Self {
+        failure.into_response()
+    }
+}

@@ -1,0 +1,83 @@
+//! `/v1/gpus`: the GPUs and their profiles.
+
+use axum::{Json, extract::State};
+use gpush_api::{ApiError, Code, Gpu, GpuProfile};
+use gpush_core::selector::Selector;
+use serde::Deserialize;
+
+use super::{
+    extract::{Parameters, Part},
+    failure::Failure,
+};
+use crate::{agent::Shared, auth::Asker, view};
+
+/// Parameters of `GET /v1/gpus`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+pub(super) struct ListParameters {
+    /// Whether each GPU's MIG profiles are included.
+    #[serde(default)]
+    profiles: bool,
+}
+
+/// All GPUs, by index.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/gpus", tag = "gpus", params(ListParameters),
+    responses((status = 200, body = Vec<Gpu>), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn list(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Parameters(parameters): Parameters<ListParameters>,
+) -> Result<Json<Vec<Gpu>>, Failure> {
+    let mut gpus = view::gpus(&agent, &asker).await?;
+    if !parameters.profiles {
+        for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
+            mig.profiles.clear();
+        }
+    }
+    Ok(Json(gpus))
+}
+
+/// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/gpus/{gpu}", tag = "gpus",
+    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
+    responses((status = 200, body = Gpu), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Json<Gpu>, Failure> {
+    Ok(Json(find(&agent, &asker, &gpu).await?))
+}
+
+/// The MIG profiles of one GPU, as its driver tells them.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/gpus/{gpu}/profiles", tag = "gpus",
+    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
+    responses((status = 200, body = Vec<GpuProfile>), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn profiles(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Part(gpu): Part,
+) -> Result<Json<Vec<GpuProfile>>, Failure> {
+    let gpu = find(&agent, &asker, &gpu).await?;
+    match gpu.mig {
+        Some(mig) => Ok(Json(mig.profiles)),
+        None => {
+            let message = format!("GPU {} ({}, {}) has no MIG", gpu.index, gpu.name, gpu.uuid);
+            let error = ApiError::new(Code::Unsupported, message);
+            Err(error.hint("choose a GPU that has it: `gpushctl gpu list` shows them").into())
+        }
+    }
+}
+
+async fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<Gpu, ApiError> {
+    let mut gpus = view::gpus(agent, asker).await?;
+    let found = Selector::resolve(&[text], &gpus)?;
+    match found.as_slice() {
+        [one] => Ok(gpus.swap_remove(*one)),
+        several => {
+            Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs, one is wanted", several.len()))
+                .hint("give an index, a UUID or a PCI address: `gpushctl gpu list` shows them"))
+        }
+    }
+}

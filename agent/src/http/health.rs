@@ -1,0 +1,26 @@
+//! `/v1/version` and `/v1/health`: who is answering, and whether it is well.
+
+use axum::{Json, extract::State};
+use gpush_api::Version;
+
+use crate::{agent::Shared, auth::Asker, health};
+
+/// Versions of the agent and of the driver behind it.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/version", tag = "about",
+    responses((status = 200, body = Version), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn version(State(agent): State<Shared>) -> Json<Version> {
+    Json(Version {
+        agent: env!("CARGO_PKG_VERSION").to_owned(),
+        api: "v1".to_owned(),
+        driver: health::driver(&agent).await.ok(),
+    })
+}
+
+/// Whether everything works, and if not, what is wrong and what to do about it.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/health", tag = "about",
+    responses((status = 200, body = gpush_api::Health), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn health(State(agent): State<Shared>, asker: Asker) -> Json<gpush_api::Health> {
+    Json(health::health(&agent, &asker).await)
+}

@@ -1,0 +1,34 @@
+//! `/v1/mig`: plans, and carrying them out.
+
+use axum::{Json, extract::State, http::StatusCode};
+use gpush_api::{ApplyRequest, Operation, PlanRequest, Plans};
+
+use super::{extract::Body, failure::Failure};
+use crate::{agent::Shared, apply, auth::Asker};
+
+/// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mig/plan", tag = "mig", request_body = PlanRequest,
+    responses((status = 200, body = Plans), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn plan(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Body(request): Body<PlanRequest>,
+) -> Result<Json<Plans>, Failure> {
+    Ok(Json(apply::plan(&agent, &asker, &request).await?))
+}
+
+/// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mig/apply", tag = "mig", request_body = ApplyRequest,
+    responses((status = 202, body = Operation), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn apply(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Body(request): Body<ApplyRequest>,
+) -> Result<(StatusCode, Json<Operation>), Failure> {
+    asker.must_be_admin("change MIG layouts", &agent.settings.config().access)?;
+    let request = PlanRequest { gpus: request.gpus, layout: request.layout };
+    let operation = apply::begin(&agent, &asker, "mig.apply", &request).await?;
+    Ok((StatusCode::ACCEPTED, Json(operation)))
+}

@@ -1,0 +1,54 @@
+//! The API over HTTP: routes, and what all of them have in common.
+//!
+//! Every answer is JSON, errors included, whatever was wrong with the request; every error is an
+//! [`gpush_api::ApiError`]. What a path does is in the module of its noun.
+
+mod config;
+mod extract;
+pub(crate) mod failure;
+mod gpus;
+mod health;
+mod mig;
+pub(crate) mod openapi;
+mod operations;
+
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    http::{Method, Uri},
+    routing::{get, post},
+};
+
+use self::failure::Failure;
+use crate::agent::Shared;
+
+/// Largest request body in bytes.
+const BODY: usize = 64 << 10;
+
+/// The whole API.
+pub(crate) fn router(agent: Shared) -> Router {
+    Router::new()
+        .route("/v1/version", get(health::version))
+        .route("/v1/health", get(health::health))
+        .route("/v1/gpus", get(gpus::list))
+        .route("/v1/gpus/{gpu}", get(gpus::one))
+        .route("/v1/gpus/{gpu}/profiles", get(gpus::profiles))
+        .route("/v1/mig/plan", post(mig::plan))
+        .route("/v1/mig/apply", post(mig::apply))
+        .route("/v1/operations", get(operations::list))
+        .route("/v1/operations/{id}", get(operations::one))
+        .route("/v1/config", get(config::show))
+        .route("/v1/openapi.json", get(openapi::show))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(DefaultBodyLimit::max(BODY))
+        .with_state(agent)
+}
+
+async fn no_such_path(uri: Uri) -> Failure {
+    Failure::no_such_path(uri.path())
+}
+
+async fn no_such_method(method: Method, uri: Uri) -> Failure {
+    Failure::no_such_method(&method, uri.path())
+}

@@ -1,0 +1,74 @@
+//! `/v1/openapi.json`: the description of this API.
+//!
+//! It is made from the code by `gpushd openapi` (feature `openapi`) and committed, so that the
+//! agent carries a text and not the machinery; a test fails when the two differ.
+
+use axum::{http::header, response::IntoResponse};
+
+/// The description as committed.
+const TEXT: &str = include_str!("../../../docs/openapi.json");
+
+/// The description of this API, OpenAPI 3.1.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/openapi.json", tag = "about",
+    responses((status = 200, content_type = "application/json"))))]
+pub(super) async fn show() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], TEXT)
+}
+
+/// The description as the code has it.
+#[cfg(feature = "openapi")]
+pub(crate) fn from_code() -> Result<String, serde_json::Error> {
+    use utoipa::OpenApi;
+
+    use super::{config, gpus, health, mig, openapi, operations};
+
+    #[derive(OpenApi)]
+    #[openapi(
+        info(
+            title = "gpush",
+            description = "How the GPUs of one host are shared. Served on a Unix socket; whoever asks is known by \
+                           the kernel's word. Within v1 fields are added, never renamed or removed."
+        ),
+        paths(
+            health::version, health::health, gpus::list, gpus::one, gpus::profiles, mig::plan, mig::apply,
+            operations::list, operations::one, config::show, openapi::show
+        ),
+        tags(
+            (name = "gpus", description = "GPUs and their profiles"),
+            (name = "mig", description = "MIG layouts"),
+            (name = "operations", description = "Plans being carried out"),
+            (name = "config", description = "The config in force"),
+            (name = "about", description = "The agent itself")
+        )
+    )]
+    struct Api;
+    let mut text = Api::openapi().to_pretty_json()?;
+    text.push('\n');
+    Ok(text)
+}
+
+#[cfg(all(test, feature = "openapi"))]
+mod tests {
+    #[test]
+    fn the_committed_description_is_what_the_code_says() {
+        let from_code = super::from_code().unwrap();
+        assert!(
+            super::TEXT == from_code,
+            "docs/openapi.json is out of date: run `cargo run -p gpushd --features openapi -- openapi > docs/openapi.json`"
+        );
+    }
+
+    #[test]
+    fn every_route_is_described() {
+        let routes =
+            include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
+        let described: serde_json::Value = serde_json::from_str(&super::from_code().unwrap()).unwrap();
+        let mut count = 0;
+        for route in routes {
+            assert!(described["paths"][route].is_object(), "{route}");
+            count += 1;
+        }
+        assert_eq!(count, described["paths"].as_object().unwrap().len());
+    }
+}

@@ -1,0 +1,62 @@
+//! `/v1/operations`: what is being done, and what was.
+
+use std::time::Duration;
+
+use axum::{Json, extract::State};
+use gpush_api::Operation;
+use serde::Deserialize;
+
+use super::{
+    extract::{Parameters, Part},
+    failure::Failure,
+};
+use crate::{agent::Shared, auth::Asker, redact};
+
+/// Longest wait of one request.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Parameters of `GET /v1/operations/{id}`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+pub(super) struct OneParameters {
+    /// Answer once the revision is past this one, or the operation has ended.
+    #[serde(default)]
+    after: Option<u64>,
+    /// How long to wait for that, in milliseconds; at most 60000. Without it the answer comes at once.
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+/// Operations that go on, and the last 200 that ended; oldest first.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/operations", tag = "operations",
+    responses((status = 200, body = Vec<Operation>), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Json<Vec<Operation>> {
+    let mut operations = agent.operations.all();
+    operations.iter_mut().for_each(|operation| redact::operation(operation, &asker));
+    Json(operations)
+}
+
+/// One operation, at once or when it has changed.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/operations/{id}", tag = "operations",
+    params(("id" = String, Path, description = "`op-<number>`"), OneParameters),
+    responses((status = 200, body = Operation), (status = "default", body = gpush_api::ApiError))))]
+pub(super) async fn one(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Part(id): Part,
+    Parameters(parameters): Parameters<OneParameters>,
+) -> Result<Json<Operation>, Failure> {
+    let mut operation = match parameters.after {
+        Some(after) => {
+            let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST);
+            agent.operations.wait(&id, after, wait).await?
+        }
+        None => agent.operations.get(&id)?,
+    };
+    redact::operation(&mut operation, &asker);
+    Ok(Json(operation))
+}

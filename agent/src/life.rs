@@ -1,0 +1,191 @@
+//! The life of the agent: start, serve, stop.
+//!
+//! ```text
+//! socket taken over ─► config ─► log ─► state directory locked ─► socket ─► serving ─► READY
+//!                                                                              │ SIGHUP: config again
+//!                                                                              ▼ SIGTERM
+//!                               nothing new begins ─► operations end ─► connections end ─► gone
+//! ```
+//!
+//! Ready means serving, not having a driver: without one the agent stays up and says what is
+//! wrong. The hardware is first read while the agent is already answering. A second SIGTERM ends
+//! it at once, whatever it is doing.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use gpush_core::config::Config;
+use gpush_nvml::{Hardware, Options};
+use sd_notify::NotifyState;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    agent::Agent,
+    http,
+    listen::{
+        accept,
+        socket::{Access, Listening},
+    },
+    logging,
+    observe::Observer,
+    operation::Operations,
+    options::{Arguments, Paths, Surroundings},
+    people::People,
+    settings::Settings,
+    signals::{self, Asked, Signals},
+    startup::{self, Startup},
+    state_dir::StateDir,
+};
+
+/// How long the driver worker may take to end.
+const WORKER_END: Duration = Duration::from_millis(500);
+
+/// How long the runtime waits for its last tasks.
+const RUNTIME_END: Duration = Duration::from_millis(200);
+
+/// Runs the agent until it is told to stop.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    signals::arm().context("signals can't be handled")?;
+    // Before any thread: it changes the environment.
+    let handed_over = Listening::handed_over()?;
+    let paths = Paths::resolve(arguments, &Surroundings::of_this_process())?;
+    let settings = Settings::load(&paths.config, paths.config_named)?;
+    let config = settings.config();
+    let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
+    let _log = logging::start(&filter).map_err(anyhow::Error::msg)?;
+    let state_dir = StateDir::lock(&paths.state_dir)?;
+    let listening = match handed_over {
+        Some(listening) => listening,
+        None => Listening::bind(
+            &paths.socket,
+            &Access { mode: config.api.socket_mode, group: config.api.socket_group.clone() },
+        )?,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("the runtime can't be started")?;
+    let options = driver(arguments, &config);
+    let result = runtime.block_on(serve(settings, &paths, state_dir, listening, options));
+    runtime.shutdown_timeout(RUNTIME_END);
+    result
+}
+
+/// How the driver worker is run: the command line's library before the config's.
+fn driver(arguments: &Arguments, config: &Config) -> Options {
+    // Not by its path: after an upgrade that names another version, whose worker speaks otherwise.
+    let mut options = Options::new("/proc/self/exe");
+    let configured =
+        (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
+    options.library = arguments.library.clone().or(configured);
+    options.deadlines.start = Duration::from_secs(config.driver.start_s.into());
+    options.deadlines.read = Duration::from_millis(config.driver.read_ms.into());
+    options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
+    options.deadlines.grace = options.deadlines.grace.min(options.deadlines.change);
+    options
+}
+
+async fn serve(
+    settings: Settings,
+    paths: &Paths,
+    state_dir: StateDir,
+    listening: Listening,
+    options: Options,
+) -> anyhow::Result<()> {
+    let mut signals = Signals::listen().context("signals can't be handled")?;
+    let hardware = Hardware::start(options);
+    let people = People::start().context("a thread can't be started")?;
+    let startup = Startup::default();
+    let due = startup.due(&settings.config(), &state_dir, &paths.boot_id_file);
+    let agent = Arc::new(Agent {
+        settings,
+        observer: Observer::new(hardware.clone(), people.clone()),
+        hardware,
+        people,
+        operations: Operations::default(),
+        conditions: Default::default(),
+        startup,
+        tasks: TaskTracker::new(),
+        stopping: CancellationToken::new(),
+        own_uid: nix::unistd::geteuid().as_raw(),
+    });
+    let name = listening.name.clone();
+    let (listener, socket_file) = listening.split();
+    let closing = CancellationToken::new();
+    let mut server = tokio::spawn(accept::serve(listener, http::router(Arc::clone(&agent)), closing.clone()));
+    say(&[NotifyState::Ready, NotifyState::Status(&format!("serving on {name}"))]);
+    tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
+    let first_look = tokio::spawn(look(Arc::clone(&agent)));
+    let state_dir = Arc::new(state_dir);
+    let startup = tokio::spawn(startup::run(Arc::clone(&agent), Arc::clone(&state_dir), due));
+
+    let ended = loop {
+        tokio::select! {
+            asked = signals.next() => match asked {
+                Asked::Reload => reload(&agent),
+                Asked::Stop => break None,
+            },
+            ended = &mut server => break Some(ended),
+        }
+    };
+    say(&[NotifyState::Stopping]);
+    agent.stopping.cancel();
+    let unfinished = agent.operations.unfinished();
+    if unfinished > 0 {
+        tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
+        say(&[NotifyState::Status("finishing operations")]);
+    }
+    agent.tasks.close();
+    agent.tasks.wait().await;
+    let _ = startup.await;
+    first_look.abort();
+    closing.cancel();
+    let result = match ended {
+        Some(ended) => ended,
+        None => server.await,
+    };
+    // Unlinked before the lock goes: the next agent never sees a stale file of ours.
+    drop(socket_file);
+    let _ = tokio::time::timeout(WORKER_END, agent.hardware.stop()).await;
+    drop(state_dir);
+    tracing::info!("stopped");
+    result.context("the accept loop broke off")?.context("the socket can't be served")
+}
+
+/// Looks at the hardware so that the first asker finds it read, and notes what it is.
+async fn look(agent: Arc<Agent>) {
+    match agent.observer.recent().await {
+        Ok(host) => {
+            let driver = agent.hardware.status().driver;
+            let (version, simulated) = driver.map_or_else(
+                || ("?".to_owned(), ""),
+                |driver| (driver.version, if driver.simulated { ", simulated" } else { "" }),
+            );
+            tracing::info!("driver {version}{simulated}: {} GPUs", host.gpus.len());
+            let gpus = crate::view::compose(&agent, &crate::auth::Asker::agent(), host);
+            for finding in gpush_core::desired::findings(&agent.settings.config(), &gpus) {
+                tracing::warn!("{finding}");
+            }
+        }
+        Err(error) => tracing::warn!("no driver yet: {error}"),
+    }
+}
+
+fn reload(agent: &Agent) {
+    match agent.settings.reload() {
+        Ok(()) => {
+            tracing::info!("the config was read again");
+            agent.startup.reloaded();
+        }
+        Err(error) => {
+            tracing::error!("{error}{}", error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>())
+        }
+    }
+}
+
+fn say(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(false, states) {
+        tracing::warn!("the service manager can't be notified: {error}");
+    }
+}

@@ -1,0 +1,167 @@
+//! The accept loop, and the life of one connection.
+//!
+//! ```text
+//! accept ─► who is it? ─► a place under the caps? ─► task: hyper, paced ─► closed
+//!                              └─ no: 503 and closed, without a task
+//! ```
+//!
+//! When the agent closes, the loop ends at once, connections finish the request that they are in
+//! and are cut off after [`DRAIN`].
+
+use std::{convert::Infallible, io, time::Duration};
+
+use axum::{Router, body::Body, extract::Request};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use nix::sys::resource::{Resource, getrlimit};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{UnixListener, UnixStream},
+};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{AbortOnDropHandle, TaskTracker},
+};
+use tower_service::Service;
+
+use super::{
+    caps::{Caps, Place},
+    pace::{Pace, Paced},
+    peer::Peer,
+};
+use crate::http::failure::Failure;
+
+/// How long connections may take to end once the agent closes.
+pub(crate) const DRAIN: Duration = Duration::from_secs(2);
+
+/// Largest request head; hyper's smallest buffer.
+const HEAD_BYTES: usize = 8 << 10;
+
+/// How long to wait before accepting again when there are no file descriptors.
+const EXHAUSTED: Duration = Duration::from_millis(50);
+
+/// Accepts until `closing`, then returns when all connections have ended, or after [`DRAIN`].
+pub(crate) async fn serve(
+    listener: std::os::unix::net::UnixListener,
+    router: Router,
+    closing: CancellationToken,
+) -> io::Result<()> {
+    let listener = UnixListener::from_std(listener)?;
+    let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+    let caps = Caps::new(descriptors, nix::unistd::geteuid().as_raw());
+    let connections = TaskTracker::new();
+    let cut = CancellationToken::new();
+    loop {
+        let accepted = tokio::select! {
+            () = closing.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => admit(stream, &caps, &router, &closing, &cut, &connections),
+            Err(error) => {
+                // Out of descriptors or memory; what is left of them is given back by others.
+                tracing::warn!("a connection could not be accepted: {error}");
+                tokio::time::sleep(EXHAUSTED).await;
+            }
+        }
+    }
+    drop(listener);
+    connections.close();
+    if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
+        tracing::info!("{} connections were still open and are cut off", connections.len());
+        cut.cancel();
+        connections.wait().await;
+    }
+    Ok(())
+}
+
+fn admit(
+    stream: UnixStream,
+    caps: &Caps,
+    router: &Router,
+    closing: &CancellationToken,
+    cut: &CancellationToken,
+    connections: &TaskTracker,
+) {
+    let peer = match Peer::of(&stream) {
+        Ok(peer) => peer,
+        // It has gone again.
+        Err(_) => return,
+    };
+    match caps.enter(peer.uid) {
+        Ok(place) => {
+            let connection = connection(stream, peer, place, router.clone(), closing.clone());
+            let cut = cut.clone();
+            connections.spawn(async move {
+                tokio::select! {
+                    () = connection => {}
+                    () = cut.cancelled() => {}
+                }
+            });
+        }
+        Err(why) => {
+            tracing::debug!(uid = peer.uid, "{why}");
+            let refusal = Failure::busy(why).as_http();
+            connections.spawn(refuse(stream, refusal));
+        }
+    }
+}
+
+/// Says no without reading a request. What the peer sends is left unread, so the answer may be
+/// lost to it; nothing more can be done for it within the caps.
+async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
+    let said = async {
+        let _ = stream.write_all(&answer).await;
+        let _ = stream.shutdown().await;
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(1), said).await;
+}
+
+async fn connection(stream: UnixStream, peer: Peer, _place: Place, router: Router, closing: CancellationToken) {
+    let pace = Pace::new();
+    let io = TokioIo::new(Paced::new(stream, pace.clone()));
+    let service = service_fn(|request: hyper::Request<Incoming>| {
+        pace.busy();
+        let mut request: Request = request.map(Body::new);
+        request.extensions_mut().insert(peer.clone());
+        let mut router = router.clone();
+        // In a task of its own, so that a panic in it is an answer and not a broken connection;
+        // dropped with the connection.
+        let handler = AbortOnDropHandle::new(tokio::spawn(async move { router.call(request).await }));
+        let pace = pace.clone();
+        async move {
+            let response = match handler.await {
+                Ok(Ok(response)) => response,
+                Ok(Err(never)) => match never {},
+                Err(_) => Failure::internal().into(),
+            };
+            pace.answered();
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .header_read_timeout(None)
+        .max_buf_size(HEAD_BYTES)
+        .serve_connection(io, service);
+    let mut connection = std::pin::pin!(connection);
+    let mut closing = std::pin::pin!(closing.cancelled_owned());
+    let mut asked_to_end = false;
+    loop {
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    tracing::debug!(uid = peer.uid, "a connection ended: {error}");
+                }
+                return;
+            }
+            () = pace.too_slow() => {
+                tracing::debug!(uid = peer.uid, "a connection was too slow and is closed");
+                return;
+            }
+            () = &mut closing, if !asked_to_end => {
+                asked_to_end = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}

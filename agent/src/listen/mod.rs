@@ -1,0 +1,18 @@
+//! The socket: how it is made, who connects, and how much of us one caller may have.
+//!
+//! ```text
+//! socket   makes or takes over the listening socket; stale files replaced, live ones refused
+//! accept   the loop: credentials, caps, one task a connection
+//! peer     who is at the other end, by the kernel's word
+//! caps     connections per uid and in all
+//! pace     the deadlines of one connection: its head, its idleness
+//! ```
+//!
+//! The loop is our own because all of it is decided before the first byte is read, and nothing
+//! ready-made hands credentials to requests.
+
+pub(crate) mod accept;
+mod caps;
+mod pace;
+pub(crate) mod peer;
+pub(crate) mod socket;

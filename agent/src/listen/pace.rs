@@ -1,0 +1,142 @@
+//! The pace of one connection: how long its next request's head may take, and how long it may
+//! stay without one.
+//!
+//! ```text
+//! accepted ──► head ──(request read)──► busy ──(answered)──► idle ──(first byte)──► head
+//!               │ 1 s                    no deadline          │ 60 s
+//!               └──► closed                                   └──► closed
+//! ```
+//!
+//! hyper's own header deadline also counts the time between two requests, so it can't tell a slow
+//! sender from a connection that is kept for later. A connection that doesn't take its answer
+//! counts as idle. Bodies have a deadline where they are read.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+    sync::watch,
+    time::Instant,
+};
+
+/// For a request's head, from its first byte (from the connection, for the first one).
+const HEAD: Duration = Duration::from_secs(1);
+
+/// Between an answer and the next request's first byte.
+const IDLE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Head(Instant),
+    Busy,
+    Idle(Instant),
+}
+
+/// Where a connection is; shared by its stream, its service and its task.
+#[derive(Debug, Clone)]
+pub(crate) struct Pace(Arc<watch::Sender<Phase>>);
+
+impl Pace {
+    /// That of a connection just accepted.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(Phase::Head(Instant::now()))))
+    }
+
+    /// A request's head is complete.
+    pub(crate) fn busy(&self) {
+        self.0.send_replace(Phase::Busy);
+    }
+
+    /// Its answer is ready to be written.
+    pub(crate) fn answered(&self) {
+        self.0.send_replace(Phase::Idle(Instant::now()));
+    }
+
+    fn bytes_came(&self) {
+        self.0.send_if_modified(|phase| match phase {
+            Phase::Idle(_) => {
+                *phase = Phase::Head(Instant::now());
+                true
+            }
+            Phase::Head(_) | Phase::Busy => false,
+        });
+    }
+
+    /// Returns when the connection is too slow to be kept.
+    pub(crate) async fn too_slow(&self) {
+        let mut phase = self.0.subscribe();
+        loop {
+            let due = match *phase.borrow_and_update() {
+                Phase::Head(since) => Some(since + HEAD),
+                Phase::Idle(since) => Some(since + IDLE),
+                Phase::Busy => None,
+            };
+            let changed = match due {
+                Some(due) => tokio::time::timeout_at(due, phase.changed()).await,
+                None => Ok(phase.changed().await),
+            };
+            // The sender lives as long as we do, so `changed` itself can't fail.
+            if changed.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A stream that tells its pace when bytes come.
+#[derive(Debug)]
+pub(crate) struct Paced {
+    stream: UnixStream,
+    pace: Pace,
+}
+
+impl Paced {
+    /// Wraps a stream.
+    pub(crate) fn new(stream: UnixStream, pace: Pace) -> Self {
+        Self { stream, pace }
+    }
+}
+
+impl AsyncRead for Paced {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.pace.bytes_came();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Paced {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

@@ -1,0 +1,264 @@
+//! The listening socket: handed over by systemd, or made by us.
+//!
+//! Made by us, it is bound under another name, given its owner and mode, and renamed: nobody can
+//! connect before the mode is right. A socket file whose agent is gone is replaced; one that
+//! somebody listens on is not, and neither is a file that is no socket.
+
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, ErrorKind},
+    os::unix::{
+        fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::unistd::{Gid, Group};
+
+/// Who may connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Access {
+    /// Permission bits of the socket file.
+    pub(crate) mode: u32,
+    /// Its group; `None` = the agent's own.
+    pub(crate) group: Option<String>,
+}
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SocketError {
+    /// Its directory can't be made.
+    #[error("the directory of the socket {} can't be made; give another path with --socket", path.display())]
+    Directory {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody answers on it.
+    #[error("another program listens on {}; stop it, or give another path with --socket", path.display())]
+    Live {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Something else has the name.
+    #[error("{} exists and is not a socket; remove it, or give another path with --socket", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The kernel takes no longer name.
+    #[error("the socket path {} has more than 100 bytes; give a shorter one with --socket", path.display())]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The config's group is not known here.
+    #[error(
+        "the socket's group {group:?} does not exist; make it (`groupadd --system {group}`), or change \
+             `socket_group` under [api] in the config"
+    )]
+    NoGroup {
+        /// The group.
+        group: String,
+    },
+    /// Anything else.
+    #[error("the socket {} can't be made", path.display())]
+    Bind {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// What systemd handed over can't be used.
+    #[error("the socket that systemd handed over can't be used; check ListenStream= in gpushd.socket")]
+    HandedOver {
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A socket to accept from.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    /// The listener, non-blocking.
+    pub(crate) listener: UnixListener,
+    /// What to call it in logs.
+    pub(crate) name: String,
+    /// File to remove at the end, with its inode; `None` when systemd owns it.
+    ours: Option<(PathBuf, u64)>,
+}
+
+impl Listening {
+    /// Takes the socket that systemd handed over, if it did. Must run before any thread starts:
+    /// the variables that tell of it are removed from the environment.
+    pub(crate) fn handed_over() -> Result<Option<Self>, SocketError> {
+        let broken = |source| SocketError::HandedOver { source };
+        let mut handed = listenfd::ListenFd::from_env();
+        if handed.len() == 0 {
+            return Ok(None);
+        }
+        if handed.len() > 1 {
+            return Err(broken(io::Error::new(ErrorKind::InvalidInput, "more than one socket")));
+        }
+        let Some(listener) = handed.take_unix_listener(0).map_err(broken)? else { return Ok(None) };
+        listener.set_nonblocking(true).map_err(broken)?;
+        let name = match listener.local_addr().map_err(broken)?.as_pathname() {
+            Some(path) => path.display().to_string(),
+            None => "an unnamed socket".to_owned(),
+        };
+        Ok(Some(Self { listener, name, ours: None }))
+    }
+
+    /// Makes the socket at `path`.
+    pub(crate) fn bind(path: &Path, access: &Access) -> Result<Self, SocketError> {
+        let here = || path.to_owned();
+        let failed = |source| SocketError::Bind { path: here(), source };
+        if path.as_os_str().len() > 100 {
+            return Err(SocketError::TooLong { path: here() });
+        }
+        let gid = group(access)?;
+        if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(dir)
+                .map_err(|source| SocketError::Directory { path: here(), source })?;
+        }
+        refuse_unless_free(path)?;
+        let mut draft = OsString::from(path);
+        draft.push(".new");
+        let draft = PathBuf::from(draft);
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        // Until it is renamed the draft is ours alone: the permissions come before the name.
+        let listener = UnixListener::bind(&draft).map_err(failed)?;
+        let finish = || -> io::Result<u64> {
+            if let Some(gid) = gid {
+                std::os::unix::fs::chown(&draft, None, Some(gid.as_raw()))?;
+            }
+            fs::set_permissions(&draft, fs::Permissions::from_mode(access.mode))?;
+            listener.set_nonblocking(true)?;
+            let inode = fs::metadata(&draft)?.ino();
+            fs::rename(&draft, path)?;
+            Ok(inode)
+        };
+        match finish() {
+            Ok(inode) => Ok(Self { listener, name: path.display().to_string(), ours: Some((here(), inode)) }),
+            Err(error) => {
+                let _ = fs::remove_file(&draft);
+                Err(failed(error))
+            }
+        }
+    }
+
+    /// Splits it into what accepts and what removes the file at the end.
+    pub(crate) fn split(self) -> (UnixListener, SocketFile) {
+        (self.listener, SocketFile(self.ours))
+    }
+}
+
+/// The socket's file, removed when dropped unless another agent has replaced it by then.
+#[derive(Debug)]
+pub(crate) struct SocketFile(Option<(PathBuf, u64)>);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Some((path, inode)) = &self.0
+            && fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn refuse_unless_free(path: &Path) -> Result<(), SocketError> {
+    let failed = |source| SocketError::Bind { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(SocketError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        // Nobody listens: its agent was killed.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(failed(error)),
+        // Answered, or too busy to.
+        Ok(_) | Err(_) => Err(SocketError::Live { path: path.to_owned() }),
+    }
+}
+
+fn group(access: &Access) -> Result<Option<Gid>, SocketError> {
+    let Some(name) = &access.group else { return Ok(None) };
+    match Group::from_name(name) {
+        Ok(Some(group)) => Ok(Some(group.gid)),
+        Ok(None) | Err(_) => Err(SocketError::NoGroup { group: name.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access() -> Access {
+        Access { mode: 0o660, group: None }
+    }
+
+    #[test]
+    fn a_stale_file_is_replaced_and_a_live_one_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("run/gpushd.sock");
+        let first = Listening::bind(&path, &access()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        assert!(matches!(Listening::bind(&path, &access()), Err(SocketError::Live { .. })));
+        // Killed: the file stays, nobody listens.
+        let (listener, file) = first.split();
+        drop(listener);
+        std::mem::forget(file);
+        assert!(path.exists());
+        let second = Listening::bind(&path, &access()).unwrap();
+        UnixStream::connect(&path).unwrap();
+        let (_listener, file) = second.split();
+        drop(file);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_file_of_a_successor_is_left() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("gpushd.sock");
+        let (listener, file) = Listening::bind(&path, &access()).unwrap().split();
+        drop(listener);
+        let _second = Listening::bind(&path, &access()).unwrap();
+        drop(file);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn what_is_no_socket_is_left_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("gpushd.sock");
+        fs::write(&path, "precious").unwrap();
+        let error = Listening::bind(&path, &access()).unwrap_err().to_string();
+        assert!(error.contains("is not a socket") && error.contains("--socket"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_group_that_does_not_exist_and_a_path_too_long_are_said() {
+        let scratch = tempfile::tempdir().unwrap();
+        let nobody = Access { mode: 0o660, group: Some("no-such-group-here".to_owned()) };
+        let error = Listening::bind(&scratch.path().join("s"), &nobody).unwrap_err().to_string();
+        assert!(error.contains("groupadd --system no-such-group-here"), "{error}");
+        let long = scratch.path().join("x".repeat(120));
+        assert!(matches!(Listening::bind(&long, &access()), Err(SocketError::TooLong { .. })));
+    }
+}

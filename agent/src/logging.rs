@@ -1,0 +1,195 @@
+//! Logging that can't stall the agent.
+//!
+//! A stopped journald or a full pipe makes a write to it block, and with it whoever logs. So
+//! events are copied into a bounded queue and written by a thread of their own; when the queue is
+//! full they are counted and dropped, and the count is logged once there is room.
+//!
+//! ```text
+//! tracing event ─► Forward ─► queue (1024) ─► writer thread ─► journald, or standard error
+//!                     └─ full: dropped + 1
+//! ```
+//!
+//! What is written goes to journald with fields (`GPUSH_OP`, `GPUSH_GPU`, `GPUSH_UID`) when
+//! standard error is the journal, else as text to standard error.
+
+use std::{
+    fmt::Write as _,
+    io::IsTerminal,
+    os::unix::fs::MetadataExt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use tracing::{
+    Dispatch, Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    EnvFilter, Layer,
+    layer::{Context, SubscriberExt},
+};
+
+/// Events that wait to be written.
+const QUEUE: usize = 1024;
+
+/// How long the end of the agent waits for the last lines.
+const FLUSH: Duration = Duration::from_millis(200);
+
+/// The log; flushed when dropped.
+#[derive(Debug)]
+pub(crate) struct Log {
+    tx: SyncSender<Item>,
+}
+
+enum Item {
+    Line(Line),
+    Flush(SyncSender<()>),
+}
+
+/// An event, copied out of the code that logged it.
+#[derive(Debug)]
+struct Line {
+    level: Level,
+    message: String,
+    rest: String,
+    op: Option<String>,
+    gpu: Option<String>,
+    uid: Option<String>,
+}
+
+/// Starts logging for the whole process.
+pub(crate) fn start(filter: &str) -> Result<Log, String> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
+    let (tx, rx) = sync_channel(QUEUE);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let forward = Forward { tx: tx.clone(), dropped: Arc::clone(&dropped) };
+    let front = tracing_subscriber::registry().with(filter).with(forward);
+    tracing::subscriber::set_global_default(front).map_err(|error| error.to_string())?;
+    thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(move || write(&rx, &dropped))
+        .map_err(|error| format!("the log's thread can't be started: {error}"))?;
+    Ok(Log { tx })
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let (done, wait) = sync_channel(1);
+        if self.tx.try_send(Item::Flush(done)).is_ok() {
+            let _ = wait.recv_timeout(FLUSH);
+        }
+    }
+}
+
+/// The layer that everybody logs to.
+struct Forward {
+    tx: SyncSender<Item>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl<S: Subscriber> Layer<S> for Forward {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        let mut line = Line {
+            level: *metadata.level(),
+            message: String::new(),
+            rest: String::new(),
+            op: None,
+            gpu: None,
+            uid: None,
+        };
+        event.record(&mut line);
+        match self.tx.try_send(Item::Line(line)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Visit for Line {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => value.clone_into(&mut self.message),
+            "op" => self.op = Some(value.to_owned()),
+            "gpu" => self.gpu = Some(value.to_owned()),
+            "uid" => self.uid = Some(value.to_owned()),
+            name => {
+                let _ = write!(self.rest, " {name}={value:?}");
+            }
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        match field.name() {
+            "message" | "op" | "gpu" | "uid" => self.record_str(field, &format!("{value:?}")),
+            name => {
+                let _ = write!(self.rest, " {name}={value:?}");
+            }
+        }
+    }
+}
+
+fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
+    let output = output();
+    tracing::dispatcher::with_default(&output, || {
+        while let Ok(item) = rx.recv() {
+            match item {
+                Item::Line(line) => line.write(),
+                Item::Flush(done) => {
+                    let _ = done.try_send(());
+                }
+            }
+            let lost = dropped.swap(0, Ordering::Relaxed);
+            if lost > 0 {
+                tracing::warn!("{lost} log lines were dropped: whoever reads the log was too slow");
+            }
+        }
+    });
+}
+
+impl Line {
+    fn write(self) {
+        let Self { level, message, rest, op, gpu, uid } = self;
+        let (op, gpu, uid) = (op.as_deref(), gpu.as_deref(), uid.as_deref());
+        // Callsites are static: a level each.
+        macro_rules! at {
+            ($level:ident) => {
+                tracing::event!(Level::$level, op, gpu, uid, "{message}{rest}")
+            };
+        }
+        match level {
+            Level::ERROR => at!(ERROR),
+            Level::WARN => at!(WARN),
+            Level::INFO => at!(INFO),
+            Level::DEBUG => at!(DEBUG),
+            Level::TRACE => at!(TRACE),
+        }
+    }
+}
+
+/// Where the writer thread writes to.
+fn output() -> Dispatch {
+    if stderr_is_the_journal()
+        && let Ok(journald) = tracing_journald::layer()
+    {
+        let journald = journald.with_field_prefix(Some("GPUSH".to_owned())).with_syslog_identifier("gpushd".to_owned());
+        return Dispatch::new(tracing_subscriber::registry().with(journald));
+    }
+    let terminal = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let text = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(terminal).with_target(false);
+    Dispatch::new(tracing_subscriber::registry().with(text))
+}
+
+/// systemd names the device and inode of the stream that it connected to standard error.
+fn stderr_is_the_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
+    let Ok(stat) = std::fs::metadata("/proc/self/fd/2") else { return false };
+    stream == format!("{}:{}", stat.dev(), stat.ino())
+}

@@ -1,0 +1,235 @@
+//! A value that is read from the hardware now and then, by one reader at a time.
+//!
+//! Whoever asks while a reading is on its way waits for that one; whoever asks within its life
+//! gets it without a driver call. A reading that takes too long, or fails, leaves the last good
+//! one, marked stale.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpush_nvml::DriverError;
+use jiff::Timestamp;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+/// How long a reading is good.
+pub(crate) const LIFE: Duration = Duration::from_secs(1);
+
+/// What is known of a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Known<V> {
+    /// The last good reading and when it was begun.
+    pub(crate) good: Option<(V, Timestamp)>,
+    /// Why the last attempt failed.
+    pub(crate) error: Option<DriverError>,
+    /// Whether a newer reading was wanted and could not be had.
+    pub(crate) stale: bool,
+}
+
+/// The cache of one value; a handle, cheap to clone.
+#[derive(Debug)]
+pub(crate) struct Cached<V>(Arc<Inner<V>>);
+
+impl<V> Clone for Cached<V> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+#[derive(Debug)]
+struct Inner<V> {
+    state: Mutex<State<V>>,
+    /// Counts readings that ended.
+    ended: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State<V> {
+    good: Option<(V, Timestamp)>,
+    error: Option<DriverError>,
+    /// When the last attempt that ended was begun.
+    begun: Option<Instant>,
+    running: bool,
+}
+
+impl<V: Clone + Send + 'static> Cached<V> {
+    /// Nothing known yet.
+    pub(crate) fn new() -> Self {
+        let state = State { good: None, error: None, begun: None, running: false };
+        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0) }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<V>> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether anything was ever read, or tried to.
+    pub(crate) fn is_known(&self) -> bool {
+        self.state().begun.is_some()
+    }
+
+    /// Begins a reading unless the last one is good or one is on its way.
+    pub(crate) fn refresh<F>(&self, read: impl FnOnce() -> F)
+    where
+        F: Future<Output = Result<V, DriverError>> + Send + 'static,
+    {
+        let mut state = self.state();
+        if state.running || state.begun.is_some_and(|begun| begun.elapsed() < LIFE) {
+            return;
+        }
+        state.running = true;
+        drop(state);
+        let reading = read();
+        let ended = Ended { cache: self.clone(), begun: Instant::now(), stamp: Timestamp::now() };
+        tokio::spawn(async move {
+            let outcome = reading.await;
+            ended.with(outcome);
+        });
+    }
+
+    /// Waits for the reading that is on its way, if one is, but not beyond `until`.
+    pub(crate) async fn wait(&self, until: Instant) -> Known<V> {
+        let mut ended = self.0.ended.subscribe();
+        ended.borrow_and_update();
+        if self.state().running {
+            let _ = timeout_at(until, ended.changed()).await;
+        }
+        let state = self.state();
+        let stale = state.running || state.error.is_some();
+        Known { good: state.good.clone(), error: state.error.clone(), stale }
+    }
+
+    /// Takes in a reading that was made beside the cache, begun at `begun`.
+    pub(crate) fn put(&self, begun: Instant, stamp: Timestamp, outcome: Result<V, DriverError>) {
+        let mut state = self.state();
+        // An older one that ended later tells nothing new.
+        if state.begun.is_some_and(|other| other > begun) {
+            return;
+        }
+        state.begun = Some(begun);
+        match outcome {
+            Ok(value) => {
+                state.good = Some((value, stamp));
+                state.error = None;
+            }
+            Err(error) => state.error = Some(error),
+        }
+    }
+
+    /// Makes the next asker read again.
+    pub(crate) fn outdate(&self) {
+        let mut state = self.state();
+        if let Some(begun) = state.begun {
+            state.begun = Some(begun.checked_sub(LIFE).unwrap_or(begun));
+        }
+    }
+}
+
+/// Ends a reading even if its task is dropped.
+struct Ended<V: Clone + Send + 'static> {
+    cache: Cached<V>,
+    begun: Instant,
+    stamp: Timestamp,
+}
+
+impl<V: Clone + Send + 'static> Ended<V> {
+    fn with(self, outcome: Result<V, DriverError>) {
+        self.cache.put(self.begun, self.stamp, outcome);
+    }
+}
+
+impl<V: Clone + Send + 'static> Drop for Ended<V> {
+    fn drop(&mut self) {
+        self.cache.state().running = false;
+        self.cache.0.ended.send_modify(|count| *count += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_nvml::ErrorKind;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(100)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_askers_make_one_reading() {
+        let cache = Cached::new();
+        let mut readings = 0;
+        for _ in 0..10 {
+            cache.refresh(|| {
+                readings += 1;
+                async { Ok(7) }
+            });
+        }
+        let known = cache.wait(soon()).await;
+        assert_eq!((readings, known.good.map(|g| g.0), known.stale), (1, Some(7), false));
+        cache.refresh(|| {
+            readings += 1;
+            async { Ok(8) }
+        });
+        assert_eq!(readings, 1, "it is still good");
+        tokio::time::advance(LIFE).await;
+        cache.refresh(|| async { Ok(8) });
+        assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(8));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reading_leaves_the_last_one_stale_until_it_lands() {
+        let cache = Cached::new();
+        cache.refresh(|| async { Ok(1) });
+        assert!(!cache.wait(soon()).await.stale);
+        tokio::time::advance(LIFE).await;
+        let gate = Arc::new(Semaphore::new(0));
+        let pass = Arc::clone(&gate);
+        cache.refresh(|| async move {
+            let _ = pass.acquire().await;
+            Ok(2)
+        });
+        let known = cache.wait(soon()).await;
+        assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
+        gate.add_permits(1);
+        let known = cache.wait(soon()).await;
+        assert_eq!((known.good.map(|g| g.0), known.stale), (Some(2), false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_reading_keeps_the_last_good_one_and_says_why() {
+        let cache = Cached::new();
+        cache.refresh(|| async { Ok(1) });
+        cache.wait(soon()).await;
+        tokio::time::advance(LIFE).await;
+        cache.refresh(|| async { Err(DriverError::new(ErrorKind::GpuIsLost, "nvmlX")) });
+        let known = cache.wait(soon()).await;
+        assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
+        assert_eq!(known.error.unwrap().kind, ErrorKind::GpuIsLost);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reading_that_panics_frees_its_place() {
+        let cache: Cached<u32> = Cached::new();
+        cache.refresh(|| async { panic!("on purpose") });
+        assert_eq!(cache.wait(soon()).await.good, None);
+        cache.refresh(|| async { Ok(3) });
+        assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_older_reading_never_replaces_a_newer_one() {
+        let cache = Cached::new();
+        let before = Instant::now();
+        tokio::time::advance(Duration::from_millis(5)).await;
+        cache.put(Instant::now(), Timestamp::now(), Ok(2));
+        cache.put(before, Timestamp::now(), Ok(1));
+        assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(2));
+    }
+}

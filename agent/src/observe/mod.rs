@@ -1,0 +1,226 @@
+//! What the hardware looks like: the agent's only way to read it.
+//!
+//! Two kinds of look:
+//!
+//! - [`Observer::recent`], for whoever reads the API: each GPU's last reading, made anew when it is
+//!   older than a second. Askers at the same time share a reading, and none waits longer than
+//!   100 ms for one: a GPU that hangs is shown as it was, marked stale, and holds up no other.
+//! - [`Observer::now`], for whoever is about to change something: a reading begun after the call.
+//!
+//! GPUs are known by UUID. One that the driver no longer lists stays known, as lost, until the
+//! agent ends: who had it in use wants to know what became of it.
+
+mod cached;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use self::cached::{Cached, Known};
+use crate::people::People;
+
+/// How long an asker waits for a newer reading.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// How long an asker waits for the first reading ever: without persistence mode a real driver
+/// brings up each GPU first.
+const FIRST: Duration = Duration::from_secs(5);
+
+/// A GPU, as last seen.
+#[derive(Debug, Clone)]
+pub(crate) struct Sight {
+    /// What it is.
+    pub(crate) identity: Identity,
+    /// Whether the driver still lists it.
+    pub(crate) listed: bool,
+    /// The last good reading.
+    pub(crate) reading: Option<Arc<Reading>>,
+    /// When that was made, or when the GPU was listed.
+    pub(crate) at: Timestamp,
+    /// Why there is no newer one.
+    pub(crate) error: Option<DriverError>,
+    /// Whether a newer one was wanted.
+    pub(crate) stale: bool,
+}
+
+/// The host, as last seen.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Host {
+    /// GPUs by index; lost ones last.
+    pub(crate) gpus: Vec<Sight>,
+    /// GPUs that the driver lists but that can't even be identified.
+    pub(crate) nameless: Vec<(u32, DriverError)>,
+}
+
+/// Reads the hardware and remembers. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Observer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    hardware: Hardware,
+    people: People,
+    list: Cached<Arc<Vec<Listed>>>,
+    gpus: Mutex<BTreeMap<String, Entry>>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    identity: Identity,
+    readings: Cached<Arc<Reading>>,
+}
+
+impl Observer {
+    /// Knows nothing yet, and asks nothing before it is asked.
+    pub(crate) fn new(hardware: Hardware, people: People) -> Self {
+        Self(Arc::new(Inner { hardware, people, list: Cached::new(), gpus: Mutex::new(BTreeMap::new()) }))
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.0.gpus.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The host as it was at most a second ago, or as it was last seen.
+    ///
+    /// # Errors
+    /// When there is no driver, or it has not answered yet.
+    pub(crate) async fn recent(&self) -> Result<Host, DriverError> {
+        let asked = Instant::now();
+        // Known GPUs are read while the list is made.
+        for entry in self.listed_before() {
+            self.refresh(&entry);
+        }
+        self.0.list.refresh(|| self.list());
+        let first = !self.0.list.is_known();
+        let list = self.0.list.wait(asked + if first { FIRST } else { WAIT }).await;
+        let listed = self.take_in(&list)?;
+        let entries: Vec<Entry> = self.entries().values().cloned().collect();
+        for entry in entries.iter().filter(|entry| is_listed(&listed, &entry.identity.uuid)) {
+            self.refresh(entry);
+        }
+        let mut gpus = Vec::new();
+        for entry in entries {
+            let until = if entry.readings.is_known() { asked + WAIT } else { Instant::now() + FIRST };
+            let known = entry.readings.wait(until).await;
+            let present = is_listed(&listed, &entry.identity.uuid);
+            gpus.push(sight(entry.identity, present, known, list.good.as_ref().map(|good| good.1)));
+        }
+        Ok(self.arrange(gpus, &listed))
+    }
+
+    /// These GPUs as they are now: each reading is begun after the call.
+    pub(crate) async fn now(&self, uuids: &[String]) -> Vec<(String, Result<Arc<Reading>, DriverError>)> {
+        let mut tasks = tokio::task::JoinSet::new();
+        for (position, uuid) in uuids.iter().enumerate() {
+            let (observer, uuid) = (self.clone(), uuid.clone());
+            tasks.spawn(async move { (position, observer.read_now(&uuid).await) });
+        }
+        let mut read: Vec<Option<_>> = uuids.iter().map(|_| None).collect();
+        while let Some(done) = tasks.join_next().await {
+            if let Ok((position, outcome)) = done {
+                read[position] = Some(outcome);
+            }
+        }
+        let missing = || Err(DriverError::new(ErrorKind::Stopped, "reading the GPU"));
+        uuids.iter().cloned().zip(read.into_iter().map(|outcome| outcome.unwrap_or_else(missing))).collect()
+    }
+
+    /// One GPU as it is now.
+    pub(crate) async fn read_now(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
+        let (begun, stamp) = (Instant::now(), Timestamp::now());
+        let outcome = self.read(uuid).await;
+        if let Some(entry) = self.entries().get(uuid) {
+            entry.readings.put(begun, stamp, outcome.clone());
+        }
+        outcome
+    }
+
+    /// Makes the next asker read this GPU anew.
+    pub(crate) fn outdate(&self, uuid: &str) {
+        if let Some(entry) = self.entries().get(uuid) {
+            entry.readings.outdate();
+        }
+    }
+
+    fn listed_before(&self) -> Vec<Entry> {
+        self.entries().values().cloned().collect()
+    }
+
+    fn refresh(&self, entry: &Entry) {
+        let observer = self.clone();
+        let uuid = entry.identity.uuid.clone();
+        entry.readings.refresh(move || async move { observer.read(&uuid).await });
+    }
+
+    async fn read(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
+        let mut reading = self.0.hardware.read(uuid).await?;
+        self.0.people.name(&mut reading).await;
+        Ok(Arc::new(reading))
+    }
+
+    fn list(&self) -> impl Future<Output = Result<Arc<Vec<Listed>>, DriverError>> + Send + use<> {
+        let hardware = self.0.hardware.clone();
+        async move { hardware.list().await.map(Arc::new) }
+    }
+
+    /// Notes the GPUs of a list, and gives the last good one unless the driver is known to be gone.
+    fn take_in(&self, list: &Known<Arc<Vec<Listed>>>) -> Result<Arc<Vec<Listed>>, DriverError> {
+        if let Some(error) = &list.error
+            && (error.is_driver_unavailable() || list.good.is_none())
+        {
+            return Err(error.clone());
+        }
+        let Some((listed, _)) = &list.good else {
+            return Err(DriverError::new(ErrorKind::WorkerUnavailable, "listing the GPUs")
+                .detail("the driver is still starting"));
+        };
+        let mut entries = self.entries();
+        for identity in listed.iter().filter_map(|listed| listed.identity.as_ref().ok()) {
+            entries
+                .entry(identity.uuid.clone())
+                .and_modify(|entry| entry.identity.clone_from(identity))
+                .or_insert_with(|| Entry { identity: identity.clone(), readings: Cached::new() });
+        }
+        Ok(Arc::clone(listed))
+    }
+
+    /// Gives each unidentified GPU of the list to the one that was last seen at its index.
+    fn arrange(&self, mut gpus: Vec<Sight>, listed: &[Listed]) -> Host {
+        let unsettled = self.0.hardware.status().unsettled;
+        let mut nameless = Vec::new();
+        for (index, error) in listed.iter().filter_map(|l| l.identity.as_ref().err().map(|error| (l.index, error))) {
+            match gpus.iter_mut().find(|gpu| !gpu.listed && gpu.identity.index == index) {
+                Some(gpu) => {
+                    gpu.listed = true;
+                    gpu.error = Some(error.clone());
+                    gpu.stale = true;
+                }
+                None => nameless.push((index, error.clone())),
+            }
+        }
+        // Left out of the list because a call to it has not returned.
+        for gpu in gpus.iter_mut().filter(|gpu| unsettled.contains(&gpu.identity.uuid)) {
+            gpu.listed = true;
+        }
+        gpus.sort_by_key(|gpu| (!gpu.listed, gpu.identity.index));
+        Host { gpus, nameless }
+    }
+}
+
+fn is_listed(listed: &[Listed], uuid: &str) -> bool {
+    listed.iter().any(|listed| listed.identity.as_ref().is_ok_and(|identity| identity.uuid == uuid))
+}
+
+fn sight(identity: Identity, listed: bool, known: Known<Arc<Reading>>, list_at: Option<Timestamp>) -> Sight {
+    let (reading, at) = match known.good {
+        Some((reading, at)) => (Some(reading), at),
+        None => (None, list_at.unwrap_or_else(Timestamp::now)),
+    };
+    Sight { identity, listed, reading, at, error: known.error, stale: known.stale }
+}

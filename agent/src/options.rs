@@ -1,0 +1,192 @@
+//! What the command line and the environment say, with the defaults of root and of a user.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// The gpush host agent: owns how the GPUs of this host are shared.
+#[derive(Debug, Parser)]
+#[command(name = "gpushd", version, about, long_about = None, max_term_width = 100)]
+pub(crate) struct Arguments {
+    /// Config file [default: /etc/gpush/config.toml, ~/.config/gpush/config.toml when not root]
+    #[arg(long, env = "GPUSH_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Socket to listen on [default: /run/gpush/gpushd.sock, $XDG_RUNTIME_DIR/gpush/gpushd.sock when not root]
+    #[arg(long, env = "GPUSH_SOCKET", value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Directory for what must survive a restart [default: /var/lib/gpush, ~/.local/state/gpush when not root]
+    #[arg(long, env = "GPUSH_STATE_DIR", value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// NVML library to load instead of the libnvidia-ml.so.1 that the loader finds
+    #[arg(long, env = "GPUSH_LIBRARY", value_name = "FILE")]
+    pub(crate) library: Option<PathBuf>,
+
+    /// What to log instead of the config's level: error, warn, info, debug, trace, or a filter such
+    /// as `info,gpushd::apply=debug`
+    #[arg(long, env = "GPUSH_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+
+    /// File that holds the boot id of this boot
+    #[arg(long, env = "GPUSH_BOOT_ID_FILE", value_name = "FILE", hide = true)]
+    #[arg(default_value = "/proc/sys/kernel/random/boot_id")]
+    pub(crate) boot_id_file: PathBuf,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// What gpushd does instead of serving. None of it is for people.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs driver calls for the agent that started it.
+    #[command(hide = true)]
+    DriverWorker,
+    /// Prints the OpenAPI description made from the code.
+    #[cfg(feature = "openapi")]
+    #[command(hide = true)]
+    Openapi,
+}
+
+/// Where things are, once the defaults are filled in.
+#[derive(Debug, Clone)]
+pub(crate) struct Paths {
+    /// Config file.
+    pub(crate) config: PathBuf,
+    /// Whether somebody named it: then it must exist.
+    pub(crate) config_named: bool,
+    /// Socket.
+    pub(crate) socket: PathBuf,
+    /// State directory.
+    pub(crate) state_dir: PathBuf,
+    /// File with the boot id.
+    pub(crate) boot_id_file: PathBuf,
+}
+
+/// A default that can't be made out, with the option that replaces it.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} has no default here: {variable} is not set; give {option}")]
+pub(crate) struct NoDefault {
+    what: &'static str,
+    variable: &'static str,
+    option: &'static str,
+}
+
+/// The parts of the environment that defaults are made from.
+#[derive(Debug, Default)]
+pub(crate) struct Surroundings {
+    /// Whether the system's directories are ours.
+    pub(crate) root: bool,
+    /// `HOME`.
+    pub(crate) home: Option<PathBuf>,
+    /// `XDG_CONFIG_HOME`.
+    pub(crate) config_home: Option<PathBuf>,
+    /// `XDG_STATE_HOME`.
+    pub(crate) state_home: Option<PathBuf>,
+    /// `XDG_RUNTIME_DIR`.
+    pub(crate) runtime_dir: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Those of this process. Relative directories are ignored, as the XDG specification wants.
+    pub(crate) fn of_this_process() -> Self {
+        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        Self {
+            root: nix::unistd::geteuid().is_root(),
+            home: absolute("HOME"),
+            config_home: absolute("XDG_CONFIG_HOME"),
+            state_home: absolute("XDG_STATE_HOME"),
+            runtime_dir: absolute("XDG_RUNTIME_DIR"),
+        }
+    }
+}
+
+impl Paths {
+    /// Fills in the defaults.
+    pub(crate) fn resolve(arguments: &Arguments, here: &Surroundings) -> Result<Self, NoDefault> {
+        let below_home = |set: &Option<PathBuf>, usual: &str, what, variable, option| {
+            let base = set.clone().or_else(|| here.home.as_ref().map(|home| home.join(usual)));
+            base.map(|base| base.join("gpush")).ok_or(NoDefault { what, variable, option })
+        };
+        let config = match &arguments.config {
+            Some(path) => path.clone(),
+            None if here.root => "/etc/gpush/config.toml".into(),
+            None => below_home(&here.config_home, ".config", "the config file", "HOME", "--config FILE")?
+                .join("config.toml"),
+        };
+        let state_dir = match &arguments.state_dir {
+            Some(path) => path.clone(),
+            None if here.root => "/var/lib/gpush".into(),
+            None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
+        };
+        let socket = match &arguments.socket {
+            Some(path) => path.clone(),
+            None if here.root => "/run/gpush/gpushd.sock".into(),
+            None => match &here.runtime_dir {
+                Some(dir) => dir.join("gpush/gpushd.sock"),
+                None => {
+                    return Err(NoDefault { what: "the socket", variable: "XDG_RUNTIME_DIR", option: "--socket PATH" });
+                }
+            },
+        };
+        Ok(Self {
+            config,
+            config_named: arguments.config.is_some(),
+            socket,
+            state_dir,
+            boot_id_file: arguments.boot_id_file.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(given: &[&str]) -> Arguments {
+        Arguments::try_parse_from(std::iter::once("gpushd").chain(given.iter().copied())).unwrap()
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn root_has_the_systems_directories() {
+        let here = Surroundings { root: true, ..Surroundings::default() };
+        let paths = Paths::resolve(&arguments(&[]), &here).unwrap();
+        assert_eq!(paths.config, PathBuf::from("/etc/gpush/config.toml"));
+        assert_eq!(paths.socket, PathBuf::from("/run/gpush/gpushd.sock"));
+        assert_eq!(paths.state_dir, PathBuf::from("/var/lib/gpush"));
+        assert!(!paths.config_named);
+    }
+
+    #[test]
+    fn a_user_has_xdg_directories_and_what_is_given_wins() {
+        let here = Surroundings {
+            home: Some("/home/u".into()),
+            state_home: Some("/data/state".into()),
+            runtime_dir: Some("/run/user/7".into()),
+            ..Surroundings::default()
+        };
+        let paths = Paths::resolve(&arguments(&[]), &here).unwrap();
+        assert_eq!(paths.config, PathBuf::from("/home/u/.config/gpush/config.toml"));
+        assert_eq!(paths.socket, PathBuf::from("/run/user/7/gpush/gpushd.sock"));
+        assert_eq!(paths.state_dir, PathBuf::from("/data/state/gpush"));
+
+        let paths = Paths::resolve(&arguments(&["--socket", "s", "--config", "c"]), &here).unwrap();
+        assert_eq!((paths.socket, paths.config), (PathBuf::from("s"), PathBuf::from("c")));
+        assert!(paths.config_named);
+    }
+
+    #[test]
+    fn a_missing_directory_is_said_with_the_option_that_helps() {
+        let here = Surroundings { home: Some("/home/u".into()), ..Surroundings::default() };
+        let error = Paths::resolve(&arguments(&[]), &here).unwrap_err().to_string();
+        assert_eq!(error, "the socket has no default here: XDG_RUNTIME_DIR is not set; give --socket PATH");
+    }
+}

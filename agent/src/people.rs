@@ -1,0 +1,183 @@
+//! Who the processes on the GPUs are: uid, user name, command line.
+//!
+//! Only the processes that the driver names are looked at, not all of `/proc`. Reading the command
+//! line of a process that hangs in the kernel can hang too, and a name service can be slow, so all
+//! of it happens on a thread of its own: whoever asks waits a moment at most, and shows pids
+//! without names when that was not enough.
+
+use std::{
+    collections::HashMap,
+    sync::mpsc::{SyncSender, sync_channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{Mig, Process};
+use gpush_nvml::Reading;
+use nix::unistd::{Uid, User};
+use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
+use tokio::sync::oneshot;
+
+/// How long an asker waits.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// How long a user's name is remembered.
+const NAMES: Duration = Duration::from_secs(300);
+
+/// Characters of a command line that are kept.
+const COMMAND: usize = 256;
+
+/// A process, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Person {
+    uid: u32,
+    user: Option<String>,
+    command: Option<String>,
+}
+
+enum Question {
+    Processes(Vec<u32>, oneshot::Sender<HashMap<u32, Person>>),
+    User(u32, oneshot::Sender<Option<String>>),
+}
+
+/// The thread that knows.
+#[derive(Debug, Clone)]
+pub(crate) struct People {
+    tx: SyncSender<Question>,
+}
+
+impl People {
+    /// Starts the thread.
+    pub(crate) fn start() -> std::io::Result<Self> {
+        let (tx, rx) = sync_channel::<Question>(64);
+        thread::Builder::new().name("people".to_owned()).spawn(move || {
+            let mut thread = Thread { system: System::new(), names: HashMap::new() };
+            while let Ok(question) = rx.recv() {
+                match question {
+                    Question::Processes(pids, answer) => {
+                        // Nobody waits any more: the next asker will want newer answers.
+                        if !answer.is_closed() {
+                            let _ = answer.send(thread.processes(&pids));
+                        }
+                    }
+                    Question::User(uid, answer) => {
+                        let _ = answer.send(thread.name(uid));
+                    }
+                }
+            }
+        })?;
+        Ok(Self { tx })
+    }
+
+    /// The name of a user.
+    pub(crate) async fn user(&self, uid: u32) -> Option<String> {
+        self.ask(|answer| Question::User(uid, answer)).await.flatten()
+    }
+
+    /// Writes uid, user and command line into the processes of a reading.
+    pub(crate) async fn name(&self, reading: &mut Reading) {
+        let pids: Vec<u32> = processes(reading).filter_map(|process| process.pid).collect();
+        if pids.is_empty() {
+            return;
+        }
+        let Some(known) = self.ask(|answer| Question::Processes(pids, answer)).await else { return };
+        for process in processes_mut(reading) {
+            if let Some(person) = process.pid.and_then(|pid| known.get(&pid)) {
+                process.uid = Some(person.uid);
+                process.user.clone_from(&person.user);
+                process.command.clone_from(&person.command);
+            }
+        }
+    }
+
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
+        let (tx, rx) = oneshot::channel();
+        self.tx.try_send(question(tx)).ok()?;
+        tokio::time::timeout(WAIT, rx).await.ok()?.ok()
+    }
+}
+
+fn processes(reading: &Reading) -> impl Iterator<Item = &Process> {
+    let instances = reading.mig.iter().flat_map(|mig: &Mig| &mig.instances);
+    let inner = instances
+        .flat_map(|instance| instance.processes.iter().chain(instance.compute.iter().flat_map(|c| &c.processes)));
+    reading.processes.iter().chain(inner)
+}
+
+fn processes_mut(reading: &mut Reading) -> impl Iterator<Item = &mut Process> {
+    let instances = reading.mig.iter_mut().flat_map(|mig: &mut Mig| &mut mig.instances);
+    let inner = instances.flat_map(|instance| {
+        instance.processes.iter_mut().chain(instance.compute.iter_mut().flat_map(|c| &mut c.processes))
+    });
+    reading.processes.iter_mut().chain(inner)
+}
+
+struct Thread {
+    system: System,
+    names: HashMap<u32, (Instant, Option<String>)>,
+}
+
+impl Thread {
+    fn processes(&mut self, pids: &[u32]) -> HashMap<u32, Person> {
+        let wanted: Vec<Pid> = pids.iter().map(|pid| Pid::from_u32(*pid)).collect();
+        let what =
+            ProcessRefreshKind::nothing().with_user(UpdateKind::Always).with_cmd(UpdateKind::Always).without_tasks();
+        // A fresh table each time: a pid that was reused must not keep the old one's words.
+        self.system = System::new();
+        self.system.refresh_processes_specifics(ProcessesToUpdate::Some(&wanted), true, what);
+        let mut known = HashMap::new();
+        for pid in pids {
+            let Some(process) = self.system.process(Pid::from_u32(*pid)) else { continue };
+            // The effective one is who the kernel lets it be.
+            let Some(uid) = process.effective_user_id().or(process.user_id()).map(|uid| **uid) else { continue };
+            let words: Vec<_> = process.cmd().iter().map(|word| word.to_string_lossy()).collect();
+            let command =
+                if words.is_empty() { process.name().to_string_lossy().into_owned() } else { words.join(" ") };
+            known.insert(*pid, Person { uid, user: None, command: shown(&command) });
+        }
+        for person in known.values_mut() {
+            person.user = self.name(person.uid);
+        }
+        known
+    }
+
+    fn name(&mut self, uid: u32) -> Option<String> {
+        if let Some((at, name)) = self.names.get(&uid)
+            && at.elapsed() < NAMES
+        {
+            return name.clone();
+        }
+        let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
+        self.names.insert(uid, (Instant::now(), name.clone()));
+        name
+    }
+}
+
+/// A command line fit to be shown: no control characters, not too long.
+fn shown(command: &str) -> Option<String> {
+    let text: String = command.chars().map(|c| if c.is_control() { ' ' } else { c }).take(COMMAND).collect();
+    let text = text.trim_end();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_process_is_known() {
+        let mut thread = Thread { system: System::new(), names: HashMap::new() };
+        let me = std::process::id();
+        let known = thread.processes(&[me, u32::MAX - 1]);
+        assert_eq!(known.len(), 1);
+        assert_eq!(known[&me].uid, nix::unistd::geteuid().as_raw());
+        assert!(known[&me].command.as_deref().unwrap().contains("gpushd"), "{known:?}");
+    }
+
+    #[test]
+    fn a_command_line_is_cut_and_cleaned() {
+        assert_eq!(shown("a\x1b[31m\nb").as_deref(), Some("a [31m b"));
+        assert_eq!(shown(&"é".repeat(300)).unwrap().chars().count(), COMMAND);
+        assert_eq!(shown(" \n"), None);
+    }
+}

@@ -1,0 +1,78 @@
+//! What an asker may see of other people's processes: that somebody is there, and no more.
+//!
+//! Pid, user and command line go to the process's owner and to admins. It is done to the readings
+//! that everything else is made from, plans and their refusals included, so that no sentence can
+//! tell what a field does not.
+
+use gpush_api::{Gpu, Operation, Process};
+
+use crate::auth::Asker;
+
+/// Takes out of a reading what `asker` may not see.
+pub(crate) fn gpu(gpu: &mut Gpu, asker: &Asker) {
+    if asker.admin {
+        return;
+    }
+    let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+    for instance in instances {
+        instance.processes.iter_mut().for_each(|process| hide(process, asker));
+        instance.compute.iter_mut().flat_map(|compute| &mut compute.processes).for_each(|p| hide(p, asker));
+    }
+    gpu.processes.iter_mut().for_each(|process| hide(process, asker));
+}
+
+/// Takes out of an operation what `asker` may not see: the process that asked for it.
+pub(crate) fn operation(operation: &mut Operation, asker: &Asker) {
+    if !asker.may_see(Some(operation.by.uid)) {
+        operation.by.pid = None;
+    }
+}
+
+fn hide(process: &mut Process, asker: &Asker) {
+    if asker.may_see(process.uid) {
+        return;
+    }
+    process.pid = None;
+    process.uid = None;
+    process.user = None;
+    process.command = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::ProcessKind;
+
+    use super::*;
+    use crate::listen::peer::Peer;
+
+    fn asker(uid: u32, admin: bool) -> Asker {
+        Asker { peer: Peer { uid, pid: None, groups: Vec::new() }, admin }
+    }
+
+    fn process() -> Process {
+        Process {
+            pid: Some(4711),
+            uid: Some(1000),
+            user: Some("alice".to_owned()),
+            command: Some("python secret.py".to_owned()),
+            kind: ProcessKind::Compute,
+            memory_mib: Some(10),
+        }
+    }
+
+    #[test]
+    fn owner_and_admin_see_all_others_only_that_somebody_is_there() {
+        for asker in [asker(1000, false), asker(1, true)] {
+            let mut seen = process();
+            hide(&mut seen, &asker);
+            assert_eq!(seen, process());
+        }
+        let mut seen = process();
+        hide(&mut seen, &asker(1001, false));
+        assert_eq!(seen, Process { pid: None, uid: None, user: None, command: None, ..process() });
+        // A process of unknown owner is nobody's own.
+        let mut seen = Process { uid: None, ..process() };
+        hide(&mut seen, &asker(1001, false));
+        assert_eq!(seen.pid, None);
+    }
+}

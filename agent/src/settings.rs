@@ -1,0 +1,160 @@
+//! The config in force, and how it is replaced: whole or not at all.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use gpush_api::{ApiError, Code};
+use gpush_core::config::{Config, ConfigErrors, MOST_BYTES};
+
+/// Why a config can't be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigTrouble {
+    /// It can't be read.
+    #[error("the config file {} can't be read", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It says something wrong.
+    #[error("{0}")]
+    Wrong(ConfigErrors),
+}
+
+impl ConfigTrouble {
+    /// As the API shows it.
+    pub(crate) fn to_api(&self) -> ApiError {
+        match self {
+            Self::Unreadable { path, source } => ApiError::new(Code::ConfigInvalid, self.to_string())
+                .cause(source.to_string())
+                .hint(format!("make {} readable for gpushd, or name another file with --config", path.display())),
+            Self::Wrong(errors) => {
+                let located = errors.located();
+                let path = located.first().map_or("the config", |first| first.path.as_str());
+                let mut error = ApiError::new(Code::ConfigInvalid, format!("the config {path} is wrong"));
+                for problem in &located {
+                    error = error.cause(format!(
+                        "line {}, column {}: {} ({})",
+                        problem.line, problem.column, problem.message, problem.hint
+                    ));
+                }
+                error.hint(format!(
+                    "mend it, test it with `gpushctl config check {path}`, then `systemctl reload gpushd`"
+                ))
+            }
+        }
+    }
+}
+
+/// The config in force and where it comes from.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    path: PathBuf,
+    must_exist: bool,
+    state: RwLock<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    config: Arc<Config>,
+    /// Whether the file was there.
+    from_file: bool,
+    /// What was wrong with the file when it was last read anew.
+    trouble: Option<ApiError>,
+}
+
+impl Settings {
+    /// Reads the config at start.
+    pub(crate) fn load(path: &Path, must_exist: bool) -> Result<Self, ConfigTrouble> {
+        let (config, from_file) = read(path, must_exist)?;
+        let state = State { config: Arc::new(config), from_file, trouble: None };
+        Ok(Self { path: path.to_owned(), must_exist, state: RwLock::new(state) })
+    }
+
+    /// Reads it again. When it is wrong the old one stays in force.
+    pub(crate) fn reload(&self) -> Result<(), ApiError> {
+        let read = read(&self.path, self.must_exist);
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        match read {
+            Ok((config, from_file)) => {
+                *state = State { config: Arc::new(config), from_file, trouble: None };
+                Ok(())
+            }
+            Err(trouble) => {
+                let mut error = trouble.to_api();
+                error.causes.insert(0, "the config read before stays in force".to_owned());
+                state.trouble = Some(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// The config in force.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.state.read().unwrap_or_else(PoisonError::into_inner).config)
+    }
+
+    /// The file it was read from; `None` when there is none and built-in defaults hold.
+    pub(crate) fn file(&self) -> Option<String> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.from_file.then(|| self.path.display().to_string())
+    }
+
+    /// What is wrong with the file, when a reload failed.
+    pub(crate) fn trouble(&self) -> Option<ApiError> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+    }
+}
+
+fn read(path: &Path, must_exist: bool) -> Result<(Config, bool), ConfigTrouble> {
+    use io::Read;
+    let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => return Ok((Config::default(), false)),
+        Err(error) => return Err(unreadable(error)),
+    };
+    let mut bytes = Vec::new();
+    // One more than is allowed: the parser says that it is too large.
+    file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    let config = Config::from_bytes(&bytes, &path.display().to_string()).map_err(ConfigTrouble::Wrong)?;
+    Ok((config, true))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_file_is_no_error_unless_it_was_named() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("config.toml");
+        let settings = Settings::load(&path, false).unwrap();
+        assert_eq!(*settings.config(), Config::default());
+        assert_eq!(settings.file(), None);
+        let error = Settings::load(&path, true).unwrap_err();
+        assert!(error.to_api().message.contains("can't be read"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_file_changes_nothing_and_is_remembered_until_it_is_mended() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("config.toml");
+        std::fs::write(&path, "auto_reconcile = true\n").unwrap();
+        let settings = Settings::load(&path, true).unwrap();
+        assert!(settings.config().auto_reconcile);
+        std::fs::write(&path, b"auto_reconcile = false\n\xff").unwrap();
+        let error = settings.reload().unwrap_err();
+        assert_eq!(error.code, Code::ConfigInvalid);
+        assert!(settings.config().auto_reconcile);
+        assert_eq!(settings.trouble(), Some(error));
+        std::fs::write(&path, "auto_reconcile = false\n").unwrap();
+        settings.reload().unwrap();
+        assert!(!settings.config().auto_reconcile);
+        assert_eq!(settings.trouble(), None);
+    }
+}

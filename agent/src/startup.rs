@@ -1,0 +1,247 @@
+//! Layouts at start, and drift put right by itself where the config wants that.
+//!
+//! Instances don't survive a reboot, so the config's layouts are applied when the agent starts on
+//! another boot than the one it has on record. On the same boot it leaves alone what it finds: the
+//! difference may be somebody's intent. With `auto_reconcile` it is put right all the same, at
+//! start, after a reload and whenever it is found.
+//!
+//! ```text
+//! start ─► same boot as recorded? ── yes ─► drift is shown
+//!             │ no                              │ auto_reconcile
+//!             ▼                                 ▼
+//!         wait for the driver ─► one operation a GPU that differs ─► boot recorded
+//! ```
+//!
+//! Each GPU has an operation of its own: one that can't have its layout costs no other.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Code, Gpu, LayoutSource, Mode, OperationState, PlanRequest};
+use gpush_core::config::Config;
+use serde::{Deserialize, Serialize};
+use tokio::{sync::Notify, task::JoinSet};
+
+use crate::{agent::Shared, apply, auth::Asker, state_dir::StateDir, view};
+
+/// File of the state directory that holds the boot.
+const RECORD: &str = "boot.json";
+
+/// Between two looks for a driver that is not there, at first and at most.
+const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+
+/// Between two looks for drift, with `auto_reconcile`.
+const RECONCILE: Duration = Duration::from_secs(60);
+
+/// How often an operation that goes on is looked at again.
+const FOLLOW: Duration = Duration::from_secs(60);
+
+/// What went wrong with the layouts at start.
+#[derive(Debug, Default)]
+pub(crate) struct Startup {
+    troubles: Mutex<Vec<(Option<String>, ApiError)>>,
+    reloaded: Notify,
+}
+
+/// The boot on record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Boot {
+    boot_id: String,
+}
+
+impl Startup {
+    /// What went wrong, as far as it still matters: a GPU that has its layout by now is well.
+    pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let drifts = |uuid: &str| gpus.iter().any(|gpu| gpu.uuid == uuid && !gpu.drift.is_empty());
+        troubles.retain(|(uuid, _)| uuid.as_deref().is_none_or(drifts));
+        troubles.iter().map(|(_, error)| error.clone()).collect()
+    }
+
+    /// The config is another.
+    pub(crate) fn reloaded(&self) {
+        self.reloaded.notify_one();
+    }
+
+    fn note(&self, uuid: Option<&str>, error: ApiError) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        troubles.retain(|(other, _)| other.as_deref() != uuid);
+        troubles.push((uuid.map(str::to_owned), error));
+    }
+}
+
+/// What is to be done at start, by the config that the agent starts with.
+#[derive(Debug)]
+pub(crate) struct Due {
+    /// Whether the layouts are applied.
+    shape: bool,
+    /// What is recorded once they are.
+    record: Option<Boot>,
+}
+
+impl Startup {
+    /// Compares this boot with the one on record.
+    pub(crate) fn due(&self, config: &Config, state_dir: &StateDir, boot_id_file: &Path) -> Due {
+        let boot = match boot_id(boot_id_file) {
+            Ok(boot) => boot,
+            Err(error) => {
+                tracing::error!("{error}: layouts are not applied at start");
+                self.note(None, error);
+                return Due { shape: false, record: None };
+            }
+        };
+        let same = recorded(state_dir).as_ref() == Some(&boot);
+        if same && !config.auto_reconcile {
+            tracing::info!("started again on the same boot: what stands is left as it is");
+        }
+        let claims = config.rules.iter().any(|rule| rule.mode == Mode::Mig);
+        Due { shape: claims && (!same || config.auto_reconcile), record: (!same).then_some(boot) }
+    }
+}
+
+/// Applies what is to be applied without anybody asking, until the agent stops.
+pub(crate) async fn run(agent: Shared, state_dir: Arc<StateDir>, due: Due) {
+    let stopping = agent.stopping.clone();
+    let work = async {
+        at_start(&agent, &state_dir, due).await;
+        loop {
+            let _ = tokio::time::timeout(RECONCILE, agent.startup.reloaded.notified()).await;
+            if agent.settings.config().auto_reconcile {
+                shape(&agent, "mig.reconcile").await;
+            }
+        }
+    };
+    tokio::select! {
+        () = work => {}
+        () = stopping.cancelled() => {}
+    }
+}
+
+async fn at_start(agent: &Shared, state_dir: &StateDir, due: Due) {
+    if due.shape {
+        shape(agent, "mig.start").await;
+    }
+    let Some(boot) = due.record else { return };
+    let text = serde_json::to_string(&boot).unwrap_or_default();
+    if let Err(error) = state_dir.replace(RECORD, &text) {
+        let path = state_dir.path().join(RECORD);
+        tracing::error!("{} can't be written: {error}", path.display());
+        let message = format!("the boot can't be recorded in {}", path.display());
+        agent.startup.note(
+            None,
+            ApiError::new(Code::Internal, message)
+                .cause(error.to_string())
+                .hint("until it can, the config's layouts are applied again each time gpushd starts"),
+        );
+    }
+}
+
+fn boot_id(file: &Path) -> Result<Boot, ApiError> {
+    let broken = |why: String| {
+        ApiError::new(Code::Internal, format!("the boot id can't be read from {}", file.display())).cause(why)
+    };
+    let text = std::fs::read_to_string(file).map_err(|error| broken(error.to_string()))?;
+    let boot_id = text.trim().to_owned();
+    if boot_id.is_empty() { Err(broken("the file is empty".to_owned())) } else { Ok(Boot { boot_id }) }
+}
+
+fn recorded(state_dir: &StateDir) -> Option<Boot> {
+    let text = match state_dir.read(RECORD) {
+        Ok(text) => text?,
+        Err(error) => {
+            tracing::warn!("{RECORD} in the state directory can't be read, as if there were none: {error}");
+            return None;
+        }
+    };
+    match serde_json::from_str(&text) {
+        Ok(boot) => Some(boot),
+        Err(error) => {
+            tracing::warn!("{RECORD} in the state directory makes no sense, as if there were none: {error}");
+            None
+        }
+    }
+}
+
+/// Gives every GPU that a rule claims for MIG its layout, if it differs.
+async fn shape(agent: &Shared, kind: &str) {
+    let asker = Asker::agent();
+    let gpus = with_driver(agent, &asker).await;
+    let mut tasks = JoinSet::new();
+    for gpu in gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig && !gpu.drift.is_empty()) {
+        let (agent, asker, kind) = (Arc::clone(agent), asker.clone(), kind.to_owned());
+        tasks.spawn(async move {
+            if let Err(error) = give_layout(&agent, &asker, &kind, &gpu).await {
+                tracing::error!(
+                    gpu = gpu.uuid,
+                    "{error}{}",
+                    error.causes.iter().map(|c| format!("; {c}")).collect::<String>()
+                );
+                agent.startup.note(Some(&gpu.uuid), error);
+            }
+        });
+    }
+    tasks.join_all().await;
+}
+
+/// The GPUs, once there is a driver.
+async fn with_driver(agent: &Shared, asker: &Asker) -> Vec<Gpu> {
+    let mut pause = LOOK.0;
+    let mut said = false;
+    loop {
+        match view::gpus(agent, asker).await {
+            Ok(gpus) => return gpus,
+            Err(error) if !said => {
+                tracing::warn!("layouts wait for the driver: {error}");
+                said = true;
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LOOK.1);
+    }
+}
+
+async fn give_layout(agent: &Shared, asker: &Asker, kind: &str, gpu: &Gpu) -> Result<(), ApiError> {
+    let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Config };
+    let mut operation = apply::begin(agent, asker, kind, &request).await?;
+    while !operation.state.is_final() {
+        operation = agent.operations.wait(&operation.id, operation.revision, FOLLOW).await?;
+    }
+    match (operation.state, operation.error) {
+        (OperationState::Done, _) | (_, None) => Ok(()),
+        (_, Some(error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_back_and_nonsense_counts_as_none() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = StateDir::lock(scratch.path()).unwrap();
+        assert_eq!(recorded(&dir), None);
+        let boot = Boot { boot_id: "b-1".to_owned() };
+        dir.replace(RECORD, &serde_json::to_string(&boot).unwrap()).unwrap();
+        assert_eq!(recorded(&dir), Some(boot));
+        for nonsense in ["", "{", "[]", "{\"boot_id\": 7}"] {
+            dir.replace(RECORD, nonsense).unwrap();
+            assert_eq!(recorded(&dir), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn a_boot_id_that_is_missing_or_empty_is_said() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("boot_id");
+        assert!(boot_id(&file).unwrap_err().message.contains("boot_id"));
+        std::fs::write(&file, "\n").unwrap();
+        assert_eq!(boot_id(&file).unwrap_err().causes, ["the file is empty"]);
+        std::fs::write(&file, "b-1\n").unwrap();
+        assert_eq!(boot_id(&file).unwrap().boot_id, "b-1");
+    }
+}
