@@ -3,6 +3,7 @@
 mod arrows;
 mod bench;
 mod demo;
+mod generate;
 mod install;
 mod skips;
 mod step;
@@ -24,8 +25,20 @@ enum Task {
     Test(test::Arguments),
     /// Measure what docs/benchmarks.md shows
     Bench(bench::Arguments),
+    /// Write docs/openapi.json from the code
+    Openapi(generate::Arguments),
+    /// Write gpushctl's man pages to target/man
+    Man(generate::Arguments),
+    /// Write gpushctl's shell completions to target/completions
+    Completions(generate::Arguments),
     /// Check who depends on whom, and what no file may hold
     Arrows,
+}
+
+/// Prints the sentence of a task that is done.
+fn told(sentence: anyhow::Result<String>) -> anyhow::Result<bool> {
+    println!("{}", sentence?);
+    Ok(true)
 }
 
 fn main() -> ExitCode {
@@ -33,6 +46,9 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
+        Task::Openapi(arguments) => told(generate::openapi(&arguments)),
+        Task::Man(arguments) => told(generate::man(&arguments)),
+        Task::Completions(arguments) => told(generate::completions(&arguments)),
         Task::Arrows => arrows::check().and_then(|arrows| {
             println!("arrows hold: {arrows}\ntree is clean: {}", tree::check()?);
             Ok(true)

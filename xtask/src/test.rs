@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, time::Instant};
 use anyhow::Result;
 
 use crate::{
-    arrows, install,
+    arrows, generate, install,
     step::{self, Outcome, Step, TestCount},
     tree, workspace,
 };
@@ -54,8 +54,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         steps.push(build);
         if built {
             steps.push(tests("tests", &[], verbose));
+            steps.push(step::check("generated files", || said(generate::check_all())));
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
+            steps.push(step::skipped("generated files", "the workspace does not build"));
         }
         steps.push(docs(verbose));
         steps.push(deny(verbose));
@@ -87,7 +89,9 @@ fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
 
 fn docs(verbose: bool) -> Step {
     let mut command = workspace::cargo();
-    command.args(["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
+    command
+        .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings");
     step::run("documentation", command, verbose)
 }
 

@@ -176,17 +176,17 @@ impl Drop for Worker {
 /// The instances that stand, and the program that holds one of them.
 fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<Worker>) {
     let shown = agent.must(&["gpu", "show", "0", "--json"]);
-    let gpu: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
+    let gpus: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
     let mut worker = None;
     let mut found = Vec::new();
-    for instance in gpu["mig"]["instances"].as_array().expect("instances") {
+    for instance in gpus[0]["mig"]["instances"].as_array().expect("instances") {
         let profile = instance["profile"].as_str().expect("a profile").to_owned();
         let start = instance["placement"]["start"].as_u64().and_then(|start| u8::try_from(start).ok());
         let busy = case.busy == Some(profile.as_str());
         if busy && worker.is_none() {
             let child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().expect("sleep can be started");
             let (pid, gi) = (child.id().to_string(), instance["id"].to_string());
-            host.sim("process", &["--gpu", "0", "--gi", &gi, "--ci", "0", "--pid", &pid, "--memory", "1024"]);
+            host.sim("process", &["add", "--gpu", "0", "--gi", &gi, "--ci", "0", "--pid", &pid, "--memory", "1024"]);
             worker = Some(Worker(child));
         }
         found.push(Instance { profile, start: start.expect("a start"), busy });

@@ -154,15 +154,15 @@ impl Session {
     /// A program that runs until dropped, put into the instance that the tour puts to use.
     fn work(&self, typist: &mut Typist) -> Result<Worker> {
         let shown = self.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
-        let gpu: serde_json::Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
-        let instances = gpu["mig"]["instances"].as_array().context("`gpu show` names no instances")?;
+        let gpus: serde_json::Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
+        let instances = gpus[0]["mig"]["instances"].as_array().context("`gpu show` names no instances")?;
         let used = instances.iter().find(|instance| instance["profile"] == self.tour.used);
         let id = used.and_then(|instance| instance["id"].as_u64());
         let id = id.with_context(|| format!("GPU 0 has no {}", self.tour.used))?;
         let worker = Worker(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn()?);
         let pid = worker.0.id();
         let host = self.host.display();
-        typist.types(&format!("gpush-sim process {host} --gpu 0 --gi {id} --ci 0 --pid {pid} --memory 9216"), 0)?;
+        typist.types(&format!("gpush-sim process {host} add --gpu 0 --gi {id} --ci 0 --pid {pid} --memory 9216"), 0)?;
         Ok(worker)
     }
 
