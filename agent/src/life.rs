@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .build()
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
-    let result = runtime.block_on(serve(settings, paths, state_dir, listening, options));
+    let result = runtime.block_on(serve(settings, &paths, state_dir, listening, options));
     runtime.shutdown_timeout(RUNTIME_END);
     result
 }
@@ -82,12 +82,13 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     options.deadlines.start = Duration::from_secs(config.driver.start_s.into());
     options.deadlines.read = Duration::from_millis(config.driver.read_ms.into());
     options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
+    options.deadlines.grace = options.deadlines.grace.min(options.deadlines.change);
     options
 }
 
 async fn serve(
     settings: Settings,
-    paths: Paths,
+    paths: &Paths,
     state_dir: StateDir,
     listening: Listening,
     options: Options,
@@ -95,6 +96,8 @@ async fn serve(
     let mut signals = Signals::listen().context("signals can't be handled")?;
     let hardware = Hardware::start(options);
     let people = People::start().context("a thread can't be started")?;
+    let startup = Startup::default();
+    let due = startup.due(&settings.config(), &state_dir, &paths.boot_id_file);
     let agent = Arc::new(Agent {
         settings,
         observer: Observer::new(hardware.clone(), people.clone()),
@@ -102,7 +105,7 @@ async fn serve(
         people,
         operations: Operations::default(),
         conditions: Default::default(),
-        startup: Startup::default(),
+        startup,
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
@@ -115,7 +118,7 @@ async fn serve(
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let state_dir = Arc::new(state_dir);
-    let startup = tokio::spawn(startup::run(Arc::clone(&agent), Arc::clone(&state_dir), paths.boot_id_file));
+    let startup = tokio::spawn(startup::run(Arc::clone(&agent), Arc::clone(&state_dir), due));
 
     let ended = loop {
         tokio::select! {

@@ -55,7 +55,6 @@ enum Item {
 #[derive(Debug)]
 struct Line {
     level: Level,
-    target: String,
     message: String,
     rest: String,
     op: Option<String>,
@@ -98,7 +97,6 @@ impl<S: Subscriber> Layer<S> for Forward {
         let metadata = event.metadata();
         let mut line = Line {
             level: *metadata.level(),
-            target: metadata.target().to_owned(),
             message: String::new(),
             rest: String::new(),
             op: None,
@@ -158,12 +156,12 @@ fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
 
 impl Line {
     fn write(self) {
-        let Self { level, target, message, rest, op, gpu, uid } = self;
+        let Self { level, message, rest, op, gpu, uid } = self;
         let (op, gpu, uid) = (op.as_deref(), gpu.as_deref(), uid.as_deref());
         // Callsites are static: a level each.
         macro_rules! at {
             ($level:ident) => {
-                tracing::event!(Level::$level, source = target, op, gpu, uid, "{message}{rest}")
+                tracing::event!(Level::$level, op, gpu, uid, "{message}{rest}")
             };
         }
         match level {

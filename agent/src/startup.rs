@@ -21,6 +21,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, LayoutSource, Mode, OperationState, PlanRequest};
+use gpush_core::config::Config;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, task::JoinSet};
 
@@ -72,11 +73,40 @@ impl Startup {
     }
 }
 
+/// What is to be done at start, by the config that the agent starts with.
+#[derive(Debug)]
+pub(crate) struct Due {
+    /// Whether the layouts are applied.
+    shape: bool,
+    /// What is recorded once they are.
+    record: Option<Boot>,
+}
+
+impl Startup {
+    /// Compares this boot with the one on record.
+    pub(crate) fn due(&self, config: &Config, state_dir: &StateDir, boot_id_file: &Path) -> Due {
+        let boot = match boot_id(boot_id_file) {
+            Ok(boot) => boot,
+            Err(error) => {
+                tracing::error!("{error}: layouts are not applied at start");
+                self.note(None, error);
+                return Due { shape: false, record: None };
+            }
+        };
+        let same = recorded(state_dir).as_ref() == Some(&boot);
+        if same && !config.auto_reconcile {
+            tracing::info!("started again on the same boot: what stands is left as it is");
+        }
+        let claims = config.rules.iter().any(|rule| rule.mode == Mode::Mig);
+        Due { shape: claims && (!same || config.auto_reconcile), record: (!same).then_some(boot) }
+    }
+}
+
 /// Applies what is to be applied without anybody asking, until the agent stops.
-pub(crate) async fn run(agent: Shared, state_dir: Arc<StateDir>, boot_id_file: std::path::PathBuf) {
+pub(crate) async fn run(agent: Shared, state_dir: Arc<StateDir>, due: Due) {
     let stopping = agent.stopping.clone();
     let work = async {
-        at_start(&agent, &state_dir, &boot_id_file).await;
+        at_start(&agent, &state_dir, due).await;
         loop {
             let _ = tokio::time::timeout(RECONCILE, agent.startup.reloaded.notified()).await;
             if agent.settings.config().auto_reconcile {
@@ -90,24 +120,11 @@ pub(crate) async fn run(agent: Shared, state_dir: Arc<StateDir>, boot_id_file: s
     }
 }
 
-async fn at_start(agent: &Shared, state_dir: &StateDir, boot_id_file: &Path) {
-    let boot = match boot_id(boot_id_file) {
-        Ok(boot) => boot,
-        Err(error) => {
-            tracing::error!("{error}: layouts are not applied at start");
-            agent.startup.note(None, error);
-            return;
-        }
-    };
-    let recorded = recorded(state_dir);
-    if recorded.as_ref() == Some(&boot) && !agent.settings.config().auto_reconcile {
-        tracing::info!("started again on the same boot: what stands is left as it is");
-        return;
+async fn at_start(agent: &Shared, state_dir: &StateDir, due: Due) {
+    if due.shape {
+        shape(agent, "mig.start").await;
     }
-    shape(agent, "mig.start").await;
-    if recorded.as_ref() == Some(&boot) {
-        return;
-    }
+    let Some(boot) = due.record else { return };
     let text = serde_json::to_string(&boot).unwrap_or_default();
     if let Err(error) = state_dir.replace(RECORD, &text) {
         let path = state_dir.path().join(RECORD);
@@ -150,9 +167,6 @@ fn recorded(state_dir: &StateDir) -> Option<Boot> {
 
 /// Gives every GPU that a rule claims for MIG its layout, if it differs.
 async fn shape(agent: &Shared, kind: &str) {
-    if agent.settings.config().rules.iter().all(|rule| rule.mode != Mode::Mig) {
-        return;
-    }
     let asker = Asker::agent();
     let gpus = with_driver(agent, &asker).await;
     let mut tasks = JoinSet::new();

@@ -35,9 +35,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
                 )
                 .hint("send the header `content-type: application/json`"),
                 // The offending field and its place are in the text.
-                JsonRejection::JsonDataError(error) => Failure::bad_request(StatusCode::BAD_REQUEST, error.body_text())
-                    .hint("GET /v1/openapi.json describes the body"),
-                JsonRejection::JsonSyntaxError(error) => Failure::bad_request(status, error.body_text()),
+                JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
+                JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
                 _ if status == StatusCode::PAYLOAD_TOO_LARGE => {
                     Failure::bad_request(status, format!("the body is larger than the {BODY} bytes that {path} takes"))
                 }
@@ -45,6 +44,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             }
         })
     }
+}
+
+/// A body that is no JSON, or not the JSON that is wanted. The library's text begins with its own
+/// words for that.
+fn unfit(path: &str, text: &str) -> Failure {
+    let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
+    Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not what {path} takes: {detail}"))
+        .hint("GET /v1/openapi.json describes the body")
 }
 
 /// Query parameters.
@@ -56,8 +63,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(parameters)) => Ok(Self(parameters)),
-            Err(rejection) => Err(Failure::bad_request(rejection.status(), rejection.body_text())
-                .hint("GET /v1/openapi.json describes the parameters")),
+            Err(rejection) => {
+                let text = rejection.body_text();
+                let detail = text.split_once(": ").map_or(text.as_str(), |(_, detail)| detail);
+                let message = format!("{} does not take these parameters: {detail}", parts.uri.path());
+                Err(Failure::bad_request(rejection.status(), message)
+                    .hint("GET /v1/openapi.json describes the parameters"))
+            }
         }
     }
 }

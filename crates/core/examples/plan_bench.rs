@@ -16,6 +16,18 @@ use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::{Entry, Layout};
 use gpush_core::plan::{Target, plan};
 
+/// Each host is planned this often and its best time taken: it is long enough to be interrupted by
+/// whatever else the machine does. Single plans are timed once.
+const HOST_TRIES: usize = 3;
+
+/// Layouts with compute instances: many kinds of GPU instance, many compute instances in one.
+const SPLITS: [&str; 4] = [
+    "1c.2g.20gb*2, 2g.20gb, 1c.2g.20gb@4, 1g.10gb",
+    "1c.3g.40gb*3, 2c.3g.40gb, 1c.3g.40gb",
+    "2c.4g.40gb, 1c.4g.40gb*2, 1c.3g.40gb*2",
+    "1c.7g.80gb*3, 2c.7g.80gb*2",
+];
+
 /// Percentiles of a set of times, in nanoseconds.
 struct Times {
     what: String,
@@ -152,6 +164,15 @@ fn main() {
         report.push(Times::new(format!("{key}: resolve a possible layout"), resolving));
         report.push(Times::new(format!("{key}: refuse an impossible layout"), refusing));
 
+        let mut splitting = Vec::new();
+        for text in SPLITS {
+            let target = Layout::parse(text).ok().and_then(|layout| Target::resolve(&geometry, &layout).ok());
+            for (idle, target) in states.iter().flat_map(|s| target.as_ref().map(|t| (s, t))) {
+                let _ = timed(&mut splitting, || plan(&geometry, idle, target));
+            }
+        }
+        report.push(Times::new(format!("{key}: plan compute instance splits"), splitting));
+
         let mut planning = Vec::new();
         let mut planning_busy = Vec::new();
         let mut restoring = Vec::new();
@@ -171,16 +192,20 @@ fn main() {
 
         let mut hosts = Vec::new();
         for round in 0..1000 {
-            timed(&mut hosts, || {
-                for gpu in 0..64 {
-                    let nth = round * 64 + gpu;
-                    let geometry = Geometry::new(&profiles, model.memory_slices, model.compute_slices);
-                    let layout = &targets[nth * 31 % targets.len()].0;
-                    if let Ok(target) = Target::resolve(&geometry, layout) {
-                        let _ = black_box(plan(&geometry, &states[nth * 17 % states.len()], &target));
+            let mut tries = Vec::new();
+            for _ in 0..HOST_TRIES {
+                timed(&mut tries, || {
+                    for gpu in 0..64 {
+                        let nth = round * 64 + gpu;
+                        let geometry = Geometry::new(&profiles, model.memory_slices, model.compute_slices);
+                        let layout = &targets[nth * 31 % targets.len()].0;
+                        if let Ok(target) = Target::resolve(&geometry, layout) {
+                            let _ = black_box(plan(&geometry, &states[nth * 17 % states.len()], &target));
+                        }
                     }
-                }
-            });
+                });
+            }
+            hosts.extend(tries.into_iter().min());
         }
         report.push(Times::new(format!("{key}: 64 GPUs from profiles to plans"), hosts));
     }

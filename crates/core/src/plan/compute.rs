@@ -71,8 +71,8 @@ pub(super) fn adapt(
     instance: Option<&GpuInstance>,
     holds: &Holds,
 ) -> Option<Adaptation> {
-    if let Some(nothing_to_do) = as_it_is(profile, wanted, instance) {
-        return Some(nothing_to_do);
+    if let Some(simple) = as_it_is(profile, wanted, instance) {
+        return Some(simple);
     }
     if !within_capacity(profile, wanted) {
         return None;
@@ -109,7 +109,7 @@ pub(super) fn adapt(
     Some(Adaptation { cost, destroy, create })
 }
 
-/// The common case without a search: one compute instance that takes all, wanted and, when the
+/// The common case, without a search: one compute instance that takes all, wanted and, when the
 /// GPU instance stands, there.
 fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
     let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
@@ -168,7 +168,9 @@ impl Standing {
     }
 
     fn is(&self, want: &WantedCompute, spot: Spot) -> bool {
-        self.profile_id == want.profile_id && self.spot == spot
+        // The start tells the spot of a profile. Sizes may differ: a profile that was foreseen and
+        // not yet told by the driver may come out to take more slots.
+        self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
     }
 }
 
@@ -215,10 +217,13 @@ fn group(profile: Option<&Profile>, wanted: &[WantedCompute], standing: &[Standi
         .iter()
         .map(|alike| {
             let want = &wanted[alike[0]];
-            let candidate = |spot: &Spot| Candidate {
-                slices: spot.slices,
-                rank: rank(spot.placement.start, want.profile_id),
-                saving: standing.iter().find(|s| s.is(want, *spot)).map_or(Cost::NONE, |s| s.saving),
+            let candidate = |spot: &Spot| {
+                let there = standing.iter().find(|s| s.is(want, *spot));
+                Candidate {
+                    slices: there.map_or(spot.slices, |s| s.spot.slices),
+                    rank: rank(spot.placement.start, want.profile_id),
+                    saving: there.map_or(Cost::NONE, |s| s.saving),
+                }
             };
             Group { count: alike.len(), candidates: spots(profile, want).iter().map(candidate).collect() }
         })

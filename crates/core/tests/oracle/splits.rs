@@ -21,6 +21,9 @@ type Split = Vec<(usize, Option<u8>)>;
 /// Destroyed: in use, held, GPU instances, compute instances in those that stay, memory slices.
 type Toll = [u32; 5];
 
+/// What two plans are compared by: the toll, then the room left, then what stands lowest.
+type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
+
 fn sum(a: Toll, b: Toll) -> Toll {
     std::array::from_fn(|n| a[n] + b[n])
 }
@@ -202,7 +205,7 @@ impl Sample {
     }
 
     /// The best toll and what decides between equals; `None` when no way exists.
-    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<(Toll, Reverse<u32>, Vec<(u8, u32)>)> {
+    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
         let toll = |pair| self.wanted.iter().map(move |(_, _, split)| self.toll_of_giving(part, states, pair, split));
         let tolls: Vec<Vec<Option<Toll>>> = (0..part.pairs.len())
             .map(|pair| {
@@ -226,7 +229,7 @@ impl Sample {
     }
 
     /// Follows the plan step by step, checks the end, and says what it took.
-    fn carry_out(&self, part: &Part, plan: &Plan) -> (Toll, Reverse<u32>, Vec<(u8, u32)>) {
+    fn carry_out(&self, part: &Part, plan: &Plan) -> Worth {
         let mut state = self.state;
         let mut slots: Vec<BTreeSet<Slot>> =
             self.standing.iter().map(|s| s.compute.iter().map(|c| c.slot).collect()).collect();

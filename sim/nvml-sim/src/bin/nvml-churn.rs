@@ -229,7 +229,11 @@ fn round(
         let after = Duration::from_micros(dice.below(LIFE_US));
         working.push((
             after,
-            if tally.started % OWN_PROGRAM == 0 { spawn(own, &stop)? } else { fork(library, own, &stop, &go)? },
+            if tally.started.is_multiple_of(OWN_PROGRAM) {
+                spawn(own, &stop)?
+            } else {
+                fork(library, own, &stop, &go)?
+            },
         ));
     }
     tally.programs += working.iter().filter(|(_, client)| client.program.is_some()).count() as u64;

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(dead_code)] // each test program uses its part
 #![allow(clippy::unwrap_used)] // of tests alone
-#![allow(clippy::missing_safety_doc)]
+#![allow(clippy::macro_metavars_in_unsafe)] // rc! and ok! take plain arguments
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::PathBuf;
