@@ -2,4 +2,6 @@
 
 pub mod agent;
 pub mod driver;
+pub mod fixture;
 pub mod host;
+pub mod smi;

@@ -144,6 +144,57 @@ async fn a_worker_killed_in_any_call_of_a_reading_is_replaced_unseen() {
     println!("{killed} workers killed, each in another call");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn random_kills_of_the_worker_lose_no_call_and_leave_no_doubt() {
+    let host = Host::up("dgx-a100");
+    let hardware = hardware(&host);
+    let list = uuids(&hardware).await;
+    let (profile_id, placement) = place(&hardware, &list[0], "1g.10gb", 0).await;
+    let (mut killed, mut landed, mut lost, mut through) = (0_u32, 0_u32, 0_u32, 0_u32);
+    for round in 0..120_u64 {
+        let uuid = &list[usize::try_from(round % 4).unwrap()];
+        let Some(worker) = hardware.status().worker else {
+            hardware.read(uuid).await.unwrap();
+            continue;
+        };
+        let others = list[4..].iter().cloned().map(|uuid| {
+            let hardware = hardware.clone();
+            tokio::spawn(async move { hardware.read(&uuid).await })
+        });
+        let others: Vec<_> = others.collect();
+        // Spread over the length of a creation, which takes about half a millisecond.
+        let killer = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_micros(round * 37 % 1500)).await;
+            signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), signal::SIGKILL).is_ok()
+        });
+        let result = hardware.create_gpu_instance(uuid, profile_id, placement).await;
+        killed += u32::from(killer.await.unwrap());
+        for other in others {
+            other.await.unwrap().expect("a read is tried again");
+        }
+        let there = mig(&hardware.read(uuid).await.unwrap()).instances.clone();
+        match result {
+            Ok(made) => {
+                assert_eq!(there.len(), 1);
+                assert_eq!((there[0].id, there[0].placement), (made.id, placement));
+                through += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }, "{error}");
+                if there.is_empty() { lost += 1 } else { landed += 1 }
+            }
+        }
+        for instance in there {
+            hardware.destroy_gpu_instance(uuid, instance.id).await.unwrap();
+        }
+    }
+    println!("{killed} kills: {through} creations got through, {landed} had landed, {lost} had not");
+    assert!(killed > 60);
+    for gpu in 0..8 {
+        assert_eq!(instances(&host, gpu), 0);
+    }
+}
+
 /// Ended or a zombie: an orphan's new parent may take its time.
 fn ended(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {

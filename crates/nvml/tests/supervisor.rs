@@ -1,28 +1,18 @@
 //! The supervisor against a scripted worker: a real process that speaks the worker's protocol and
 //! crashes, hangs and lies as its script says.
 //!
-//! The worker is this very test program, started with `--ignored --exact scripted_worker`. Its
-//! script is a directory, passed where a library would be: `behaviour` says what each call comes
-//! to (`REQUEST UUID DEED`, `*` for any, the first match counts, read anew for each call), and
-//! every call is appended to `log`.
+//! The worker is this very test program, see `scripted`. Its script is a directory, passed where a
+//! library would be: `behaviour` says what each call comes to (`REQUEST UUID DEED`, `*` for any,
+//! the first match counts, read anew for each call), and every call is appended to `log`.
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
-use std::{
-    fs,
-    io::Write,
-    os::{fd::AsFd, unix::net::UnixStream},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex},
-    thread,
-    time::Duration,
-};
+mod scripted;
 
-use gpush_api::{Architecture, Driver, GpuInstance, Memory, Placement};
-use gpush_nvml::{
-    DriverError, ErrorKind, Event, EventKind, Hardware, Identity, ModeChange, Options, Reading, Settled,
-    proto::{self, Answer, Request, ToParent, ToWorker},
-};
+use std::{fs, path::PathBuf, time::Duration};
+
+use gpush_api::Placement;
+use gpush_nvml::{ErrorKind, Event, EventKind, Hardware, Options, Settled};
 use nix::{sys::signal::kill, unistd::Pid};
 
 const A: &str = "GPU-a";
@@ -43,8 +33,8 @@ impl Stage {
     fn with(behaviour: &str, change: impl FnOnce(&mut Options)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("behaviour"), behaviour).unwrap();
-        let mut options = Options::new(std::env::current_exe().unwrap());
-        options.args = ["--ignored", "--exact", "scripted_worker"].map(str::to_owned).to_vec();
+        let mut options = Options::of_this_program();
+        options.args = ["--ignored", "--exact", "scripted::worker"].map(str::to_owned).to_vec();
         options.library = Some(dir.path().to_owned());
         // Short only where a script hangs, so that a busy machine does not fail the others.
         let allowed = if behaviour.contains("hang") || behaviour.contains("gate") { 1 } else { 30 };
@@ -431,145 +421,4 @@ async fn sixty_four_gpus_are_read_at_once() {
     let results = futures_in_order(reads).await;
     assert_eq!(results.into_iter().filter(Result::is_ok).count(), 64);
     assert_eq!(stage.hardware.status().started, 1);
-}
-
-// The worker's side.
-
-#[test]
-#[ignore = "it is the worker of the other tests, not a test"]
-fn scripted_worker() {
-    let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
-    let mut incoming = socket.try_clone().unwrap();
-    let outbox = Arc::new(Mutex::new(socket));
-    let Some(ToWorker::Init { library: Some(stage), .. }) = proto::read(&mut incoming).unwrap() else {
-        panic!("the first frame is not init");
-    };
-    let ready = match deed(&stage, "init", "*").as_str() {
-        "hang" => hang(),
-        "die" => die(),
-        "fail 9" => Err(DriverError::new(ErrorKind::DriverNotLoaded, "nvmlInit_v2")),
-        _ => Ok(Driver {
-            version: "scripted".to_owned(),
-            nvml: "0".to_owned(),
-            cuda: "0.0".to_owned(),
-            library: stage.display().to_string(),
-            simulated: true,
-        }),
-    };
-    let failed = ready.is_err();
-    proto::write(&mut *outbox.lock().unwrap(), &ToParent::Ready(ready)).unwrap();
-    if failed {
-        std::process::exit(0);
-    }
-    while let Some(ToWorker::Call { id, request }) = proto::read(&mut incoming).unwrap() {
-        let (outbox, stage) = (Arc::clone(&outbox), stage.clone());
-        thread::spawn(move || {
-            let result = play(&stage, &request, &outbox);
-            proto::write(&mut *outbox.lock().unwrap(), &ToParent::Reply { id, result }).unwrap();
-        });
-    }
-    if deed(&stage, "eof", "*") == "hang" {
-        hang::<()>();
-    }
-    std::process::exit(0);
-}
-
-fn name(request: &Request) -> &'static str {
-    match request {
-        Request::List { .. } => "list",
-        Request::Read { .. } => "read",
-        Request::CreateGpuInstance { .. } => "create_gpu_instance",
-        Request::CreateComputeInstance { .. } => "create_compute_instance",
-        Request::DestroyComputeInstance { .. } => "destroy_compute_instance",
-        Request::DestroyGpuInstance { .. } => "destroy_gpu_instance",
-        Request::SetMigMode { .. } => "set_mig_mode",
-    }
-}
-
-fn deed(stage: &Path, request: &str, uuid: &str) -> String {
-    let script = fs::read_to_string(stage.join("behaviour")).unwrap();
-    let found = script.lines().find_map(|line| {
-        let (rule, rest) = line.split_once(' ')?;
-        let (gpu, deed) = rest.split_once(' ')?;
-        let matches = (rule == "*" || rule == request) && (gpu == "*" || gpu == uuid);
-        matches.then(|| deed.to_owned())
-    });
-    found.unwrap_or_else(|| "ok".to_owned())
-}
-
-fn hang<T>() -> T {
-    loop {
-        thread::park();
-    }
-}
-
-fn die<T>() -> T {
-    kill(Pid::this(), nix::sys::signal::SIGKILL).unwrap();
-    hang()
-}
-
-fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<Answer, DriverError> {
-    let uuid = request.gpu().map_or("*", |gpu| gpu.uuid.as_str());
-    let more = if let Request::DestroyGpuInstance { gi, .. } = request { format!(" {gi}") } else { String::new() };
-    let mut log = fs::OpenOptions::new().create(true).append(true).open(stage.join("log")).unwrap();
-    log.write_all(format!("{} {uuid}{more}\n", name(request)).as_bytes()).unwrap();
-    match deed(stage, name(request), uuid).as_str() {
-        "hang" => hang(),
-        "die" => die(),
-        "gate" => drop(fs::File::open(stage.join("gate")).unwrap()),
-        "nonsense" => outbox.lock().unwrap().write_all(b"\x05\0\0\0{{{{{").unwrap(),
-        "event" => {
-            let event = Event { uuid: uuid.to_owned(), kind: EventKind::Xid(79), gi: Some(1), ci: None };
-            proto::write(&mut *outbox.lock().unwrap(), &ToParent::Event(event)).unwrap();
-        }
-        _ => {}
-    }
-    Ok(match request {
-        Request::List { skip } => Answer::Listed(listed(skip)),
-        Request::Read { .. } => Answer::Reading(Box::new(Reading {
-            identity: identity(uuid, 0),
-            memory: Memory::default(),
-            mig: None,
-            processes: Vec::new(),
-            warnings: Vec::new(),
-        })),
-        Request::CreateGpuInstance { profile_id, placement, .. } => Answer::GpuInstance(GpuInstance {
-            id: 1,
-            profile_id: *profile_id,
-            profile: "7g".to_owned(),
-            placement: *placement,
-            memory: None,
-            compute: Vec::new(),
-            processes: Vec::new(),
-        }),
-        Request::CreateComputeInstance { .. } => {
-            return Err(DriverError::new(ErrorKind::InsufficientResources, "nvmlGpuInstanceCreateComputeInstance"));
-        }
-        Request::DestroyComputeInstance { .. } | Request::DestroyGpuInstance { .. } => Answer::Destroyed,
-        Request::SetMigMode { enabled, .. } => {
-            Answer::Mode(ModeChange { enabled: *enabled, pending: *enabled, activation: None })
-        }
-    })
-}
-
-fn listed(skip: &[proto::GpuRef]) -> Vec<gpush_nvml::Listed> {
-    let gpus = (0..).zip([A, B]);
-    gpus.map(|(index, uuid)| {
-        let skipped = skip.iter().any(|gpu| gpu.uuid == uuid && gpu.index == Some(index));
-        let error = DriverError::new(ErrorKind::Unsettled, "listing the GPUs").on(uuid);
-        gpush_nvml::Listed { index, identity: if skipped { Err(error) } else { Ok(identity(uuid, index)) } }
-    })
-    .collect()
-}
-
-fn identity(uuid: &str, index: u32) -> Identity {
-    Identity {
-        index,
-        uuid: uuid.to_owned(),
-        pci: format!("0000:0{index}:00.0"),
-        pci_device_id: 0x20b2,
-        minor: index,
-        name: "scripted".to_owned(),
-        architecture: Architecture::Ampere,
-    }
 }

@@ -29,6 +29,13 @@ pub struct ProfileCache {
 }
 
 impl ProfileCache {
+    /// GPU instance profiles, by id, of which the driver itself told the compute instance
+    /// profiles; of the others they follow a rule.
+    #[must_use]
+    pub fn told(&self) -> Vec<u32> {
+        self.told.iter().map(|(id, _)| *id).collect()
+    }
+
     fn compute(&self, gpu_profile: u32) -> Option<&Vec<ComputeProfile>> {
         self.told.iter().find(|(id, _)| *id == gpu_profile).map(|(_, compute)| compute)
     }

@@ -1,0 +1,261 @@
+//! The kinds of failure: NVML's return codes by name, and what fails around them.
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong. The first 31 are NVML's own, by `nvmlReturn_t`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// 1: a call before init.
+    Uninitialized,
+    /// 2: an argument is wrong; also a stale handle, or a profile index past the driver's last.
+    InvalidArgument,
+    /// 3: the part, its mode or its profiles don't have this.
+    NotSupported,
+    /// 4: the process may not do this.
+    NoPermission,
+    /// 5: deprecated, kept by number.
+    AlreadyInitialized,
+    /// 6: no such object.
+    NotFound,
+    /// 7: a buffer was too small even after growing it.
+    InsufficientSize,
+    /// 8: external power cables.
+    InsufficientPower,
+    /// 9: the kernel module is not loaded.
+    DriverNotLoaded,
+    /// 10: the driver's own timeout.
+    Timeout,
+    /// 11: interrupt trouble.
+    IrqIssue,
+    /// 12: a library that NVML itself needs is missing.
+    LibraryNotFound,
+    /// 13: a function that NVML itself needs is missing.
+    FunctionNotFound,
+    /// 14: infoROM.
+    CorruptedInfoRom,
+    /// 15: fallen off the bus.
+    GpuIsLost,
+    /// 16: the GPU needs a reset first.
+    ResetRequired,
+    /// 17: blocked by the operating system or its cgroups.
+    OperatingSystem,
+    /// 18: kernel module and library are of different versions.
+    LibRmVersionMismatch,
+    /// 19: something uses it.
+    InUse,
+    /// 20: no memory.
+    Memory,
+    /// 21: no data.
+    NoData,
+    /// 22: vGPU and ECC.
+    VgpuEccNotSupported,
+    /// 23: no capacity, or the placement is taken.
+    InsufficientResources,
+    /// 24: frequency.
+    FreqNotSupported,
+    /// 25: a versioned struct that this driver does not know.
+    ArgumentVersionMismatch,
+    /// 26: deprecated call.
+    Deprecated,
+    /// 27: not ready.
+    NotReady,
+    /// 28: no such GPU.
+    GpuNotFound,
+    /// 29: invalid state.
+    InvalidState,
+    /// 30: this kind of reset is not supported.
+    ResetTypeNotSupported,
+    /// 999: the driver does not say.
+    Unknown,
+    /// Any other return of the driver, by number.
+    Code(u32),
+    /// The library has no such function: an older driver.
+    MissingSymbol,
+    /// The library could not be loaded at all.
+    LibraryMissing,
+    /// The library loads but is not NVML.
+    NotNvml,
+    /// The driver answered with something that can't be so (text that is not UTF-8, say).
+    Garbled,
+    /// The driver reported success, and reading back does not show it. [`crate::Hardware`] has
+    /// looked again through a fresh session by then.
+    NotReflected,
+    /// The call did not return in time. A mutation may still land: nothing is to be assumed or
+    /// undone before [`crate::Hardware::settle`] returns.
+    Deadline {
+        /// Whether it may still change the hardware.
+        may_land: bool,
+    },
+    /// An earlier call to this GPU passed its deadline and its outcome is not known yet.
+    Unsettled,
+    /// The worker process ended while it had the call. It is gone, so nothing can land any more;
+    /// what a mutation had done by then is seen by reading.
+    WorkerDied {
+        /// Whether it may have changed the hardware before the worker ended.
+        may_have_landed: bool,
+    },
+    /// The worker process could not be started, or ended again and again.
+    WorkerUnavailable,
+    /// Driver calls are suspended: see [`crate::Hardware::stop`].
+    Stopped,
+}
+
+impl ErrorKind {
+    /// From an `nvmlReturn_t` that is not success.
+    #[must_use]
+    pub fn from_code(code: u32) -> Self {
+        match code {
+            1 => Self::Uninitialized,
+            2 => Self::InvalidArgument,
+            3 => Self::NotSupported,
+            4 => Self::NoPermission,
+            5 => Self::AlreadyInitialized,
+            6 => Self::NotFound,
+            7 => Self::InsufficientSize,
+            8 => Self::InsufficientPower,
+            9 => Self::DriverNotLoaded,
+            10 => Self::Timeout,
+            11 => Self::IrqIssue,
+            12 => Self::LibraryNotFound,
+            13 => Self::FunctionNotFound,
+            14 => Self::CorruptedInfoRom,
+            15 => Self::GpuIsLost,
+            16 => Self::ResetRequired,
+            17 => Self::OperatingSystem,
+            18 => Self::LibRmVersionMismatch,
+            19 => Self::InUse,
+            20 => Self::Memory,
+            21 => Self::NoData,
+            22 => Self::VgpuEccNotSupported,
+            23 => Self::InsufficientResources,
+            24 => Self::FreqNotSupported,
+            25 => Self::ArgumentVersionMismatch,
+            26 => Self::Deprecated,
+            27 => Self::NotReady,
+            28 => Self::GpuNotFound,
+            29 => Self::InvalidState,
+            30 => Self::ResetTypeNotSupported,
+            999 => Self::Unknown,
+            other => Self::Code(other),
+        }
+    }
+
+    /// The `nvmlReturn_t`, when it is one.
+    #[must_use]
+    pub fn code(&self) -> Option<u32> {
+        Some(match self {
+            Self::Uninitialized => 1,
+            Self::InvalidArgument => 2,
+            Self::NotSupported => 3,
+            Self::NoPermission => 4,
+            Self::AlreadyInitialized => 5,
+            Self::NotFound => 6,
+            Self::InsufficientSize => 7,
+            Self::InsufficientPower => 8,
+            Self::DriverNotLoaded => 9,
+            Self::Timeout => 10,
+            Self::IrqIssue => 11,
+            Self::LibraryNotFound => 12,
+            Self::FunctionNotFound => 13,
+            Self::CorruptedInfoRom => 14,
+            Self::GpuIsLost => 15,
+            Self::ResetRequired => 16,
+            Self::OperatingSystem => 17,
+            Self::LibRmVersionMismatch => 18,
+            Self::InUse => 19,
+            Self::Memory => 20,
+            Self::NoData => 21,
+            Self::VgpuEccNotSupported => 22,
+            Self::InsufficientResources => 23,
+            Self::FreqNotSupported => 24,
+            Self::ArgumentVersionMismatch => 25,
+            Self::Deprecated => 26,
+            Self::NotReady => 27,
+            Self::GpuNotFound => 28,
+            Self::InvalidState => 29,
+            Self::ResetTypeNotSupported => 30,
+            Self::Unknown => 999,
+            Self::Code(code) => *code,
+            Self::MissingSymbol
+            | Self::LibraryMissing
+            | Self::NotNvml
+            | Self::Garbled
+            | Self::NotReflected
+            | Self::Deadline { .. }
+            | Self::Unsettled
+            | Self::WorkerDied { .. }
+            | Self::WorkerUnavailable
+            | Self::Stopped => return None,
+        })
+    }
+
+    /// What it means, in a few words.
+    #[must_use]
+    pub fn meaning(&self) -> &'static str {
+        match self {
+            Self::Uninitialized => "NVML is not initialised",
+            Self::InvalidArgument => "invalid argument or stale handle",
+            Self::NotSupported => "not supported by this GPU, its mode or its driver",
+            Self::NoPermission => "no permission",
+            Self::AlreadyInitialized => "already initialised",
+            Self::NotFound => "not found",
+            Self::InsufficientSize => "a buffer is too small",
+            Self::InsufficientPower => "external power cables are not attached",
+            Self::DriverNotLoaded => "the NVIDIA driver is not loaded",
+            Self::Timeout => "the driver's own timeout passed",
+            Self::IrqIssue => "the kernel has an interrupt problem with the GPU",
+            Self::LibraryNotFound => "a library that NVML needs is missing",
+            Self::FunctionNotFound => "a function that NVML needs is missing",
+            Self::CorruptedInfoRom => "the infoROM is corrupted",
+            Self::GpuIsLost => "the GPU has fallen off the bus",
+            Self::ResetRequired => "the GPU needs a reset first",
+            Self::OperatingSystem => "blocked by the operating system or its cgroups",
+            Self::LibRmVersionMismatch => "kernel module and library are of different versions",
+            Self::InUse => "in use",
+            Self::Memory => "out of memory",
+            Self::NoData => "no data",
+            Self::VgpuEccNotSupported => "vGPU is not possible with ECC on",
+            Self::InsufficientResources => "no capacity left, or the placement is taken",
+            Self::FreqNotSupported => "the frequency is not supported",
+            Self::ArgumentVersionMismatch => "the driver does not know this struct version",
+            Self::Deprecated => "the call is deprecated",
+            Self::NotReady => "not ready",
+            Self::GpuNotFound => "no such GPU",
+            Self::InvalidState => "invalid state",
+            Self::ResetTypeNotSupported => "this kind of reset is not supported",
+            Self::Unknown => "the driver gives no reason",
+            Self::Code(_) => "a code that this version of gpush does not know",
+            Self::MissingSymbol => "the driver's library has no such function",
+            Self::LibraryMissing => "the library could not be loaded",
+            Self::NotNvml => "the library is not NVML",
+            Self::Garbled => "the driver's answer makes no sense",
+            Self::NotReflected => "the driver reported success, and nothing has changed",
+            Self::Deadline { may_land: true } => "no answer in time, and it may still take effect",
+            Self::Deadline { may_land: false } => "no answer in time",
+            Self::Unsettled => "an earlier call has not returned and its outcome is not known",
+            Self::WorkerDied { may_have_landed: true } => {
+                "the driver worker died during the call, which may have taken effect"
+            }
+            Self::WorkerDied { may_have_landed: false } => "the driver worker died during the call",
+            Self::WorkerUnavailable => "the driver worker does not run",
+            Self::Stopped => "driver calls are suspended",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_keeps_its_number() {
+        for code in (1..=1000).chain([u32::MAX]) {
+            let kind = ErrorKind::from_code(code);
+            assert_eq!(kind.code(), Some(code));
+            let named = !matches!(kind, ErrorKind::Code(_));
+            assert_eq!(named, (1..=30).contains(&code) || code == 999, "{code}");
+            assert!(!kind.meaning().is_empty());
+        }
+    }
+}
