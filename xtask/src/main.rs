@@ -1,2 +1,65 @@
-//! Not built yet.
-fn main() {}
+//! Everything a developer or CI runs on this repository.
+
+mod arrows;
+mod bench;
+mod demo;
+mod generate;
+mod install;
+mod skips;
+mod step;
+mod test;
+mod tree;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Everything a developer or CI runs on this repository
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Task {
+    /// Show gpush at work on a simulated host
+    Demo(demo::Arguments),
+    /// Run all checks and tests; installs what they need where it can
+    Test(test::Arguments),
+    /// Measure what docs/benchmarks.md shows
+    Bench(bench::Arguments),
+    /// Write docs/openapi.json from the code
+    Openapi(generate::Arguments),
+    /// Write gpushctl's man pages to target/man
+    Man(generate::Arguments),
+    /// Write gpushctl's shell completions to target/completions
+    Completions(generate::Arguments),
+    /// Check who depends on whom, and what no file may hold
+    Arrows,
+}
+
+/// Prints the sentence of a task that is done.
+fn told(sentence: anyhow::Result<String>) -> anyhow::Result<bool> {
+    println!("{}", sentence?);
+    Ok(true)
+}
+
+fn main() -> ExitCode {
+    let done = match Task::parse() {
+        Task::Demo(arguments) => demo::run(&arguments),
+        Task::Test(arguments) => test::run(&arguments),
+        Task::Bench(arguments) => bench::run(&arguments),
+        Task::Openapi(arguments) => told(generate::openapi(&arguments)),
+        Task::Man(arguments) => told(generate::man(&arguments)),
+        Task::Completions(arguments) => told(generate::completions(&arguments)),
+        Task::Arrows => arrows::check().and_then(|arrows| {
+            println!("arrows hold: {arrows}\ntree is clean: {}", tree::check()?);
+            Ok(true)
+        }),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -35,6 +35,11 @@ pub enum Code {
     ConfigInvalid,
     /// The agent is shutting down or not ready.
     Unavailable,
+    /// Said by clients, never by the agent: nobody answers on the socket, or something that does
+    /// not speak this API.
+    Unreachable,
+    /// Said by clients, never by the agent: no answer in time; what was asked for may still happen.
+    TimedOut,
     /// A fault of ours.
     Internal,
 }
@@ -47,9 +52,9 @@ impl Code {
             Self::BadRequest | Self::UnknownProfile | Self::LayoutImpossible | Self::ConfigInvalid => 2,
             Self::Blocked | Self::Conflict => 4,
             Self::Denied => 5,
-            Self::Unavailable => 6,
+            Self::Unavailable | Self::Unreachable => 6,
             Self::Unsupported => 7,
-            Self::DriverTimeout => 8,
+            Self::DriverTimeout | Self::TimedOut => 8,
             Self::NotFound => 2,
             Self::DriverUnavailable | Self::DriverError | Self::GpuLost | Self::Internal => 1,
         }
@@ -65,8 +70,8 @@ impl Code {
             Self::Blocked | Self::Conflict => 409,
             Self::UnknownProfile | Self::LayoutImpossible | Self::Unsupported | Self::ConfigInvalid => 422,
             Self::Internal | Self::DriverError | Self::GpuLost => 500,
-            Self::DriverUnavailable | Self::Unavailable => 503,
-            Self::DriverTimeout => 504,
+            Self::DriverUnavailable | Self::Unavailable | Self::Unreachable => 503,
+            Self::DriverTimeout | Self::TimedOut => 504,
         }
     }
 }

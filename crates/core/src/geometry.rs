@@ -3,10 +3,6 @@
 //! The figures are the driver's own (`api::GpuProfile`); this module only makes them quick to ask:
 //! spans become bit masks and engine counts become rows that can be summed. It is built once a
 //! reading and holds no rule about what fits beside what; those are in [`crate::plan`].
-//!
-//! A driver describes compute instance profiles only through a GPU instance that exists. Where it
-//! has described none yet, they are [derived](derive_compute) from the slice count, and their
-//! placement is left to the driver.
 
 use gpush_api::{ComputeProfile, Engines, GpuProfile, Placement};
 use gpush_geometry::Model;
@@ -185,11 +181,7 @@ fn profile(described: &GpuProfile, memory_slices: u8) -> Profile {
         .collect();
     spots.sort_by_key(|s| s.placement);
     spots.dedup();
-    let compute = if described.compute.is_empty() {
-        derive_compute(described)
-    } else {
-        described.compute.iter().cloned().map(compute).collect()
-    };
+    let compute = described.compute.iter().cloned().map(compute).collect();
     Profile { profile: described.clone(), spots, engines: engine_row(described.engines), compute }
 }
 
@@ -203,29 +195,6 @@ fn compute(profile: ComputeProfile) -> Compute {
         spots = (0..profile.max).map(|n| Spot::at(side_by_side(n))).collect();
     }
     Compute { profile, spots, placeable }
-}
-
-/// Compute instance profiles of a GPU instance profile that no instance has described yet, as known
-/// parts have them: 1, 2, 3, 4, 7 or 8 slices, but no 3 in a 4. Ids are those of NVML's enum
-/// (`NVML_COMPUTE_INSTANCE_PROFILE_*`).
-fn derive_compute(of: &GpuProfile) -> Vec<Compute> {
-    const ENUM: [(u8, u32); 6] = [(1, 0), (2, 1), (3, 2), (4, 3), (7, 4), (8, 5)];
-    ENUM.iter()
-        .filter(|(slices, _)| *slices <= of.slices && !(*slices == 3 && of.slices == 4))
-        .map(|&(slices, index)| {
-            let whole = slices == of.slices;
-            let profile = ComputeProfile {
-                name: if whole { of.name.clone() } else { format!("{slices}c.{}", of.name) },
-                id: index,
-                index,
-                slices,
-                max: of.slices / slices,
-                sm: of.sm * u32::from(slices) / u32::from(of.slices),
-                placements: Vec::new(),
-            };
-            compute(profile)
-        })
-        .collect()
 }
 
 /// The profiles of a model as its driver would describe them.
@@ -291,19 +260,6 @@ mod tests {
             let geometry = Geometry::of_model(&model);
             let Some(whole) = geometry.profiles.iter().max_by_key(|p| p.memory_slices()) else { continue };
             assert_eq!(geometry.engines, whole.engines, "{key}");
-        }
-    }
-
-    #[test]
-    fn derived_compute_profiles_name_the_same_slices_as_the_described_ones() {
-        let model = gpush_geometry::model("a100-80").unwrap();
-        let described = profiles_of_model(&model);
-        let bare: Vec<GpuProfile> = described.iter().map(|p| GpuProfile { compute: Vec::new(), ..p.clone() }).collect();
-        let geometry = Geometry::new(&bare, model.memory_slices, model.compute_slices);
-        for (derived, described) in geometry.profiles.iter().zip(&described) {
-            let names = |c: &ComputeProfile| (c.name.clone(), c.id, c.slices);
-            let derived: Vec<_> = derived.compute.iter().map(|c| names(&c.profile)).collect();
-            assert_eq!(derived, described.compute.iter().map(names).collect::<Vec<_>>());
         }
     }
 }

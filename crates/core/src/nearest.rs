@@ -38,12 +38,12 @@ fn abbreviates(a: &[char], b: &[char]) -> bool {
     a.len().min(b.len()) >= 3 && (a.starts_with(b) || b.starts_with(a))
 }
 
-fn fold(word: &str) -> Vec<char> {
+pub(crate) fn fold(word: &str) -> Vec<char> {
     word.chars().flat_map(char::to_lowercase).map(|c| if c == '-' { '_' } else { c }).collect()
 }
 
 /// Edits between two words: insertions, deletions, replacements, swaps of neighbours.
-fn distance(a: &[char], b: &[char]) -> usize {
+pub(crate) fn distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=b.len()).collect();
     for (i, ca) in a.iter().enumerate() {

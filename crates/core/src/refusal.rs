@@ -45,13 +45,13 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         .hint(format!("use profiles without that engine: `{profiles}` shows the engines of each")),
         Refusal::NoArrangement { entries } => ApiError::new(
             Code::LayoutImpossible,
-            format!("{} can't be placed together on {gpu}, however arranged", list(entries, "and")),
+            format!("{} can't be placed together on {gpu}, however arranged", list(&counted(entries), "and")),
         )
         .cause("slices and engines would suffice, but the placements that the part allows overlap")
         .hint(format!("`{profiles}` shows the placements of each profile")),
         Refusal::ComputeDoesNotFit { profile, compute } => ApiError::new(
             Code::LayoutImpossible,
-            format!("on {gpu} the compute instances {} don't fit into {profile}", list(compute, "and")),
+            format!("on {gpu} the compute instances {} don't fit into {profile}", list(&counted(compute), "and")),
         )
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
         Refusal::Blocked { blockers } => blocked(gpu, blockers),
@@ -73,7 +73,7 @@ fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
     let verb = if blockers.len() == 1 { "is" } else { "are" };
     let mut error = ApiError::new(
         Code::Blocked,
-        format!("on {gpu} {} {verb} in use and would have to be destroyed", list(&names, "and")),
+        format!("the layout can't be applied on {gpu} while {} {verb} in use", list(&names, "and")),
     )
     .retryable();
     for blocker in blockers {
@@ -95,12 +95,12 @@ fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
     }
 }
 
-/// `GPU instance 2 (3g.40gb@0)`, or `compute instance 1 of …`.
+/// `3g.40gb@0 (GPU instance 2, compute instance 0)`.
 fn instance(blocker: &Blocker) -> String {
-    let gi = format!("GPU instance {} ({}@{})", blocker.gi, blocker.profile, blocker.placement.start);
+    let name = format!("{}@{}", blocker.profile, blocker.placement.start);
     match blocker.ci {
-        Some(ci) => format!("compute instance {ci} of {gi}"),
-        None => gi,
+        Some(ci) => format!("{name} (GPU instance {}, compute instance {ci})", blocker.gi),
+        None => format!("{name} (GPU instance {})", blocker.gi),
     }
 }
 
@@ -123,6 +123,19 @@ fn engine_name(engine: &str) -> &str {
         "encoder" => "video encoder",
         other => other,
     }
+}
+
+/// Equal words once, with their number: `2g.20gb*3`.
+fn counted(words: &[String]) -> Vec<String> {
+    let mut counts: Vec<(&String, u32)> = Vec::new();
+    for word in words {
+        match counts.iter_mut().find(|(known, _)| *known == word) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((word, 1)),
+        }
+    }
+    let text = |(word, count): (&String, u32)| if count == 1 { word.clone() } else { format!("{word}*{count}") };
+    counts.into_iter().map(text).collect()
 }
 
 /// `a`, `a or b`, `a, b or c`.

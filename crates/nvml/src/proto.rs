@@ -265,3 +265,86 @@ pub fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<Option<T>
     stream.read_exact(&mut body)?;
     Ok(Some(serde_json::from_slice(&body)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn frames() -> Vec<ToParent> {
+        let error = DriverError::new(ErrorKind::GpuIsLost, "nvmlDeviceGetUUID").on("index 3");
+        vec![
+            ToParent::Ready(Err(DriverError::new(ErrorKind::DriverNotLoaded, "nvmlInit_v2"))),
+            ToParent::Reply {
+                id: 1,
+                result: Ok(Answer::Listed(vec![Listed { index: 3, identity: Err(error.clone()) }])),
+            },
+            ToParent::Reply { id: u64::MAX, result: Err(error) },
+            ToParent::Reply { id: 2, result: Ok(Answer::Destroyed) },
+        ]
+    }
+
+    /// Gives out one byte at a time, and an interruption before each.
+    struct Dribble<'a>(&'a [u8], bool);
+
+    impl Read for Dribble<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let n = buffer.len().min(self.0.len()).min(1);
+            buffer[..n].copy_from_slice(&self.0[..n]);
+            self.0 = &self.0[n..];
+            Ok(n)
+        }
+    }
+
+    #[test]
+    fn frames_arrive_whole_however_they_are_cut() {
+        let mut bytes = Vec::new();
+        for frame in frames() {
+            write(&mut bytes, &frame).unwrap();
+        }
+        let mut stream = Dribble(&bytes, false);
+        let mut arrived = Vec::new();
+        while let Some(frame) = read::<ToParent>(&mut stream).unwrap() {
+            arrived.push(frame);
+        }
+        assert_eq!(arrived, frames());
+    }
+
+    #[test]
+    fn a_cut_off_frame_is_an_error_and_a_closed_stream_is_not() {
+        let bytes = encode(&frames()[0]).unwrap();
+        assert!(read::<ToParent>(&mut &bytes[..0]).unwrap().is_none());
+        for cut in 1..bytes.len() {
+            assert!(read::<ToParent>(&mut &bytes[..cut]).is_err(), "{cut} of {}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn a_length_beyond_reason_is_refused_before_anything_is_allocated() {
+        let error = read::<ToParent>(&mut &[0xff; 8][..]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn what_changes_the_hardware_is_known_as_such() {
+        let gpu = || GpuRef::new("GPU-1");
+        let at = Placement { start: 0, size: 1 };
+        let requests = [
+            (Request::List { skip: Vec::new() }, false),
+            (Request::Read { gpu: gpu() }, false),
+            (Request::CreateGpuInstance { gpu: gpu(), profile_id: 0, placement: at }, true),
+            (Request::CreateComputeInstance { gpu: gpu(), gi: 0, profile_id: 0, placement: None }, true),
+            (Request::DestroyComputeInstance { gpu: gpu(), gi: 0, ci: 0 }, true),
+            (Request::DestroyGpuInstance { gpu: gpu(), gi: 0 }, true),
+            (Request::SetMigMode { gpu: gpu(), enabled: true }, true),
+        ];
+        for (mut request, mutation) in requests {
+            assert_eq!(request.is_mutation(), mutation, "{}", request.name());
+            assert_eq!(request.gpu_mut().is_some(), !matches!(request, Request::List { .. }));
+        }
+    }
+}

@@ -20,6 +20,7 @@ use std::{
     collections::HashMap,
     fs::File,
     os::{fd::AsRawFd, unix::net::UnixStream},
+    path::Path,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
@@ -32,8 +33,8 @@ use nix::sys::{
 };
 
 use crate::{
-    driver::{Driver, ProfileCache},
-    error::{DriverError, ErrorKind},
+    driver::{Driver, EventSet, ProfileCache},
+    error::DriverError,
     proto::{self, Answer, Request, ToParent, ToWorker},
 };
 
@@ -103,19 +104,19 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
     let Some(ToWorker::Init { library, events }) = proto::read(&mut socket)? else {
         return Err(std::io::Error::other("the first frame is not init"));
     };
-    let driver = match Driver::load(library.as_deref()).and_then(|driver| Ok((driver.info()?, driver))) {
-        Ok((info, driver)) => {
-            outbox.send(&ToParent::Ready(Ok(info)));
-            Arc::new(driver)
-        }
+    let (driver, info) = match open(library.as_deref()) {
+        Ok(open) => open,
         Err(error) => {
             outbox.send(&ToParent::Ready(Err(error)));
             return Ok(());
         }
     };
-    if events {
-        let (driver, outbox) = (Arc::clone(&driver), outbox.clone());
-        thread::Builder::new().name("events".to_owned()).spawn(move || report_events(&driver, &outbox))?;
+    // Listening begins before the parent hears of us, so that it misses nothing from then on.
+    let set = if events { listen(driver) } else { None };
+    outbox.send(&ToParent::Ready(Ok(info)));
+    if let Some(set) = set {
+        let outbox = outbox.clone();
+        thread::Builder::new().name("events".to_owned()).spawn(move || report_events(&set, &outbox))?;
     }
     let mut threads: HashMap<Option<String>, mpsc::Sender<(u64, Request)>> = HashMap::new();
     while let Some(frame) = proto::read(&mut socket)? {
@@ -127,9 +128,9 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
             Some(sender) => sender,
             None => {
                 let (sender, calls) = mpsc::channel();
-                let (driver, outbox) = (Arc::clone(&driver), outbox.clone());
+                let outbox = outbox.clone();
                 let name = key.as_deref().unwrap_or("host").chars().take(15).collect();
-                thread::Builder::new().name(name).spawn(move || answer_calls(&driver, &calls, &outbox))?;
+                thread::Builder::new().name(name).spawn(move || answer_calls(driver, &calls, &outbox))?;
                 threads.entry(key).or_insert(sender)
             }
         };
@@ -138,6 +139,13 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The session lasts as long as the process, which is what its threads need.
+fn open(library: Option<&Path>) -> Result<(&'static Driver, gpush_api::Driver), DriverError> {
+    let driver = Driver::load(library)?;
+    let info = driver.info()?;
+    Ok((Box::leak(Box::new(driver)), info))
 }
 
 fn answer_calls(driver: &Driver, calls: &mpsc::Receiver<(u64, Request)>, outbox: &Outbox) {
@@ -168,30 +176,37 @@ fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Re
     }
 }
 
-fn report_events(driver: &Driver, outbox: &Outbox) {
-    if let Err(error) = report_events_of(driver, outbox)
-        && error.kind != ErrorKind::MissingSymbol
-    {
-        eprintln!("driver-worker: no more events from the driver: {error}");
+/// Registers for the events of every GPU that has some.
+fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
+    let mut registered = 0_u32;
+    let set = driver.event_set().and_then(|mut set| {
+        for index in 0..driver.count()? {
+            match driver.gpu_by_index(index).and_then(|gpu| set.register(&gpu)) {
+                Ok(true) => registered += 1,
+                Ok(false) => {}
+                Err(error) => eprintln!("driver-worker: no events of this GPU: {error}"),
+            }
+        }
+        Ok(set)
+    });
+    match set {
+        Ok(set) => Some(set).filter(|_| registered > 0),
+        Err(error) => {
+            eprintln!("driver-worker: no events from the driver: {error}");
+            None
+        }
     }
 }
 
-fn report_events_of(driver: &Driver, outbox: &Outbox) -> Result<(), DriverError> {
-    let mut set = driver.event_set()?;
-    let mut registered = 0_u32;
-    for index in 0..driver.count()? {
-        match driver.gpu_by_index(index).and_then(|gpu| set.register(&gpu)) {
-            Ok(true) => registered += 1,
-            Ok(false) => {}
-            Err(error) => eprintln!("driver-worker: no events of this GPU: {error}"),
-        }
-    }
-    if registered == 0 {
-        return Ok(());
-    }
+fn report_events(set: &EventSet<'_>, outbox: &Outbox) {
     loop {
-        if let Some(event) = set.wait(EVENT_WAIT)? {
-            outbox.send(&ToParent::Event(event));
+        match set.wait(EVENT_WAIT) {
+            Ok(Some(event)) => outbox.send(&ToParent::Event(event)),
+            Ok(None) => {}
+            Err(error) => {
+                eprintln!("driver-worker: no more events from the driver: {error}");
+                return;
+            }
         }
     }
 }

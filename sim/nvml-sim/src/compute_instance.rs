@@ -136,7 +136,7 @@ exports! {
 
     /// Destroys a compute instance that holds no process.
     fn nvmlComputeInstanceDestroy(instance: Opaque) |call| {
-        call.change_compute_instance(instance, &Change::NONE, |m, handle| m.destroy_compute_instance(handle))
+        call.change_compute_instance(instance, &Change::NONE, Machine::destroy_compute_instance)
     }
 
     /// Compute instances of a profile, by id. The caller has room for as many as it allows.

@@ -7,8 +7,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
     nvmlGpuInstanceProfileInfo_v3_t,
 };
-use silicon::Return;
 use silicon::machine::{Handle, Placement};
+use silicon::{Machine, Return};
 
 use crate::caller::{Opaque, Outcome, Ptr, text_field, version_word};
 use crate::entry::{Change, exports};
@@ -128,7 +128,7 @@ exports! {
 
     /// Destroys an instance that holds no compute instance and no process.
     fn nvmlGpuInstanceDestroy(instance: Opaque) |call| {
-        call.change_gpu_instance(instance, &Change::NONE, |m, handle| m.destroy_gpu_instance(handle))
+        call.change_gpu_instance(instance, &Change::NONE, Machine::destroy_gpu_instance)
     }
 
     /// Instances of a profile, by id. The caller has room for as many as the profile allows.
@@ -176,7 +176,7 @@ pub(crate) fn span(start: u32, size: u32) -> Outcome<Placement> {
     Ok(Placement { start: narrow(start)?, size: narrow(size)? })
 }
 
-fn possible_placements(m: &silicon::Machine, gpu: u32, profile: u32) -> Outcome<Vec<nvmlGpuInstancePlacement_t>> {
+fn possible_placements(m: &Machine, gpu: u32, profile: u32) -> Outcome<Vec<nvmlGpuInstancePlacement_t>> {
     m.gpu(gpu)?;
     let part = m.part(gpu)?;
     let placements = part.profile(profile)?.placements();

@@ -1,8 +1,8 @@
 //! MIG mode of a GPU, and MIG devices as devices: handles, ids, attributes.
 
 use nvml_wrapper_sys::bindings::nvmlDeviceAttributes_t;
-use silicon::Return;
 use silicon::machine::Handle;
+use silicon::{Machine, Return};
 
 use crate::caller::{Opaque, Ptr};
 use crate::entry::{Device, exports};
@@ -34,7 +34,7 @@ exports! {
 
     /// Most MIG devices that the GPU can have; 0 with MIG off.
     fn nvmlDeviceGetMaxMigDeviceCount(device: Opaque, count: Ptr<u32>) |call| {
-        count.put(call.parent(device, |m, gpu| m.max_mig_devices(gpu))?)
+        count.put(call.parent(device, Machine::max_mig_devices)?)
     }
 
     /// MIG device at a dense index, by (GPU instance id, compute instance id).

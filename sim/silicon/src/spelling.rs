@@ -29,10 +29,16 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<
         .into_iter()
         .filter_map(|candidate| {
             let other = candidate.to_lowercase();
-            // A name that is a part of another is near to it, however much is missing.
-            let part = lower.len() >= 3 && (other.contains(&lower) || lower.contains(&other));
             let d = distance(name, candidate);
-            (d <= limit || part).then_some((if part { d.min(limit) } else { d }, candidate))
+            // The beginning or a part of a name is near to it, however much is missing.
+            let rank = if lower.len() >= 3 && other.starts_with(&lower) {
+                0
+            } else if lower.len() >= 3 && other.contains(&lower) {
+                1
+            } else {
+                d
+            };
+            (rank.min(d) <= limit).then_some((rank, candidate))
         })
         .collect();
     close.sort_unstable();

@@ -51,6 +51,13 @@ pub(super) fn cost_of_all(instance: &GpuInstance, holds: &Holds) -> Cost {
     cost
 }
 
+/// Cost of only adding compute instances. Where a process is charged to the GPU instance itself
+/// it must stay exactly as it is: one could not be taken out again while that process lives.
+fn cost_of_adding(instance: Option<&GpuInstance>, create: &[(usize, Option<Placement>)]) -> Cost {
+    let charged = instance.is_some_and(|i| !i.processes.is_empty());
+    Cost::in_use(usize::from(charged && !create.is_empty()))
+}
+
 /// Whether the compute instances fit into one GPU instance of a profile.
 pub(super) fn fits(profile: Option<&Profile>, wanted: &[WantedCompute]) -> bool {
     adapt(profile, wanted, None, &Holds::default()).is_some()
@@ -64,8 +71,8 @@ pub(super) fn adapt(
     instance: Option<&GpuInstance>,
     holds: &Holds,
 ) -> Option<Adaptation> {
-    if let Some(nothing_to_do) = as_it_is(profile, wanted, instance) {
-        return Some(nothing_to_do);
+    if let Some(simple) = as_it_is(profile, wanted, instance) {
+        return Some(simple);
     }
     if !within_capacity(profile, wanted) {
         return None;
@@ -94,11 +101,15 @@ pub(super) fn adapt(
             }
         }
     }
-    let destroy = (0..standing.len()).filter(|n| !stays[*n]).collect();
-    Some(Adaptation { cost: answer.cost, destroy, create })
+    let destroy: Vec<usize> = (0..standing.len()).filter(|n| !stays[*n]).collect();
+    let mut cost = answer.cost;
+    if destroy.is_empty() {
+        cost += cost_of_adding(instance, &create);
+    }
+    Some(Adaptation { cost, destroy, create })
 }
 
-/// The common case without a search: one compute instance that takes all, wanted and, when the
+/// The common case, without a search: one compute instance that takes all, wanted and, when the
 /// GPU instance stands, there.
 fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Option<&GpuInstance>) -> Option<Adaptation> {
     let ([want], Some(whole)) = (wanted, profile?.whole()) else { return None };
@@ -106,7 +117,10 @@ fn as_it_is(profile: Option<&Profile>, wanted: &[WantedCompute], instance: Optio
         return None;
     }
     match instance.map(|i| i.compute.as_slice()) {
-        None | Some([]) => Some(Adaptation { create: vec![(0, None)], ..Adaptation::default() }),
+        None | Some([]) => {
+            let create = vec![(0, None)];
+            Some(Adaptation { cost: cost_of_adding(instance, &create), create, ..Adaptation::default() })
+        }
         Some([there]) if there.profile_id == want.profile_id => Some(Adaptation::default()),
         Some(_) => None,
     }
@@ -154,7 +168,9 @@ impl Standing {
     }
 
     fn is(&self, want: &WantedCompute, spot: Spot) -> bool {
-        self.profile_id == want.profile_id && self.spot == spot
+        // The start tells the spot of a profile. Sizes may differ: a profile that was foreseen and
+        // not yet told by the driver may come out to take more slots.
+        self.profile_id == want.profile_id && self.spot.placement.start == spot.placement.start
     }
 }
 
@@ -201,10 +217,13 @@ fn group(profile: Option<&Profile>, wanted: &[WantedCompute], standing: &[Standi
         .iter()
         .map(|alike| {
             let want = &wanted[alike[0]];
-            let candidate = |spot: &Spot| Candidate {
-                slices: spot.slices,
-                rank: rank(spot.placement.start, want.profile_id),
-                saving: standing.iter().find(|s| s.is(want, *spot)).map_or(Cost::NONE, |s| s.saving),
+            let candidate = |spot: &Spot| {
+                let there = standing.iter().find(|s| s.is(want, *spot));
+                Candidate {
+                    slices: there.map_or(spot.slices, |s| s.spot.slices),
+                    rank: rank(spot.placement.start, want.profile_id),
+                    saving: there.map_or(Cost::NONE, |s| s.saving),
+                }
             };
             Group { count: alike.len(), candidates: spots(profile, want).iter().map(candidate).collect() }
         })

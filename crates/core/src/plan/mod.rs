@@ -17,7 +17,7 @@
 //!
 //! A GPU instance is *in use* when a process runs in one of its compute instances, or when the
 //! driver charges a process to it without saying in which; then all its compute instances are
-//! taken to be in use.
+//! taken to be in use, and none is added.
 //!
 //! | file | subject |
 //! |---|---|

@@ -9,6 +9,8 @@ use gpush_api::{Blocker, GpuInstance, Process, Refusal};
 
 use crate::geometry::{ENGINES, Geometry, Profile, Slices};
 
+use crate::nearest::{distance, fold};
+
 use super::arrange::{Arrangement, fits};
 use super::capacity::Demand;
 use super::compute;
@@ -16,6 +18,9 @@ use super::target::{Target, Wanted};
 
 /// Names offered in place of an unknown one.
 const MOST_NAMES: usize = 3;
+
+/// Edits at which a name of another slice count is still offered.
+const MOST_EDITS: usize = 2;
 
 /// Entries up to which a smallest subset is found by trying all; more than any part has slices.
 const MOST_TRIED: usize = 12;
@@ -33,33 +38,21 @@ pub(super) fn unknown_compute_profile(profile: &Profile, slices: u8) -> Refusal 
     Refusal::UnknownProfile { nearest: nearest_names(&name, names), profile: name }
 }
 
-/// The names likeliest meant: those with the slice count written, by likeness, then the others if
-/// they are near.
+/// The names likeliest meant: those with the slice count written, by likeness; if there is none,
+/// any that are near.
 fn nearest_names<'a>(written: &str, names: impl Iterator<Item = (&'a str, u8)>) -> Vec<String> {
     let digits = written.len() - written.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let slices: Option<u8> = written[..digits].parse().ok();
-    let mut ranked: Vec<(bool, usize, &str)> = names
-        .map(|(name, count)| (slices != Some(count), distance(written, name), name))
-        .filter(|(other_slices, distance, _)| !other_slices || *distance <= 2)
-        .collect();
-    ranked.sort_by_key(|(other_slices, distance, _)| (*other_slices, *distance));
-    ranked.into_iter().take(MOST_NAMES).map(|(_, _, name)| name.to_owned()).collect()
-}
-
-/// Letters to add, drop or replace to make one word of the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
+    let written = fold(written);
+    let mut ranked: Vec<(usize, &str, bool)> =
+        names.map(|(name, count)| (distance(&written, &fold(name)), name, slices == Some(count))).collect();
+    if ranked.iter().any(|(.., same_slices)| *same_slices) {
+        ranked.retain(|(.., same_slices)| *same_slices);
+    } else {
+        ranked.retain(|(distance, ..)| *distance <= MOST_EDITS);
     }
-    row[b.len()]
+    ranked.sort_by_key(|(distance, ..)| *distance);
+    ranked.into_iter().take(MOST_NAMES).map(|(_, name, _)| name.to_owned()).collect()
 }
 
 /// Why the target can't be on such a GPU, even an empty one; `None` when it can.
@@ -165,8 +158,11 @@ pub(super) fn blocked(arrangement: &Arrangement<'_>) -> Refusal {
         }
     }
     for place in &arrangement.placed {
-        if let Some(instance) = place.kept {
-            blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        let Some(instance) = place.kept else { continue };
+        blockers.extend(users(instance, place.compute.destroy.iter().copied()));
+        let only_adds = place.compute.destroy.is_empty() && !place.compute.create.is_empty();
+        if only_adds && !instance.processes.is_empty() {
+            blockers.push(blocker(instance, None, instance.processes.clone()));
         }
     }
     blockers.sort_by_key(|b| (b.placement, b.ci));

@@ -28,9 +28,4 @@ impl Dice {
     pub(crate) fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[self.below(all.len())]
     }
-
-    /// A subset of a set, each member in with the chance of one in `n`.
-    pub(crate) fn subset(&mut self, set: u64, n: usize) -> u64 {
-        crate::part::members(set).filter(|_| self.one_in(n)).map(|bit| 1 << bit).sum()
-    }
 }

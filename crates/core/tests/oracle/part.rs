@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use crate::dice::Dice;
 use gpush_geometry::{ComputeProfile, GpuProfile, Model};
 
 /// One (profile, placement) pair; a state is a set of them.
@@ -158,6 +159,11 @@ pub(crate) fn subsets(set: u64) -> impl Iterator<Item = u64> {
         next = (after != 0).then_some(after);
         Some(this)
     })
+}
+
+/// A subset of a set by chance, each member in once in `n` times.
+pub(crate) fn some_of(set: u64, n: usize, dice: &mut Dice) -> u64 {
+    members(set).filter(|_| dice.one_in(n)).map(|bit| 1 << bit).sum()
 }
 
 /// A compute instance in its GPU instance: position of its profile, start, size.

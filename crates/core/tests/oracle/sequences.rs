@@ -3,7 +3,7 @@
 use gpush_core::geometry::Geometry;
 
 use crate::dice::Dice;
-use crate::part::{Multiset, Part, State, members};
+use crate::part::{Multiset, Part, State, members, some_of};
 use crate::whole::{Case, Tally, compare};
 use crate::wire;
 
@@ -17,7 +17,7 @@ fn any_target(part: &Part, dice: &mut Dice, possible: &[Multiset]) -> (Multiset,
         // Some places fixed as they are in one arrangement of it.
         1 | 2 => {
             let arrangement = *dice.pick(&part.by_multiset[&multiset]);
-            fixed = dice.subset(part.states[arrangement].state, 2);
+            fixed = some_of(part.states[arrangement].state, 2, dice);
         }
         // Anything, with any places fixed.
         _ => {
@@ -47,7 +47,7 @@ pub(crate) fn walk(key: &str, steps: usize, seed: u64) -> Tally {
         }
         let busy = match dice.below(3) {
             0 => 0,
-            n => dice.subset(state, 2 * n),
+            n => some_of(state, 2 * n, &mut dice),
         };
         let (multiset, fixed) = any_target(&part, &mut dice, &possible);
         if members(fixed).count() > 8 {

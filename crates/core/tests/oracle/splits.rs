@@ -21,6 +21,9 @@ type Split = Vec<(usize, Option<u8>)>;
 /// Destroyed: in use, held, GPU instances, compute instances in those that stay, memory slices.
 type Toll = [u32; 5];
 
+/// What two plans are compared by: the toll, then the room left, then what stands lowest.
+type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
+
 fn sum(a: Toll, b: Toll) -> Toll {
     std::array::from_fn(|n| a[n] + b[n])
 }
@@ -172,7 +175,10 @@ impl Sample {
         let standing = &self.standing[pair].compute;
         ends.map(|end| {
             let destroyed = || standing.iter().filter(|c| !end.contains(&c.slot));
-            let toll = sum(self.toll_of(pair, destroyed()), [0, 0, 0, destroyed().count() as u32, 0]);
+            // A GPU instance that a process is charged to takes no further compute instance either.
+            let only_adds = destroyed().count() == 0 && end.len() > standing.len();
+            let in_use = u32::from(only_adds && self.standing[pair].busy);
+            let toll = sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0]);
             // Destroyed and made again at the same place: never better, but a way.
             toll.min(self.toll_of_all(part, pair))
         })
@@ -199,7 +205,7 @@ impl Sample {
     }
 
     /// The best toll and what decides between equals; `None` when no way exists.
-    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<(Toll, Reverse<u32>, Vec<(u8, u32)>)> {
+    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
         let toll = |pair| self.wanted.iter().map(move |(_, _, split)| self.toll_of_giving(part, states, pair, split));
         let tolls: Vec<Vec<Option<Toll>>> = (0..part.pairs.len())
             .map(|pair| {
@@ -223,7 +229,7 @@ impl Sample {
     }
 
     /// Follows the plan step by step, checks the end, and says what it took.
-    fn carry_out(&self, part: &Part, plan: &Plan) -> (Toll, Reverse<u32>, Vec<(u8, u32)>) {
+    fn carry_out(&self, part: &Part, plan: &Plan) -> Worth {
         let mut state = self.state;
         let mut slots: Vec<BTreeSet<Slot>> =
             self.standing.iter().map(|s| s.compute.iter().map(|c| c.slot).collect()).collect();
@@ -253,6 +259,7 @@ impl Sample {
                 }
                 Step::CreateCompute { gi_placement, profile_id, placement, .. } => {
                     let pair = members(state).find(|n| part.pairs[*n].start == gi_placement.start).unwrap();
+                    assert!(!self.standing[pair].busy, "{self:?}: in use");
                     let profile = &part.model.gi_profiles[part.pairs[pair].profile];
                     let of = profile.compute.iter().position(|c| c.id == *profile_id).unwrap();
                     let (start, size) = match placement {

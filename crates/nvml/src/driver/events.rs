@@ -22,6 +22,9 @@ pub struct EventSet<'d> {
     registered: Vec<(nvmlDevice_t, String)>,
 }
 
+// SAFETY: NVML may be called from any thread, and a set is one thread's at a time: it is not Sync.
+unsafe impl Send for EventSet<'_> {}
+
 impl Driver {
     /// An empty set.
     ///

@@ -29,6 +29,13 @@ pub struct ProfileCache {
 }
 
 impl ProfileCache {
+    /// GPU instance profiles, by id, of which the driver itself told the compute instance
+    /// profiles; of the others they follow a rule.
+    #[must_use]
+    pub fn told(&self) -> Vec<u32> {
+        self.told.iter().map(|(id, _)| *id).collect()
+    }
+
     fn compute(&self, gpu_profile: u32) -> Option<&Vec<ComputeProfile>> {
         self.told.iter().find(|(id, _)| *id == gpu_profile).map(|(_, compute)| compute)
     }
@@ -220,7 +227,11 @@ impl Gpu<'_> {
         Ok(describe(&made, open.profile_id, cache, &mut warnings))
     }
 
-    fn memory(&self) -> Result<Memory, DriverError> {
+    /// Memory of the whole GPU.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn memory(&self) -> Result<Memory, DriverError> {
         self.memory_of(self.own())
     }
 

@@ -5,16 +5,20 @@
 //! can't die keeps its thread, and nothing else.
 
 use std::{
-    io,
+    env, io,
     net::Shutdown,
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     thread,
 };
 
 use tokio::sync::mpsc;
 
-use super::{Options, machine::WorkerId};
+use super::{Options, THIS_PROGRAM, machine::WorkerId};
 use crate::proto::{self, ToParent, ToWorker};
 
 /// What a worker says and what becomes of it.
@@ -43,6 +47,12 @@ impl Line {
         let line = Self { stream: ours.try_clone()?, pid: None };
         line.say(&ToWorker::Init { library: options.library.clone(), events: options.events })?;
         let mut command = Command::new(&options.program);
+        if options.program == Path::new(THIS_PROGRAM)
+            && let Some(name) = env::args_os().next()
+        {
+            // A process list shall not show it as /proc/self/exe.
+            command.arg0(name);
+        }
         command.args(&options.args).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         thread::Builder::new().name(format!("driver-{worker}")).spawn(move || {
             let report = |report| reports.send((worker, report)).is_ok();

@@ -57,7 +57,16 @@ impl Options {
             deadlines: Deadlines::default(),
         }
     }
+
+    /// This very program as the worker, also after its file was replaced by an upgrade.
+    #[must_use]
+    pub fn of_this_program() -> Self {
+        Self::new(THIS_PROGRAM)
+    }
 }
+
+/// The running program, whatever has become of its file.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How long things may take. A call's time counts from when it is sent to the worker, not while
 /// it waits for another call to the same GPU.

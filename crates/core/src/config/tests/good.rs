@@ -125,6 +125,24 @@ fn each_key_has_an_effect_on_the_config() {
     println!("{} keys", tried.len());
 }
 
+#[test]
+fn depth_does_not_exhaust_the_stack() {
+    let deep = 100_000;
+    let texts = [
+        format!("a = {}", "[".repeat(deep)),
+        format!("a = {}1{}", "[".repeat(deep), "]".repeat(deep)),
+        format!("a = {}", "{ a = ".repeat(deep)),
+        format!("{}a = 1", "a.".repeat(deep)),
+        format!("[{}a]", "a.".repeat(deep)),
+        format!("a = 1\n{}a = 1\na = 2", "a.".repeat(deep)),
+    ];
+    for text in &texts {
+        let errors = Config::parse(text, "config.toml").expect_err("nothing of this is a config");
+        assert!(errors.to_string().len() < 100_000, "{}", errors.to_string().len());
+    }
+    println!("{} deep files", texts.len());
+}
+
 proptest! {
     #[test]
     fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {

@@ -1,12 +1,5 @@
-//! What a driver call can come to, as one typed error.
-//!
-//! Every NVML return code has a name here, and codes that this build does not know keep their
-//! number: nothing is folded into "unknown error". Beside them stand the ways in which a call
-//! fails before or around the driver: no library, no symbol, no answer in time, no worker. The
-//! `Display` names the object, the function and the meaning; [`DriverError::to_api`] adds what to
-//! type next.
+//! The kinds of failure: NVML's return codes by name, and what fails around them.
 
-use gpush_api::{ApiError, Code};
 use serde::{Deserialize, Serialize};
 
 /// What went wrong. The first 31 are NVML's own, by `nvmlReturn_t`.
@@ -251,212 +244,18 @@ impl ErrorKind {
     }
 }
 
-/// A failed driver call.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DriverError {
-    /// What went wrong.
-    pub kind: ErrorKind,
-    /// NVML function that failed, or the request when it never came to one.
-    pub function: String,
-    /// GPU concerned: `GPU-<uuid>`, or `index N` before its UUID is known.
-    pub gpu: Option<String>,
-    /// What else is known: the loader's words, an object's id, a signal.
-    pub detail: Option<String>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl DriverError {
-    /// An error of `function`.
-    pub fn new(kind: ErrorKind, function: impl Into<String>) -> Self {
-        Self { kind, function: function.into(), gpu: None, detail: None }
-    }
-
-    /// Names the GPU, unless one is named already.
-    #[must_use]
-    pub fn on(mut self, gpu: impl Into<String>) -> Self {
-        self.gpu.get_or_insert_with(|| gpu.into());
-        self
-    }
-
-    /// Adds what else is known.
-    #[must_use]
-    pub fn detail(mut self, detail: impl Into<String>) -> Self {
-        self.detail = Some(detail.into());
-        self
-    }
-
-    /// Whether the call may still change the hardware, now or later.
-    #[must_use]
-    pub fn may_land(&self) -> bool {
-        matches!(self.kind, ErrorKind::Deadline { may_land: true })
-    }
-
-    /// Whether no call at all can succeed before somebody mends the driver.
-    #[must_use]
-    pub fn is_driver_unavailable(&self) -> bool {
-        matches!(
-            self.kind,
-            ErrorKind::DriverNotLoaded
-                | ErrorKind::LibRmVersionMismatch
-                | ErrorKind::LibraryMissing
-                | ErrorKind::NotNvml
-                | ErrorKind::LibraryNotFound
-                | ErrorKind::FunctionNotFound
-                | ErrorKind::Uninitialized
-        )
-    }
-
-    /// The error as the API shows it, with what to do next.
-    #[must_use]
-    pub fn to_api(&self) -> ApiError {
-        let error = ApiError::new(self.api_code(), self.to_string());
-        let error = match self.hint() {
-            Some(hint) => error.hint(hint),
-            None => error,
-        };
-        if self.is_retryable() { error.retryable() } else { error }
-    }
-
-    fn api_code(&self) -> Code {
-        match self.kind {
-            ErrorKind::NoPermission => Code::Denied,
-            ErrorKind::NotSupported | ErrorKind::MissingSymbol => Code::Unsupported,
-            ErrorKind::GpuIsLost => Code::GpuLost,
-            ErrorKind::InUse => Code::Blocked,
-            ErrorKind::GpuNotFound => Code::NotFound,
-            ErrorKind::DriverNotLoaded
-            | ErrorKind::LibRmVersionMismatch
-            | ErrorKind::LibraryMissing
-            | ErrorKind::NotNvml
-            | ErrorKind::LibraryNotFound
-            | ErrorKind::FunctionNotFound
-            | ErrorKind::Uninitialized
-            | ErrorKind::WorkerUnavailable
-            | ErrorKind::Stopped => Code::DriverUnavailable,
-            ErrorKind::Deadline { .. } | ErrorKind::Unsettled => Code::DriverTimeout,
-            ErrorKind::InvalidArgument
-            | ErrorKind::AlreadyInitialized
-            | ErrorKind::NotFound
-            | ErrorKind::InsufficientSize
-            | ErrorKind::InsufficientPower
-            | ErrorKind::Timeout
-            | ErrorKind::IrqIssue
-            | ErrorKind::CorruptedInfoRom
-            | ErrorKind::ResetRequired
-            | ErrorKind::OperatingSystem
-            | ErrorKind::Memory
-            | ErrorKind::NoData
-            | ErrorKind::VgpuEccNotSupported
-            | ErrorKind::InsufficientResources
-            | ErrorKind::FreqNotSupported
-            | ErrorKind::ArgumentVersionMismatch
-            | ErrorKind::Deprecated
-            | ErrorKind::NotReady
-            | ErrorKind::InvalidState
-            | ErrorKind::ResetTypeNotSupported
-            | ErrorKind::Unknown
-            | ErrorKind::Code(_)
-            | ErrorKind::Garbled
-            | ErrorKind::NotReflected
-            | ErrorKind::WorkerDied { .. } => Code::DriverError,
+    #[test]
+    fn every_code_keeps_its_number() {
+        for code in (1..=1000).chain([u32::MAX]) {
+            let kind = ErrorKind::from_code(code);
+            assert_eq!(kind.code(), Some(code));
+            let named = !matches!(kind, ErrorKind::Code(_));
+            assert_eq!(named, (1..=30).contains(&code) || code == 999, "{code}");
+            assert!(!kind.meaning().is_empty());
         }
-    }
-
-    fn is_retryable(&self) -> bool {
-        matches!(
-            self.kind,
-            ErrorKind::Timeout
-                | ErrorKind::NotReady
-                | ErrorKind::InUse
-                | ErrorKind::Deadline { .. }
-                | ErrorKind::Unsettled
-                | ErrorKind::WorkerDied { .. }
-                | ErrorKind::WorkerUnavailable
-                | ErrorKind::Stopped
-        )
-    }
-
-    /// What to do about it, when there is something.
-    #[must_use]
-    pub fn hint(&self) -> Option<String> {
-        let gpu = self.gpu.as_deref().unwrap_or("the GPU");
-        Some(match self.kind {
-            ErrorKind::DriverNotLoaded => {
-                "load the kernel module: `modprobe nvidia`; gpushd goes on by itself then".to_owned()
-            }
-            ErrorKind::LibRmVersionMismatch => {
-                "the driver was updated under a running kernel module: reboot, or reload the module \
-                 (`rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia`)"
-                    .to_owned()
-            }
-            ErrorKind::LibraryMissing => {
-                "install the NVIDIA driver's libraries, or name the library with `gpushd --library PATH`".to_owned()
-            }
-            ErrorKind::NotNvml => "point `gpushd --library` to libnvidia-ml.so.1 of the driver".to_owned(),
-            ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
-                "the driver's installation is incomplete: reinstall it".to_owned()
-            }
-            ErrorKind::NoPermission => {
-                "gpushd must run as root, or with CAP_SYS_ADMIN and access to /proc/driver/nvidia/capabilities/mig/config"
-                    .to_owned()
-            }
-            ErrorKind::GpuIsLost => {
-                format!("look at `dmesg | grep -i xid`; {gpu} is back only after a reset or a reboot")
-            }
-            ErrorKind::ResetRequired => format!("reset it when it is idle: `nvidia-smi --gpu-reset -i {gpu}`"),
-            ErrorKind::InUse => format!("see who holds it: `gpushctl gpu show {gpu}`"),
-            ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
-                format!("see what it can do: `gpushctl gpu show {gpu}`; a newer driver may know more")
-            }
-            ErrorKind::Deadline { may_land: true } | ErrorKind::Unsettled => {
-                format!("{gpu} stays `unknown` until the driver answers: `gpushctl gpu show {gpu}`")
-            }
-            ErrorKind::InsufficientResources => format!("see what is there: `gpushctl gpu show {gpu}`"),
-            ErrorKind::OperatingSystem => "check the device cgroup of gpushd".to_owned(),
-            ErrorKind::Uninitialized
-            | ErrorKind::InvalidArgument
-            | ErrorKind::AlreadyInitialized
-            | ErrorKind::NotFound
-            | ErrorKind::InsufficientSize
-            | ErrorKind::InsufficientPower
-            | ErrorKind::Timeout
-            | ErrorKind::IrqIssue
-            | ErrorKind::CorruptedInfoRom
-            | ErrorKind::Memory
-            | ErrorKind::NoData
-            | ErrorKind::VgpuEccNotSupported
-            | ErrorKind::FreqNotSupported
-            | ErrorKind::ArgumentVersionMismatch
-            | ErrorKind::Deprecated
-            | ErrorKind::NotReady
-            | ErrorKind::GpuNotFound
-            | ErrorKind::InvalidState
-            | ErrorKind::ResetTypeNotSupported
-            | ErrorKind::Unknown
-            | ErrorKind::Code(_)
-            | ErrorKind::Garbled
-            | ErrorKind::NotReflected
-            | ErrorKind::Deadline { may_land: false }
-            | ErrorKind::WorkerDied { .. }
-            | ErrorKind::WorkerUnavailable
-            | ErrorKind::Stopped => return None,
-        })
     }
 }
-
-impl std::fmt::Display for DriverError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(gpu) = &self.gpu {
-            write!(f, "{gpu}: ")?;
-        }
-        write!(f, "{}: {}", self.function, self.kind.meaning())?;
-        if let Some(code) = self.kind.code() {
-            write!(f, " (NVML {code})")?;
-        }
-        if let Some(detail) = &self.detail {
-            write!(f, ": {detail}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for DriverError {}

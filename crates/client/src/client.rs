@@ -1,0 +1,260 @@
+//! The calls of the API, typed.
+
+use std::time::Duration;
+
+use gpush_api::{
+    ApiError, ApplyRequest, Code, ConfigView, Gpu, GpuProfile, Health, Operation, PlanRequest, Plans, Version,
+};
+use hyper::body::Bytes;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    API,
+    error::{Error, Kind},
+    socket::Socket,
+    wire::{Answer, Question, Wire},
+};
+
+/// How long an answer may take unless said otherwise. A read waits for the driver no longer than
+/// the agent's own deadlines, so this is generous.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A client of one agent. Methods take `&mut self`: requests go one after the other over one
+/// connection, which opens at the first of them.
+#[derive(Debug)]
+pub struct Client {
+    wire: Wire,
+    deadline: Duration,
+}
+
+impl Client {
+    /// A client of the agent behind `socket`; nothing is opened yet.
+    #[must_use]
+    pub fn new(socket: Socket) -> Self {
+        Self { wire: Wire::new(socket), deadline: DEFAULT_DEADLINE }
+    }
+
+    /// Sets how long each answer may take.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The socket that is talked to.
+    #[must_use]
+    pub fn socket(&self) -> &Socket {
+        &self.wire.socket
+    }
+
+    /// `GET /v1/version`.
+    ///
+    /// # Errors
+    /// As every call: see [`Kind`].
+    pub async fn version(&mut self) -> Result<Version, Error> {
+        let version: Version = self.get("/v1/version").await?;
+        if version.api != API {
+            return Err(other_version(&version));
+        }
+        Ok(version)
+    }
+
+    /// `GET /v1/health`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn health(&mut self) -> Result<Health, Error> {
+        self.get("/v1/health").await
+    }
+
+    /// `GET /v1/gpus`, with profiles when asked for.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn gpus(&mut self, profiles: bool) -> Result<Vec<Gpu>, Error> {
+        self.get(if profiles { "/v1/gpus?profiles=true" } else { "/v1/gpus" }).await
+    }
+
+    /// `GET /v1/gpus/{index|uuid|pci}`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn gpu(&mut self, gpu: &str) -> Result<Gpu, Error> {
+        self.get(&format!("/v1/gpus/{}", segment(gpu))).await
+    }
+
+    /// `GET /v1/gpus/{index|uuid|pci}/profiles`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn profiles(&mut self, gpu: &str) -> Result<Vec<GpuProfile>, Error> {
+        self.get(&format!("/v1/gpus/{}/profiles", segment(gpu))).await
+    }
+
+    /// `GET /v1/config`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn config(&mut self) -> Result<ConfigView, Error> {
+        self.get("/v1/config").await
+    }
+
+    /// `POST /v1/mig/plan`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn plan(&mut self, request: &PlanRequest) -> Result<Plans, Error> {
+        self.post("/v1/mig/plan", request, false).await
+    }
+
+    /// `POST /v1/mig/apply`: answers at once with the operation that was begun.
+    ///
+    /// # Errors
+    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may have begun all the same.
+    pub async fn apply(&mut self, request: &ApplyRequest) -> Result<Operation, Error> {
+        self.post("/v1/mig/apply", request, true).await
+    }
+
+    /// `GET /v1/operations`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn operations(&mut self) -> Result<Vec<Operation>, Error> {
+        self.get("/v1/operations").await
+    }
+
+    /// `GET /v1/operations/{id}`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn operation(&mut self, id: &str) -> Result<Operation, Error> {
+        self.get(&format!("/v1/operations/{}", segment(id))).await
+    }
+
+    /// The operation once its revision is past `after`, or as it is after `wait`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn operation_after(&mut self, id: &str, after: u64, wait: Duration) -> Result<Operation, Error> {
+        let path = format!("/v1/operations/{}?after={after}&wait_ms={}", segment(id), wait.as_millis());
+        let question = Question::get(&path);
+        let answer = self.wire.ask(&question, wait + self.deadline).await?;
+        self.decode(&question, &answer).await
+    }
+
+    async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
+        let question = Question::get(path);
+        let answer = self.wire.ask(&question, self.deadline).await?;
+        self.decode(&question, &answer).await
+    }
+
+    async fn post<B: Serialize, T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &B,
+        changes: bool,
+    ) -> Result<T, Error> {
+        let body = serde_json::to_vec(body).map_err(|e| {
+            let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
+            Error::new(Kind::Connect, error.cause(e.to_string()))
+        })?;
+        let question = Question { method: "POST", path, body: Bytes::from(body), changes };
+        let answer = self.wire.ask(&question, self.deadline).await?;
+        self.decode(&question, &answer).await
+    }
+
+    async fn decode<T: DeserializeOwned>(&mut self, question: &Question<'_>, answer: &Answer) -> Result<T, Error> {
+        let cause = if answer.status.is_success() {
+            match serde_json::from_slice(&answer.body) {
+                Ok(value) => return Ok(value),
+                Err(e) => e.to_string(),
+            }
+        } else {
+            match api_error(&answer.body) {
+                Some(error) => return Err(Error::new(Kind::Answer, error)),
+                None => format!("HTTP {} without an error of the API", answer.status),
+            }
+        };
+        Err(self.misunderstood(question, cause).await)
+    }
+
+    /// An answer that is none of ours: tells an agent of another version from something else.
+    async fn misunderstood(&mut self, question: &Question<'_>, cause: String) -> Error {
+        let asked = self.wire.ask(&Question::get("/v1/version"), self.deadline).await;
+        let version = asked.ok().and_then(|a| serde_json::from_slice::<Version>(&a.body).ok());
+        let mut error = match version {
+            Some(version) if version.api != API => other_version(&version),
+            Some(version) => {
+                let text = format!(
+                    "gpushd {} answered {question} in a way that version {} does not know",
+                    version.agent,
+                    env!("CARGO_PKG_VERSION")
+                );
+                Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(SAME_VERSION))
+            }
+            None => self.wire.not_http(),
+        };
+        error.error.causes.push(cause);
+        error
+    }
+}
+
+const SAME_VERSION: &str = "install the same version of gpushd and gpushctl, then `systemctl restart gpushd`";
+
+fn other_version(version: &Version) -> Error {
+    let text = format!(
+        "gpushd {} speaks API {}, version {} of the client speaks {API}",
+        version.agent,
+        version.api,
+        env!("CARGO_PKG_VERSION")
+    );
+    Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(SAME_VERSION))
+}
+
+/// The error in a body; one whose code is younger than this build keeps its words.
+fn api_error(body: &[u8]) -> Option<ApiError> {
+    if let Ok(error) = serde_json::from_slice(body) {
+        return Some(error);
+    }
+    let mut value: serde_json::Value = serde_json::from_slice(body).ok()?;
+    value.get("code")?.as_str()?;
+    value["code"] = serde_json::to_value(Code::Internal).ok()?;
+    serde_json::from_value(value).ok()
+}
+
+/// Percent-encodes what may not stand in a path segment.
+fn segment(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_keep_what_names_a_gpu_and_escape_the_rest() {
+        assert_eq!(segment("0000:07:00.0"), "0000:07:00.0");
+        assert_eq!(segment("GPU-5e8c/../x y?"), "GPU-5e8c%2F..%2Fx%20y%3F");
+        assert_eq!(segment("ü"), "%C3%BC");
+    }
+
+    #[test]
+    fn an_error_with_a_younger_code_keeps_its_words() {
+        let body = br#"{"code":"cordoned","message":"GPU 3 is cordoned","hint":"gpushctl uncordon 3"}"#;
+        let error = api_error(body).unwrap();
+        assert_eq!(error.code, Code::Internal);
+        assert_eq!(error.message, "GPU 3 is cordoned");
+        assert_eq!(error.hint.as_deref(), Some("gpushctl uncordon 3"));
+        assert!(api_error(b"<html>").is_none());
+        assert!(api_error(br#"{"message":"x"}"#).is_none());
+        assert!(api_error(br#"{"code":7,"message":"x"}"#).is_none());
+    }
+}

@@ -1,0 +1,349 @@
+//! Why a connection failed, and the command that mends it.
+//!
+//! ```text
+//! stat and connect say      it means                              way out
+//! nothing there             not installed, or not started         systemctl start gpushd
+//! EACCES on the socket      caller is in neither of its groups    usermod -aG GROUP USER, log in again
+//! EACCES on a directory     the same, one level up                the same
+//! ECONNREFUSED              stale socket, the agent is gone       systemctl start gpushd
+//! not a socket              wrong path                            --socket
+//! EAGAIN                    its backlog is full                   try again
+//! ```
+//!
+//! [`gather`] looks, [`explain`] only thinks: so each sentence has a test that needs no other user,
+//! no service and no agent.
+
+use std::{
+    io,
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use gpush_api::{ApiError, Code};
+
+use crate::socket::{DEFAULT_SOCKET, Origin, Socket};
+
+/// Longest path that fits into a Unix socket address, in bytes.
+pub const LONGEST_PATH: usize = 107;
+
+/// Owner, group and mode of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Access {
+    /// Owner's name, or uid as text.
+    pub owner: String,
+    /// Group's name, or gid as text.
+    pub group: String,
+    /// Permission bits.
+    pub mode: u32,
+    /// The caller runs with this group.
+    pub in_group: bool,
+    /// The user database says that the caller belongs to it: then a new login is all that lacks.
+    pub listed_in_group: bool,
+}
+
+/// What is at the path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// A socket.
+    Socket(Access),
+    /// Something else: `a regular file`.
+    Other(&'static str),
+    /// A directory on the way that the caller may not pass.
+    ClosedDirectory(PathBuf, Access),
+}
+
+/// All that an explanation is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Socket and how it was chosen.
+    pub socket: Socket,
+    /// What is there.
+    pub found: Found,
+    /// Effective uid of the caller.
+    pub uid: u32,
+    /// User name of the caller, or its uid as text.
+    pub user: String,
+    /// Whether systemd knows a unit `gpushd.service`.
+    pub unit_installed: bool,
+}
+
+/// Where systemd finds units, by descending priority.
+const UNIT_DIRECTORIES: [&str; 4] =
+    ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Looks at the path, the caller and the service.
+#[must_use]
+pub fn gather(socket: &Socket) -> Facts {
+    let uid = nix::unistd::geteuid();
+    let user = nix::unistd::User::from_uid(uid).ok().flatten();
+    let name = user.as_ref().map_or_else(|| uid.to_string(), |u| u.name.clone());
+    Facts {
+        found: look(&socket.path, user.as_ref()),
+        socket: socket.clone(),
+        uid: uid.as_raw(),
+        user: name,
+        unit_installed: UNIT_DIRECTORIES.iter().any(|d| Path::new(d).join("gpushd.service").exists()),
+    }
+}
+
+fn look(path: &Path, user: Option<&nix::unistd::User>) -> Found {
+    match path.metadata() {
+        Ok(meta) if meta.file_type().is_socket() => Found::Socket(access(&meta, user)),
+        Ok(meta) if meta.is_dir() => Found::Other("a directory"),
+        Ok(meta) if meta.is_file() => Found::Other("a regular file"),
+        Ok(_) => Found::Other("a device or pipe"),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            // The deepest directory that can still be looked at is the one that is closed.
+            let closed = path.ancestors().skip(1).find_map(|dir| Some((dir.to_owned(), dir.metadata().ok()?)));
+            match closed {
+                Some((dir, meta)) => Found::ClosedDirectory(dir, access(&meta, user)),
+                None => Found::Nothing,
+            }
+        }
+        Err(_) => Found::Nothing,
+    }
+}
+
+fn access(meta: &std::fs::Metadata, user: Option<&nix::unistd::User>) -> Access {
+    use nix::unistd::{Gid, Group, Uid, User, getegid, getgroups};
+    let gid = Gid::from_raw(meta.gid());
+    let group = Group::from_gid(gid).ok().flatten();
+    let owner = User::from_uid(Uid::from_raw(meta.uid())).ok().flatten();
+    Access {
+        owner: owner.map_or_else(|| meta.uid().to_string(), |o| o.name),
+        mode: meta.permissions().mode() & 0o7777,
+        in_group: getegid() == gid || getgroups().is_ok_and(|all| all.contains(&gid)),
+        listed_in_group: user
+            .is_some_and(|u| u.gid == gid || group.as_ref().is_some_and(|g| g.mem.iter().any(|m| m == &u.name))),
+        group: group.map_or_else(|| gid.to_string(), |g| g.name),
+    }
+}
+
+/// The error to show for a failed `connect`.
+#[must_use]
+pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
+    let path = facts.socket.path.display();
+    let length = facts.socket.path.as_os_str().len();
+    if length > LONGEST_PATH {
+        return ApiError::new(
+            Code::BadRequest,
+            format!("the socket path has {length} bytes, a Unix socket address holds {LONGEST_PATH}: {path}"),
+        )
+        .hint("give a shorter path with --socket");
+    }
+    match (&facts.found, cause.kind()) {
+        (Found::Other(what), _) => {
+            ApiError::new(Code::Unreachable, format!("{path} is {what}, not gpushd's socket")).hint(other_path(facts))
+        }
+        (Found::ClosedDirectory(directory, access), _) => denied(facts, Some(directory), access, 0o010, 0o001),
+        (Found::Socket(access), io::ErrorKind::PermissionDenied) => denied(facts, None, access, 0o020, 0o002),
+        (Found::Socket(_), io::ErrorKind::ConnectionRefused) => ApiError::new(
+            Code::Unreachable,
+            format!("gpushd is not running: nobody listens on {path}, which a former one left behind"),
+        )
+        .hint(start(facts)),
+        (Found::Socket(_), io::ErrorKind::WouldBlock) => ApiError::new(
+            Code::Unreachable,
+            format!("gpushd accepts no connection on {path} now: too many are waiting"),
+        )
+        .hint("try again; if it stays so: `journalctl -u gpushd`")
+        .retryable(),
+        // Gone or come between connect and look: the next try will tell.
+        (Found::Nothing, io::ErrorKind::NotFound) => {
+            ApiError::new(Code::Unreachable, format!("no gpushd on this host at {path}: there is no such socket"))
+                .hint(start(facts))
+        }
+        (Found::Nothing | Found::Socket(_), _) => {
+            ApiError::new(Code::Unreachable, format!("can't connect to gpushd at {path}"))
+                .cause(cause.to_string())
+                .hint(start(facts))
+        }
+    }
+}
+
+fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u32, other_bit: u32) -> ApiError {
+    let path = facts.socket.path.display();
+    let door = match directory {
+        Some(directory) => format!("the directory {} is open", directory.display()),
+        None => "it is open".to_owned(),
+    };
+    let to_group = access.mode & group_bit != 0;
+    let whom = match (to_group, access.group.as_str()) {
+        (true, "root") | (false, _) => format!("to {} only", access.owner),
+        (true, group) if access.owner == "root" => format!("to root and group {group} only"),
+        (true, group) => format!("to {} and group {group} only", access.owner),
+    };
+    let error = ApiError::new(
+        Code::Denied,
+        format!("user {} (uid {}) may not connect to {path}: {door} {whom}", facts.user, facts.uid),
+    );
+    let error = error.cause(format!("permission denied (mode {:04o})", access.mode));
+    let group = &access.group;
+    if !to_group || group == "root" || access.mode & other_bit != 0 {
+        return error.hint("run it as that user, for example with sudo; or open the socket with socket_group and socket_mode under [api] in gpushd's config");
+    }
+    if access.in_group {
+        return error
+            .hint("the group should have let you in: look for an ACL or a security module (getfacl, ausearch)");
+    }
+    if access.listed_in_group {
+        return error
+            .hint(format!("you were added to {group} after this session began: log in again, or `newgrp {group}`"));
+    }
+    let user = &facts.user;
+    error.hint(format!("`sudo usermod -aG {group} {user}`, then log in again; or use sudo"))
+}
+
+/// How to start an agent behind the socket in question.
+fn start(facts: &Facts) -> String {
+    let sudo = if facts.uid == 0 { "" } else { "sudo " };
+    let path = facts.socket.path.display();
+    if facts.socket.path == Path::new(DEFAULT_SOCKET) {
+        return if facts.unit_installed {
+            format!("`{sudo}systemctl start gpushd`; if it does not stay up: `journalctl -u gpushd`")
+        } else {
+            "gpushd is not installed as a service here; start one by hand with `gpushd --socket PATH` \
+             and give its socket with --socket PATH or GPUSH_SOCKET"
+                .to_owned()
+        };
+    }
+    match facts.socket.origin {
+        Origin::Option => format!("start it there: `gpushd --socket {path}`; or give another path with --socket"),
+        Origin::Environment => {
+            format!("start it there: `gpushd --socket {path}`; or unset GPUSH_SOCKET to use the system's agent")
+        }
+        Origin::User | Origin::System => format!("start it: `gpushd --socket {path}`"),
+    }
+}
+
+fn other_path(facts: &Facts) -> &'static str {
+    match facts.socket.origin {
+        Origin::Option => "give the path of gpushd's socket with --socket",
+        Origin::Environment => "GPUSH_SOCKET names it: set it to gpushd's socket, or unset it",
+        Origin::User | Origin::System => "remove it, then `systemctl restart gpushd`",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(group: &str, mode: u32) -> Access {
+        Access { owner: "root".into(), group: group.into(), mode, in_group: false, listed_in_group: false }
+    }
+
+    fn facts(found: Found, origin: Origin) -> Facts {
+        let path = match origin {
+            Origin::System => DEFAULT_SOCKET,
+            Origin::User => "/run/user/1000/gpush/gpushd.sock",
+            Origin::Option | Origin::Environment => "/tmp/a/gpushd.sock",
+        };
+        Facts {
+            socket: Socket::given(path, origin),
+            found,
+            uid: 1000,
+            user: "alice".into(),
+            unit_installed: origin == Origin::System,
+        }
+    }
+
+    fn told(kind: io::ErrorKind, facts: &Facts) -> (Code, String, String) {
+        let error = explain(&io::Error::from(kind), facts);
+        (error.code, error.message, error.hint.expect("every connect error has a way out"))
+    }
+
+    #[test]
+    fn an_absent_socket_says_how_to_start_the_agent() {
+        let mut at = facts(Found::Nothing, Origin::System);
+        let (code, message, hint) = told(io::ErrorKind::NotFound, &at);
+        assert_eq!(code.exit_status(), 6);
+        assert!(message.contains(DEFAULT_SOCKET), "{message}");
+        assert!(hint.starts_with("`sudo systemctl start gpushd`"), "{hint}");
+
+        at.uid = 0;
+        assert!(told(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));
+
+        at.unit_installed = false;
+        assert!(told(io::ErrorKind::NotFound, &at).2.contains("not installed as a service"));
+
+        let at = facts(Found::Nothing, Origin::Environment);
+        let hint = told(io::ErrorKind::NotFound, &at).2;
+        assert!(hint.contains("gpushd --socket /tmp/a/gpushd.sock") && hint.contains("unset GPUSH_SOCKET"), "{hint}");
+    }
+
+    #[test]
+    fn a_stale_socket_is_not_an_absent_one() {
+        let at = facts(Found::Socket(access("gpush", 0o660)), Origin::System);
+        let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
+        assert_eq!(code.exit_status(), 6);
+        assert!(message.contains("not running"), "{message}");
+        assert!(hint.contains("systemctl start gpushd"), "{hint}");
+    }
+
+    #[test]
+    fn a_closed_door_names_the_group() {
+        let mut door = access("gpush", 0o660);
+        let at = facts(Found::Socket(door.clone()), Origin::System);
+        let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
+        assert_eq!(code.exit_status(), 5);
+        assert!(message.contains("alice") && message.contains("root and group gpush only"), "{message}");
+        assert!(hint.starts_with("`sudo usermod -aG gpush alice`"), "{hint}");
+
+        door.listed_in_group = true;
+        let hint = told(io::ErrorKind::PermissionDenied, &facts(Found::Socket(door.clone()), Origin::System)).2;
+        assert!(hint.contains("log in again"), "{hint}");
+
+        door.in_group = true;
+        let hint = told(io::ErrorKind::PermissionDenied, &facts(Found::Socket(door), Origin::System)).2;
+        assert!(hint.contains("ACL"), "{hint}");
+
+        let private = facts(Found::Socket(access("root", 0o600)), Origin::System);
+        let (_, message, hint) = told(io::ErrorKind::PermissionDenied, &private);
+        assert!(message.ends_with("it is open to root only"), "{message}");
+        assert!(!hint.contains("usermod"), "{hint}");
+    }
+
+    #[test]
+    fn a_closed_directory_is_named_with_its_group() {
+        let at = facts(Found::ClosedDirectory("/run/gpush".into(), access("gpush", 0o750)), Origin::System);
+        let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
+        assert_eq!(code.exit_status(), 5);
+        assert!(message.contains("the directory /run/gpush is open to root and group gpush only"), "{message}");
+        assert!(hint.contains("usermod -aG gpush alice"), "{hint}");
+    }
+
+    #[test]
+    fn what_is_no_socket_is_said() {
+        let at = facts(Found::Other("a regular file"), Origin::Option);
+        // connect(2) on a regular file says ECONNREFUSED: by itself it would look like a stale socket.
+        let (code, message, hint) = told(io::ErrorKind::ConnectionRefused, &at);
+        assert_eq!(code.exit_status(), 6);
+        assert!(message.contains("a regular file, not gpushd's socket"), "{message}");
+        assert!(hint.contains("--socket"), "{hint}");
+    }
+
+    #[test]
+    fn a_path_that_no_address_holds_is_a_usage_error() {
+        let mut at = facts(Found::Nothing, Origin::Option);
+        at.socket.path = PathBuf::from(format!("/tmp/{}", "x".repeat(120)));
+        let (code, message, _) = told(io::ErrorKind::InvalidInput, &at);
+        assert_eq!(code.exit_status(), 2);
+        assert!(message.contains("125 bytes") && message.contains("107"), "{message}");
+    }
+
+    #[test]
+    fn looking_finds_what_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let look = |path: &Path| gather(&Socket::given(path, Origin::Option)).found;
+        assert_eq!(look(&path), Found::Nothing);
+        assert_eq!(look(dir.path()), Found::Other("a directory"));
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(look(&path), Found::Other("a regular file"));
+        std::fs::remove_file(&path).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(matches!(look(&path), Found::Socket(a) if a.in_group));
+    }
+}

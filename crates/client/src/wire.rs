@@ -1,0 +1,212 @@
+//! One HTTP/1.1 connection over the socket: requests in turn, each with its deadline.
+//!
+//! ```text
+//! idle ──request──► open ──answer──► open        reused for the next request
+//!                    │
+//!                    └──ended / deadline──► idle  what changes nothing is asked once more
+//! ```
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use tokio::{net::UnixStream, time::Instant};
+
+use crate::{
+    error::{Error, Kind},
+    explain,
+    socket::Socket,
+};
+
+/// Largest answer that is read, in bytes: 64 GPUs with all profiles and processes are well below.
+const LARGEST_ANSWER: usize = 64 << 20;
+
+/// Longest wait for `connect`, which blocks while the agent's backlog is full.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// What is asked.
+#[derive(Debug, Clone)]
+pub(crate) struct Question<'a> {
+    /// `GET` or `POST`.
+    pub(crate) method: &'static str,
+    /// Path and parameters.
+    pub(crate) path: &'a str,
+    /// JSON; empty for none.
+    pub(crate) body: Bytes,
+    /// Whether the agent changes something for it: then it is never sent twice, and its loss leaves a doubt.
+    pub(crate) changes: bool,
+}
+
+impl<'a> Question<'a> {
+    pub(crate) fn get(path: &'a str) -> Self {
+        Self { method: "GET", path, body: Bytes::new(), changes: false }
+    }
+}
+
+impl std::fmt::Display for Question<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.method, self.path)
+    }
+}
+
+/// A status and the bytes that came with it.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) body: Bytes,
+}
+
+/// A connection that opens itself when it is needed.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    pub(crate) socket: Socket,
+    open: Option<http1::SendRequest<Full<Bytes>>>,
+}
+
+impl Wire {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self { socket, open: None }
+    }
+
+    /// Sends one request and reads its answer, all within `deadline`.
+    pub(crate) async fn ask(&mut self, question: &Question<'_>, deadline: Duration) -> Result<Answer, Error> {
+        let until = Instant::now() + deadline;
+        let reused = self.open.is_some();
+        match self.attempt(question, until, deadline).await {
+            // An idle connection that the agent had closed meanwhile says nothing about the agent.
+            Err(error) if error.kind == Kind::Lost && reused && !question.changes => {
+                self.attempt(question, until, deadline).await
+            }
+            other => other,
+        }
+    }
+
+    async fn attempt(&mut self, question: &Question<'_>, until: Instant, deadline: Duration) -> Result<Answer, Error> {
+        let mut sender = match self.open.take() {
+            Some(sender) => sender,
+            None => self.connect(until).await?,
+        };
+        let request = Request::builder()
+            .method(question.method)
+            .uri(question.path)
+            .header(header::HOST, "localhost")
+            .header(header::ACCEPT, "application/json")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(question.body.clone()))
+            .map_err(|e| {
+                Error::new(
+                    Kind::Connect,
+                    ApiError::new(Code::Internal, "the request can't be put into HTTP").cause(e.to_string()),
+                )
+            })?;
+        let exchange = async {
+            let response = sender.send_request(request).await.map_err(|e| self.ended(&e, question))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
+            let body = body.map_err(|e| self.cut(e.as_ref(), question))?.to_bytes();
+            Ok(Answer { status, body })
+        };
+        match tokio::time::timeout_at(until, exchange).await {
+            Ok(Ok(answer)) => {
+                self.open = Some(sender);
+                Ok(answer)
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(self.silent(question, deadline)),
+        }
+    }
+
+    async fn connect(&self, until: Instant) -> Result<http1::SendRequest<Full<Bytes>>, Error> {
+        let path = &self.socket.path;
+        let until = until.min(Instant::now() + CONNECT_DEADLINE);
+        let stream = match tokio::time::timeout_at(until, UnixStream::connect(path)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(cause)) => {
+                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather(&self.socket))));
+            }
+            Err(_) => {
+                let cause = std::io::Error::from(std::io::ErrorKind::WouldBlock);
+                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather(&self.socket))));
+            }
+        };
+        // An HTTP/1 handshake sends nothing: it fails only if hyper does.
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| {
+            Error::new(Kind::Connect, ApiError::new(Code::Internal, "no HTTP on the connection").cause(e.to_string()))
+        })?;
+        // Its end shows in the request that is under way.
+        tokio::spawn(async move { drop(connection.await) });
+        Ok(sender)
+    }
+
+    fn ended(&self, cause: &hyper::Error, question: &Question<'_>) -> Error {
+        if cause.is_parse() {
+            return self.not_http().map_cause(cause.to_string());
+        }
+        self.lost(question).map_cause(source_of(cause))
+    }
+
+    fn cut(&self, cause: &(dyn std::error::Error + Send + Sync + 'static), question: &Question<'_>) -> Error {
+        if cause.is::<LengthLimitError>() {
+            let text = format!("the answer to {question} is larger than {} MiB", LARGEST_ANSWER >> 20);
+            return Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(self.who_listens()));
+        }
+        self.lost(question).map_cause(cause.to_string())
+    }
+
+    fn lost(&self, question: &Question<'_>) -> Error {
+        let at = self.socket.path.display();
+        let text = format!("gpushd at {at} hung up before it answered {question}");
+        let error = ApiError::new(Code::Unreachable, text);
+        let error = if question.changes {
+            error.hint("it may have been done all the same: `gpushctl operation list`, `gpushctl status`")
+        } else {
+            error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable()
+        };
+        Error::new(Kind::Lost, error)
+    }
+
+    fn silent(&self, question: &Question<'_>, deadline: Duration) -> Error {
+        let (at, seconds) = (self.socket.path.display(), deadline.as_secs_f64());
+        let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
+        let error = ApiError::new(Code::TimedOut, text);
+        let error = error.hint(if question.changes {
+            "it may still be done: `gpushctl operation list`, `gpushctl status`"
+        } else {
+            "wait longer with --timeout SECONDS, or look why: `systemctl status gpushd`, `journalctl -u gpushd`"
+        });
+        Error::new(Kind::TimedOut, error.retryable())
+    }
+
+    pub(crate) fn not_http(&self) -> Error {
+        let at = self.socket.path.display();
+        Error::new(
+            Kind::Foreign,
+            ApiError::new(Code::Unreachable, format!("what answers at {at} is not gpushd")).hint(self.who_listens()),
+        )
+    }
+
+    fn who_listens(&self) -> String {
+        format!(
+            "see who listens there: `ss -xlp src {}`; give gpushd's socket with --socket",
+            self.socket.path.display()
+        )
+    }
+}
+
+impl Error {
+    fn map_cause(mut self, cause: String) -> Self {
+        self.error.causes.push(cause);
+        self
+    }
+}
+
+/// The innermost source: hyper's own text ("connection error") says less.
+fn source_of(error: &hyper::Error) -> String {
+    let mut at: &dyn std::error::Error = error;
+    while let Some(source) = at.source() {
+        at = source;
+    }
+    at.to_string()
+}

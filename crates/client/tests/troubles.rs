@@ -1,0 +1,251 @@
+//! The client against agents that are well, gone, silent, rude, foreign, or of another version.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    convert::Infallible,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use gpush_api::{ApiError, ApplyRequest, Code, Version};
+use gpush_client::{Client, Error, Kind, Origin, Socket};
+use http_body_util::Full;
+use hyper::{Request, Response, body::Bytes, body::Incoming, service::service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+};
+
+fn client(path: &Path) -> Client {
+    Client::new(Socket::given(path, Origin::Option)).deadline(Duration::from_secs(5))
+}
+
+fn version(api: &str) -> String {
+    serde_json::to_string(&Version { agent: "0.9.9".into(), api: api.into(), driver: None }).unwrap()
+}
+
+type Answer = (u16, String);
+
+/// An HTTP server on `path` that answers by method and path, and counts connections.
+fn serve(path: &Path, answer: impl Fn(&str, &str) -> Answer + Send + Sync + 'static) -> Arc<AtomicUsize> {
+    let listener = UnixListener::bind(path).unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&connections);
+    let answer = Arc::new(answer);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+            let answer = Arc::clone(&answer);
+            tokio::spawn(async move {
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let path = request.uri().path_and_query().unwrap().to_string();
+                    let (status, body) = answer(request.method().as_str(), &path);
+                    async move {
+                        let body = Full::new(Bytes::from(body));
+                        Ok::<_, Infallible>(Response::builder().status(status).body(body).unwrap())
+                    }
+                });
+                drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
+            });
+        }
+    });
+    connections
+}
+
+/// A server that treats each raw connection as `handle` does.
+fn serve_raw<F>(path: &Path, handle: impl Fn(UnixStream) -> F + Send + 'static) -> Arc<AtomicUsize>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = UnixListener::bind(path).unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&connections);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            count.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(handle(stream));
+        }
+    });
+    connections
+}
+
+fn hint(error: &Error) -> &str {
+    error.error.hint.as_deref().expect("a way out")
+}
+
+#[tokio::test]
+async fn requests_go_over_one_connection() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let connections = serve(&path, |method, path| {
+        assert_eq!(method, "GET");
+        match path {
+            "/v1/version" => (200, version("v1")),
+            "/v1/gpus?profiles=true" => (200, "[]".into()),
+            other => (404, serde_json::to_string(&ApiError::new(Code::NotFound, format!("no {other}"))).unwrap()),
+        }
+    });
+    let mut client = client(&path);
+    assert_eq!(client.version().await.unwrap().agent, "0.9.9");
+    assert!(client.gpus(true).await.unwrap().is_empty());
+    // An error of the API is an answer like any other.
+    let error = client.gpu("GPU-x/y").await.unwrap_err();
+    assert_eq!((error.kind, error.code()), (Kind::Answer, Code::NotFound));
+    assert_eq!(error.error.message, "no /v1/gpus/GPU-x%2Fy");
+    assert!(client.gpus(true).await.unwrap().is_empty());
+    assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_connection_closed_while_idle_is_opened_again_for_reads_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    // Answers one request a connection, then hangs up without having said so.
+    let connections = serve_raw(&path, |mut stream| async move {
+        let mut buffer = [0; 4096];
+        let _ = stream.read(&mut buffer).await;
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]").await;
+    });
+    let mut reader = client(&path);
+    for _ in 0..5 {
+        assert!(reader.gpus(false).await.unwrap().is_empty());
+    }
+    assert_eq!(connections.load(Ordering::SeqCst), 5);
+
+    let mut writer = client(&path);
+    assert!(writer.gpus(false).await.unwrap().is_empty());
+    let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Lost, "a mutation is never sent twice: {error:?}");
+    assert_eq!(connections.load(Ordering::SeqCst), 6);
+    assert!(hint(&error).contains("gpushctl operation list"), "{error:?}");
+}
+
+#[tokio::test]
+async fn absent_stale_and_not_a_socket_are_three_things() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gpushd.sock");
+
+    let error = client(&path).version().await.unwrap_err();
+    assert_eq!(error.kind, Kind::Connect);
+    assert!(error.error.message.contains("there is no such socket"), "{error:?}");
+    assert!(hint(&error).contains(&format!("gpushd --socket {}", path.display())), "{error:?}");
+
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let error = client(&path).version().await.unwrap_err();
+    assert_eq!((error.kind, error.code()), (Kind::Connect, Code::Unreachable));
+    assert!(error.error.message.contains("nobody listens"), "{error:?}");
+
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    let error = client(&path).version().await.unwrap_err();
+    assert!(error.error.message.contains("a regular file, not gpushd's socket"), "{error:?}");
+
+    let long = dir.path().join("x".repeat(120));
+    let error = client(&long).version().await.unwrap_err();
+    assert_eq!(error.code(), Code::BadRequest);
+    assert!(error.error.message.contains("107"), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_silent_agent_runs_into_the_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    serve_raw(&path, |stream| async move {
+        std::future::pending::<()>().await;
+        drop(stream);
+    });
+    let mut client = client(&path).deadline(Duration::from_millis(50));
+    let error = client.gpus(false).await.unwrap_err();
+    assert_eq!((error.kind, error.code().exit_status()), (Kind::TimedOut, 8));
+    assert!(error.error.message.contains("GET /v1/gpus in 0.05 s"), "{error:?}");
+    assert!(hint(&error).contains("--timeout"), "{error:?}");
+
+    let error = client.apply(&ApplyRequest::default()).await.unwrap_err();
+    assert_eq!(error.kind, Kind::TimedOut);
+    assert!(hint(&error).contains("may still be done"), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_agent_whose_backlog_is_full_is_busy_not_absent() {
+    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+    use std::os::fd::AsRawFd;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None).unwrap();
+    bind(fd.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+    listen(&fd, Backlog::new(0).unwrap()).unwrap();
+    let mut waiting = Vec::new();
+    let refused = loop {
+        match tokio::net::UnixStream::connect(&path).await {
+            Ok(stream) => waiting.push(stream),
+            Err(e) => break e,
+        }
+        assert!(waiting.len() < 64, "the backlog never fills");
+    };
+    assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
+    let error = client(&path).version().await.unwrap_err();
+    assert!(error.error.retryable && error.error.message.contains("too many are waiting"), "{error:?}");
+}
+
+#[tokio::test]
+async fn what_is_not_gpushd_is_told_apart_from_another_version_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+
+    // Speaks first, and no HTTP.
+    let path = dir.path().join("ssh");
+    serve_raw(&path, |mut stream| async move {
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await;
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest).await;
+    });
+    let error = client(&path).gpus(false).await.unwrap_err();
+    assert_eq!((error.kind, error.code().exit_status()), (Kind::Foreign, 6), "{error:?}");
+    assert!(error.error.message.contains("is not gpushd"), "{error:?}");
+
+    // HTTP, but another program.
+    let path = dir.path().join("docker");
+    serve(&path, |_, _| (404, r#"{"message":"page not found"}"#.into()));
+    let error = client(&path).gpus(false).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Foreign);
+    assert!(error.error.message.contains("is not gpushd"), "{error:?}");
+    assert!(error.error.causes[0].contains("404"), "{error:?}");
+
+    // gpushd of another API: seen at once by `version`, and behind any answer not understood.
+    let path = dir.path().join("v2");
+    serve(&path, |_, path| if path == "/v1/version" { (200, version("v2")) } else { (404, "gone".into()) });
+    for error in [client(&path).version().await.unwrap_err(), client(&path).gpus(false).await.unwrap_err()] {
+        assert_eq!((error.kind, error.code().exit_status()), (Kind::Foreign, 6));
+        assert!(error.error.message.contains("gpushd 0.9.9 speaks API v2"), "{error:?}");
+        assert!(hint(&error).contains("same version"), "{error:?}");
+    }
+
+    // Same API, an answer that this build can't read.
+    let path = dir.path().join("odd");
+    serve(&path, |_, path| (200, if path == "/v1/version" { version("v1") } else { r#"[{"index":"zero"}]"#.into() }));
+    let error = client(&path).gpus(false).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Foreign);
+    assert!(error.error.message.contains("gpushd 0.9.9 answered GET /v1/gpus in a way"), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_agent_that_dies_in_mid_answer_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    serve_raw(&path, |mut stream| async move {
+        let mut buffer = [0; 4096];
+        let _ = stream.read(&mut buffer).await;
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n[").await;
+    });
+    let error = client(&path).gpus(false).await.unwrap_err();
+    assert_eq!((error.kind, error.code().exit_status()), (Kind::Lost, 6), "{error:?}");
+    assert!(error.error.retryable && hint(&error).contains("journalctl"), "{error:?}");
+}

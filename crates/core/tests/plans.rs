@@ -1,0 +1,237 @@
+//! Plans as people read them: what stands, what is wanted, and the steps in between.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+
+use std::fmt::Write;
+
+use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind, Refusal, Step};
+use gpush_core::geometry::{Geometry, profiles_of_model};
+use gpush_core::layout::Layout;
+use gpush_core::plan::{Holds, Plan, Target, plan, plan_around};
+
+fn geometry(key: &str) -> Geometry {
+    Geometry::of_model(&gpush_geometry::model(key).unwrap())
+}
+
+fn resolve(geometry: &Geometry, layout: &str) -> Target {
+    Target::resolve(geometry, &Layout::parse(layout).unwrap()).unwrap()
+}
+
+/// What would stand on an empty GPU after a layout. Ids count up from 1.
+fn standing(geometry: &Geometry, layout: &str) -> Vec<GpuInstance> {
+    let plan = plan(geometry, &[], &resolve(geometry, layout)).unwrap();
+    let mut instances: Vec<GpuInstance> = Vec::new();
+    for step in plan.steps {
+        match step {
+            Step::CreateGpuInstance { profile, profile_id, placement } => instances.push(GpuInstance {
+                id: 1 + instances.len() as u32,
+                profile_id,
+                profile,
+                placement,
+                memory: None,
+                compute: Vec::new(),
+                processes: Vec::new(),
+            }),
+            Step::CreateCompute { gi_placement, profile, profile_id, placement } => {
+                let gi = instances.iter_mut().find(|i| i.placement == gi_placement).unwrap();
+                let only = || geometry.profile(gi.profile_id).unwrap().compute(profile_id).unwrap().spots[0].placement;
+                let placement = Some(placement.unwrap_or_else(only));
+                let id = gi.compute.len() as u32;
+                gi.compute.push(ComputeInstance {
+                    id,
+                    profile_id,
+                    profile,
+                    placement,
+                    uuid: None,
+                    processes: Vec::new(),
+                });
+            }
+            Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => unreachable!("nothing stood"),
+        }
+    }
+    instances
+}
+
+fn process() -> Process {
+    Process { pid: Some(4711), uid: None, user: None, command: None, kind: ProcessKind::Compute, memory_mib: None }
+}
+
+fn text(plan: &Plan) -> String {
+    let at = |p: &Placement| format!("{}:{}", p.start, p.size);
+    let mut text = format!("keeps {:?}\n", plan.keeps);
+    for step in &plan.steps {
+        let line = match step {
+            Step::DestroyCompute { gi, ci, profile } => format!("- CI {gi}/{ci} {profile}"),
+            Step::DestroyGpuInstance { gi, profile, placement } => format!("- GI {gi} {profile} {}", at(placement)),
+            Step::CreateGpuInstance { profile, placement, .. } => format!("+ GI {profile} {}", at(placement)),
+            Step::CreateCompute { gi_placement, profile, placement, .. } => {
+                let place = placement.as_ref().map_or_else(|| "any".to_owned(), at);
+                format!("+ CI {profile} {place} in {}", at(gi_placement))
+            }
+        };
+        writeln!(text, "  {line}").unwrap();
+    }
+    text
+}
+
+#[test]
+fn plans_read_well() {
+    let cases = [
+        ("a100-80", "none", "3g.40gb, 2g.20gb, 1g.10gb*2"),
+        ("a100-80", "7g.80gb", "3g.40gb, 2g.20gb, 1g.10gb"),
+        ("a100-80", "3g.40gb, 2g.20gb, 1g.10gb", "3g.40gb, 2g.20gb, 1g.10gb"),
+        ("a100-80", "3g.40gb, 2g.20gb, 1g.10gb", "none"),
+        ("a100-80", "1g.10gb*7", "3g.40gb, 1g.10gb*3"),
+        ("a100-80", "1g.10gb*7", "3g.40gb@0, 1g.10gb*3"),
+        ("a100-80", "2g.20gb@2, 1g.10gb@6", "4g.40gb, 2g.20gb"),
+        ("a100-80", "3g.40gb@4", "1c.3g.40gb*3"),
+        ("a100-80", "1c.3g.40gb@4, 2c.3g.40gb@4", "1c.3g.40gb*3"),
+        ("a100-80", "3g.40gb, 3g.40gb", "1c.3g.40gb*2, 2c.3g.40gb*2"),
+        ("h100-80-sxm", "none", "1c.7g.80gb, 2c.7g.80gb, 4c.7g.80gb"),
+        ("h100-80-sxm", "none", "3c.7g.80gb*2"),
+        ("a30-24", "none", "2g.12gb+me, 1c.2g.12gb*2"),
+        ("rtxpro6000-96", "1g.24gb*4", "1g.24gb+me.all, 1g.24gb-me*2"),
+    ];
+    let mut texts = String::new();
+    for (key, before, after) in cases {
+        let geometry = geometry(key);
+        let plan = plan(&geometry, &standing(&geometry, before), &resolve(&geometry, after)).unwrap();
+        writeln!(texts, "{key}: {before} -> {after}\n{}", text(&plan)).unwrap();
+    }
+    insta::assert_snapshot!(texts);
+}
+
+#[test]
+fn packing_takes_as_few_gpu_instances_as_hold_them() {
+    let geometry = geometry("a100-80");
+    let packed = |layout: &str| -> Vec<Vec<String>> {
+        let target = resolve(&geometry, layout);
+        target.instances.iter().map(|i| i.compute.iter().map(|c| c.profile.clone()).collect()).collect()
+    };
+    assert_eq!(packed("1c.3g.40gb*3"), [["1c.3g.40gb"; 3]]);
+    assert_eq!(packed("1c.3g.40gb*4"), [vec!["1c.3g.40gb"; 3], vec!["1c.3g.40gb"]]);
+    // First fit alone would open a third GPU instance, of which there are only two.
+    assert_eq!(packed("1c.3g.40gb*2, 2c.3g.40gb*2"), [["1c.3g.40gb", "2c.3g.40gb"]; 2]);
+    // Another start is another GPU instance; a whole one is not shared.
+    assert_eq!(packed("1c.3g.40gb@0, 1c.3g.40gb@4").len(), 2);
+    assert_eq!(packed("3c.3g.40gb, 1c.3g.40gb"), [["3g.40gb"], ["1c.3g.40gb"]]);
+    // The order of the layout is kept.
+    let target = resolve(&geometry, "2g.20gb, 1c.3g.40gb, 1g.10gb, 2c.3g.40gb");
+    assert_eq!(
+        target.instances.iter().map(|i| i.profile.as_str()).collect::<Vec<_>>(),
+        ["2g.20gb", "3g.40gb", "1g.10gb"]
+    );
+}
+
+#[test]
+fn a_gpu_instance_without_compute_instance_gets_one_in_place() {
+    let geometry = geometry("a100-80");
+    let mut bare = standing(&geometry, "3g.40gb@4");
+    bare[0].compute.clear();
+    let plan = plan(&geometry, &bare, &resolve(&geometry, "3g.40gb")).unwrap();
+    assert_eq!(text(&plan), "keeps [1]\n  + CI 3g.40gb any in 4:4\n");
+}
+
+#[test]
+fn what_is_held_is_spared_even_at_a_higher_price() {
+    let geometry = geometry("a100-80");
+    let instances = standing(&geometry, "3g.40gb@0, 1g.10gb@4, 1g.10gb@6");
+    let target = resolve(&geometry, "3g.40gb@4");
+    // The 3g.40gb can't stay, and a lease changes nothing in that.
+    let mut holds = Holds::default();
+    holds.add_gpu_instance(1);
+    assert!(plan_around(&geometry, &instances, &target, &holds).is_ok());
+
+    // One of the two small ones has to go. Unheld, it is the one that leaves less room.
+    let target = resolve(&geometry, "4g.40gb, 1g.10gb");
+    assert_eq!(plan(&geometry, &instances, &target).unwrap().keeps, [3]);
+    let mut holds = Holds::default();
+    holds.add_compute_instance(3, 0);
+    assert_eq!(plan_around(&geometry, &instances, &target, &holds).unwrap().keeps, [3]);
+    let mut holds = Holds::default();
+    holds.add_gpu_instance(2);
+    assert_eq!(plan_around(&geometry, &instances, &target, &holds).unwrap().keeps, [2]);
+}
+
+#[test]
+fn foreign_instances_occupy_their_place_and_go_when_idle() {
+    let model = gpush_geometry::model("a100-80").unwrap();
+    let all = Geometry::of_model(&model);
+    let without_2g: Vec<_> = profiles_of_model(&model).into_iter().filter(|p| p.name != "2g.20gb").collect();
+    let geometry = Geometry::new(&without_2g, model.memory_slices, model.compute_slices);
+    let mut instances = standing(&all, "2g.20gb@0, 1g.10gb@6");
+
+    let exact = Target::of_instances(&geometry, &instances);
+    assert!(plan(&geometry, &instances, &exact).unwrap().steps.is_empty());
+    let target = resolve(&geometry, "1g.10gb");
+    let away = plan(&geometry, &instances, &target).unwrap();
+    assert_eq!(text(&away), "keeps [2]\n  - CI 1/0 2g.20gb\n  - GI 1 2g.20gb 0:2\n");
+    // It can be made again by its id, where it was.
+    let back = plan(&geometry, &instances[1..], &exact).unwrap();
+    assert_eq!(text(&back), "keeps [2]\n  + GI 2g.20gb 0:2\n  + CI 2g.20gb 0:2 in 0:2\n");
+
+    instances[0].compute[0].processes.push(process());
+    let refusal = plan(&geometry, &instances, &target).unwrap_err();
+    assert!(matches!(refusal, Refusal::Blocked { blockers } if blockers.len() == 1 && blockers[0].gi == 1));
+}
+
+#[test]
+fn where_the_driver_tells_no_placement_it_is_given_none() {
+    let geometry = geometry("a100-80");
+    let mut instances = standing(&geometry, "1c.3g.40gb*2, 2g.20gb");
+    for compute in instances.iter_mut().flat_map(|i| &mut i.compute) {
+        compute.placement = None;
+    }
+    let same = resolve(&geometry, "1c.3g.40gb*2, 2g.20gb");
+    assert!(plan(&geometry, &instances, &same).unwrap().steps.is_empty());
+    let one_more = plan(&geometry, &instances, &resolve(&geometry, "1c.3g.40gb*3, 2g.20gb")).unwrap();
+    assert!(text(&one_more).ends_with("\n  + CI 1c.3g.40gb any in 4:4\n"), "{}", text(&one_more));
+    let exact = Target::of_instances(&geometry, &instances);
+    assert!(plan(&geometry, &instances, &exact).unwrap().steps.is_empty());
+
+    // Nor where it has not said where a profile can be.
+    let model = gpush_geometry::model("a100-80").unwrap();
+    let mut bare = profiles_of_model(&model);
+    bare.iter_mut().flat_map(|p| &mut p.compute).for_each(|c| c.placements.clear());
+    let bare = Geometry::new(&bare, model.memory_slices, model.compute_slices);
+    let split = plan(&bare, &[], &resolve(&bare, "2c.3g.40gb, 1c.3g.40gb")).unwrap();
+    let steps = "  + GI 3g.40gb 4:4\n  + CI 2c.3g.40gb any in 4:4\n  + CI 1c.3g.40gb any in 4:4\n";
+    assert_eq!(text(&split), format!("keeps []\n{steps}"));
+}
+
+#[test]
+fn a_compute_instance_that_takes_more_slots_than_foreseen_is_still_the_same() {
+    let geometry = geometry("a100-80");
+    let mut instances = standing(&geometry, "3c.7g.80gb*2");
+    for compute in &mut instances[0].compute {
+        compute.placement.as_mut().unwrap().size = 4;
+    }
+    let same = plan(&geometry, &instances, &resolve(&geometry, "3c.7g.80gb*2")).unwrap();
+    assert!(same.steps.is_empty(), "{}", text(&same));
+}
+
+#[test]
+fn senseless_states_and_figures_are_survived() {
+    let geometry = geometry("a100-80");
+    let mut instances = Vec::new();
+    for n in 0..500_u32 {
+        let mut odd = standing(&geometry, "7g.80gb");
+        odd[0].id = n % 7;
+        odd[0].placement = Placement { start: (n % 256) as u8, size: 255 - (n % 200) as u8 };
+        odd[0].profile_id = n % 30;
+        instances.extend(odd);
+    }
+    let plan_of_mess = plan(&geometry, &instances, &resolve(&geometry, "1g.10gb*7")).unwrap();
+    assert_eq!(plan_of_mess.placements.len(), 7);
+    let exact = Target::of_instances(&geometry, &instances);
+    assert!(plan(&geometry, &instances, &exact).is_err());
+
+    let empty = Geometry::new(&[], 0, 0);
+    assert!(plan(&empty, &[], &Target::default()).unwrap().steps.is_empty());
+    assert!(plan(&empty, &[], &resolve(&geometry, "7g.80gb")).is_err());
+    assert!(Target::resolve(&empty, &Layout::parse("1g.10gb").unwrap()).is_err());
+    let many = ["1c.3g.40gb*8"; 40].join(",");
+    assert!(Target::resolve(&geometry, &Layout::parse(&many).unwrap()).is_err());
+    let many = ["1g.10gb*8"; 200].join(",");
+    assert!(Target::resolve(&geometry, &Layout::parse(&many).unwrap()).is_err());
+}

@@ -1,0 +1,151 @@
+//! Plans carried out on simulated silicon: the driver never refuses a step, the GPU ends exactly
+//! as wanted, what is in use is never touched, and a plan cut short can be taken back.
+//!
+//! The simulated machine has rules of its own (`sim/silicon`), so that planner and simulator check
+//! each other.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+
+#[path = "../oracle/dice.rs"]
+mod dice;
+mod host;
+
+use gpush_api::{GpuInstance, Refusal};
+use gpush_core::geometry::{Geometry, profiles_of_model};
+use gpush_core::layout::Layout;
+use gpush_core::plan::{Plan, Target, plan};
+
+use dice::Dice;
+use host::Host;
+
+/// What a walk met.
+#[derive(Debug, Default)]
+struct Tally {
+    carried_out: u32,
+    steps: u32,
+    taken_back: u32,
+    blocked: u32,
+    impossible: u32,
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.carried_out += other.carried_out;
+        self.steps += other.steps;
+        self.taken_back += other.taken_back;
+        self.blocked += other.blocked;
+        self.impossible += other.impossible;
+    }
+}
+
+/// A layout as a person might write it, possible or not.
+fn any_layout(geometry: &Geometry, dice: &mut Dice) -> Layout {
+    let mut entries = Vec::new();
+    for _ in 0..=dice.below(4) {
+        let profile = dice.pick(&geometry.profiles);
+        let mut entry = String::new();
+        if dice.one_in(3) {
+            entry += &format!("{}c.", dice.pick(&profile.compute).profile.slices);
+        }
+        entry += &profile.profile.name;
+        if dice.one_in(5) {
+            entry += &format!("@{}", dice.pick(&profile.spots).placement.start);
+        } else if dice.one_in(3) {
+            entry += &format!("*{}", 1 + dice.below(3));
+        }
+        entries.push(entry);
+    }
+    if dice.one_in(20) { Layout::none() } else { Layout::parse(&entries.join(",")).unwrap() }
+}
+
+/// Each wanted GPU instance is where the plan says, with just its compute instances, and no other.
+fn assert_is(target: &Target, plan: &Plan, now: &[GpuInstance]) {
+    assert_eq!(target.instances.len(), now.len());
+    for (wanted, placement) in target.instances.iter().zip(&plan.placements) {
+        let there = now.iter().find(|i| i.placement == *placement).unwrap();
+        assert_eq!(there.profile_id, wanted.profile_id);
+        let mut have: Vec<u32> = there.compute.iter().map(|c| c.profile_id).collect();
+        let mut want: Vec<u32> = wanted.compute.iter().map(|c| c.profile_id).collect();
+        have.sort_unstable();
+        want.sort_unstable();
+        assert_eq!(have, want, "{now:?}");
+    }
+}
+
+/// Blocked: with the holders that are named gone, the plan must stand.
+fn assert_blocked_by(host: &Host, geometry: &Geometry, target: &Target, refusal: &Refusal) {
+    let Refusal::Blocked { blockers } = refusal else { panic!("{refusal:?}") };
+    let mut idle = host.clone();
+    for pid in blockers.iter().flat_map(|b| &b.holders).filter_map(|p| p.pid) {
+        idle.stop(pid);
+    }
+    assert!(plan(geometry, &idle.read(), target).is_ok(), "{blockers:?} are not all that blocks");
+}
+
+fn walk(key: &str, rounds: usize, seed: u64) -> Tally {
+    let mut dice = Dice::new(seed);
+    let mut host = Host::of_model(key);
+    let model = gpush_geometry::model(key).unwrap();
+    let full = Geometry::of_model(&model);
+    let mut tally = Tally::default();
+    for _ in 0..rounds {
+        // Now and then the driver keeps a profile from us: instances of it are foreign then.
+        let mut described = profiles_of_model(&model);
+        if dice.one_in(4) {
+            described.remove(dice.below(described.len()));
+        }
+        let geometry = Geometry::new(&described, model.memory_slices, model.compute_slices);
+        host.stop_some(&mut dice);
+        host.start_some(&mut dice);
+
+        let layout = any_layout(&full, &mut dice);
+        let Ok(target) = Target::resolve(&geometry, &layout) else {
+            tally.impossible += 1;
+            continue;
+        };
+        let before = host.read();
+        let plan = match plan(&geometry, &before, &target) {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                assert_blocked_by(&host, &geometry, &target, &refusal);
+                tally.blocked += 1;
+                continue;
+            }
+        };
+        if dice.one_in(4) {
+            let cut = dice.below(plan.steps.len() + 1);
+            host.carry_out(&plan.steps[..cut]);
+            let exact = Target::of_instances(&geometry, &before);
+            let back = gpush_core::plan::plan(&geometry, &host.read(), &exact).unwrap();
+            assert!(back.steps.len() <= 2 * cut.max(plan.steps.len()));
+            host.carry_out(&back.steps);
+            assert_eq!(host::shape(&host.read()), host::shape(&before));
+            tally.taken_back += 1;
+        } else {
+            host.carry_out(&plan.steps);
+            let now = host.read();
+            assert_is(&target, &plan, &now);
+            let again = gpush_core::plan::plan(&geometry, &now, &target).unwrap();
+            assert!(again.steps.is_empty(), "{layout:?}: {again:?}");
+            tally.carried_out += 1;
+            tally.steps += plan.steps.len() as u32;
+        }
+    }
+    println!("{key}: {tally:?}");
+    tally
+}
+
+#[test]
+fn the_driver_never_refuses_a_step() {
+    let mut total = Tally::default();
+    let mut parts = 0;
+    for (seed, key) in gpush_geometry::KEYS.iter().enumerate() {
+        if gpush_geometry::model(key).unwrap().has_mig() {
+            total.add(&walk(key, 12_000, seed as u64));
+            parts += 1;
+        }
+    }
+    println!("{parts} parts: {total:?}");
+    assert!(parts > 0 && total.carried_out > 1000 && total.taken_back > 1000);
+    assert!(total.blocked > 1000 && total.impossible > 1000);
+}

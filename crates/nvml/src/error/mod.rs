@@ -1,0 +1,263 @@
+//! What a driver call can come to, as one typed error.
+//!
+//! Every NVML return code has a name here, and codes that this build does not know keep their
+//! number: nothing is folded into "unknown error". Beside them stand the ways in which a call
+//! fails before or around the driver: no library, no symbol, no answer in time, no worker. The
+//! `Display` names the object, the function and the meaning; [`DriverError::to_api`] adds what to
+//! type next.
+
+mod kind;
+
+use gpush_api::{ApiError, Code};
+use serde::{Deserialize, Serialize};
+
+pub use kind::ErrorKind;
+
+/// A failed driver call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverError {
+    /// What went wrong.
+    pub kind: ErrorKind,
+    /// NVML function that failed, or the request when it never came to one.
+    pub function: String,
+    /// GPU concerned: `GPU-<uuid>`, or `index N` before its UUID is known.
+    pub gpu: Option<String>,
+    /// What else is known: the loader's words, an object's id, a signal.
+    pub detail: Option<String>,
+}
+
+impl DriverError {
+    /// An error of `function`.
+    pub fn new(kind: ErrorKind, function: impl Into<String>) -> Self {
+        Self { kind, function: function.into(), gpu: None, detail: None }
+    }
+
+    /// Names the GPU, unless one is named already.
+    #[must_use]
+    pub fn on(mut self, gpu: impl Into<String>) -> Self {
+        self.gpu.get_or_insert_with(|| gpu.into());
+        self
+    }
+
+    /// Adds what else is known.
+    #[must_use]
+    pub fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// Whether the call may still change the hardware, now or later.
+    #[must_use]
+    pub fn may_land(&self) -> bool {
+        matches!(self.kind, ErrorKind::Deadline { may_land: true })
+    }
+
+    /// Whether no call at all can succeed before somebody mends the driver.
+    #[must_use]
+    pub fn is_driver_unavailable(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::DriverNotLoaded
+                | ErrorKind::LibRmVersionMismatch
+                | ErrorKind::LibraryMissing
+                | ErrorKind::NotNvml
+                | ErrorKind::LibraryNotFound
+                | ErrorKind::FunctionNotFound
+                | ErrorKind::Uninitialized
+        )
+    }
+
+    /// The error as the API shows it, with what to do next.
+    #[must_use]
+    pub fn to_api(&self) -> ApiError {
+        let error = ApiError::new(self.api_code(), self.to_string());
+        let error = match self.hint() {
+            Some(hint) => error.hint(hint),
+            None => error,
+        };
+        if self.is_retryable() { error.retryable() } else { error }
+    }
+
+    fn api_code(&self) -> Code {
+        match self.kind {
+            ErrorKind::NoPermission => Code::Denied,
+            ErrorKind::NotSupported | ErrorKind::MissingSymbol => Code::Unsupported,
+            ErrorKind::GpuIsLost => Code::GpuLost,
+            ErrorKind::InUse => Code::Blocked,
+            ErrorKind::GpuNotFound => Code::NotFound,
+            ErrorKind::DriverNotLoaded
+            | ErrorKind::LibRmVersionMismatch
+            | ErrorKind::LibraryMissing
+            | ErrorKind::NotNvml
+            | ErrorKind::LibraryNotFound
+            | ErrorKind::FunctionNotFound
+            | ErrorKind::Uninitialized
+            | ErrorKind::WorkerUnavailable
+            | ErrorKind::Stopped => Code::DriverUnavailable,
+            ErrorKind::Deadline { .. } | ErrorKind::Unsettled => Code::DriverTimeout,
+            ErrorKind::InvalidArgument
+            | ErrorKind::AlreadyInitialized
+            | ErrorKind::NotFound
+            | ErrorKind::InsufficientSize
+            | ErrorKind::InsufficientPower
+            | ErrorKind::Timeout
+            | ErrorKind::IrqIssue
+            | ErrorKind::CorruptedInfoRom
+            | ErrorKind::ResetRequired
+            | ErrorKind::OperatingSystem
+            | ErrorKind::Memory
+            | ErrorKind::NoData
+            | ErrorKind::VgpuEccNotSupported
+            | ErrorKind::InsufficientResources
+            | ErrorKind::FreqNotSupported
+            | ErrorKind::ArgumentVersionMismatch
+            | ErrorKind::Deprecated
+            | ErrorKind::NotReady
+            | ErrorKind::InvalidState
+            | ErrorKind::ResetTypeNotSupported
+            | ErrorKind::Unknown
+            | ErrorKind::Code(_)
+            | ErrorKind::Garbled
+            | ErrorKind::NotReflected
+            | ErrorKind::WorkerDied { .. } => Code::DriverError,
+        }
+    }
+
+    fn is_retryable(&self) -> bool {
+        matches!(
+            self.kind,
+            ErrorKind::Timeout
+                | ErrorKind::NotReady
+                | ErrorKind::InUse
+                | ErrorKind::Deadline { .. }
+                | ErrorKind::Unsettled
+                | ErrorKind::WorkerDied { .. }
+                | ErrorKind::WorkerUnavailable
+                | ErrorKind::Stopped
+        )
+    }
+
+    /// What to do about it, when there is something.
+    #[must_use]
+    pub fn hint(&self) -> Option<String> {
+        let gpu = self.gpu.as_deref().unwrap_or("the GPU");
+        Some(match self.kind {
+            ErrorKind::DriverNotLoaded => {
+                "load the kernel module: `modprobe nvidia`; gpushd goes on by itself then".to_owned()
+            }
+            ErrorKind::LibRmVersionMismatch => {
+                "the driver was updated under a running kernel module: reboot, or reload the module \
+                 (`rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia`)"
+                    .to_owned()
+            }
+            ErrorKind::LibraryMissing => {
+                "install the NVIDIA driver's libraries, or put their directory into gpushd's LD_LIBRARY_PATH".to_owned()
+            }
+            ErrorKind::NotNvml => "see which file gpushd finds: `ldconfig -p | grep libnvidia-ml`, and its LD_LIBRARY_PATH".to_owned(),
+            ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
+                "the driver's installation is incomplete: reinstall it".to_owned()
+            }
+            ErrorKind::NoPermission => {
+                "gpushd must run as root, or with CAP_SYS_ADMIN and access to /proc/driver/nvidia/capabilities/mig/config"
+                    .to_owned()
+            }
+            ErrorKind::GpuIsLost => {
+                format!("look at `dmesg | grep -i xid`; {gpu} is back only after a reset or a reboot")
+            }
+            ErrorKind::ResetRequired => format!("reset it when it is idle: `nvidia-smi --gpu-reset -i {gpu}`"),
+            ErrorKind::InUse => format!("see who holds it: `gpushctl gpu show {gpu}`"),
+            ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
+                format!("see what it can do: `gpushctl gpu show {gpu}`; a newer driver may know more")
+            }
+            ErrorKind::Deadline { may_land: true } | ErrorKind::Unsettled => {
+                format!("{gpu} stays `unknown` until the driver answers: `gpushctl gpu show {gpu}`")
+            }
+            ErrorKind::InsufficientResources => format!("see what is there: `gpushctl gpu show {gpu}`"),
+            ErrorKind::OperatingSystem => "check the device cgroup of gpushd".to_owned(),
+            ErrorKind::Uninitialized
+            | ErrorKind::InvalidArgument
+            | ErrorKind::AlreadyInitialized
+            | ErrorKind::NotFound
+            | ErrorKind::InsufficientSize
+            | ErrorKind::InsufficientPower
+            | ErrorKind::Timeout
+            | ErrorKind::IrqIssue
+            | ErrorKind::CorruptedInfoRom
+            | ErrorKind::Memory
+            | ErrorKind::NoData
+            | ErrorKind::VgpuEccNotSupported
+            | ErrorKind::FreqNotSupported
+            | ErrorKind::ArgumentVersionMismatch
+            | ErrorKind::Deprecated
+            | ErrorKind::NotReady
+            | ErrorKind::GpuNotFound
+            | ErrorKind::InvalidState
+            | ErrorKind::ResetTypeNotSupported
+            | ErrorKind::Unknown
+            | ErrorKind::Code(_)
+            | ErrorKind::Garbled
+            | ErrorKind::NotReflected
+            | ErrorKind::Deadline { may_land: false }
+            | ErrorKind::WorkerDied { .. }
+            | ErrorKind::WorkerUnavailable
+            | ErrorKind::Stopped => return None,
+        })
+    }
+}
+
+impl std::fmt::Display for DriverError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(gpu) = &self.gpu {
+            write!(f, "{gpu}: ")?;
+        }
+        write!(f, "{}: {}", self.function, self.kind.meaning())?;
+        if let Some(code) = self.kind.code() {
+            write!(f, " (NVML {code})")?;
+        }
+        if let Some(detail) = &self.detail {
+            write!(f, ": {detail}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for DriverError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_object_function_and_meaning() {
+        let error = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").detail("GPU instance 3");
+        assert_eq!(error.to_string(), "GPU-1: nvmlGpuInstanceDestroy: in use (NVML 19): GPU instance 3");
+        let error = DriverError::new(ErrorKind::Code(77), "nvmlInit_v2");
+        assert!(error.to_string().contains("NVML 77"), "{error}");
+        assert_eq!(error.clone().on("GPU-1").on("GPU-2").gpu.as_deref(), Some("GPU-1"), "the first to know names it");
+    }
+
+    #[test]
+    fn the_two_driver_troubles_say_what_to_type() {
+        let hint = |kind| DriverError::new(kind, "nvmlInit_v2").to_api();
+        let missing = hint(ErrorKind::DriverNotLoaded);
+        assert_eq!(missing.code, Code::DriverUnavailable);
+        assert!(missing.hint.is_some_and(|h| h.contains("modprobe nvidia")));
+        let differ = hint(ErrorKind::LibRmVersionMismatch);
+        assert_eq!(differ.code, Code::DriverUnavailable);
+        assert!(differ.hint.is_some_and(|h| h.contains("reboot") && h.contains("modprobe")));
+    }
+
+    #[test]
+    fn errors_travel_as_they_are() {
+        let kinds = (1..=31).map(ErrorKind::from_code).chain([
+            ErrorKind::Deadline { may_land: true },
+            ErrorKind::WorkerDied { may_have_landed: false },
+            ErrorKind::MissingSymbol,
+        ]);
+        for kind in kinds {
+            let error = DriverError::new(kind, "f").on("GPU-1");
+            let json = serde_json::to_string(&error).unwrap();
+            assert_eq!(serde_json::from_str::<DriverError>(&json).unwrap(), error, "{json}");
+        }
+    }
+}

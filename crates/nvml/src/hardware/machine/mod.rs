@@ -1,0 +1,372 @@
+//! What the supervisor of the driver worker decides, pure: [`Machine::step`] takes an event and
+//! the time, and returns what is to be done. Nothing here spawns, waits or reads a clock.
+//!
+//! ```text
+//!              call                   ready
+//!   ┌───► idle ─────► starting ───────────────► serving ──────────┐
+//!   │      ▲  ▲          │  │ no driver            │  │ │         │ restart, stop:
+//!   │      │  │  too slow│  ▼                      │  │ │ crash   │ flights first
+//!   │      │  │          │ failed ──(retry is due)─┼──┼─┼────┐    ▼
+//!   │      │  └──────────┼──────────────────────◄──┼──┼─┘    │  ending ──gone──┐
+//!   │      │             ▼                         │  │      │                 │
+//!   │      │        abandoned ◄── a call too late ─┘  │      │                 │
+//!   │      │             │ its other flights done,    │      │                 │
+//!   │      │             │ grace over: killed         │      │                 │
+//!   │      │             ▼                            │      │                 │
+//!   │      │           gone: the late call is settled │      │                 │
+//!   │      └──────────────────────────────────────────┴──────┘                 │
+//!   └──────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! At most one worker serves. At most one call a GPU is in flight, whichever worker has it, and
+//! one for the host. A call that passes its deadline is answered, but stays in flight as *late*:
+//! its GPU is unsettled, and untouched, until the late answer comes or the abandoned worker is
+//! gone.
+//!
+//! When a worker dies, mutations in flight fail and reads are tried once more, one at a time, so
+//! that a GPU whose reading kills the worker is found out and does not take the others with it;
+//! it is then left alone for a while that doubles.
+
+mod dispatch;
+mod late;
+mod life;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use gpush_api::Driver;
+
+use super::{Deadlines, Settled};
+use crate::{
+    error::{DriverError, ErrorKind},
+    proto::{Answer, GpuRef, Request},
+};
+
+/// A worker process, by number in this agent's life.
+pub(super) type WorkerId = u64;
+
+/// A call or another question of the handle, by number.
+pub(super) type Ticket = u64;
+
+/// Abandoned workers that may pile up before no more are started.
+const MOST_ABANDONED: usize = 4;
+
+/// How long a killed worker may take to be gone before it counts as stuck.
+const DYING: Duration = Duration::from_secs(5);
+
+/// First and longest delay before a worker that failed repeatedly is started again.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// First and longest time for which a GPU is left alone whose reading kills the worker.
+const QUARANTINE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub(super) enum Ask {
+    /// The driver behind the worker.
+    Driver,
+    /// A call.
+    Request(Request),
+}
+
+/// What happens.
+#[derive(Debug)]
+pub(super) enum Event {
+    Call { ticket: Ticket, ask: Ask },
+    Settle { ticket: Ticket, uuid: String },
+    Restart { ticket: Ticket },
+    Stop { ticket: Ticket },
+    Resume,
+    Started { worker: WorkerId, result: Result<Driver, DriverError> },
+    Reply { worker: WorkerId, ticket: Ticket, result: Result<Answer, DriverError> },
+    Gone { worker: WorkerId, how: String },
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    Spawn(WorkerId),
+    Send { worker: WorkerId, ticket: Ticket, request: Request },
+    Close(WorkerId),
+    Kill(WorkerId),
+    Answer { ticket: Ticket, result: Result<Answered, DriverError> },
+    Settled { ticket: Ticket, settled: Settled },
+    Ended { ticket: Ticket, result: Result<(), DriverError> },
+}
+
+/// The result of an [`Ask`].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answered {
+    Driver(Driver),
+    Call(Answer),
+}
+
+/// The worker that serves, or why there is none.
+#[derive(Debug)]
+enum Service {
+    Idle,
+    Starting {
+        worker: WorkerId,
+        deadline: Instant,
+    },
+    Serving {
+        worker: WorkerId,
+    },
+    /// `kill_at` is set once its flights are done and its socket is closed.
+    Ending {
+        worker: WorkerId,
+        kill_at: Option<Instant>,
+    },
+    Failed {
+        error: DriverError,
+        until: Instant,
+    },
+}
+
+/// A call that waits.
+#[derive(Debug)]
+struct Pending {
+    ticket: Ticket,
+    ask: Ask,
+    until: Instant,
+    /// In flight when a worker died: the next try is made alone.
+    suspect: bool,
+}
+
+/// A call that a worker has.
+#[derive(Debug)]
+struct Flight {
+    request: Request,
+    worker: WorkerId,
+    sent: Instant,
+    deadline: Instant,
+    late: Option<Instant>,
+    suspect: bool,
+}
+
+/// A worker given up.
+#[derive(Debug)]
+pub(super) struct Abandoned {
+    pub(super) since: Instant,
+    pub(super) calls: Vec<String>,
+    pub(super) killed: Option<Instant>,
+    pub(super) stuck: bool,
+}
+
+#[derive(Debug)]
+struct Strike {
+    count: u32,
+    until: Instant,
+}
+
+/// The supervisor's state.
+#[derive(Debug)]
+pub(super) struct Machine {
+    limits: Deadlines,
+    service: Service,
+    stopped: bool,
+    failures: u32,
+    not_before: Option<Instant>,
+    queue: VecDeque<Pending>,
+    flights: BTreeMap<Ticket, Flight>,
+    abandoned: BTreeMap<WorkerId, Abandoned>,
+    known: BTreeMap<String, GpuRef>,
+    strikes: BTreeMap<String, Strike>,
+    settling: Vec<(Ticket, String)>,
+    ending: Vec<Ticket>,
+    driver: Option<Driver>,
+    started: u64,
+    crashed: u64,
+    effects: Vec<Effect>,
+}
+
+fn doubled((first, longest): (Duration, Duration), times: u32) -> Duration {
+    first.saturating_mul(1_u32.checked_shl(times.min(16)).unwrap_or(u32::MAX)).min(longest)
+}
+
+fn target(request: &Request) -> Option<String> {
+    request.gpu().map(|gpu| gpu.uuid.clone())
+}
+
+impl Machine {
+    pub(super) fn new(limits: Deadlines) -> Self {
+        Self {
+            limits,
+            service: Service::Idle,
+            stopped: false,
+            failures: 0,
+            not_before: None,
+            queue: VecDeque::new(),
+            flights: BTreeMap::new(),
+            abandoned: BTreeMap::new(),
+            known: BTreeMap::new(),
+            strikes: BTreeMap::new(),
+            settling: Vec::new(),
+            ending: Vec::new(),
+            driver: None,
+            started: 0,
+            crashed: 0,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Takes an event, returns what is to be done, in order.
+    pub(super) fn step(&mut self, now: Instant, event: Event) -> Vec<Effect> {
+        match event {
+            Event::Call { ticket, ask } => self.call(now, ticket, ask),
+            Event::Settle { ticket, uuid } => self.settle(ticket, uuid),
+            Event::Restart { ticket } => self.end(ticket),
+            Event::Stop { ticket } => {
+                self.stopped = true;
+                self.fail_queue(&DriverError::new(ErrorKind::Stopped, "calling the driver"));
+                self.end(ticket);
+            }
+            Event::Resume => self.stopped = false,
+            Event::Started { worker, result } => self.start_result(now, worker, result),
+            Event::Reply { worker, ticket, result } => self.reply(worker, ticket, result),
+            Event::Gone { worker, how } => self.gone(now, worker, &how),
+            Event::Tick => {}
+        }
+        self.keep_time(now);
+        self.refuse_unsettled();
+        self.advance_ending(now);
+        self.dispatch(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    /// When [`Event::Tick`] is due next.
+    pub(super) fn next_tick(&self) -> Option<Instant> {
+        let service = match &self.service {
+            Service::Idle => self.not_before.filter(|_| !self.queue.is_empty()),
+            Service::Starting { deadline, .. } => Some(*deadline),
+            Service::Ending { kill_at, .. } => *kill_at,
+            Service::Failed { until, .. } => Some(*until).filter(|_| !self.queue.is_empty()),
+            Service::Serving { .. } => None,
+        };
+        let flights = self.flights.values().filter(|f| f.late.is_none()).map(|f| f.deadline);
+        let queue = self.queue.iter().map(|p| p.until);
+        let abandoned = self.abandoned.iter().filter_map(|(worker, a)| match a.killed {
+            Some(killed) => (!a.stuck).then_some(killed + DYING),
+            None => self.kill_due(*worker),
+        });
+        service.into_iter().chain(flights).chain(queue).chain(abandoned).min()
+    }
+
+    fn call(&mut self, now: Instant, ticket: Ticket, ask: Ask) {
+        if let Some(error) = self.refuse(now, &ask) {
+            self.effects.push(Effect::Answer { ticket, result: Err(error) });
+            return;
+        }
+        self.queue.push_back(Pending { ticket, ask, until: now + self.limits.queue, suspect: false });
+    }
+
+    /// Why a call can't even wait.
+    fn refuse(&self, now: Instant, ask: &Ask) -> Option<DriverError> {
+        let (name, gpu) = match ask {
+            Ask::Driver => ("asking for the driver", None),
+            Ask::Request(request) => (request.name(), request.gpu()),
+        };
+        let about = |error: DriverError| match gpu {
+            Some(gpu) => error.on(&gpu.uuid),
+            None => error,
+        };
+        if self.stopped {
+            return Some(about(DriverError::new(ErrorKind::Stopped, name)));
+        }
+        if let Service::Failed { error, until } = &self.service
+            && now < *until
+        {
+            return Some(error.clone());
+        }
+        let Ask::Request(request) = ask else { return None };
+        if self.is_unsettled(&target(request)) {
+            return Some(about(DriverError::new(ErrorKind::Unsettled, name)));
+        }
+        let strike = gpu.and_then(|gpu| self.strikes.get(&gpu.uuid));
+        if let Some(strike) = strike
+            && now < strike.until
+            && !request.is_mutation()
+        {
+            let seconds = (strike.until - now).as_secs() + 1;
+            let detail = format!("reading it ended the worker {} times; next try in {seconds} s", strike.count);
+            return Some(about(DriverError::new(ErrorKind::WorkerUnavailable, name).detail(detail)));
+        }
+        None
+    }
+
+    fn fail_queue(&mut self, error: &DriverError) {
+        for pending in self.queue.drain(..) {
+            self.effects.push(Effect::Answer { ticket: pending.ticket, result: Err(error.clone()) });
+        }
+    }
+
+    fn reply(&mut self, worker: WorkerId, ticket: Ticket, result: Result<Answer, DriverError>) {
+        if self.flights.get(&ticket).is_none_or(|flight| flight.worker != worker) {
+            return;
+        }
+        let Some(flight) = self.flights.remove(&ticket) else { return };
+        self.failures = 0;
+        self.not_before = None;
+        if let Some(uuid) = target(&flight.request) {
+            self.strikes.remove(&uuid);
+        }
+        if let Ok(answer) = &result {
+            self.learn(answer);
+        }
+        if flight.late.is_some() {
+            self.release_settled(&flight.request, &Settled::Late(result.map(|_| ())));
+        } else {
+            self.effects.push(Effect::Answer { ticket, result: result.map(Answered::Call) });
+        }
+    }
+
+    /// Where each GPU was when last seen, which spares the worker a search.
+    fn learn(&mut self, answer: &Answer) {
+        let identities: Vec<_> = match answer {
+            Answer::Listed(list) => list.iter().filter_map(|listed| listed.identity.as_ref().ok()).collect(),
+            Answer::Reading(reading) => vec![&reading.identity],
+            Answer::GpuInstance(_) | Answer::ComputeInstance(_) | Answer::Destroyed | Answer::Mode(_) => Vec::new(),
+        };
+        for identity in identities {
+            let (index, pci) = (Some(identity.index), Some(identity.pci.clone()));
+            let gpu = GpuRef { uuid: identity.uuid.clone(), index, pci };
+            self.known.insert(identity.uuid.clone(), gpu);
+        }
+    }
+
+    /// The worker that starts, serves or ends.
+    pub(super) fn worker(&self) -> Option<WorkerId> {
+        match self.service {
+            Service::Starting { worker, .. } | Service::Serving { worker } | Service::Ending { worker, .. } => {
+                Some(worker)
+            }
+            Service::Idle | Service::Failed { .. } => None,
+        }
+    }
+
+    /// Why no worker can serve.
+    pub(super) fn failure(&self) -> Option<&DriverError> {
+        match &self.service {
+            Service::Failed { error, .. } => Some(error),
+            Service::Idle | Service::Starting { .. } | Service::Serving { .. } | Service::Ending { .. } => None,
+        }
+    }
+
+    pub(super) fn driver(&self) -> Option<&Driver> {
+        self.driver.as_ref()
+    }
+
+    pub(super) fn abandoned(&self) -> &BTreeMap<WorkerId, Abandoned> {
+        &self.abandoned
+    }
+
+    /// Workers started, and those of them that ended unasked.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.started, self.crashed)
+    }
+}

@@ -1,0 +1,323 @@
+//! The machine played against imagined workers: what the scripted worker of `tests/supervisor.rs`
+//! can't do (die slowly, sit in the kernel), and long random walks in which nothing may get lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::proto::GpuRef;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn limits() -> Deadlines {
+    Deadlines {
+        start: 30 * SECOND,
+        read: 10 * SECOND,
+        change: 60 * SECOND,
+        queue: 90 * SECOND,
+        grace: 10 * SECOND,
+        retry: SECOND,
+    }
+}
+
+fn read(uuid: &str) -> Ask {
+    Ask::Request(Request::Read { gpu: GpuRef::new(uuid) })
+}
+
+fn destroy(uuid: &str) -> Ask {
+    Ask::Request(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi: 1 })
+}
+
+fn driver() -> Driver {
+    let text = || "1".to_owned();
+    Driver { version: text(), nvml: text(), cuda: text(), library: text(), simulated: true }
+}
+
+fn kind_of(effects: &[Effect], wanted: Ticket) -> Option<ErrorKind> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::Answer { ticket, result: Err(error) } if *ticket == wanted => Some(error.kind.clone()),
+        _ => None,
+    })
+}
+
+/// A machine with a worker that serves, and the time at which it does.
+fn serving() -> (Machine, Instant) {
+    let now = Instant::now();
+    let mut machine = Machine::new(limits());
+    let effects = machine.step(now, Event::Call { ticket: 1000, ask: Ask::Driver });
+    assert_eq!(effects, [Effect::Spawn(1)]);
+    let effects = machine.step(now, Event::Started { worker: 1, result: Ok(driver()) });
+    assert!(matches!(effects[..], [Effect::Answer { ticket: 1000, result: Ok(_) }]), "{effects:?}");
+    (machine, now)
+}
+
+#[test]
+fn a_worker_stuck_in_the_kernel_is_reported_and_not_waited_for() {
+    let (mut machine, now) = serving();
+    machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
+    let late = now + limits().change;
+    let effects = machine.step(late, Event::Tick);
+    assert_eq!(kind_of(&effects, 1), Some(ErrorKind::Deadline { may_land: true }));
+    machine.step(late, Event::Settle { ticket: 2, uuid: "a".to_owned() });
+    machine.step(late, Event::Restart { ticket: 3 });
+    assert_eq!(machine.next_tick(), Some(late + limits().grace));
+    assert_eq!(machine.step(late + limits().grace, Event::Tick), [Effect::Kill(1)]);
+    // It does not go. The restart fails, the GPU stays unsettled, the rest is served.
+    let stuck = late + limits().grace + DYING;
+    assert_eq!(machine.next_tick(), Some(stuck));
+    let effects = machine.step(stuck, Event::Tick);
+    assert!(matches!(effects[..], [Effect::Ended { ticket: 3, result: Err(_) }]), "{effects:?}");
+    assert!(machine.abandoned()[&1].stuck);
+    assert_eq!(machine.unsettled(), ["a"]);
+    assert_eq!(machine.next_tick(), None, "nothing is waited for");
+    assert_eq!(machine.step(stuck, Event::Call { ticket: 4, ask: read("b") }), [Effect::Spawn(2)]);
+    let effects = machine.step(stuck, Event::Started { worker: 2, result: Ok(driver()) });
+    assert!(matches!(effects[..], [Effect::Send { worker: 2, ticket: 4, .. }]), "{effects:?}");
+    machine.step(stuck, Event::Reply { worker: 2, ticket: 4, result: Ok(Answer::Destroyed) });
+    // An hour later the kernel lets go of it.
+    let effects = machine.step(stuck + 3600 * SECOND, Event::Gone { worker: 1, how: "signal 9".to_owned() });
+    assert!(effects.contains(&Effect::Settled { ticket: 2, settled: Settled::Gone }), "{effects:?}");
+    assert!(machine.unsettled().is_empty() && machine.abandoned().is_empty());
+}
+
+#[test]
+fn stuck_workers_do_not_pile_up() {
+    let now = Instant::now();
+    let mut machine = Machine::new(limits());
+    let mut at = now;
+    let mut spawned = 0;
+    for ticket in 0..20 {
+        at += 3600 * SECOND;
+        let effects = machine.step(at, Event::Call { ticket, ask: read("a") });
+        spawned += effects.iter().filter(|e| matches!(e, Effect::Spawn(_))).count();
+        // Init never returns, and the process never goes.
+        at += limits().start;
+        machine.step(at, Event::Tick);
+    }
+    assert_eq!(spawned, MOST_ABANDONED);
+}
+
+#[test]
+fn a_crashing_worker_is_started_ever_more_slowly() {
+    let (mut machine, mut now) = serving();
+    let mut waits = Vec::new();
+    for worker in 1..=10 {
+        machine.step(now, Event::Gone { worker, how: "signal 11".to_owned() });
+        let effects = machine.step(now, Event::Call { ticket: worker, ask: Ask::Driver });
+        let spawned = |effects: &[Effect]| effects.contains(&Effect::Spawn(worker + 1));
+        let mut waited = Duration::ZERO;
+        if !spawned(&effects) {
+            let at = machine.next_tick().unwrap();
+            waited = at - now;
+            now = at;
+            let effects = machine.step(now, Event::Tick);
+            assert!(spawned(&effects), "{effects:?}");
+        }
+        waits.push(waited.as_millis());
+        machine.step(now, Event::Started { worker: worker + 1, result: Ok(driver()) });
+    }
+    assert_eq!(waits, [0, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600]);
+    // One answer, and it is trusted again.
+    machine.step(now, Event::Call { ticket: 100, ask: read("a") });
+    machine
+        .step(now, Event::Reply { worker: 11, ticket: 100, result: Err(DriverError::new(ErrorKind::GpuIsLost, "x")) });
+    machine.step(now, Event::Gone { worker: 11, how: "signal 11".to_owned() });
+    let effects = machine.step(now, Event::Call { ticket: 101, ask: Ask::Driver });
+    assert_eq!(effects, [Effect::Spawn(12)]);
+}
+
+#[test]
+fn what_waits_too_long_is_answered_as_not_begun() {
+    let (mut machine, now) = serving();
+    machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
+    let effects = machine.step(now, Event::Call { ticket: 2, ask: destroy("a") });
+    assert!(effects.is_empty());
+    // The first one's deadline comes first: the second is refused, never sent.
+    let effects = machine.step(now + limits().change, Event::Tick);
+    assert_eq!(kind_of(&effects, 2), Some(ErrorKind::Unsettled));
+    assert!(!effects.iter().any(|e| matches!(e, Effect::Send { .. })));
+    // A start that takes long makes the queue too late.
+    let mut machine = Machine::new(Deadlines { start: 600 * SECOND, ..limits() });
+    machine.step(now, Event::Call { ticket: 1, ask: destroy("a") });
+    let effects = machine.step(now + limits().queue, Event::Tick);
+    assert_eq!(kind_of(&effects, 1), Some(ErrorKind::Deadline { may_land: false }));
+}
+
+#[test]
+fn answers_of_a_worker_that_is_not_asked_count_for_nothing() {
+    let (mut machine, now) = serving();
+    machine.step(now, Event::Call { ticket: 1, ask: read("a") });
+    let reply = |worker, ticket| Event::Reply { worker, ticket, result: Ok(Answer::Destroyed) };
+    assert!(machine.step(now, reply(7, 1)).is_empty());
+    assert!(machine.step(now, reply(1, 99)).is_empty());
+    assert!(machine.step(now, Event::Started { worker: 9, result: Ok(driver()) }).is_empty());
+    assert!(machine.step(now, Event::Gone { worker: 9, how: String::new() }).is_empty());
+    assert_eq!(machine.step(now, reply(1, 1)).len(), 1);
+}
+
+/// A deterministic source of choices.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % sides
+    }
+}
+
+/// What a walk knows of the world beside the machine.
+#[derive(Default)]
+struct World {
+    alive: BTreeSet<WorkerId>,
+    ready: BTreeSet<WorkerId>,
+    doomed: BTreeSet<WorkerId>,
+    /// Calls that workers have, with their GPU.
+    held: BTreeMap<Ticket, (WorkerId, Option<String>)>,
+    open: BTreeSet<Ticket>,
+    mutations: BTreeSet<Ticket>,
+    sent: BTreeMap<Ticket, u32>,
+}
+
+impl World {
+    fn take(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Spawn(worker) => {
+                    let serving = self.alive.difference(&self.doomed).count();
+                    assert!(serving == 0 || self.held.values().any(|(w, _)| self.alive.contains(w)), "two that serve");
+                    assert!(self.alive.insert(worker));
+                }
+                Effect::Send { worker, ticket, request } => {
+                    assert!(self.ready.contains(&worker), "a call to a worker that is not ready");
+                    let gpu = request.gpu().map(|gpu| gpu.uuid.clone());
+                    assert!(self.held.values().all(|(_, other)| *other != gpu), "two calls to {gpu:?} at once");
+                    self.held.insert(ticket, (worker, gpu));
+                    *self.sent.entry(ticket).or_default() += 1;
+                    let tries = if request.is_mutation() { 1 } else { 2 };
+                    assert!(self.sent[&ticket] <= tries, "tried too often");
+                }
+                Effect::Close(worker) => {
+                    assert!(self.held.values().all(|(w, _)| *w != worker), "closed with a call in it");
+                    self.doomed.insert(worker);
+                }
+                Effect::Kill(worker) => {
+                    self.doomed.insert(worker);
+                }
+                Effect::Answer { ticket, .. } | Effect::Settled { ticket, .. } | Effect::Ended { ticket, .. } => {
+                    assert!(self.open.remove(&ticket), "{ticket} answered twice");
+                }
+            }
+        }
+    }
+
+    fn bury(&mut self, worker: WorkerId) {
+        self.alive.remove(&worker);
+        self.ready.remove(&worker);
+        self.doomed.remove(&worker);
+        self.held.retain(|_, (w, _)| *w != worker);
+    }
+}
+
+fn walk(seed: u64, length: u32) -> (u64, u64) {
+    let mut dice = Dice(seed);
+    let mut machine = Machine::new(limits());
+    let mut world = World::default();
+    let mut now = Instant::now();
+    let mut next = 0;
+    for _ in 0..length {
+        now += Duration::from_millis(dice.roll(3000));
+        let pick = |set: &BTreeSet<WorkerId>, roll: u64| {
+            set.iter().nth(usize::try_from(roll).unwrap() % set.len().max(1)).copied()
+        };
+        let roll = dice.roll(1 << 20);
+        let event = match dice.roll(12) {
+            0..=4 => {
+                next += 1;
+                world.open.insert(next);
+                let gpu = ["a", "b", "c", "d"][usize::try_from(roll % 4).unwrap()];
+                let ask = match dice.roll(6) {
+                    0 => Ask::Driver,
+                    1 => Ask::Request(Request::List { skip: Vec::new() }),
+                    2 | 3 => read(gpu),
+                    _ => destroy(gpu),
+                };
+                if matches!(&ask, Ask::Request(request) if request.is_mutation()) {
+                    world.mutations.insert(next);
+                }
+                Event::Call { ticket: next, ask }
+            }
+            5 => {
+                next += 1;
+                world.open.insert(next);
+                match dice.roll(8) {
+                    0 => Event::Restart { ticket: next },
+                    1 => Event::Stop { ticket: next },
+                    _ => Event::Settle { ticket: next, uuid: "a".to_owned() },
+                }
+            }
+            6 => Event::Resume,
+            7 => {
+                let waiting: BTreeSet<_> = world.alive.difference(&world.ready).copied().collect();
+                let Some(worker) = pick(&waiting, roll) else { continue };
+                world.ready.insert(worker);
+                let error = DriverError::new(ErrorKind::DriverNotLoaded, "nvmlInit_v2");
+                Event::Started { worker, result: if dice.roll(4) == 0 { Err(error) } else { Ok(driver()) } }
+            }
+            8 | 9 => {
+                let Some((ticket, (worker, _))) =
+                    world.held.iter().nth(usize::try_from(roll).unwrap() % world.held.len().max(1))
+                else {
+                    continue;
+                };
+                let (ticket, worker) = (*ticket, *worker);
+                world.held.remove(&ticket);
+                Event::Reply { worker, ticket, result: Ok(Answer::Destroyed) }
+            }
+            10 => {
+                let set = if dice.roll(4) == 0 { &world.alive } else { &world.doomed };
+                let Some(worker) = pick(set, roll) else { continue };
+                world.bury(worker);
+                Event::Gone { worker, how: "signal 9".to_owned() }
+            }
+            _ => Event::Tick,
+        };
+        world.take(machine.step(now, event));
+    }
+    // The world quiets down: whatever was asked has been answered in the end.
+    world.take(machine.step(now, Event::Resume));
+    for _ in 0..10_000 {
+        if let Some(worker) = world.doomed.first().copied() {
+            world.bury(worker);
+            world.take(machine.step(now, Event::Gone { worker, how: "signal 9".to_owned() }));
+        } else if let Some(worker) = world.alive.difference(&world.ready).next().copied() {
+            world.ready.insert(worker);
+            world.take(machine.step(now, Event::Started { worker, result: Ok(driver()) }));
+        } else if let Some((ticket, (worker, _))) = world.held.pop_first() {
+            world.take(machine.step(now, Event::Reply { worker, ticket, result: Ok(Answer::Destroyed) }));
+        } else if let Some(at) = machine.next_tick() {
+            now = now.max(at);
+            world.take(machine.step(now, Event::Tick));
+        } else {
+            break;
+        }
+    }
+    assert!(world.open.is_empty(), "seed {seed}: never answered: {:?} by {machine:#?}", world.open);
+    assert!(machine.unsettled().is_empty(), "seed {seed}");
+    machine.counts()
+}
+
+#[test]
+fn nothing_is_lost_in_long_random_walks() {
+    let (mut calls, mut started, mut crashed) = (0, 0, 0);
+    for seed in 0..300 {
+        let counts = walk(seed, 2_000);
+        calls += 2_000;
+        started += counts.0;
+        crashed += counts.1;
+    }
+    println!("{calls} events, {started} workers started, {crashed} of them crashed");
+    assert!(started > 1_000 && crashed > 100);
+}

@@ -1,0 +1,424 @@
+//! The supervisor against a scripted worker: a real process that speaks the worker's protocol and
+//! crashes, hangs and lies as its script says.
+//!
+//! The worker is this very test program, see `scripted`. Its script is a directory, passed where a
+//! library would be: `behaviour` says what each call comes to (`REQUEST UUID DEED`, `*` for any,
+//! the first match counts, read anew for each call), and every call is appended to `log`.
+
+#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+
+mod scripted;
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use gpush_api::Placement;
+use gpush_nvml::{ErrorKind, Event, EventKind, Hardware, Options, Settled};
+use nix::{sys::signal::kill, unistd::Pid};
+
+const A: &str = "GPU-a";
+const B: &str = "GPU-b";
+const WHOLE: Placement = Placement { start: 0, size: 8 };
+
+/// A script, and the hardware that it is played on.
+struct Stage {
+    dir: tempfile::TempDir,
+    hardware: Hardware,
+}
+
+impl Stage {
+    fn new(behaviour: &str) -> Self {
+        Self::with(behaviour, |_| {})
+    }
+
+    fn with(behaviour: &str, change: impl FnOnce(&mut Options)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("behaviour"), behaviour).unwrap();
+        let mut options = Options::of_this_program();
+        options.args = ["--ignored", "--exact", "scripted::worker"].map(str::to_owned).to_vec();
+        options.library = Some(dir.path().to_owned());
+        // Short only where a script hangs, so that a busy machine does not fail the others.
+        let allowed = if behaviour.contains("hang") || behaviour.contains("gate") { 1 } else { 30 };
+        options.deadlines.read = Duration::from_secs(allowed);
+        options.deadlines.change = Duration::from_secs(allowed);
+        options.deadlines.grace = Duration::from_millis(200);
+        options.deadlines.retry = Duration::from_millis(20);
+        change(&mut options);
+        let hardware = Hardware::start(options);
+        Self { dir, hardware }
+    }
+
+    fn behave(&self, behaviour: &str) {
+        let fresh = self.dir.path().join("fresh");
+        fs::write(&fresh, behaviour).unwrap();
+        fs::rename(fresh, self.dir.path().join("behaviour")).unwrap();
+    }
+
+    /// A gate that a call waits at until it is opened.
+    fn gate(&self) -> Gate {
+        let path = self.dir.path().join("gate");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        Gate(path)
+    }
+
+    fn log(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    async fn pid(&self) -> u32 {
+        self.hardware.driver().await.unwrap();
+        self.hardware.status().worker.unwrap()
+    }
+}
+
+struct Gate(PathBuf);
+
+impl Gate {
+    /// Lets one call through: opening waits until it is there.
+    fn open(&self) {
+        fs::File::create(&self.0).unwrap();
+    }
+}
+
+fn alive(pid: u32) -> bool {
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), None).is_ok()
+}
+
+/// Waits for a process that is not our child to be gone.
+async fn gone(pid: u32) {
+    while alive(pid) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn one_worker_serves_all_calls() {
+    let stage = Stage::new("* * ok");
+    assert_eq!(stage.hardware.status().started, 0, "the first call starts it");
+    assert_eq!(stage.hardware.driver().await.unwrap().version, "scripted");
+    let reading = stage.hardware.read(A).await.unwrap();
+    assert_eq!(reading.identity.uuid, A);
+    let made = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap();
+    assert_eq!(made.placement, WHOLE);
+    stage.hardware.destroy_gpu_instance(A, 1).await.unwrap();
+    assert!(stage.hardware.set_mig_mode(B, true).await.unwrap().is(true));
+    let (one, two) = tokio::join!(stage.hardware.read(A), stage.hardware.read(B));
+    assert!(one.is_ok() && two.is_ok());
+    let status = stage.hardware.status();
+    assert_eq!((status.started, status.crashed), (1, 0));
+    assert!(status.abandoned.is_empty() && status.unsettled.is_empty());
+}
+
+#[tokio::test]
+async fn calls_to_one_gpu_are_made_in_order_and_one_at_a_time() {
+    let stage = Stage::new("* * ok");
+    let calls = (0..40).map(|gi| {
+        let hardware = stage.hardware.clone();
+        async move { hardware.destroy_gpu_instance(A, gi).await }
+    });
+    for result in futures_in_order(calls).await {
+        result.unwrap();
+    }
+    let expected: Vec<_> = (0..40).map(|gi| format!("destroy_gpu_instance {A} {gi}")).collect();
+    assert_eq!(stage.log(), expected);
+}
+
+/// Starts all, in order, then waits for all.
+async fn futures_in_order<T: Send + 'static>(
+    calls: impl Iterator<Item = impl Future<Output = T> + Send + 'static>,
+) -> Vec<T> {
+    let tasks: Vec<_> = calls.map(tokio::spawn).collect();
+    let mut results = Vec::new();
+    for task in tasks {
+        results.push(task.await.unwrap());
+    }
+    results
+}
+
+#[tokio::test]
+async fn a_read_that_hangs_costs_only_itself() {
+    let stage = Stage::new("read GPU-a hang\n* * ok");
+    let first = stage.pid().await;
+    let error = stage.hardware.read(A).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Deadline { may_land: false });
+    assert_eq!(error.gpu.as_deref(), Some(A));
+    // Another worker serves the rest, while the first one is killed.
+    stage.hardware.read(B).await.unwrap();
+    assert_ne!(stage.pid().await, first);
+    stage.hardware.settle(A).await;
+    assert!(!alive(first));
+    stage.behave("* * ok");
+    stage.hardware.read(A).await.unwrap();
+    let status = stage.hardware.status();
+    assert_eq!((status.started, status.crashed), (2, 0));
+    assert!(status.abandoned.is_empty() && status.unsettled.is_empty());
+}
+
+#[tokio::test]
+async fn a_mutation_that_hangs_leaves_its_gpu_unsettled() {
+    let stage = Stage::with("create_gpu_instance GPU-a hang\n* * ok", |o| o.deadlines.grace = Duration::from_secs(2));
+    stage.hardware.list().await.unwrap();
+    let first = stage.pid().await;
+    let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
+    assert!(error.may_land(), "{error}");
+    assert_eq!(error.to_api().code, gpush_api::Code::DriverTimeout);
+    // Within its grace it may land: nobody touches the GPU, everybody else is served.
+    for result in [stage.hardware.read(A).await.map(|_| ()), stage.hardware.destroy_gpu_instance(A, 1).await] {
+        assert_eq!(result.unwrap_err().kind, ErrorKind::Unsettled);
+    }
+    stage.hardware.read(B).await.unwrap();
+    let listed = stage.hardware.list().await.unwrap();
+    assert_eq!(listed[0].identity.as_ref().unwrap_err().kind, ErrorKind::Unsettled, "the list skips it");
+    assert!(listed[1].identity.is_ok());
+    let status = stage.hardware.status();
+    assert_eq!(status.unsettled, [A]);
+    assert_eq!(status.abandoned.len(), 1);
+    assert_eq!(status.abandoned[0].pid, Some(first));
+    assert!(!status.abandoned[0].stuck);
+    assert!(alive(first), "it is left to land");
+    // Then it is killed, and only now its GPU can be read again.
+    assert_eq!(stage.hardware.settle(A).await, Settled::Gone);
+    assert!(!alive(first));
+    stage.hardware.read(A).await.unwrap();
+    assert_eq!(stage.hardware.status().abandoned, []);
+}
+
+#[tokio::test]
+async fn a_mutation_that_lands_late_is_settled_by_its_answer() {
+    let stage = Stage::with("destroy_gpu_instance GPU-a gate\n* * ok", |o| o.deadlines.grace = Duration::from_secs(60));
+    let gate = stage.gate();
+    let first = stage.pid().await;
+    assert!(stage.hardware.destroy_gpu_instance(A, 3).await.unwrap_err().may_land());
+    let waiting = tokio::spawn({
+        let hardware = stage.hardware.clone();
+        async move { hardware.settle(A).await }
+    });
+    stage.hardware.read(B).await.unwrap();
+    tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
+    assert_eq!(waiting.await.unwrap(), Settled::Late(Ok(())));
+    stage.hardware.read(A).await.unwrap();
+    // It owes nothing any more and ends without waiting for the grace.
+    gone(first).await;
+    assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
+}
+
+#[tokio::test]
+async fn other_gpus_finish_on_an_abandoned_worker() {
+    let stage = Stage::with("read GPU-a hang\ndestroy_gpu_instance GPU-b gate\n* * ok", |o| {
+        o.deadlines.change = Duration::from_secs(60);
+    });
+    let gate = stage.gate();
+    let first = stage.pid().await;
+    let destroying = tokio::spawn({
+        let hardware = stage.hardware.clone();
+        async move { hardware.destroy_gpu_instance(B, 1).await }
+    });
+    assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::Deadline { may_land: false });
+    stage.hardware.read("GPU-c").await.unwrap();
+    assert!(alive(first), "it still carries a call");
+    tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
+    destroying.await.unwrap().unwrap();
+    gone(first).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_in_a_mutation_says_that_it_may_have_landed() {
+    let stage = Stage::new("create_gpu_instance GPU-a die\n* * ok");
+    let error = stage.hardware.create_gpu_instance(A, 0, WHOLE).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });
+    assert!(error.to_string().contains("SIGKILL"), "{error}");
+    // Nothing is pending: it is gone, so the GPU can be read at once.
+    assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
+    stage.hardware.read(A).await.unwrap();
+    assert_eq!(stage.log().iter().filter(|line| line.starts_with("create")).count(), 1, "never tried twice");
+}
+
+#[tokio::test]
+async fn a_gpu_whose_reading_kills_the_worker_does_not_take_the_others_along() {
+    let stage = Stage::new("read GPU-a die\n* * ok");
+    let reads = ["GPU-b", "GPU-c", A, "GPU-d", "GPU-e"].map(|uuid| {
+        let hardware = stage.hardware.clone();
+        async move { hardware.read(uuid).await }
+    });
+    let results = futures_in_order(reads.into_iter()).await;
+    for (position, result) in results.iter().enumerate() {
+        match position {
+            2 => assert_eq!(result.as_ref().unwrap_err().kind, ErrorKind::WorkerDied { may_have_landed: false }),
+            _ => assert!(result.is_ok(), "{position}: {result:?}"),
+        }
+    }
+    // It is left alone for a while, instead of ending the next worker too.
+    let started = stage.hardware.status().started;
+    let error = stage.hardware.read(A).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
+    stage.hardware.read(B).await.unwrap();
+    assert!(stage.hardware.status().started <= started + 1);
+    assert_eq!(stage.hardware.status().crashed, 2);
+}
+
+#[tokio::test]
+async fn a_read_survives_the_death_of_an_idle_or_busy_worker() {
+    let stage = Stage::new("read GPU-a gate\n* * ok");
+    let first = stage.pid().await;
+    kill(Pid::from_raw(i32::try_from(first).unwrap()), nix::sys::signal::SIGKILL).unwrap();
+    stage.hardware.read(B).await.unwrap();
+    let second = stage.pid().await;
+    assert_ne!(first, second);
+    // Busy: the call has begun when it waits at the gate.
+    let _gate = stage.gate();
+    let reading = tokio::spawn({
+        let hardware = stage.hardware.clone();
+        async move { hardware.read(A).await }
+    });
+    while !stage.log().iter().any(|line| line == "read GPU-a") {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    stage.behave("* * ok");
+    kill(Pid::from_raw(i32::try_from(second).unwrap()), nix::sys::signal::SIGKILL).unwrap();
+    reading.await.unwrap().unwrap();
+    assert_eq!(stage.hardware.status().crashed, 2);
+}
+
+#[tokio::test]
+async fn a_missing_driver_is_told_and_tried_again_only_when_asked() {
+    let stage = Stage::with("init * fail 9\n* * ok", |o| o.deadlines.retry = Duration::from_millis(50));
+    let error = stage.hardware.driver().await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::DriverNotLoaded);
+    assert!(error.hint().unwrap().contains("modprobe nvidia"));
+    // Right after, the same answer without another start; and none without a call.
+    assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::DriverNotLoaded);
+    assert_eq!(stage.hardware.status().started, 1);
+    assert_eq!(stage.hardware.status().failure.unwrap().kind, ErrorKind::DriverNotLoaded);
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert_eq!(stage.hardware.status().started, 1, "no loop");
+    stage.behave("* * ok");
+    stage.hardware.driver().await.unwrap();
+    assert_eq!(stage.hardware.status().started, 2);
+    assert_eq!(stage.hardware.status().failure, None);
+    assert_eq!(stage.hardware.status().crashed, 0);
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_at_start_is_an_error_and_not_a_loop() {
+    let stage = Stage::new("init * die");
+    for _ in 0..3 {
+        let error = stage.hardware.read(A).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::WorkerUnavailable, "{error}");
+    }
+    assert!(stage.hardware.status().started <= 3);
+    // A restart forgets the backoff.
+    stage.behave("* * ok");
+    stage.hardware.restart().await.unwrap();
+    stage.hardware.read(A).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_start_that_hangs_is_an_error_and_its_worker_goes() {
+    let stage = Stage::with("init * hang", |o| o.deadlines.start = Duration::from_millis(200));
+    let error = stage.hardware.driver().await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
+    assert!(error.to_string().contains("nvmlInit"), "{error}");
+    stage.behave("* * ok");
+    stage.hardware.restart().await.unwrap();
+    assert_eq!(stage.hardware.status().abandoned, []);
+    stage.hardware.driver().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_program_is_named() {
+    let stage = Stage::with("* * ok", |o| o.program = PathBuf::from("/nowhere/gpushd"));
+    let error = stage.hardware.driver().await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::WorkerUnavailable);
+    assert!(error.to_string().contains("/nowhere/gpushd"), "{error}");
+}
+
+#[tokio::test]
+async fn a_restart_sees_the_old_worker_gone() {
+    let stage = Stage::new("* * ok");
+    let first = stage.pid().await;
+    stage.hardware.restart().await.unwrap();
+    assert!(!alive(first));
+    let second = stage.pid().await;
+    assert_ne!(first, second);
+    assert_eq!(stage.hardware.status().crashed, 0);
+}
+
+#[tokio::test]
+async fn a_restart_waits_for_calls_and_makes_the_next_ones_wait() {
+    let stage = Stage::with("destroy_gpu_instance * gate\n* * ok", |o| o.deadlines.change = Duration::from_secs(60));
+    let gate = stage.gate();
+    let first = stage.pid().await;
+    let hardware = stage.hardware.clone();
+    let destroying = tokio::spawn(async move { hardware.destroy_gpu_instance(A, 1).await });
+    while stage.log().is_empty() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let hardware = stage.hardware.clone();
+    let restarting = tokio::spawn(async move { hardware.restart().await });
+    let hardware = stage.hardware.clone();
+    let reading = tokio::spawn(async move { hardware.read(B).await });
+    tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
+    destroying.await.unwrap().unwrap();
+    restarting.await.unwrap().unwrap();
+    assert!(!alive(first));
+    reading.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_will_not_end_is_killed() {
+    let stage = Stage::new("eof * hang\n* * ok");
+    let first = stage.pid().await;
+    stage.hardware.stop().await.unwrap();
+    assert!(!alive(first));
+}
+
+#[tokio::test]
+async fn stopped_hardware_refuses_until_resumed() {
+    let stage = Stage::new("* * ok");
+    let first = stage.pid().await;
+    stage.hardware.stop().await.unwrap();
+    assert!(!alive(first));
+    assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::Stopped);
+    assert_eq!(stage.hardware.driver().await.unwrap_err().kind, ErrorKind::Stopped);
+    stage.hardware.resume();
+    stage.hardware.read(A).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_worker_ends_with_the_last_handle() {
+    let stage = Stage::new("* * ok");
+    let pid = stage.pid().await;
+    let Stage { dir, hardware } = stage;
+    drop(hardware);
+    gone(pid).await;
+    drop(dir);
+}
+
+#[tokio::test]
+async fn a_worker_that_talks_nonsense_is_replaced() {
+    let stage = Stage::new("destroy_gpu_instance * nonsense\n* * ok");
+    let error = stage.hardware.destroy_gpu_instance(A, 1).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::WorkerDied { may_have_landed: true });
+    stage.hardware.read(A).await.unwrap();
+}
+
+#[tokio::test]
+async fn events_reach_their_listeners() {
+    let stage = Stage::new("read * event\n* * ok");
+    let mut events = stage.hardware.events();
+    stage.hardware.read(A).await.unwrap();
+    let event = events.recv().await.unwrap();
+    assert_eq!(event, Event { uuid: A.to_owned(), kind: EventKind::Xid(79), gi: Some(1), ci: None });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_four_gpus_are_read_at_once() {
+    let stage = Stage::with("* * ok", |o| o.deadlines.read = Duration::from_secs(30));
+    let reads = (0..64).map(|gpu| {
+        let hardware = stage.hardware.clone();
+        async move { hardware.read(&format!("GPU-{gpu}")).await }
+    });
+    let results = futures_in_order(reads).await;
+    assert_eq!(results.into_iter().filter(Result::is_ok).count(), 64);
+    assert_eq!(stage.hardware.status().started, 1);
+}

@@ -1,0 +1,287 @@
+//! The command line: what can be typed, and how it is explained.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Columns, GPUs and files are the same words everywhere; what differs is told here once.
+const EXIT_CODES: &str = "\
+Exit status:
+  0 done   1 other   2 usage   3 differs or drift   4 blocked or busy   5 denied
+  6 agent not reachable   7 unsupported   8 timed out   130 interrupted
+
+Environment:
+  GPUSH_SOCKET  socket of the agent, as --socket      NO_COLOR  no colours
+  GPUSH_CONFIG  config file for `config check` and offline plans";
+
+/// What a layout is, before a command's own examples.
+macro_rules! with_layouts {
+    ($examples:literal) => {
+        concat!(
+            "\
+Without a layout, each GPU shall be as its rule in the config says.
+An entry is [Nc.]PROFILE[@START][*COUNT]:
+  3g.40gb     one instance         1g.10gb*2    two of them
+  1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
+The layout `none` takes all idle instances away.
+
+Examples:
+",
+            $examples
+        )
+    };
+}
+
+/// Shape and watch the GPUs of this host through its agent, gpushd.
+#[derive(Debug, Parser)]
+#[command(name = "gpushctl", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options that every command takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Print one JSON document of the API's types on stdout, errors too
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// When to use colours; auto is on a terminal, unless NO_COLOR is set
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto)]
+    pub(crate) color: Color,
+    /// Draw with ASCII only; by itself where the locale is not UTF-8
+    #[arg(long, global = true)]
+    pub(crate) ascii: bool,
+    /// How long each answer of the agent may take
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(crate) timeout: f64,
+}
+
+/// `--color`; `auto` is on a terminal, unless `NO_COLOR` is set. (Docs on the values would make --help
+/// spell out every option over many lines.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s.is_finite() && (0.0..=86_400.0).contains(&s) => Ok(s),
+        Ok(_) | Err(_) => Err("seconds from 0 to 86400 are meant".to_owned()),
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Draw every GPU as its slices: what is free, what is used, by whom
+    #[command(after_help = "\
+Marks: ● in use   ○ idle   ! without a compute instance
+The numbers below a drawing are placements, as in the layout entry 2g.20gb@4.
+
+Examples:
+  gpushctl status
+  gpushctl status --gpu 0-3 --brief
+  watch -c gpushctl status --color always")]
+    Status(StatusArgs),
+    /// List GPUs, or show all about them
+    #[command(subcommand)]
+    Gpu(Gpu),
+    /// Plan, apply and check MIG layouts
+    #[command(subcommand)]
+    Mig(Mig),
+    /// Follow what the agent is doing, and what it did
+    #[command(subcommand)]
+    Operation(Operation),
+    /// Check a config file, or show the one in force
+    #[command(subcommand)]
+    Config(Config),
+    /// Versions of gpushctl, the agent, its API and the driver
+    Version,
+    /// Print the completion script of a shell
+    #[command(after_help = "\
+Examples:
+  gpushctl completions bash > /etc/bash_completion.d/gpushctl
+  gpushctl completions zsh > \"${fpath[1]}/_gpushctl\"")]
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Directory; made if it is absent
+        dir: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) which: Which,
+    /// Drawings only, without a line for each instance
+    #[arg(long, short)]
+    pub(crate) brief: bool,
+}
+
+/// `--gpu`.
+#[derive(Debug, Args)]
+pub(crate) struct Which {
+    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*'
+    #[arg(long = "gpu", short = 'g', value_name = "GPU", value_delimiter = ',')]
+    pub(crate) gpus: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Gpu {
+    /// One line a GPU; with --json all that the agent knows, profiles included
+    #[command(after_help = "\
+A saved list is a host that can be planned on elsewhere:
+  gpushctl gpu list --json > host.json
+  gpushctl mig plan --offline host.json --layout 3g.40gb,2g.20gb")]
+    List(Which),
+    /// All about one GPU or several
+    #[command(after_help = "\
+Examples:
+  gpushctl gpu show 0
+  gpushctl gpu show GPU-5e8c07a4 '*A30*'")]
+    Show {
+        /// GPUs, as for --gpu; all when none is named
+        #[arg(value_name = "GPU", value_delimiter = ',')]
+        gpus: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Mig {
+    /// What instances a GPU can hold, and where
+    Profiles(Which),
+    /// MIG devices with the names that programs take
+    #[command(after_help = "\
+A program runs on a MIG device by its UUID:
+  CUDA_VISIBLE_DEVICES=MIG-… program")]
+    Show(Which),
+    /// Show what would be done to reach a layout
+    #[command(after_help = with_layouts!(
+        "\
+  gpushctl mig plan                                as the config says
+  gpushctl mig plan --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
+  gpushctl mig plan --offline dgx-h100 --gpu 0 --layout 1g.10gb*7"
+    ))]
+    Plan {
+        #[command(flatten)]
+        wanted: Wanted,
+        #[command(flatten)]
+        offline: Offline,
+    },
+    /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
+    #[command(after_help = with_layouts!(
+        "\
+  gpushctl mig apply                               as the config says
+  gpushctl mig apply --gpu 0-3 training            a layout of the config
+  gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2"
+    ))]
+    Apply {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// Only show the plan
+        #[arg(long)]
+        dry_run: bool,
+        /// No progress while it runs
+        #[arg(long, short)]
+        quiet: bool,
+        /// Stop watching after so long; the agent goes on. 0 does not watch at all
+        #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+        wait: Option<f64>,
+    },
+    /// Exit with 3 unless the GPUs are as a layout wants them
+    #[command(after_help = with_layouts!(
+        "\
+  gpushctl mig assert || gpushctl mig apply        as the config says
+  gpushctl mig assert --gpu 0 --layout 7g.80gb"
+    ))]
+    Assert {
+        #[command(flatten)]
+        wanted: Wanted,
+        #[command(flatten)]
+        offline: Offline,
+    },
+}
+
+/// Which layout, on which GPUs.
+#[derive(Debug, Args)]
+pub(crate) struct Wanted {
+    /// Layout of the config, by name
+    #[arg(value_name = "NAME", conflicts_with = "layout")]
+    pub(crate) name: Option<String>,
+    /// Layout as entries with commas between
+    #[arg(long, short, value_name = "ENTRIES")]
+    pub(crate) layout: Option<String>,
+    #[command(flatten)]
+    pub(crate) which: Which,
+}
+
+/// Planning without an agent.
+#[derive(Debug, Args)]
+pub(crate) struct Offline {
+    /// Plan without an agent: for a preset, a file of `gpu list --json`, or - for stdin
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub(crate) offline: Option<String>,
+    /// Config for an offline plan by rule or named layout [env: GPUSH_CONFIG]
+    #[arg(long, value_name = "FILE", requires = "offline")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Operation {
+    /// Operations of this agent's life
+    List,
+    /// One operation; the last one when none is named
+    Show {
+        /// Such as op-17
+        id: Option<String>,
+    },
+    /// Watch an operation until it ends; its result is the exit status
+    Wait {
+        /// Such as op-17
+        id: String,
+        /// No progress while it runs
+        #[arg(long, short)]
+        quiet: bool,
+        /// Stop watching after so long
+        #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+        wait: Option<f64>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Config {
+    /// Read a config file as the agent would, and say what is wrong with it
+    #[command(after_help = "\
+Examples:
+  gpushctl config check /etc/gpush/config.toml
+  gpushctl config check new.toml --offline dgx-a100    do the layouts fit there?
+  gpushctl config check new.toml --offline host.json   or on this saved host?")]
+    Check {
+        /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+        /// Also match rules and plan layouts on a preset or a file of `gpu list --json`
+        #[arg(long, value_name = "PRESET|FILE")]
+        offline: Option<String>,
+    },
+    /// The config in force, with the GPUs that each rule claims
+    Show {
+        /// All of it as TOML, defaults filled in
+        #[arg(long)]
+        effective: bool,
+    },
+}

@@ -1,0 +1,72 @@
+//! What each command does. They ask the agent or `gpush-core`, and hand the answer to `render`.
+
+mod completions;
+mod config;
+mod gpu;
+mod mig;
+mod operation;
+mod status;
+mod version;
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Gpu};
+use gpush_client::{Client, Origin, Socket};
+use gpush_core::selector::Selector;
+
+use crate::{
+    args::{Cli, Command, Global, Which},
+    exit::{Failure, Outcome},
+    output::Output,
+};
+
+/// Carries out the command.
+pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
+    let global = &cli.global;
+    match cli.command {
+        Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
+        Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
+        Command::Mig(command) => mig::run(global, command, out),
+        Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
+        Command::Config(command) => config::run(global, command, out),
+        Command::Version => ask(global, async |client| version::run(client, out).await),
+        Command::Completions { shell } => completions::script(shell, out),
+        Command::Man { dir } => completions::man(&dir),
+    }
+}
+
+/// Runs what needs an agent. One thread, and only the drivers that a socket and a deadline need:
+/// this command is typed often and shall be back at once.
+fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))?;
+    let mut client = Client::new(socket(global)).deadline(Duration::from_secs_f64(global.timeout));
+    runtime.block_on(command(&mut client))
+}
+
+/// `--socket`, else `GPUSH_SOCKET`, else the system's or the user's agent.
+fn socket(global: &Global) -> Socket {
+    if let Some(path) = &global.socket {
+        return Socket::given(path, Origin::Option);
+    }
+    match std::env::var_os("GPUSH_SOCKET").filter(|path| !path.is_empty()) {
+        Some(path) => Socket::given(path, Origin::Environment),
+        None => Socket::default_for_user(),
+    }
+}
+
+/// The GPUs that `--gpu` names, in the host's order; all when it names none.
+fn select(gpus: Vec<Gpu>, which: &Which) -> Result<Vec<Gpu>, Failure> {
+    if which.gpus.is_empty() {
+        return Ok(gpus);
+    }
+    let positions = Selector::resolve(&which.gpus, &gpus)?;
+    let chosen = gpus.into_iter().enumerate().filter(|(at, _)| positions.contains(at));
+    Ok(chosen.map(|(_, gpu)| gpu).collect())
+}
+
+/// The error of a host on which there is nothing to show.
+fn no_gpu() -> ApiError {
+    ApiError::new(Code::NotFound, "the driver shows no GPU on this host")
+        .hint("`nvidia-smi -L` shows what the driver has, `lspci -d 10de:` what the host has")
+}

@@ -1,0 +1,124 @@
+//! `gpushctl config check` and `config show`.
+
+use std::path::{Path, PathBuf};
+
+use gpush_api::{ApiError, Code, ConfigView, GpuPlan, PlanRequest, Plans, Refusal};
+use gpush_core::{
+    config::{Config, ConfigErrors, Located},
+    desired,
+};
+use serde::Serialize;
+
+use crate::{
+    args::{self, Global},
+    exit::Outcome,
+    offline,
+    output::Output,
+    render,
+};
+
+/// `gpushctl config check --json`, for a file without errors.
+#[derive(Serialize)]
+struct Checked {
+    /// The config as the agent would show it.
+    config: ConfigView,
+    /// What is worth knowing though it is no error.
+    findings: Vec<String>,
+    /// Plans for the offline host, when one was named and rules claim some of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plans: Option<Plans>,
+}
+
+/// `gpushctl config check --json`, for a file with errors.
+#[derive(Serialize)]
+struct Wrong {
+    error: ApiError,
+    problems: Vec<Located>,
+}
+
+pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outcome {
+    match command {
+        args::Config::Check { file, offline } => check(file, offline.as_deref(), out),
+        args::Config::Show { effective } => super::ask(global, async |client| {
+            let view = client.config().await?;
+            if effective && !out.json {
+                out.verbatim(view.effective.as_bytes())?;
+            } else {
+                out.show(&view, |look| render::config::config(&view, look))?;
+            }
+            Ok(0)
+        }),
+    }
+}
+
+fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
+    let file = file.or_else(offline::environment).unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
+    if file == Path::new("-") && host == Some("-") {
+        let error = ApiError::new(Code::BadRequest, "stdin can't be both the config and the host");
+        return Err(error.hint("save one of them in a file").into());
+    }
+    let bytes = offline::read(&file)?;
+    let name = offline::name(&file);
+    let config = match Config::from_bytes(&bytes, &name) {
+        Ok(config) => config,
+        Err(errors) => return wrong(&errors, out),
+    };
+    let gpus = host.map(offline::host).transpose()?;
+    let known = gpus.as_deref().unwrap_or_default();
+    let view = config.view(Some(&name), known);
+    let mut findings = gpus.as_ref().map_or_else(Vec::new, |gpus| desired::findings(&config, gpus));
+    let plans = match &gpus {
+        None => None,
+        // A host of which no rule claims a GPU for MIG has nothing to plan; the findings say so.
+        Some(_) if !view.rules.iter().any(|r| r.mode == gpush_api::Mode::Mig && !r.claims.is_empty()) => {
+            findings.push("no rule claims a GPU for MIG".to_owned());
+            None
+        }
+        Some(gpus) => Some(desired::plan_host(&config, gpus, &PlanRequest::default())?),
+    };
+    let checked = Checked { config: view, findings, plans };
+    out.show(&checked, |look| {
+        render::config::checked(&checked.config, &checked.findings, checked.plans.as_ref(), known, look)
+    })?;
+    let impossible = checked.plans.iter().flat_map(|p| &p.plans).find(|p| never(p));
+    Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
+}
+
+/// Whether a plan is refused for a reason that lies in the config and the part, not in what runs on it
+/// just now.
+pub(crate) fn never(plan: &GpuPlan) -> bool {
+    match &plan.refusal {
+        Some(Refusal::Blocked { .. } | Refusal::MigOff { .. }) => false,
+        Some(
+            Refusal::UnknownProfile { .. }
+            | Refusal::NoSuchPlacement { .. }
+            | Refusal::PlacementsOverlap { .. }
+            | Refusal::TooMany { .. }
+            | Refusal::TooManySlices { .. }
+            | Refusal::NoEngine { .. }
+            | Refusal::NoArrangement { .. }
+            | Refusal::ComputeDoesNotFit { .. }
+            | Refusal::NoMig,
+        ) => true,
+        None => plan.error.is_some(),
+    }
+}
+
+fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
+    let error = ApiError::from(errors);
+    let status = error.code.exit_status();
+    if out.json {
+        out.document(&Wrong { error, problems: errors.located() })?;
+        return Ok(status);
+    }
+    // Each problem with its line and a caret says more than the list that the API's error has.
+    let mut text = errors.to_string();
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    out.remark(&format!("{text}\n"));
+    let mut short = error;
+    short.causes.clear();
+    short.hint = None;
+    Err(short.into())
+}

@@ -1,0 +1,32 @@
+//! `gpushctl gpu list` and `gpu show`.
+
+use gpush_client::Client;
+
+use crate::{
+    args::{Gpu, Which},
+    exit::Outcome,
+    output::Output,
+    render::{show, table},
+};
+
+pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Outcome {
+    match command {
+        Gpu::List(which) => {
+            // The JSON is a state that can be planned on offline, so it has the profiles.
+            let gpus = super::select(client.gpus(out.json).await?, which)?;
+            if gpus.is_empty() && !out.json {
+                return Err(super::no_gpu().into());
+            }
+            out.show(&gpus, |look| table::gpus(&gpus, look))?;
+        }
+        Gpu::Show { gpus } => {
+            let which = Which { gpus: gpus.clone() };
+            let gpus = super::select(client.gpus(true).await?, &which)?;
+            if gpus.is_empty() {
+                return Err(super::no_gpu().into());
+            }
+            out.show(&gpus, |look| gpus.iter().map(|gpu| show::gpu(gpu, look)).collect::<Vec<_>>().join("\n"))?;
+        }
+    }
+    Ok(0)
+}

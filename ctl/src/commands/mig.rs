@@ -1,0 +1,114 @@
+//! `gpushctl mig profiles|show|plan|apply|assert`.
+
+use gpush_api::{ApiError, ApplyRequest, Code, GpuPlan, LayoutSource, PlanRequest, Plans};
+use gpush_client::Client;
+use gpush_core::layout;
+
+use crate::{
+    args::{Global, Mig, Offline, Wanted},
+    exit::{DIFFERS, Outcome},
+    offline,
+    output::Output,
+    render::{plan, profiles, show},
+};
+
+pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
+    match command {
+        Mig::Profiles(which) => super::ask(global, async |client| {
+            let gpus = super::select(client.gpus(true).await?, &which)?;
+            if gpus.is_empty() && !out.json {
+                return Err(super::no_gpu().into());
+            }
+            out.show(&gpus, |look| profiles::profiles(&gpus, look))?;
+            Ok(0)
+        }),
+        Mig::Show(which) => super::ask(global, async |client| {
+            let gpus = super::select(client.gpus(false).await?, &which)?;
+            if gpus.is_empty() && !out.json {
+                return Err(super::no_gpu().into());
+            }
+            out.show(&gpus, |look| show::mig_devices(&gpus, look))?;
+            Ok(0)
+        }),
+        Mig::Plan { wanted, offline } => planned(global, &wanted, &offline, out, show_plan),
+        Mig::Assert { wanted, offline } => planned(global, &wanted, &offline, out, assert),
+        Mig::Apply { wanted, dry_run: true, .. } => {
+            planned(global, &wanted, &Offline { offline: None, config: None }, out, show_plan)
+        }
+        Mig::Apply { wanted, dry_run: false, quiet, wait } => {
+            super::ask(global, async |client| apply(client, &wanted, quiet, wait, out).await)
+        }
+    }
+}
+
+/// The layout that was typed: nothing is the config's, a name or entries are told apart by their form.
+fn source(wanted: &Wanted) -> LayoutSource {
+    match wanted.name.as_ref().or(wanted.layout.as_ref()) {
+        None => LayoutSource::Config,
+        Some(text) => layout::source_of(text),
+    }
+}
+
+/// Plans by the agent or offline, and hands the plans on with the GPUs that they are for.
+fn planned(
+    global: &Global,
+    wanted: &Wanted,
+    how: &Offline,
+    out: &Output,
+    tell: fn(&Plans, &[gpush_api::Gpu], &Output) -> Outcome,
+) -> Outcome {
+    let request = PlanRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted) };
+    if let Some(host) = &how.offline {
+        let (plans, gpus) = offline::plan(host, how.config.as_deref(), &request)?;
+        return tell(&plans, &gpus, out);
+    }
+    super::ask(global, async |client| {
+        let plans = client.plan(&request).await?;
+        // Only for the drawing: the JSON is the plans alone.
+        let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
+        tell(&plans, &gpus, out)
+    })
+}
+
+fn show_plan(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
+    out.show(plans, |look| plan::plans(plans, gpus, look))?;
+    Ok(refusals(plans).map(|(code, _)| code.exit_status()).next().unwrap_or(0))
+}
+
+/// Each refused plan with its code.
+fn refusals(plans: &Plans) -> impl Iterator<Item = (Code, &GpuPlan)> {
+    plans.plans.iter().filter(|p| p.refusal.is_some() || p.error.is_some()).map(|plan| {
+        let code = plan.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code);
+        (code, plan)
+    })
+}
+
+/// 0 when every GPU is as wanted, 3 when one differs, another status when the question has no answer.
+fn assert(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
+    out.show(plans, |look| {
+        if !plans.plans.is_empty() && plans.plans.iter().all(plan::as_wanted) {
+            return String::new();
+        }
+        plan::plans(plans, gpus, look)
+    })?;
+    // A layout that can't be has no GPU that could be like it: that is the asker's error. One that
+    // is only blocked, or waits for MIG mode, is a difference.
+    let wrong = refusals(plans).find(|(_, plan)| super::config::never(plan));
+    Ok(match wrong {
+        Some((code, _)) => code.exit_status(),
+        None if plans.plans.iter().all(plan::as_wanted) => 0,
+        None => DIFFERS,
+    })
+}
+
+async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f64>, out: &Output) -> Outcome {
+    let request = ApplyRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted) };
+    // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.
+    let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
+    let one = client.apply(&request).await?;
+    if one.plans.is_empty() && !out.json {
+        let error = ApiError::new(Code::NotFound, "no GPU is meant: the config claims none for MIG");
+        return Err(error.hint("name one with --gpu and a layout; the rules: `gpushctl config show`").into());
+    }
+    super::operation::watch(client, one, &before, quiet, wait, out).await
+}

@@ -1,0 +1,32 @@
+//! `gpushctl status`.
+
+use gpush_api::HealthStatus;
+use gpush_client::Client;
+
+use crate::{
+    args::StatusArgs,
+    exit::{Failure, Outcome},
+    output::Output,
+    render::status::{Status, status},
+};
+
+pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) -> Outcome {
+    let version = client.version().await?;
+    let health = client.health().await?;
+    let gpus = match client.gpus(false).await {
+        Ok(gpus) => super::select(gpus, &args.which)?,
+        // An agent without a driver is up and says why: that is its status, and no GPUs.
+        Err(error)
+            if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) =>
+        {
+            let code = error.code().exit_status();
+            let shown = Status { version, health, gpus: Vec::new() };
+            out.show(&shown, |look| status(&shown, args.brief, look))?;
+            return Ok(code);
+        }
+        Err(error) => return Err(Failure::from(error)),
+    };
+    let shown = Status { version, health, gpus };
+    out.show(&shown, |look| status(&shown, args.brief, look))?;
+    Ok(0)
+}

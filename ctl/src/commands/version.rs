@@ -1,0 +1,60 @@
+//! `gpushctl version`.
+
+use gpush_api::{ApiError, Version};
+use gpush_client::Client;
+use serde::Serialize;
+
+use crate::{exit::Outcome, output::Output};
+
+/// `gpushctl version --json`.
+#[derive(Serialize)]
+struct Versions<'a> {
+    /// Version of gpushctl.
+    ctl: &'static str,
+    /// API that it speaks.
+    api: &'static str,
+    /// What the agent says of itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agent: Option<&'a Version>,
+    /// Why it could not be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<ApiError>,
+}
+
+pub(super) async fn run(client: &mut Client, out: &Output) -> Outcome {
+    let ctl = env!("CARGO_PKG_VERSION");
+    let api = gpush_client::API;
+    let agent = client.version().await;
+    if out.json {
+        let error = agent.as_ref().err().map(|e| ApiError::clone(&e.error));
+        let status = error.as_ref().map_or(0, |e| e.code.exit_status());
+        out.document(&Versions { ctl, api, agent: agent.as_ref().ok(), error })?;
+        return Ok(status);
+    }
+    let mut text = format!("gpushctl  {ctl}\nAPI       {api}\n");
+    // Its own version is known whatever the agent says: printed first, then the error.
+    let agent = match agent {
+        Ok(agent) => agent,
+        Err(error) => {
+            out.text(&text)?;
+            return Err(error.into());
+        }
+    };
+    let look = &out.look;
+    text += &format!("gpushd    {} (API {})\n", look.clean(&agent.agent), look.clean(&agent.api));
+    text += &match &agent.driver {
+        Some(driver) => {
+            let simulated = if driver.simulated { ", SIMULATED: no hardware behind it" } else { "" };
+            format!(
+                "driver    {} (NVML {}, CUDA {}){simulated}\nlibrary   {}\n",
+                look.clean(&driver.version),
+                look.clean(&driver.nvml),
+                look.clean(&driver.cuda),
+                look.clean(&driver.library)
+            )
+        }
+        None => "driver    none\n".to_owned(),
+    };
+    out.text(&text)?;
+    Ok(0)
+}

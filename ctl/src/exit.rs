@@ -1,0 +1,112 @@
+//! How the process ends: exit statuses and errors (docs/exit-codes.md).
+
+use std::process::ExitCode;
+
+use gpush_api::{ApiError, Code};
+
+use crate::output::Output;
+
+/// What was asked for differs from what is (`mig assert`).
+pub(crate) const DIFFERS: u8 = 3;
+
+/// Ended by Ctrl-C: 128 + SIGINT, as a shell has it.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Why a command ends early.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// To be told.
+    Error(Box<ApiError>),
+    /// Nobody reads stdout any more, as in `gpushctl status | head -1`: no one is to be told.
+    BrokenPipe,
+}
+
+/// A command's end: its exit status, everything that there is to say being said.
+pub(crate) type Outcome = Result<u8, Failure>;
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        Self::Error(Box::new(error))
+    }
+}
+
+impl From<gpush_client::Error> for Failure {
+    fn from(error: gpush_client::Error) -> Self {
+        Self::Error(error.error)
+    }
+}
+
+/// An error of the system that has an object and a cause.
+pub(crate) fn io(what: impl Into<String>, cause: &std::io::Error) -> ApiError {
+    let code = match cause.kind() {
+        std::io::ErrorKind::NotFound => Code::NotFound,
+        std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => Code::BadRequest,
+        std::io::ErrorKind::PermissionDenied => Code::Denied,
+        _ => Code::Internal,
+    };
+    ApiError::new(code, what).cause(cause.to_string())
+}
+
+/// Tells what there is to tell and gives the process its status.
+pub(crate) fn finish(outcome: Outcome, out: &Output) -> ExitCode {
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
+        Err(Failure::Error(error)) => {
+            out.error(&error);
+            ExitCode::from(error.code.exit_status())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The code after this one, so that none can be forgotten here.
+    fn next(code: Code) -> Option<Code> {
+        Some(match code {
+            Code::BadRequest => Code::NotFound,
+            Code::NotFound => Code::Denied,
+            Code::Denied => Code::UnknownProfile,
+            Code::UnknownProfile => Code::LayoutImpossible,
+            Code::LayoutImpossible => Code::Blocked,
+            Code::Blocked => Code::Conflict,
+            Code::Conflict => Code::Unsupported,
+            Code::Unsupported => Code::DriverUnavailable,
+            Code::DriverUnavailable => Code::DriverError,
+            Code::DriverError => Code::DriverTimeout,
+            Code::DriverTimeout => Code::GpuLost,
+            Code::GpuLost => Code::ConfigInvalid,
+            Code::ConfigInvalid => Code::Unavailable,
+            Code::Unavailable => Code::Unreachable,
+            Code::Unreachable => Code::TimedOut,
+            Code::TimedOut => Code::Internal,
+            Code::Internal => return None,
+        })
+    }
+
+    #[test]
+    fn the_documented_statuses_are_the_real_ones() {
+        let document = include_str!("../../docs/exit-codes.md");
+        let mut statuses = std::collections::BTreeMap::new();
+        // Rows `| 6 | `unavailable` `unreachable` |`: a status and nothing but codes.
+        for row in document.lines().filter_map(|l| l.strip_prefix("| ")) {
+            let cells: Vec<_> = row.trim_end_matches(" |").split(" | ").collect();
+            if let [status, codes] = cells[..]
+                && let Ok(status) = status.parse::<u8>()
+            {
+                for code in codes.split_whitespace() {
+                    statuses.insert(code.trim_matches('`').to_owned(), status);
+                }
+            }
+        }
+        let all: Vec<Code> = std::iter::successors(Some(Code::BadRequest), |code| next(*code)).collect();
+        for code in &all {
+            let name = serde_json::to_value(code).unwrap().as_str().unwrap().to_owned();
+            assert_eq!(statuses.remove(&name), Some(code.exit_status()), "{name} in docs/exit-codes.md");
+        }
+        assert!(statuses.is_empty(), "codes that there are not: {statuses:?}");
+        println!("{} codes checked", all.len());
+    }
+}

@@ -1,0 +1,80 @@
+//! Planning and checking without an agent: a preset or a saved host, and `gpush-core`.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use gpush_api::{ApiError, Code, Gpu, LayoutSource, PlanRequest, Plans};
+use gpush_core::{config::Config, desired, preset};
+
+use crate::exit;
+
+/// Where the agent's config is when nothing else is said.
+pub(crate) const DEFAULT_CONFIG: &str = "/etc/gpush/config.toml";
+
+/// Largest file that is read, in bytes.
+const LARGEST: u64 = 64 << 20;
+
+/// The GPUs of a preset by name, of a file that `gpu list --json` wrote, or of stdin for `-`.
+pub(crate) fn host(text: &str) -> Result<Vec<Gpu>, ApiError> {
+    if text != "-" && preset::names().any(|(name, _)| name == text) {
+        return preset::gpus(text);
+    }
+    let path = Path::new(text);
+    // What looks like a path, or is one, is meant as one; anything else is a preset's name misspelt.
+    if text == "-" || path.exists() || text.contains('/') || path.extension().is_some() {
+        return preset::saved(&read(path)?, &name(path));
+    }
+    preset::gpus(text)
+}
+
+/// Plans a request on an offline host.
+pub(crate) fn plan(text: &str, config: Option<&Path>, request: &PlanRequest) -> Result<(Plans, Vec<Gpu>), ApiError> {
+    let gpus = host(text)?;
+    let config = match (config, &request.layout) {
+        (Some(path), _) => load(path)?,
+        (None, LayoutSource::Entries(_)) => Config::default(),
+        (None, LayoutSource::Named(name)) if name == "none" => Config::default(),
+        (None, LayoutSource::Named(_) | LayoutSource::Config) => match environment() {
+            Some(path) => load(&path)?,
+            None => {
+                let what = "an offline plan by rule or by a layout's name needs a config";
+                return Err(ApiError::new(Code::BadRequest, what)
+                    .hint(format!("--config {DEFAULT_CONFIG}; or give entries: --layout 3g.40gb,2g.20gb")));
+            }
+        },
+    };
+    let plans = desired::plan_host(&config, &gpus, request)?;
+    Ok((plans, gpus))
+}
+
+/// `GPUSH_CONFIG`.
+pub(crate) fn environment() -> Option<PathBuf> {
+    std::env::var_os("GPUSH_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// Reads a config file as the agent would.
+fn load(path: &Path) -> Result<Config, ApiError> {
+    Config::from_bytes(&read(path)?, &name(path)).map_err(|errors| ApiError::from(&errors))
+}
+
+/// What a file is called in messages.
+pub(crate) fn name(path: &Path) -> String {
+    if path == Path::new("-") { "stdin".to_owned() } else { path.display().to_string() }
+}
+
+/// Reads a file, or stdin for `-`.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    let result = if path == Path::new("-") {
+        std::io::stdin().lock().take(LARGEST).read_to_end(&mut bytes)
+    } else {
+        std::fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes))
+    };
+    result.map_err(|e| {
+        let error = exit::io(format!("can't read {}", name(path)), &e);
+        error.hint("give the path of a file that you can read, or - for stdin")
+    })?;
+    Ok(bytes)
+}

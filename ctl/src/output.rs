@@ -1,0 +1,170 @@
+//! Where output goes: stdout for results, stderr for errors and progress; with `--json` one document
+//! on stdout, whatever happens, and silence on stderr.
+
+use std::{
+    borrow::Cow,
+    io::{IsTerminal, Write},
+};
+
+use anstream::{AutoStream, ColorChoice};
+use gpush_api::ApiError;
+use serde::Serialize;
+
+use crate::{
+    args::{Color, Global},
+    exit::Failure,
+    render::{Charset, Look, trouble},
+};
+
+/// Columns when nothing tells.
+const USUAL_WIDTH: usize = 80;
+
+/// How this run prints.
+#[derive(Debug)]
+pub(crate) struct Output {
+    pub(crate) json: bool,
+    pub(crate) look: Look,
+    color: ColorChoice,
+}
+
+/// An error in a `--json` document: `{"error": {"code": …}}`.
+#[derive(Serialize)]
+struct ErrorDocument<'a> {
+    error: &'a ApiError,
+}
+
+impl Output {
+    pub(crate) fn new(global: &Global) -> Self {
+        let color = match global.color {
+            Color::Auto => ColorChoice::Auto,
+            Color::Always => ColorChoice::Always,
+            Color::Never => ColorChoice::Never,
+        };
+        let charset = if global.ascii || !locale_is_utf8(|name| std::env::var(name).ok()) {
+            Charset::Ascii
+        } else {
+            Charset::Utf8
+        };
+        let look = Look { width: width(), charset, now: jiff::Timestamp::now() };
+        Self { json: global.json, look, color }
+    }
+
+    /// Prints text for people.
+    pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
+        let text = self.dressed(text, &std::io::stdout());
+        self.verbatim(text.as_bytes())
+    }
+
+    /// Text with its colours or without, as befits the stream. The stream of stdout may be a terminal
+    /// while stderr is not, so each decides for itself. Done here and not by a stream in between, which
+    /// would write in small pieces: on a large host that took longer than all the rest.
+    fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
+        let choice = match self.color {
+            ColorChoice::Auto => AutoStream::choice(stream),
+            ColorChoice::AlwaysAnsi | ColorChoice::Always | ColorChoice::Never => self.color,
+        };
+        match choice {
+            ColorChoice::Never => Cow::Owned(anstream::adapter::strip_str(text).to_string()),
+            ColorChoice::Auto | ColorChoice::AlwaysAnsi | ColorChoice::Always => Cow::Borrowed(text),
+        }
+    }
+
+    /// Prints text as it is, such as a script or TOML.
+    pub(crate) fn verbatim(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let mut stdout = std::io::stdout().lock();
+        written(stdout.write_all(bytes).and_then(|()| stdout.flush()))
+    }
+
+    /// Prints one JSON document.
+    pub(crate) fn document<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        self.verbatim(&json(value)?)
+    }
+
+    /// Prints the value as JSON, or the text that `draw` makes.
+    pub(crate) fn show<T: Serialize>(&self, value: &T, draw: impl FnOnce(&Look) -> String) -> Result<(), Failure> {
+        if self.json { self.document(value) } else { self.text(&draw(&self.look)) }
+    }
+
+    /// Tells an error: on stderr, or as the JSON document.
+    pub(crate) fn error(&self, error: &ApiError) {
+        if self.json {
+            error_document(error);
+            return;
+        }
+        let lines = trouble::lines("error", error, 0, &self.look);
+        self.remark(&(lines.join("\n") + "\n"));
+    }
+
+    /// Says something beside the result, on stderr; nothing with `--json`.
+    pub(crate) fn remark(&self, text: &str) {
+        if !self.json {
+            let mut stderr = std::io::stderr();
+            let text = self.dressed(text, &stderr);
+            let _ = stderr.write_all(text.as_bytes());
+        }
+    }
+}
+
+/// Prints an error as the JSON document, also when the command line could not be read.
+pub(crate) fn error_document(error: &ApiError) {
+    if let Ok(bytes) = json(&ErrorDocument { error }) {
+        // With stdout gone there is nowhere left to say it; the exit status does.
+        let _ = std::io::stdout().lock().write_all(&bytes);
+    }
+}
+
+fn json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| {
+        ApiError::new(gpush_api::Code::Internal, "the answer can't be written as JSON").cause(e.to_string())
+    })?;
+    bytes.push(b'\n');
+    Ok(bytes)
+}
+
+fn written(result: std::io::Result<()>) -> Result<(), Failure> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::BrokenPipe),
+        Err(e) => Err(crate::exit::io("can't write to stdout", &e).into()),
+    }
+}
+
+/// The terminal's width; `COLUMNS` where stdout is none.
+fn width() -> usize {
+    let stdout = std::io::stdout();
+    if stdout.is_terminal()
+        && let Some((terminal_size::Width(columns), _)) = terminal_size::terminal_size_of(&stdout)
+        && columns > 0
+    {
+        return usize::from(columns);
+    }
+    let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    columns.filter(|n| (20..=1000).contains(n)).unwrap_or(USUAL_WIDTH)
+}
+
+/// Whether text is UTF-8 by the variables of the locale, in their order of precedence.
+fn locale_is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(variable).find(|value| !value.is_empty());
+    locale.is_some_and(|name| {
+        let name = name.to_ascii_lowercase();
+        name.contains("utf-8") || name.contains("utf8")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_locale_decides_in_the_order_of_posix() {
+        let utf8 = |set: &[(&str, &str)]| {
+            locale_is_utf8(|name| set.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()))
+        };
+        assert!(!utf8(&[]), "no locale is the C locale");
+        assert!(utf8(&[("LANG", "de_DE.UTF-8")]));
+        assert!(utf8(&[("LANG", "C.utf8")]));
+        assert!(!utf8(&[("LANG", "de_DE.UTF-8"), ("LC_ALL", "C")]));
+        assert!(!utf8(&[("LANG", "en_US.UTF-8"), ("LC_CTYPE", "POSIX")]));
+        assert!(utf8(&[("LANG", "C"), ("LC_CTYPE", "C.UTF-8"), ("LC_ALL", "")]));
+    }
+}

@@ -1,0 +1,27 @@
+//! Turning the API's types into text for people.
+//!
+//! Everything here is a pure function of a value and a [`Look`]: width, characters, time. Text comes
+//! out with its colours; whoever prints it strips them where they don't belong. So each picture has
+//! a snapshot test that needs no agent and no terminal.
+
+pub(crate) mod bar;
+pub(crate) mod config;
+pub(crate) mod gpu;
+pub(crate) mod look;
+pub(crate) mod operation;
+pub(crate) mod plan;
+pub(crate) mod profiles;
+pub(crate) mod progress;
+pub(crate) mod show;
+pub(crate) mod slices;
+pub(crate) mod status;
+pub(crate) mod table;
+pub(crate) mod trouble;
+pub(crate) mod who;
+
+#[cfg(test)]
+pub(crate) mod fixtures;
+#[cfg(test)]
+mod pictures;
+
+pub(crate) use look::{Charset, Look};

@@ -1,0 +1,57 @@
+//! Memory as a line that fills from the left, with its figures.
+
+use gpush_api::Memory;
+
+use super::{
+    Charset, Look,
+    look::{QUIET, USED, gib, paint},
+};
+
+/// A line of `columns`: the heavy part is in use. In UTF-8 it has half columns.
+pub(crate) fn line(memory: Memory, columns: usize, look: &Look) -> String {
+    let (full, half, empty) = match look.charset {
+        Charset::Utf8 => ("━", "╸", "─"),
+        Charset::Ascii => ("#", "", "."),
+    };
+    let steps = if half.is_empty() { 1 } else { 2 };
+    let all = (columns * steps) as u64;
+    let used = memory.used_mib.min(memory.total_mib);
+    // Rounded to the nearest step, yet a little use shows, and not quite full is not full. What the
+    // driver reserves for itself (some MiB on every idle instance) is no use.
+    let filled = match (used * all + memory.total_mib / 2).checked_div(memory.total_mib) {
+        None => 0,
+        Some(n) if used == memory.total_mib => n,
+        Some(n) => n.clamp(u64::from(used * 100 >= memory.total_mib), all - 1),
+    } as usize;
+    let heavy = format!("{}{}", full.repeat(filled / steps), if filled % steps == 1 { half } else { "" });
+    let rest = columns - filled.div_ceil(steps);
+    format!("{}{}", paint(USED, &heavy), paint(QUIET, &empty.repeat(rest)))
+}
+
+/// `12.1/39.5 GiB`, both figures in the width of `139.5`, so that columns of them align.
+pub(crate) fn figures(memory: Memory) -> String {
+    format!("{:>5}/{:>5} GiB", gib(memory.used_mib), gib(memory.total_mib))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(used_mib: u64, total_mib: u64, charset: Charset) -> String {
+        let look = Look { width: 80, charset, now: jiff::Timestamp::UNIX_EPOCH };
+        anstream::adapter::strip_str(&line(Memory { used_mib, total_mib }, 8, &look)).to_string()
+    }
+
+    #[test]
+    fn bars_are_to_scale_and_never_hide_the_ends() {
+        let bars: Vec<_> =
+            [0, 9, 10, 500, 560, 999, 1000, 2000].iter().map(|u| drawn(*u, 1000, Charset::Utf8)).collect();
+        assert_eq!(
+            bars,
+            ["────────", "────────", "╸───────", "━━━━────", "━━━━╸───", "━━━━━━━╸", "━━━━━━━━", "━━━━━━━━"]
+        );
+        let bars: Vec<_> = [0, 9, 10, 500, 999, 1000].iter().map(|u| drawn(*u, 1000, Charset::Ascii)).collect();
+        assert_eq!(bars, ["........", "........", "#.......", "####....", "#######.", "########"]);
+        assert_eq!(drawn(5, 0, Charset::Utf8), "────────", "a reading of nothing is no division by zero");
+    }
+}

@@ -1,0 +1,98 @@
+//! The config in force, as tables.
+
+use gpush_api::{ConfigView, Gpu, Plans, RuleView};
+
+use super::{
+    Look, gpu,
+    look::{NEW, NOTE, QUIET, STRONG, count, paint},
+    status::gpu_numbers,
+    table::{Align, table},
+    trouble,
+};
+
+/// `gpushctl config show`.
+pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
+    let mut out = match &view.path {
+        Some(path) => format!("{}\n", paint(STRONG, &look.clean(path))),
+        None => paint(NOTE, "no config file: built-in defaults, every GPU is unmanaged") + "\n",
+    };
+    if !view.rules.is_empty() {
+        out.push('\n');
+        out += &rules(&view.rules, look);
+    }
+    if !view.layouts.is_empty() {
+        out.push('\n');
+        let rows = view.layouts.iter().map(|l| vec![look.clean(&l.name), look.clean(&l.entries.join(", "))]).collect();
+        out += &table(&[("LAYOUT", Align::Left), ("INSTANCES", Align::Left)], rows, 0, look);
+    }
+    out
+}
+
+/// Rules in order, with the GPUs that each claims.
+pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
+    let columns = [
+        ("RULE", Align::Left),
+        ("GPUS", Align::Left),
+        ("MODE", Align::Left),
+        ("LAYOUT", Align::Left),
+        ("CLAIMS", Align::Left),
+    ];
+    let rows = rules
+        .iter()
+        .map(|rule| {
+            let claims = if rule.claims.is_empty() { "no GPU".to_owned() } else { gpu_numbers(&rule.claims) };
+            vec![
+                look.clean(&rule.name),
+                look.clean(&rule.gpus.join(", ")),
+                gpu::mode(rule.mode).to_owned(),
+                rule.layout.as_ref().map_or_else(|| "-".to_owned(), |l| look.clean(&l.join(", "))),
+                claims,
+            ]
+        })
+        .collect();
+    table(&columns, rows, 0, look)
+}
+
+/// `gpushctl config check` of a file without errors; `gpus` are those of the offline host, if one was
+/// named.
+pub(crate) fn checked(
+    view: &ConfigView,
+    findings: &[String],
+    plans: Option<&Plans>,
+    gpus: &[Gpu],
+    look: &Look,
+) -> String {
+    let path = view.path.as_deref().unwrap_or_default();
+    let (rules_in, layouts) = (count(view.rules.len(), "rule"), count(view.layouts.len(), "layout"));
+    let mut out = format!("{}: {}, {rules_in}, {layouts}\n", look.clean(path), paint(NEW, "no errors"));
+    if gpus.is_empty() {
+        return out;
+    }
+    if !view.rules.is_empty() {
+        out.push('\n');
+        out += &rules(&view.rules, look);
+    }
+    let free: Vec<u32> =
+        gpus.iter().map(|g| g.index).filter(|index| !view.rules.iter().any(|r| r.claims.contains(index))).collect();
+    if !free.is_empty() {
+        out += &format!("{}\n", paint(QUIET, &format!("unmanaged, no rule claims: {}", gpu_numbers(&free))));
+    }
+    for finding in findings {
+        for line in look.wrap("! ", &look.clean(finding)) {
+            out += &format!("{}\n", paint(NOTE, &line));
+        }
+    }
+    if let Some(plans) = plans {
+        out.push('\n');
+        let fits: Vec<u32> =
+            plans.plans.iter().filter(|p| p.refusal.is_none() && p.error.is_none()).map(|p| p.gpu).collect();
+        if !fits.is_empty() {
+            out += &format!("{}: the layout fits\n", gpu_numbers(&fits));
+        }
+        for error in plans.plans.iter().filter_map(|p| p.error.as_ref()) {
+            out += &trouble::lines("refused", error, 0, look).join("\n");
+            out.push('\n');
+        }
+    }
+    out
+}

@@ -1,0 +1,292 @@
+//! One GPU in `gpushctl status`: heading, slices, a line for each thing that can be used, notes.
+//!
+//! ```text
+//! GPU 0  A100-SXM4-80GB  07:00.0  mig (training)                     12.3/80.0 GiB
+//!   ╭──── slices ────╮
+//!   ● 3g.40gb@0  GI 2 CI 0  ━━━━╸───   12.1/ 39.5 GiB  alice 4123 python train.py
+//!   ! 2 things are not as the config wants them
+//! ```
+
+use anstyle::Style;
+use gpush_api::{Gpu, GpuInstance, GpuState, Memory, Mig, Mode, Process};
+
+use super::{
+    Look, bar,
+    look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
+    slices::{self, Use},
+    who,
+};
+
+/// Blanks before everything below a heading.
+pub(crate) const INDENT: usize = 2;
+
+/// Longest profile-and-placement text in a table; longer ones push their own line only.
+const LONGEST_WHAT: usize = 20;
+
+/// A line of what can be used: an instance, a compute instance in it, or the whole GPU.
+pub(crate) struct Row {
+    mark: &'static str,
+    style: Style,
+    what: String,
+    ids: String,
+    uuid: String,
+    memory: Option<Memory>,
+    processes: Vec<Process>,
+    /// Said in place of processes.
+    remark: &'static str,
+}
+
+/// Column widths, the same for all GPUs of one output, so that the eye can run down.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Columns {
+    what: usize,
+    ids: usize,
+    memory: bool,
+}
+
+impl Columns {
+    pub(crate) fn of<'a>(rows: impl Iterator<Item = &'a Row>) -> Self {
+        rows.fold(Self::default(), |columns, row| Self {
+            what: columns.what.max(width(&row.what).min(LONGEST_WHAT)),
+            ids: columns.ids.max(width(&row.ids)),
+            memory: columns.memory || row.memory.is_some(),
+        })
+    }
+}
+
+/// How a GPU is shared, for its heading: `mig (training)`.
+fn sharing(gpu: &Gpu, look: &Look) -> String {
+    let mode = mode(gpu.mode);
+    match &gpu.rule {
+        Some(rule) => format!("{mode} ({})", look.clean(rule)),
+        None => mode.to_owned(),
+    }
+}
+
+/// A mode as the config writes it.
+pub(crate) fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Unmanaged => "unmanaged",
+        Mode::Exclusive => "exclusive",
+        Mode::Mig => "mig",
+        Mode::Mps => "mps",
+        Mode::Timeslice => "timeslice",
+    }
+}
+
+/// A state in a word, and how loud it is.
+pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
+    match state {
+        GpuState::Ready => ("ready", PLAIN),
+        GpuState::Changing => ("changing", NOTE),
+        GpuState::Degraded => ("degraded", BAD),
+        GpuState::Unknown => ("unknown", BAD),
+        GpuState::Lost => ("lost", BAD),
+    }
+}
+
+/// The heading: what it is on the left, memory on the right.
+pub(crate) fn heading(gpu: &Gpu, look: &Look) -> String {
+    let number = format!("GPU {}", gpu.index);
+    let (state_word, state_style) = state(gpu.state);
+    let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
+    let right = format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib));
+    let sharing = sharing(gpu, look);
+    let mut name = look.clean(product(&gpu.name));
+    let mut address = look.clean(pci(&gpu.pci));
+
+    let columns = |name: &str, address: &str| {
+        let gap = |text: &str| if text.is_empty() { 0 } else { width(text) + 2 };
+        width(&number) + gap(name) + gap(address) + gap(&sharing) + gap(state_word) + 2 + width(&right)
+    };
+    // What is too wide gives way: first the product name's tail, then the address, which `gpu show` has.
+    let over = columns(&name, &address).saturating_sub(look.width);
+    if over > 0 {
+        name = look.fit(&name, width(&name).saturating_sub(over).max(16));
+    }
+    if columns(&name, &address) > look.width {
+        address.clear();
+    }
+    let fill = look.width.saturating_sub(columns(&name, &address)) + 2;
+    let quiet = gpu.mode == Mode::Unmanaged && gpu.state == GpuState::Ready;
+    let mut out = paint(if quiet { QUIET } else { STRONG }, &number);
+    for (text, style) in [
+        (name.as_str(), if quiet { QUIET } else { PLAIN }),
+        (address.as_str(), QUIET),
+        (sharing.as_str(), QUIET),
+        (state_word, state_style),
+    ] {
+        if !text.is_empty() {
+            out += &format!("  {}", paint(style, text));
+        }
+    }
+    out + &" ".repeat(fill) + &paint(if quiet { QUIET } else { PLAIN }, &right)
+}
+
+/// Lines of a GPU, in the order of their slices.
+pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
+    if mig.is_none() || !gpu.processes.is_empty() {
+        let usage = if gpu.processes.is_empty() { Use::Idle } else { Use::Busy };
+        rows.push(Row {
+            mark: usage.mark(look),
+            style: usage.style(),
+            what: "whole GPU".to_owned(),
+            ids: String::new(),
+            uuid: String::new(),
+            memory: mig.is_none().then_some(gpu.memory),
+            processes: gpu.processes.clone(),
+            remark: "",
+        });
+    }
+    for instance in mig.map_or(&[][..], |mig| &mig.instances) {
+        rows.extend(instance_rows(instance, look));
+    }
+    rows
+}
+
+fn instance_rows(instance: &GpuInstance, look: &Look) -> Vec<Row> {
+    let usage = Use::of(instance);
+    let mut row = Row {
+        mark: usage.mark(look),
+        style: usage.style(),
+        what: format!("{}@{}", look.clean(&instance.profile), instance.placement.start),
+        ids: format!("GI {}", instance.id),
+        uuid: String::new(),
+        memory: instance.memory,
+        processes: instance.processes.clone(),
+        remark: if usage == Use::Bare { "no compute instance: no program can use it" } else { "" },
+    };
+    if let [one] = instance.compute.as_slice()
+        && one.profile == instance.profile
+    {
+        row.ids += &format!(" CI {}", one.id);
+        row.uuid = one.uuid.clone().unwrap_or_default();
+        row.processes.extend(one.processes.iter().cloned());
+        return vec![row];
+    }
+    let mut rows = vec![row];
+    for (at, compute) in instance.compute.iter().enumerate() {
+        let usage = if compute.processes.is_empty() { Use::Idle } else { Use::Busy };
+        let last = at + 1 == instance.compute.len();
+        let branch = if last { look.pick("└ ", "`- ") } else { look.pick("├ ", "|- ") };
+        rows.push(Row {
+            mark: usage.mark(look),
+            style: usage.style(),
+            what: format!("{branch}{}", look.clean(&compute.profile)),
+            ids: format!("GI {} CI {}", instance.id, compute.id),
+            uuid: compute.uuid.clone().unwrap_or_default(),
+            memory: None,
+            processes: compute.processes.clone(),
+            remark: "",
+        });
+    }
+    rows
+}
+
+/// Columns of a memory line.
+fn bar_columns(look: &Look) -> usize {
+    match look.width {
+        0..100 => 8,
+        100..140 => 12,
+        _ => 20,
+    }
+}
+
+/// `MIG-` and the first group: enough to tell devices apart on a wide terminal.
+fn short_uuid(uuid: &str) -> &str {
+    uuid.char_indices().nth("MIG-00000000".len()).map_or(uuid, |(at, _)| &uuid[..at])
+}
+
+/// One line, aligned to `columns`.
+pub(crate) fn row(row: &Row, columns: Columns, look: &Look) -> String {
+    let mut out = " ".repeat(INDENT);
+    let mut taken = INDENT;
+    let push = |text: &str, style: Style, columns: usize, out: &mut String, taken: &mut usize| {
+        *taken += width(text).max(columns);
+        *out += &paint(style, text);
+        *out += &" ".repeat(columns.saturating_sub(width(text)));
+    };
+    push(row.mark, row.style, 2, &mut out, &mut taken);
+    push(&row.what, row.style, columns.what + 2, &mut out, &mut taken);
+    if columns.ids > 0 {
+        push(&row.ids, QUIET, columns.ids + 2, &mut out, &mut taken);
+    }
+    if look.width >= 100 && columns.ids > 0 {
+        push(short_uuid(&row.uuid), QUIET, 14, &mut out, &mut taken);
+    }
+    // A remark says why there is no memory to show, and takes its room.
+    if columns.memory && row.remark.is_empty() {
+        match row.memory {
+            Some(memory) => {
+                let bar = bar::line(memory, bar_columns(look), look);
+                let figures = bar::figures(memory);
+                taken += bar_columns(look) + 1 + width(&figures) + 2;
+                out += &format!("{bar} {figures}  ");
+            }
+            None => push("", PLAIN, bar_columns(look) + 1 + "139.5/139.5 GiB".len() + 2, &mut out, &mut taken),
+        }
+    }
+    let room = look.width.saturating_sub(taken);
+    if row.remark.is_empty() {
+        let processes: Vec<_> = row.processes.iter().collect();
+        out += &who::line(&processes, room, look);
+    } else {
+        out += &paint(NOTE, &look.fit(row.remark, room));
+    }
+    out.truncate(out.trim_end().len());
+    out
+}
+
+/// What one should know about it: state, drift, a reset that is due, an old reading.
+pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut note = |style: Style, text: &str| {
+        let lines = look.wrap("  ! ", &look.clean(text));
+        notes.extend(lines.iter().map(|line| paint(style, line)));
+    };
+    let (word, style) = state(gpu.state);
+    if gpu.state != GpuState::Ready && gpu.reasons.is_empty() {
+        note(style, &format!("{word}: {}", unexplained(gpu.state)));
+    }
+    for reason in &gpu.reasons {
+        note(style, &format!("{word}: {reason}"));
+    }
+    match &gpu.mig {
+        Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "MIG mode comes on with the next GPU reset"),
+        Some(Mig { enabled: true, pending: false, .. }) => note(NOTE, "MIG mode goes off with the next GPU reset"),
+        Some(_) | None => {}
+    }
+    for drift in &gpu.drift {
+        note(NOTE, &format!("drift: {drift}"));
+    }
+    if gpu.stale {
+        note(NOTE, &format!("old reading, taken {}: the driver gives no newer one", look.ago(gpu.observed_at)));
+    }
+    notes
+}
+
+fn unexplained(state: GpuState) -> &'static str {
+    match state {
+        GpuState::Ready => "",
+        GpuState::Changing => "an operation is at work on it (gpushctl operation list)",
+        GpuState::Degraded => "a change failed and could not be taken back",
+        GpuState::Unknown => "the driver has not answered about it",
+        GpuState::Lost => "it fell off the bus; it takes a reset or reboot to get it back",
+    }
+}
+
+/// The whole GPU; `lines` says whether the things to use are listed below the drawing.
+pub(crate) fn block(gpu: &Gpu, rows: &[Row], columns: Columns, lines: bool, look: &Look) -> Vec<String> {
+    let mut out = vec![heading(gpu, look)];
+    let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
+    if let Some(mig) = mig {
+        out.extend(slices::of(mig, INDENT, look));
+    }
+    if lines || mig.is_none() {
+        out.extend(rows.iter().map(|r| row(r, columns, look)));
+    }
+    out.extend(notes(gpu, look));
+    out
+}

@@ -1,0 +1,315 @@
+//! Snapshots of every drawing: as people see them, at 80 and 120 columns, in UTF-8 and ASCII.
+
+use gpush_api::{
+    ApiError, Code, ConfigView, GpuState, Mode, NamedLayout, OperationState, Placement, Plans, Refusal, RuleView, Step,
+};
+use insta::assert_snapshot;
+
+use super::{Charset, Look, config, fixtures, gpu, look, operation, plan, profiles, show, status, table, trouble};
+
+const UTF8: Charset = Charset::Utf8;
+
+/// What is drawn fits its terminal: checked on every picture but those that hold text to copy whole.
+fn fits(text: &str, look: &Look) -> String {
+    let plain = fixtures::plain(text);
+    for line in plain.lines() {
+        assert!(look::width(line) <= look.width, "{} columns of {}: {line}", look::width(line), look.width);
+    }
+    assert!(!plain.lines().any(|l| l.ends_with(' ')), "blanks at the end of a line:\n{plain}");
+    plain
+}
+
+fn drawn(status: &status::Status, brief: bool, look: &Look) -> String {
+    fits(&status::status(status, brief, look), look)
+}
+
+#[test]
+fn status_of_a_mixed_host() {
+    let shown = fixtures::status(fixtures::mixed(), false);
+    assert_snapshot!("status-80", drawn(&shown, false, &fixtures::look(80, UTF8)));
+    assert_snapshot!("status-120", drawn(&shown, false, &fixtures::look(120, UTF8)));
+    assert_snapshot!("status-ascii", drawn(&shown, false, &fixtures::look(80, Charset::Ascii)));
+    assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
+}
+
+#[test]
+fn status_in_ascii_is_ascii() {
+    let mut gpus = fixtures::mixed();
+    gpus[5].processes[0].user = Some("Jürgen".into());
+    let text = drawn(&fixtures::status(gpus, true), false, &fixtures::look(80, Charset::Ascii));
+    assert!(text.is_ascii(), "{text}");
+    assert!(text.contains("J?rgen"), "{text}");
+}
+
+#[test]
+fn status_in_colour() {
+    let look = fixtures::look(80, UTF8);
+    let text = status::status(&fixtures::status(fixtures::mixed(), true), false, &look);
+    // Escapes made visible: a diff of control characters tells nobody anything.
+    assert_snapshot!("status-colour", text.replace('\x1b', "^["));
+}
+
+#[test]
+fn status_of_eight_gpus_cut_into_seven() {
+    let shown = fixtures::status(fixtures::full(), true);
+    assert_snapshot!("status-full-80", drawn(&shown, false, &fixtures::look(80, UTF8)));
+    assert_snapshot!("status-full-brief-120", drawn(&shown, true, &fixtures::look(120, UTF8)));
+}
+
+#[test]
+fn status_fits_any_width() {
+    let shown = fixtures::status(fixtures::mixed(), true);
+    let mut tried = 0;
+    for charset in [Charset::Utf8, Charset::Ascii] {
+        for width in 72..=240 {
+            drawn(&shown, false, &fixtures::look(width, charset));
+            tried += 1;
+        }
+        // Below that lines may stand out, yet nothing breaks.
+        for width in 1..72 {
+            status::status(&shown, false, &fixtures::look(width, charset));
+            tried += 1;
+        }
+    }
+    println!("{tried} widths drawn");
+    assert_eq!(tried, 480);
+}
+
+#[test]
+fn status_of_an_agent_without_a_driver() {
+    let mut shown = fixtures::status(Vec::new(), false);
+    shown.version.driver = None;
+    shown.health.status = gpush_api::HealthStatus::Degraded;
+    shown.health.causes = vec![
+        ApiError::new(Code::DriverUnavailable, "the NVIDIA driver is not loaded")
+            .cause("NVML: driver not loaded")
+            .hint("modprobe nvidia, or reboot after an update of the driver; gpushd tries again by itself"),
+    ];
+    assert_snapshot!("status-no-driver", drawn(&shown, false, &fixtures::look(80, UTF8)));
+}
+
+#[test]
+fn odd_readings_do_not_break_the_drawing() {
+    let mut gpus = fixtures::mixed();
+    let mig = gpus[0].mig.as_mut().unwrap();
+    // Overlapping, standing out, empty, and named by a profile that nobody knows.
+    mig.instances.push(fixtures::instance(20, "profile 99", 5, 4, (0, 0), &[]));
+    mig.instances.push(fixtures::instance(21, "2g.20gb", 7, 2, (0, 0), &[]));
+    mig.instances.push(fixtures::instance(22, "\u{1b}[31m", 7, 1, (9, 1), &[]));
+    mig.instances.push(fixtures::instance(23, "x", 255, 255, (0, 0), &[]));
+    gpus.truncate(1);
+    assert_snapshot!("status-odd", drawn(&fixtures::status(gpus, false), false, &fixtures::look(80, UTF8)));
+}
+
+#[test]
+fn gpus_as_a_table() {
+    let gpus = fixtures::mixed();
+    for width in [80, 120, 140] {
+        let look = fixtures::look(width, UTF8);
+        assert_snapshot!(format!("gpu-list-{width}"), fits(&table::gpus(&gpus, &look), &look));
+    }
+}
+
+#[test]
+fn a_gpu_in_full() {
+    let look = fixtures::look(80, UTF8);
+    let mut gpus = fixtures::mixed();
+    gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
+    gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
+    // A MIG UUID stays whole, so this one may be wider than the terminal.
+    assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &look)));
+    assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &look)));
+    assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &look), &look));
+}
+
+fn profiles_of(preset: &str) -> Vec<gpush_api::GpuProfile> {
+    gpush_core::preset::gpus(preset).unwrap()[0].mig.clone().unwrap().profiles
+}
+
+#[test]
+fn profiles_as_tables() {
+    let look = fixtures::look(80, UTF8);
+    let mut gpus = gpush_core::preset::gpus("mixed").unwrap();
+    let mut twin = gpus[0].clone();
+    twin.index = 6;
+    for (gpu, left) in [(&mut gpus[0], 3), (&mut twin, 7)] {
+        gpu.mig.as_mut().unwrap().profiles[0].remaining = Some(left);
+    }
+    gpus.push(twin);
+    let off = gpus[2].mig.as_mut().unwrap();
+    (off.enabled, off.pending) = (false, false);
+    assert_snapshot!("mig-profiles", fits(&profiles::profiles(&gpus, &look), &look));
+}
+
+#[test]
+fn mig_devices_by_their_names() {
+    let look = fixtures::look(80, UTF8);
+    assert_snapshot!("mig-show", fixtures::plain(&show::mig_devices(&fixtures::mixed(), &look)));
+    let empty = fixtures::mixed().split_off(3);
+    assert_eq!(show::mig_devices(&empty[..1], &look), "No GPU has MIG instances.\n");
+    assert_eq!(show::mig_devices(&empty[2..3], &look), "No GPU has MIG mode on.\n");
+}
+
+#[test]
+fn plans_before_and_after() {
+    let look = fixtures::look(80, UTF8);
+    let gpus = fixtures::mixed();
+    let span = |start, size| Placement { start, size };
+
+    let split = gpush_api::GpuPlan {
+        gpu: 1,
+        uuid: gpus[1].uuid.clone(),
+        layout: vec!["1c.4g.40gb*2".into(), "2g.20gb".into(), "1g.10gb".into()],
+        steps: vec![
+            Step::DestroyCompute { gi: 1, ci: 2, profile: "2c.4g.40gb".into() },
+            Step::CreateCompute {
+                gi_placement: span(0, 4),
+                profile: "1c.4g.40gb".into(),
+                profile_id: 0,
+                placement: Some(span(2, 1)),
+            },
+            Step::CreateCompute { gi_placement: span(4, 2), profile: "2g.20gb".into(), profile_id: 1, placement: None },
+            Step::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: span(6, 1) },
+            Step::CreateCompute { gi_placement: span(6, 1), profile: "1g.10gb".into(), profile_id: 0, placement: None },
+        ],
+        keeps: vec![1, 5],
+        ..fixtures::plan()
+    };
+    let enables = gpush_api::GpuPlan {
+        gpu: 4,
+        uuid: gpus[4].uuid.clone(),
+        name: gpus[4].name.clone(),
+        layout: vec!["4g.24gb".into()],
+        steps: vec![
+            Step::CreateGpuInstance { profile: "4g.24gb".into(), profile_id: 0, placement: span(0, 4) },
+            Step::CreateCompute { gi_placement: span(0, 4), profile: "4g.24gb".into(), profile_id: 3, placement: None },
+        ],
+        keeps: Vec::new(),
+        enables_mig: true,
+        refusal: None,
+        error: None,
+    };
+    let blocked = gpush_api::GpuPlan {
+        gpu: 6,
+        uuid: gpus[6].uuid.clone(),
+        name: gpus[6].name.clone(),
+        layout: vec!["4g.96gb".into()],
+        steps: Vec::new(),
+        keeps: Vec::new(),
+        enables_mig: false,
+        refusal: Some(Refusal::Blocked { blockers: Vec::new() }),
+        error: Some(
+            ApiError::new(Code::Blocked, "GPU 6 (GPU-00000006): 1g.24gb@0 is in use and in the way of 4g.96gb")
+                .cause("held by another user")
+                .hint("wait for it to end, or leave this GPU out with --gpu"),
+        ),
+    };
+    let two_alike = Plans { plans: vec![fixtures::as_wanted(2), fixtures::as_wanted(3)] };
+    let plans = Plans { plans: [vec![fixtures::plan(), split], two_alike.plans, vec![enables, blocked]].concat() };
+    assert_snapshot!("plan-80", fits(&plan::plans(&plans, &gpus, &look), &look));
+    let ascii = fixtures::look(80, Charset::Ascii);
+    let text = fits(&plan::plans(&plans, &gpus, &ascii), &ascii);
+    assert!(text.is_ascii());
+    assert_snapshot!("plan-ascii", text);
+    assert_snapshot!(
+        "plan-without-readings",
+        fits(&plan::plans(&Plans { plans: vec![fixtures::plan()] }, &[], &look), &look)
+    );
+    assert_snapshot!("plan-none", fits(&plan::plans(&Plans { plans: Vec::new() }, &gpus, &look), &look));
+}
+
+#[test]
+fn operations_and_their_ends() {
+    let look = fixtures::look(120, UTF8);
+    let (before, after) = (fixtures::mixed(), fixtures::after());
+    let done = fixtures::operation(OperationState::Done);
+    assert_snapshot!("operation-done", fits(&operation::operation(&done, &before, &after, &look), &look));
+    assert_snapshot!("operation-done-without-readings", fits(&operation::operation(&done, &[], &[], &look), &look));
+
+    let mut running = fixtures::operation(OperationState::Running);
+    running.progress[0].done = 2;
+    running.progress[0].doing = Some("creating 1g.10gb@4".into());
+    assert_snapshot!("operation-running", fits(&operation::operation(&running, &before, &before, &look), &look));
+
+    let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@5 on GPU 0")
+        .cause("NVML: insufficient resources")
+        .hint("gpushctl mig plan --gpu 0 shows what is free now");
+    let mut rolled = fixtures::operation(OperationState::RolledBack);
+    rolled.progress[0].error = Some(error.clone());
+    rolled.error = Some(error.clone());
+    assert_snapshot!("operation-rolled-back", fits(&operation::operation(&rolled, &before, &before, &look), &look));
+    assert_eq!(operation::error(&rolled), Some(error));
+
+    let mut failed = fixtures::operation(OperationState::Failed);
+    failed.progress[0].done = 3;
+    failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60 s"));
+    assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, &look), &look));
+    assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
+
+    let all = [done, running, rolled, failed];
+    let look = fixtures::look(80, UTF8);
+    assert_snapshot!("operation-list", fits(&table::operations(&all, &look), &look));
+}
+
+#[test]
+fn the_config_in_force() {
+    let look = fixtures::look(80, UTF8);
+    let rule = |name: &str, gpus: &[&str], mode, layout: Option<&[&str]>, claims: &[u32]| RuleView {
+        name: name.into(),
+        gpus: gpus.iter().map(|g| (*g).to_owned()).collect(),
+        mode,
+        layout: layout.map(|l| l.iter().map(|e| (*e).to_owned()).collect()),
+        claims: claims.to_vec(),
+    };
+    let view = ConfigView {
+        path: Some("/etc/gpush/config.toml".into()),
+        rules: vec![
+            rule("training", &["0-3"], Mode::Mig, Some(&["mixed"]), &[0, 1, 2, 3]),
+            rule(
+                "rule 2",
+                &["*A30*", "GPU-5e8c07a4-1111-2222-3333-444444444444"],
+                Mode::Mig,
+                Some(&["2g.12gb*2"]),
+                &[],
+            ),
+            rule("rule 3", &["all"], Mode::Unmanaged, None, &[4, 5, 7]),
+        ],
+        layouts: vec![NamedLayout {
+            name: "mixed".into(),
+            entries: vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb*2".into()],
+        }],
+        effective: String::new(),
+    };
+    assert_snapshot!("config-show", fits(&config::config(&view, &look), &look));
+    let defaults = ConfigView { path: None, rules: Vec::new(), layouts: Vec::new(), effective: String::new() };
+    assert_snapshot!("config-show-defaults", fits(&config::config(&defaults, &look), &look));
+    let findings = ["rule 2: `*A30*` matches no GPU of this host".to_owned()];
+    let plans = Plans { plans: vec![fixtures::plan(), fixtures::as_wanted(1)] };
+    let text = config::checked(&view, &findings, Some(&plans), &fixtures::mixed(), &look);
+    assert_snapshot!("config-checked", fits(&text, &look));
+}
+
+#[test]
+fn errors_for_people() {
+    let look = fixtures::look(60, UTF8);
+    let error = ApiError::new(Code::Blocked, "GPU 0 (GPU-3a1f): 3g.40gb@0 is in use and in the way of 7g.80gb")
+        .cause("GPU instance 2 is held by pid 4123 of alice (python train.py)")
+        .cause("first line\n  | with a caret\n  | ^^^^")
+        .hint("wait for it to end, or leave the GPU out: gpushctl mig apply --gpu 1-7");
+    let text = trouble::lines("error", &error, 0, &look).join("\n");
+    assert_snapshot!("error", fits(&text, &look));
+}
+
+#[test]
+fn every_state_has_its_word() {
+    let states = [GpuState::Ready, GpuState::Changing, GpuState::Degraded, GpuState::Unknown, GpuState::Lost];
+    let look = fixtures::look(80, UTF8);
+    for state in states {
+        let mut one = fixtures::mixed().swap_remove(3);
+        one.state = state;
+        let heading = fixtures::plain(&gpu::heading(&one, &look));
+        assert_eq!(heading.contains(gpu::state(state).0), state != GpuState::Ready, "{heading}");
+        // A state that nobody explained still says what it means.
+        assert_eq!(gpu::notes(&one, &look).is_empty(), state == GpuState::Ready);
+    }
+}

@@ -1,0 +1,233 @@
+//! A plan: the GPU as it is, as it will be, and the steps between.
+//!
+//! ```text
+//! GPU 0  A100-SXM4-80GB  07:00.0
+//!        ╭─ now ─╮   - destroyed   = kept
+//!        ╭─ then ╮   + created     = kept, ~ kept with other compute instances
+//!   1  - GPU instance 1g.10gb@4 (GI 11)
+//! ```
+//! GPUs for which all of it reads the same are drawn once: a host of eight that are cut alike is
+//! one picture.
+
+use gpush_api::{Gpu, GpuPlan, Placement, Plans, Step};
+
+use super::{
+    Look,
+    look::{GONE, NEW, NOTE, PLAIN, QUIET, STRONG, count, paint, pci, product, width},
+    slices::{self, Cell},
+    status::gpu_numbers,
+    trouble,
+};
+
+/// Room for `now` and `then` left of the drawings.
+const GUTTER: usize = 7;
+
+/// What a plan does to one GPU, counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) destroys: usize,
+    pub(crate) creates: usize,
+    pub(crate) keeps: usize,
+}
+
+impl Tally {
+    pub(crate) fn of(plan: &GpuPlan) -> Self {
+        let mut tally = Self { keeps: plan.keeps.len(), ..Self::default() };
+        for step in &plan.steps {
+            match step {
+                Step::DestroyGpuInstance { .. } => tally.destroys += 1,
+                Step::CreateGpuInstance { .. } => tally.creates += 1,
+                Step::DestroyCompute { .. } | Step::CreateCompute { .. } => {}
+            }
+        }
+        tally
+    }
+}
+
+/// Whether there is nothing to do.
+pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
+    plan.refusal.is_none() && plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig
+}
+
+/// A step in words: `+ GPU instance 2g.20gb@4`.
+pub(crate) fn step(step: &Step) -> String {
+    match step {
+        Step::DestroyCompute { gi, ci, profile } => format!("- compute instance {profile} (GI {gi} CI {ci})"),
+        Step::DestroyGpuInstance { gi, profile, placement } => {
+            format!("- GPU instance {profile}@{} (GI {gi})", placement.start)
+        }
+        Step::CreateGpuInstance { profile, placement, .. } => format!("+ GPU instance {profile}@{}", placement.start),
+        Step::CreateCompute { gi_placement, profile, placement, .. } => {
+            let gi = format!("{}@{}", within(profile), gi_placement.start);
+            match placement {
+                _ if within(profile) == profile => format!("+ compute instance {gi}"),
+                Some(at) => format!("+ compute instance {profile} at slot {} of {gi}", at.start),
+                None => format!("+ compute instance {profile} of {gi}"),
+            }
+        }
+    }
+}
+
+/// The GPU instance profile of a compute instance profile: `3g.40gb` of `1c.3g.40gb`.
+fn within(profile: &str) -> &str {
+    match profile.split_once('.') {
+        Some((slices, rest)) if slices.ends_with('c') => rest,
+        Some(_) | None => profile,
+    }
+}
+
+/// All plans; `gpus` are the GPUs as they are, as far as they are known.
+pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
+    if plans.plans.is_empty() {
+        return paint(NOTE, "No GPU is meant: the config claims none for MIG.") + "\n" + NOTHING_CLAIMED + "\n";
+    }
+    // (indexes, heading, body), equal ones together, in order of the first.
+    let mut groups: Vec<(Vec<u32>, Heading, Vec<String>)> = Vec::new();
+    for plan in &plans.plans {
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
+        let body = body(plan, gpu, look);
+        let heading = Heading { name: look.clean(product(&plan.name)), wanted: plan.layout.join(", ") };
+        match groups.iter_mut().find(|(_, h, b)| *h == heading && *b == body) {
+            Some((indexes, _, _)) => indexes.push(plan.gpu),
+            None => groups.push((vec![plan.gpu], heading, body)),
+        }
+    }
+    let mut out = Vec::new();
+    for (indexes, heading, body) in &groups {
+        if !out.is_empty() {
+            out.push(String::new());
+        }
+        let numbers = gpu_numbers(indexes);
+        let mut address = String::new();
+        if let [one] = indexes.as_slice() {
+            address = gpus.iter().find(|g| g.index == *one).map_or_else(String::new, |g| look.clean(pci(&g.pci)));
+        }
+        out.push(headline(&numbers, &heading.name, &address, look));
+        out.extend(look.wrap("  wanted: ", &look.clean(&heading.wanted)).into_iter().map(|l| paint(QUIET, &l)));
+        out.extend(body.iter().cloned());
+    }
+    out.join("\n") + "\n"
+}
+
+const NOTHING_CLAIMED: &str = "Name one with --gpu and a layout, or write a rule: gpushctl config show";
+
+#[derive(PartialEq)]
+struct Heading {
+    name: String,
+    wanted: String,
+}
+
+/// `GPUs 0-3  A100-SXM4-80GB  07:00.0`.
+pub(crate) fn headline(numbers: &str, name: &str, address: &str, look: &Look) -> String {
+    let gap = if address.is_empty() { "" } else { "  " };
+    let room = look.width.saturating_sub(width(numbers) + 2 + gap.len() + width(address));
+    format!("{}  {}{gap}{}", paint(STRONG, numbers), look.fit(name, room.max(16)), paint(QUIET, address))
+}
+
+fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
+    if let Some(error) = &plan.error {
+        return trouble::lines("refused", error, 2, look);
+    }
+    if let Some(refusal) = &plan.refusal {
+        // An agent gives both; a saved plan may have lost the words.
+        let reason = serde_json::to_string(refusal).unwrap_or_default();
+        return look.wrap("  refused: ", &look.clean(&reason));
+    }
+    if as_wanted(plan) {
+        return vec![paint(NEW, "  as wanted: nothing to do")];
+    }
+    let mut out = Vec::new();
+    if plan.enables_mig {
+        out.push(paint(NOTE, "  MIG mode is switched on first"));
+    }
+    if let Some(mig) = gpu.and_then(|gpu| gpu.mig.as_ref()) {
+        let (now, then) = cells(plan, mig);
+        out.extend(labelled("now", now, mig.memory_slices, look));
+        out.extend(labelled("then", then, mig.memory_slices, look));
+    }
+    let digits = plan.steps.len().to_string().len();
+    for (at, one) in plan.steps.iter().enumerate() {
+        let style = match one {
+            Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => GONE,
+            Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => NEW,
+        };
+        let number = paint(QUIET, &format!("  {:>digits$}  ", at + 1));
+        out.push(format!("{number}{}", paint(style, &look.clean(&step(one)))));
+    }
+    let Tally { destroys, creates, keeps } = Tally::of(plan);
+    let text = format!(
+        "  {}: {} destroyed, {creates} created, {keeps} kept",
+        count(plan.steps.len(), "step"),
+        count(destroys, "GPU instance")
+    );
+    out.push(paint(QUIET, &text));
+    out
+}
+
+/// The GPU before and after.
+fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
+    let destroyed = |id: u32| plan.steps.iter().any(|s| matches!(s, Step::DestroyGpuInstance { gi, .. } if *gi == id));
+    let new_inside = |at: Placement| -> Vec<&str> {
+        plan.steps
+            .iter()
+            .filter_map(|s| match s {
+                Step::CreateCompute { gi_placement, profile, .. } if *gi_placement == at => Some(profile.as_str()),
+                Step::CreateCompute { .. }
+                | Step::DestroyCompute { .. }
+                | Step::DestroyGpuInstance { .. }
+                | Step::CreateGpuInstance { .. } => None,
+            })
+            .collect()
+    };
+    let (mut now, mut then) = (Vec::new(), Vec::new());
+    for instance in &mig.instances {
+        let inside = slices::inside(instance);
+        let cell =
+            |mark, inside: Option<&str>, style| Cell::of(&instance.profile, instance.placement, mark, inside, style);
+        if destroyed(instance.id) {
+            now.push(cell("-", inside.as_deref(), GONE));
+            continue;
+        }
+        let gone = |ci: u32| {
+            plan.steps
+                .iter()
+                .any(|s| matches!(s, Step::DestroyCompute { gi, ci: c, .. } if *gi == instance.id && *c == ci))
+        };
+        let added = new_inside(instance.placement);
+        if added.is_empty() && !instance.compute.iter().any(|c| gone(c.id)) {
+            now.push(cell("=", inside.as_deref(), PLAIN));
+            then.push(cell("=", inside.as_deref(), PLAIN));
+        } else {
+            let stay = instance.compute.iter().filter(|c| !gone(c.id)).map(|c| c.profile.as_str());
+            let after = split(&instance.profile, &stay.chain(added).collect::<Vec<_>>());
+            now.push(cell("~", inside.as_deref(), NOTE));
+            then.push(cell("~", after.as_deref(), NOTE));
+        }
+    }
+    for one in &plan.steps {
+        if let Step::CreateGpuInstance { profile, placement, .. } = one {
+            let inside = split(profile, &new_inside(*placement));
+            then.push(Cell::of(profile, *placement, "+", inside.as_deref(), NEW));
+        }
+    }
+    (now, then)
+}
+
+/// `1c 2c` for a split instance, nothing for one that is used whole.
+fn split(profile: &str, compute: &[&str]) -> Option<String> {
+    if compute == [profile] {
+        return None;
+    }
+    let parts: Vec<_> = compute.iter().map(|c| c.split('.').next().unwrap_or("?")).collect();
+    Some(parts.join(" "))
+}
+
+/// A drawing with its name beside the middle line.
+fn labelled(label: &str, cells: Vec<Cell>, slices: u8, look: &Look) -> Vec<String> {
+    let lines = slices::draw(cells, slices, GUTTER, look);
+    lines
+        .into_iter()
+        .enumerate()
+        .map(|(at, line)| if at == 1 { format!("  {label:<w$}{}", &line[GUTTER..], w = GUTTER - 2) } else { line })
+        .collect()
+}

@@ -1,0 +1,184 @@
+//! MIG profiles of GPUs: what can be made, and where.
+
+use gpush_api::{Engines, Gpu, GpuProfile, Placement};
+
+use super::{
+    Look,
+    look::{NOTE, gib, paint, product},
+    plan::headline,
+    status::gpu_numbers,
+    table::{Align, table},
+};
+
+/// Start slices and size as nvidia-smi writes them, without braces: `0-6:1`, `0,4:4`.
+pub(crate) fn placements(placements: &[Placement]) -> String {
+    let mut sizes: Vec<u8> = placements.iter().map(|p| p.size).collect();
+    sizes.dedup();
+    let parts: Vec<_> = sizes
+        .iter()
+        .map(|size| {
+            let starts: Vec<u8> = placements.iter().filter(|p| p.size == *size).map(|p| p.start).collect();
+            format!("{}:{size}", starts_of(&starts))
+        })
+        .collect();
+    parts.join(" ")
+}
+
+fn starts_of(starts: &[u8]) -> String {
+    match starts {
+        [first, .., last] if starts.len() > 2 && starts.windows(2).all(|w| w[1] == w[0] + 1) => {
+            format!("{first}-{last}")
+        }
+        all => all.iter().map(u8::to_string).collect::<Vec<_>>().join(","),
+    }
+}
+
+/// How many more the driver would make, over how many there may be: `3/7`. GPUs of one kind may
+/// differ in it: `0-7/7`.
+fn free(of: &[&GpuProfile]) -> String {
+    let remaining: Option<Vec<u8>> = of.iter().map(|p| p.remaining).collect();
+    let most = of.first().map_or(0, |p| p.max);
+    match remaining.as_deref().map(|all| (all.iter().min(), all.iter().max())) {
+        Some((Some(low), Some(high))) if low == high => format!("{low}/{most}"),
+        Some((Some(low), Some(high))) => format!("{low}-{high}/{most}"),
+        Some(_) | None => format!("-/{most}"),
+    }
+}
+
+/// Reads the number of engines of one kind.
+type CountOf = fn(&Engines) -> u8;
+
+/// Engine kinds with their headings.
+const ENGINES: [(&str, CountOf); 5] =
+    [("COPY", |e| e.copy), ("DEC", |e| e.decoder), ("ENC", |e| e.encoder), ("JPEG", |e| e.jpeg), ("OFA", |e| e.ofa)];
+
+/// A table of GPU instance profiles; `same` holds the profiles of all GPUs of this kind, row by row.
+fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
+    let all: Vec<&[GpuProfile]> = gpus.iter().filter_map(|g| g.mig.as_ref()).map(|m| m.profiles.as_slice()).collect();
+    let Some(first) = all.first() else { return String::new() };
+    // A column of zeros (no MIG part has encoders) only costs room.
+    let engines: Vec<_> = ENGINES.iter().filter(|(_, of)| first.iter().any(|p| of(&p.engines) > 0)).collect();
+    let mut columns = vec![
+        ("PROFILE", Align::Left),
+        ("ID", Align::Right),
+        ("FREE", Align::Right),
+        ("SLICES", Align::Right),
+        ("GIB", Align::Right),
+        ("SM", Align::Right),
+    ];
+    columns.extend(engines.iter().map(|(name, _)| (*name, Align::Right)));
+    columns.push(("PLACEMENTS", Align::Left));
+    let rows = first
+        .iter()
+        .enumerate()
+        .map(|(at, profile)| {
+            let same: Vec<_> = all.iter().filter_map(|profiles| profiles.get(at)).collect();
+            let mut row = vec![
+                look.clean(&profile.name),
+                profile.id.to_string(),
+                free(&same),
+                profile.slices.to_string(),
+                gib(profile.memory_mib),
+                profile.sm.to_string(),
+            ];
+            row.extend(engines.iter().map(|(_, of)| of(&profile.engines).to_string()));
+            row.push(placements(&profile.placements));
+            row
+        })
+        .collect();
+    table(&columns, rows, indent, look)
+}
+
+/// Whether two GPUs offer the same, whatever is free on them now.
+fn alike(a: &Gpu, b: &Gpu) -> bool {
+    let profiles = |gpu: &Gpu| {
+        let mut profiles = gpu.mig.as_ref().map(|m| m.profiles.clone()).unwrap_or_default();
+        profiles.iter_mut().for_each(|p| p.remaining = None);
+        profiles
+    };
+    let on = |gpu: &Gpu| gpu.mig.as_ref().is_some_and(|m| m.enabled);
+    a.name == b.name && on(a) == on(b) && profiles(a) == profiles(b)
+}
+
+/// `gpushctl mig profiles`: a table for each kind of GPU.
+pub(crate) fn profiles(gpus: &[Gpu], look: &Look) -> String {
+    let mut groups: Vec<Vec<&Gpu>> = Vec::new();
+    for gpu in gpus {
+        match groups.iter_mut().find(|group| alike(group[0], gpu)) {
+            Some(group) => group.push(gpu),
+            None => groups.push(vec![gpu]),
+        }
+    }
+    let mut out = String::new();
+    for group in groups {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        let indexes: Vec<u32> = group.iter().map(|g| g.index).collect();
+        out += &headline(&gpu_numbers(&indexes), &look.clean(product(&group[0].name)), "", look);
+        out.push('\n');
+        out += &match &group[0].mig {
+            None => "  no MIG on this part\n".to_owned(),
+            Some(mig) => {
+                let off = if mig.enabled {
+                    String::new()
+                } else {
+                    paint(NOTE, "  MIG mode is off: what is free shows once it is on") + "\n"
+                };
+                off + &of_group(&group, 2, look)
+            }
+        };
+    }
+    out
+}
+
+/// Profiles of one GPU with the compute instance profiles in them, for `gpu show`.
+pub(crate) fn with_compute(gpu: &Gpu, indent: usize, look: &Look) -> String {
+    let Some(mig) = &gpu.mig else { return String::new() };
+    let mut out = of_group(&[gpu], indent, look);
+    let split: Vec<_> = mig.profiles.iter().filter(|p| p.compute.len() > 1).collect();
+    if split.is_empty() {
+        return out;
+    }
+    let columns = [
+        ("COMPUTE", Align::Left),
+        ("ID", Align::Right),
+        ("MAX", Align::Right),
+        ("SLICES", Align::Right),
+        ("SM", Align::Right),
+        ("SLOTS", Align::Left),
+    ];
+    let rows = split
+        .iter()
+        .flat_map(|p| &p.compute)
+        .map(|c| {
+            vec![
+                look.clean(&c.name),
+                c.id.to_string(),
+                c.max.to_string(),
+                c.slices.to_string(),
+                c.sm.to_string(),
+                placements(&c.placements),
+            ]
+        })
+        .collect();
+    out.push('\n');
+    out += &table(&columns, rows, indent, look);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placements_are_short() {
+        let at = |starts: &[u8], size| starts.iter().map(|s| Placement { start: *s, size }).collect::<Vec<_>>();
+        assert_eq!(placements(&at(&[0, 1, 2, 3, 4, 5, 6], 1)), "0-6:1");
+        assert_eq!(placements(&at(&[0, 2, 4], 2)), "0,2,4:2");
+        assert_eq!(placements(&at(&[0, 1], 2)), "0,1:2");
+        assert_eq!(placements(&at(&[0], 8)), "0:8");
+        assert_eq!(placements(&[at(&[0], 4), at(&[4], 3)].concat()), "0:4 4:3");
+        assert_eq!(placements(&[]), "");
+    }
+}

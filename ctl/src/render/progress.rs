@@ -1,0 +1,184 @@
+//! An operation while it runs: bars on a terminal, a line a step elsewhere, nothing with `--quiet`.
+//!
+//! All of it goes to stderr: stdout is for the result.
+
+use std::io::Write;
+
+use gpush_api::{Operation, StepState};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use super::{
+    Charset, Look,
+    look::count,
+    plan::{self, step},
+};
+
+/// How progress is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// A bar a GPU, redrawn in place.
+    Bars,
+    /// A line a step.
+    Lines,
+    /// Nothing.
+    Quiet,
+}
+
+/// What was shown so far.
+pub(crate) struct Progress {
+    shown: Shown,
+    /// Of each GPU: steps told, and whether its rollback was told.
+    told: Vec<(u32, bool)>,
+}
+
+enum Shown {
+    Bars(MultiProgress, Vec<ProgressBar>),
+    Lines(Box<dyn Write>),
+    Quiet,
+}
+
+impl Progress {
+    pub(crate) fn new(style: Style, operation: &Operation, look: &Look) -> Self {
+        let shown = match style {
+            Style::Bars => bars(operation, look),
+            Style::Lines => Shown::Lines(Box::new(anstream::stderr())),
+            Style::Quiet => Shown::Quiet,
+        };
+        Self { shown, told: vec![(0, false); operation.plans.len()] }
+    }
+
+    #[cfg(test)]
+    fn to(out: Box<dyn Write>, operation: &Operation) -> Self {
+        Self { shown: Shown::Lines(out), told: vec![(0, false); operation.plans.len()] }
+    }
+
+    /// Shows what is new since the last call.
+    pub(crate) fn update(&mut self, operation: &Operation, look: &Look) {
+        let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
+        for (at, (plan, told)) in gpus {
+            let Some(now) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { continue };
+            match &mut self.shown {
+                Shown::Bars(_, bars) => {
+                    if let Some(bar) = bars.get(at) {
+                        bar.set_position(u64::from(now.done));
+                        bar.set_message(look.fit(&look.clean(&doing(now)), look.width.saturating_sub(48).max(16)));
+                    }
+                }
+                Shown::Lines(out) => {
+                    for line in lines(plan, now, told) {
+                        // Nobody reads it any more: the operation goes on all the same.
+                        let _ = writeln!(out, "{}", look.clean(&line));
+                    }
+                }
+                Shown::Quiet => {}
+            }
+            *told = (now.done.max(told.0), now.rolling_back);
+        }
+    }
+
+    /// Takes the bars away: the result that follows says all that they said.
+    pub(crate) fn end(self) {
+        if let Shown::Bars(all, bars) = self.shown {
+            bars.iter().for_each(ProgressBar::finish_and_clear);
+            // A terminal that is gone needs no clearing.
+            let _ = all.clear();
+        }
+    }
+}
+
+fn doing(now: &StepState) -> String {
+    match (&now.doing, now.rolling_back) {
+        (Some(doing), true) => format!("taking back: {doing}"),
+        (None, true) => "taken back".to_owned(),
+        (Some(doing), false) => doing.clone(),
+        (None, false) if now.done == now.total => "done".to_owned(),
+        (None, false) => "waiting".to_owned(),
+    }
+}
+
+/// Lines for what is new on one GPU.
+fn lines(plan: &gpush_api::GpuPlan, now: &StepState, told: &(u32, bool)) -> Vec<String> {
+    let mut out = Vec::new();
+    let gpu = format!("GPU {}", plan.gpu);
+    if now.done > told.0 {
+        let from = told.0 as usize;
+        let done = plan.steps.iter().enumerate().take(now.done as usize).skip(from);
+        out.extend(done.map(|(at, one)| format!("{gpu}  {}/{}  {}", at + 1, now.total, step(one))));
+    }
+    if now.rolling_back && !told.1 {
+        let why = now.error.as_ref().map_or_else(String::new, |e| format!(": {}", e.message));
+        out.push(format!("{gpu}  taking back {}{why}", count(now.done as usize, "step")));
+    }
+    out
+}
+
+fn bars(operation: &Operation, look: &Look) -> Shown {
+    let all = MultiProgress::new();
+    let characters = match look.charset {
+        Charset::Utf8 => "━╸─",
+        Charset::Ascii => "#>.",
+    };
+    // A template that does not parse would be a fault of ours; the plain bar serves as well.
+    let style = ProgressStyle::with_template("{prefix:>7}  {bar:20}  {pos:>2}/{len:<2}  {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars(characters);
+    let bars = operation.plans.iter().map(|plan| {
+        if plan::as_wanted(plan) {
+            return ProgressBar::hidden();
+        }
+        let bar = all.add(ProgressBar::new(plan.steps.len() as u64).with_style(style.clone()));
+        bar.set_prefix(format!("GPU {}", plan.gpu));
+        bar
+    });
+    let bars = bars.collect();
+    Shown::Bars(all, bars)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, rc::Rc};
+
+    use gpush_api::{ApiError, Code, OperationState};
+
+    use super::*;
+    use crate::render::fixtures;
+
+    #[derive(Clone, Default)]
+    struct Sink(Rc<RefCell<Vec<u8>>>);
+
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.borrow_mut().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn each_step_is_told_once_and_so_is_a_rollback() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let sink = Sink::default();
+        let mut operation = fixtures::operation(OperationState::Running);
+        let mut progress = Progress::to(Box::new(sink.clone()), &operation);
+        for done in [0, 1, 1, 3] {
+            operation.progress[0].done = done;
+            progress.update(&operation, &look);
+        }
+        operation.progress[0].rolling_back = true;
+        operation.progress[0].error = Some(ApiError::new(Code::DriverError, "the driver refused 1g.10gb@6"));
+        progress.update(&operation, &look);
+        operation.progress[0].done = 1;
+        progress.update(&operation, &look);
+        progress.end();
+        let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
+        insta::assert_snapshot!(text, @r"
+        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
+        GPU 0  2/6  - GPU instance 2g.20gb@4 (GI 3)
+        GPU 0  3/6  + GPU instance 1g.10gb@4
+        GPU 0  taking back 3 steps: the driver refused 1g.10gb@6
+        ");
+    }
+}

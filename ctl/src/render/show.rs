@@ -1,0 +1,181 @@
+//! Everything about a GPU (`gpu show`), and all MIG devices with their full names (`mig show`).
+
+use gpush_api::{Architecture, Gpu, Mig, Process};
+
+use super::{
+    Look, gpu,
+    look::{QUIET, STRONG, count, gib, pad, paint, product},
+    profiles, slices,
+    table::{Align, table},
+    who,
+};
+
+/// `gpushctl gpu show`.
+pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
+    let mut out = Vec::new();
+    out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
+    let mut fact = |name: &str, value: String| {
+        let first = format!("  {}", pad(name, 14));
+        let lines = look.wrap(&first, &value);
+        out.extend(lines.into_iter().map(|line| match line.strip_prefix(&first) {
+            Some(rest) => format!("{}{rest}", paint(QUIET, &first)),
+            None => line,
+        }));
+    };
+    fact("UUID", look.clean(&one.uuid));
+    fact("PCI address", look.clean(&one.pci));
+    fact("device", format!("/dev/nvidia{}", one.minor));
+    fact("architecture", architecture(one.architecture).to_owned());
+    fact("memory", format!("{} of {} GiB in use", gib(one.memory.used_mib), gib(one.memory.total_mib)));
+    fact("state", gpu::state(one.state).0.to_owned());
+    let rule = one.rule.as_ref().map(|rule| format!(", by rule {}", look.clean(rule)));
+    fact("mode", format!("{}{}", gpu::mode(one.mode), rule.unwrap_or_default()));
+    if let Some(layout) = &one.layout {
+        fact("wanted layout", look.clean(&layout.join(", ")));
+    }
+    fact("MIG", mig(one.mig.as_ref()));
+    fact("read", format!("{} ({})", look.ago(one.observed_at), one.observed_at.strftime("%Y-%m-%d %H:%M:%S UTC")));
+    out.extend(gpu::notes(one, look));
+    let mut text = out.join("\n") + "\n";
+
+    if let Some(mig) = one.mig.as_ref().filter(|m| m.enabled) {
+        text.push('\n');
+        text += &section("MIG devices");
+        for line in slices::of(mig, gpu::INDENT, look) {
+            text += &line;
+            text.push('\n');
+        }
+        text += &devices(std::slice::from_ref(one), false, look);
+    }
+    let processes = processes(one, look);
+    if !processes.is_empty() {
+        text.push('\n');
+        text += &section("Processes");
+        text += &processes;
+    }
+    if one.mig.as_ref().is_some_and(|m| !m.profiles.is_empty()) {
+        text.push('\n');
+        text += &section("Profiles");
+        text += &profiles::with_compute(one, gpu::INDENT, look);
+    }
+    text
+}
+
+fn section(name: &str) -> String {
+    paint(STRONG, name) + "\n"
+}
+
+fn mig(mig: Option<&Mig>) -> String {
+    match mig {
+        None => "not on this part".to_owned(),
+        Some(mig) => {
+            let mode = if mig.enabled { "on" } else { "off" };
+            format!(
+                "{mode}; {} memory slices, {} compute slices, {}",
+                mig.memory_slices,
+                mig.compute_slices,
+                count(mig.instances.len(), "GPU instance")
+            )
+        }
+    }
+}
+
+fn architecture(of: Architecture) -> &'static str {
+    match of {
+        Architecture::Legacy => "before Volta",
+        Architecture::Volta => "Volta",
+        Architecture::Turing => "Turing",
+        Architecture::Ampere => "Ampere",
+        Architecture::Ada => "Ada Lovelace",
+        Architecture::Hopper => "Hopper",
+        Architecture::Blackwell => "Blackwell",
+        Architecture::Unknown => "newer than this gpushctl",
+    }
+}
+
+/// `gpushctl mig show`: instances of all GPUs, with the names that programs take.
+pub(crate) fn mig_devices(gpus: &[Gpu], look: &Look) -> String {
+    let on: Vec<_> = gpus.iter().filter(|g| g.mig.as_ref().is_some_and(|m| m.enabled)).cloned().collect();
+    if on.is_empty() {
+        return "No GPU has MIG mode on.\n".to_owned();
+    }
+    if on.iter().all(|g| g.mig.as_ref().is_none_or(|m| m.instances.is_empty())) {
+        return "No GPU has MIG instances.\n".to_owned();
+    }
+    devices(&on, true, look)
+}
+
+/// One line an instance: where, ids, the whole MIG UUID, how many processes.
+fn devices(gpus: &[Gpu], with_gpu: bool, look: &Look) -> String {
+    use Align::{Left, Right};
+    let all = [
+        ("GPU", Right),
+        ("INSTANCE", Left),
+        ("GI", Right),
+        ("CI", Right),
+        ("GIB", Right),
+        ("USE", Left),
+        ("MIG UUID", Left),
+    ];
+    let from = usize::from(!with_gpu);
+    let mut rows = Vec::new();
+    for gpu in gpus {
+        for instance in gpu.mig.iter().flat_map(|m| &m.instances) {
+            let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
+            let memory = instance.memory.map_or_else(|| "-".to_owned(), |m| gib(m.total_mib));
+            let mut push = |what: String, ci: String, memory: String, usage: String, uuid: String| {
+                let row = [gpu.index.to_string(), what, instance.id.to_string(), ci, memory, usage, uuid];
+                rows.push(row[from..].to_vec());
+            };
+            if instance.compute.is_empty() {
+                push(at.clone(), "-".into(), memory.clone(), "-".into(), "no compute instance".into());
+            }
+            for compute in &instance.compute {
+                let whole = compute.profile == instance.profile;
+                let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
+                let n = compute.processes.len() + instance.processes.len();
+                let usage = if n == 0 { "idle".to_owned() } else { processes_in_words(n) };
+                let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
+                push(what, compute.id.to_string(), memory.clone(), usage, uuid);
+            }
+        }
+    }
+    if rows.is_empty() {
+        return "  none yet: gpushctl mig apply --layout …\n".replace('…', look.pick("…", "..."));
+    }
+    let indent = if with_gpu { 0 } else { gpu::INDENT };
+    // A MIG UUID is there to be copied: it never breaks, the line may stand out instead.
+    let wide = Look { width: look.width.max(110), ..*look };
+    table(&all[from..], rows, indent, &wide)
+}
+
+fn processes_in_words(n: usize) -> String {
+    if n == 1 { "1 process".to_owned() } else { format!("{n} processes") }
+}
+
+/// Every process of a GPU with where it runs.
+fn processes(gpu: &Gpu, look: &Look) -> String {
+    let mut lines = Vec::new();
+    let mut push = |place: &str, process: &Process| {
+        let memory = process.memory_mib.map_or_else(|| "-".to_owned(), |m| format!("{} GiB", gib(m)));
+        lines.push((place.to_owned(), who::kind(process.kind), memory, who::process(process, look)));
+    };
+    gpu.processes.iter().for_each(|p| push("whole GPU", p));
+    for instance in gpu.mig.iter().flat_map(|m| &m.instances) {
+        let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
+        instance.processes.iter().for_each(|p| push(&at, p));
+        for compute in &instance.compute {
+            let place =
+                if compute.profile == instance.profile { at.clone() } else { format!("{at} CI {}", compute.id) };
+            compute.processes.iter().for_each(|p| push(&place, p));
+        }
+    }
+    let place = lines.iter().map(|l| super::look::width(&l.0)).max().unwrap_or(0);
+    let mut out = String::new();
+    for (at, kind, memory, who) in lines {
+        let left = format!("  {}  {}  {memory:>9}  ", pad(&at, place), pad(kind, 10));
+        let room = look.width.saturating_sub(super::look::width(&left));
+        out += &format!("{left}{}\n", look.fit(&who, room));
+    }
+    out
+}

@@ -1,0 +1,219 @@
+//! A GPU drawn as its memory slices, to scale.
+//!
+//! ```text
+//! ╭───────────────────────────────────┬─────────────────┬────────┬╌╌╌╌╌╌╌╌╮
+//! │● 3g.40gb                          │○ 2g.20gb        │○1g.10gb│free    ╎
+//! ╰0──────────────────────────────────┴4────────────────┴6───────┴7╌╌╌╌╌╌╌╯
+//! ```
+//! The numbers in the lower edge are placements, as they are written in a layout: `2g.20gb@4`.
+
+use anstyle::Style;
+use gpush_api::{GpuInstance, Mig, Placement};
+
+use super::{
+    Charset, Look,
+    look::{IDLE, NOTE, QUIET, USED, pad, paint, width},
+};
+
+/// Columns that divide evenly into the slices of every part known today (4, 8 and 12).
+const GRAIN: usize = 24;
+
+/// Widest drawing, in columns: on a very wide terminal the text beside it is what should grow.
+const WIDEST: usize = 96;
+
+/// A stretch of slices.
+#[derive(Debug, Clone)]
+pub(crate) struct Cell {
+    /// Slices that it covers.
+    pub(crate) placement: Placement,
+    /// Texts for it, longest first; the first that fits is drawn.
+    pub(crate) labels: Vec<String>,
+    /// Style of the text.
+    pub(crate) style: Style,
+}
+
+impl Cell {
+    /// A cell of a GPU instance: mark, profile, and its compute instances where there is room.
+    pub(crate) fn of(profile: &str, placement: Placement, mark: &str, inside: Option<&str>, style: Style) -> Self {
+        let mut labels = Vec::new();
+        if let Some(inside) = inside {
+            labels.push(format!("{mark} {profile}: {inside}"));
+        }
+        labels.push(format!("{mark} {profile}"));
+        labels.push(format!("{mark}{profile}"));
+        let short = short(profile);
+        labels.push(format!("{mark} {short}"));
+        labels.push(format!("{mark}{short}"));
+        labels.push(mark.to_owned());
+        Self { placement, labels, style }
+    }
+}
+
+/// `1g.10gb+me` without its memory: `1g+me`.
+fn short(profile: &str) -> String {
+    let (slices, rest) = profile.split_once('.').unwrap_or((profile, ""));
+    let attribute = rest.find('+').map_or("", |at| &rest[at..]);
+    format!("{slices}{attribute}")
+}
+
+/// Whether programs run in the instance, and whether they could.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// It has processes.
+    Busy,
+    /// It has none.
+    Idle,
+    /// It has no compute instance: no program can use it.
+    Bare,
+}
+
+impl Use {
+    pub(crate) fn of(instance: &GpuInstance) -> Self {
+        if !instance.processes.is_empty() || instance.compute.iter().any(|c| !c.processes.is_empty()) {
+            Self::Busy
+        } else if instance.compute.is_empty() {
+            Self::Bare
+        } else {
+            Self::Idle
+        }
+    }
+
+    pub(crate) fn mark(self, look: &Look) -> &'static str {
+        match self {
+            Self::Busy => look.pick("●", "*"),
+            Self::Idle => look.pick("○", "o"),
+            Self::Bare => "!",
+        }
+    }
+
+    pub(crate) fn style(self) -> Style {
+        match self {
+            Self::Busy => USED,
+            Self::Idle => IDLE,
+            Self::Bare => NOTE,
+        }
+    }
+}
+
+/// What is inside an instance that is split: `1c 2c`; nothing when one compute instance takes all.
+pub(crate) fn inside(instance: &GpuInstance) -> Option<String> {
+    if let [one] = instance.compute.as_slice()
+        && one.profile == instance.profile
+    {
+        return None;
+    }
+    let parts: Vec<_> = instance.compute.iter().map(|c| c.profile.split('.').next().unwrap_or("?")).collect();
+    Some(if parts.is_empty() { "no compute instance".to_owned() } else { parts.join(" ") })
+}
+
+/// The GPU as it is now.
+pub(crate) fn of(mig: &Mig, indent: usize, look: &Look) -> Vec<String> {
+    let cells = mig.instances.iter().map(|instance| {
+        let usage = Use::of(instance);
+        Cell::of(&instance.profile, instance.placement, usage.mark(look), inside(instance).as_deref(), usage.style())
+    });
+    draw(cells.collect(), mig.memory_slices, indent, look)
+}
+
+/// Draws cells and the free slices between them; three lines, none for a part without slices.
+pub(crate) fn draw(mut cells: Vec<Cell>, slices: u8, indent: usize, look: &Look) -> Vec<String> {
+    if slices == 0 {
+        return Vec::new();
+    }
+    cells.sort_by_key(|cell| cell.placement);
+    let room = look.width.saturating_sub(indent + 1).clamp(GRAIN, WIDEST);
+    let unit = (room / GRAIN * GRAIN / usize::from(slices)).max(1);
+    let glyphs = Glyphs::of(look);
+    let margin = " ".repeat(indent);
+    let (mut top, mut middle, mut bottom) = (margin.clone(), margin.clone(), margin);
+    let mut was_free = false;
+    for (at, cell) in with_free(cells, slices).into_iter().enumerate() {
+        let (placement, free) = match &cell {
+            Slot::Taken(cell) => (cell.placement, false),
+            Slot::Free { placement, .. } => (*placement, true),
+        };
+        let inner = usize::from(placement.size) * unit - 1;
+        let run = if free { glyphs.dashes } else { glyphs.line };
+        let number = placement.start.to_string();
+        let number = if width(&number) <= inner { number } else { String::new() };
+        let (label, style) = match cell {
+            Slot::Taken(cell) => {
+                let label = cell.labels.iter().map(|l| look.clean(l)).find(|l| width(l) <= inner);
+                (label.unwrap_or_default(), cell.style)
+            }
+            Slot::Free { first, .. } if first && inner >= 4 => ("free".to_owned(), QUIET),
+            Slot::Free { .. } => (String::new(), QUIET),
+        };
+        let edge = if at == 0 { 0 } else { 1 };
+        let side = if free && (was_free || at == 0) { glyphs.dashed_side } else { glyphs.side };
+        top += &paint(QUIET, &format!("{}{}", glyphs.top[edge], run.repeat(inner)));
+        middle += &format!("{}{}", paint(QUIET, side), paint(style, &pad(&label, inner)));
+        let rest = inner - number.len();
+        bottom += &format!("{}{number}{}", paint(QUIET, glyphs.bottom[edge]), paint(QUIET, &run.repeat(rest)));
+        was_free = free;
+    }
+    top += &paint(QUIET, glyphs.top[2]);
+    middle += &paint(QUIET, if was_free { glyphs.dashed_side } else { glyphs.side });
+    bottom += &paint(QUIET, glyphs.bottom[2]);
+    vec![top, middle, bottom]
+}
+
+enum Slot {
+    Taken(Cell),
+    /// One free slice; `first` of its run.
+    Free {
+        placement: Placement,
+        first: bool,
+    },
+}
+
+/// Fills gaps with free slices. Cells that overlap or stand out, which no sound driver reports, are
+/// left out: the list below the drawing still has them.
+fn with_free(cells: Vec<Cell>, slices: u8) -> Vec<Slot> {
+    let mut out = Vec::new();
+    let mut next = 0;
+    let free = |from: u8, to: u8, out: &mut Vec<Slot>| {
+        out.extend(
+            (from..to).map(|start| Slot::Free { placement: Placement { start, size: 1 }, first: start == from }),
+        );
+    };
+    for cell in cells {
+        let Placement { start, size } = cell.placement;
+        let Some(end) = start.checked_add(size).filter(|end| size > 0 && start >= next && *end <= slices) else {
+            continue;
+        };
+        free(next, start, &mut out);
+        next = end;
+        out.push(Slot::Taken(cell));
+    }
+    free(next, slices, &mut out);
+    out
+}
+
+/// Edges: left, between, right.
+struct Glyphs {
+    line: &'static str,
+    dashes: &'static str,
+    side: &'static str,
+    dashed_side: &'static str,
+    top: [&'static str; 3],
+    bottom: [&'static str; 3],
+}
+
+impl Glyphs {
+    fn of(look: &Look) -> Self {
+        match look.charset {
+            Charset::Utf8 => Self {
+                line: "─",
+                dashes: "╌",
+                side: "│",
+                dashed_side: "╎",
+                top: ["╭", "┬", "╮"],
+                bottom: ["╰", "┴", "╯"],
+            },
+            Charset::Ascii => {
+                Self { line: "-", dashes: ".", side: "|", dashed_side: ":", top: ["+"; 3], bottom: ["+"; 3] }
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `gpushctl status`: who answers, every GPU, and what to do about what is wrong.
+
+use gpush_api::{Gpu, GpuState, Health, HealthStatus, Version};
+use serde::Serialize;
+
+use super::{
+    Look, gpu,
+    look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
+};
+
+/// What `gpushctl status --json` prints: three answers of the API in one document.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Status {
+    pub(crate) version: Version,
+    pub(crate) health: Health,
+    pub(crate) gpus: Vec<Gpu>,
+}
+
+/// The picture; `brief` leaves the lines below each drawing out.
+pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
+    let mut out = header(status, look);
+    let rows: Vec<_> = status.gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
+    let columns = gpu::Columns::of(rows.iter().flatten());
+    for (gpu, rows) in status.gpus.iter().zip(&rows) {
+        out.push(String::new());
+        out.extend(gpu::block(gpu, rows, columns, !brief, look));
+    }
+    let next = next_steps(&status.gpus, look);
+    if !next.is_empty() {
+        out.push(String::new());
+        out.extend(next);
+    }
+    out.join("\n") + "\n"
+}
+
+fn header(status: &Status, look: &Look) -> Vec<String> {
+    let mut words = vec![(STRONG, format!("gpushd {}", look.clean(&status.version.agent)))];
+    let mut out = Vec::new();
+    match &status.version.driver {
+        Some(driver) => {
+            words.push((QUIET, format!("driver {}", look.clean(&driver.version))));
+            words.push((QUIET, format!("CUDA {}", look.clean(&driver.cuda))));
+        }
+        None => words.push((BAD, "no driver".to_owned())),
+    }
+    let left = words.iter().map(|(_, text)| width(text)).sum::<usize>() + 2 * (words.len() - 1);
+    let line = words.iter().map(|(style, text)| paint(*style, text)).collect::<Vec<_>>().join("  ");
+    let summary = summary(&status.gpus);
+    if left + 2 + width(&summary) <= look.width {
+        out.push(format!("{line}{}{summary}", " ".repeat(look.width - left - width(&summary))));
+    } else {
+        out.extend([line, summary]);
+    }
+    let simulated = status.health.simulated || status.version.driver.as_ref().is_some_and(|d| d.simulated);
+    if simulated {
+        let text = look.wrap("", "SIMULATED: these GPUs are gpush's simulator, no hardware is behind them");
+        out.extend(text.iter().map(|line| paint(NOTE.bold(), line)));
+    }
+    match status.health.status {
+        HealthStatus::Ok => {}
+        HealthStatus::Degraded => {
+            for cause in &status.health.causes {
+                out.extend(look.wrap("! ", &look.clean(&cause.message)).iter().map(|l| paint(BAD, l)));
+                for deeper in &cause.causes {
+                    out.extend(look.wrap("  because: ", &look.clean(deeper)));
+                }
+                if let Some(hint) = &cause.hint {
+                    out.extend(look.wrap("  hint: ", &look.clean(hint)));
+                }
+            }
+        }
+    }
+    out
+}
+
+fn summary(gpus: &[Gpu]) -> String {
+    let mut text = count(gpus.len(), "GPU");
+    let instances = gpus.iter().filter_map(|g| g.mig.as_ref().filter(|m| m.enabled)).flat_map(|m| &m.instances);
+    let (mut devices, mut used) = (0, 0);
+    for instance in instances {
+        devices += instance.compute.len();
+        used += instance.compute.iter().filter(|c| !c.processes.is_empty() || !instance.processes.is_empty()).count();
+    }
+    if devices > 0 {
+        text += &format!(", {}, {used} in use", count(devices, "MIG device"));
+    }
+    text
+}
+
+/// Commands for what the notes told, once for all GPUs.
+fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
+    let mut out = Vec::new();
+    let mut step = |which: &[u32], one: &str, many: &str, command: &str| {
+        if !which.is_empty() {
+            let text = format!("{} {}: {command}", gpu_numbers(which), if which.len() == 1 { one } else { many });
+            out.extend(look.wrap("", &text).iter().map(|line| paint(NOTE, line)));
+        }
+    };
+    let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
+    let drifting = those(&|g| !g.drift.is_empty() && g.state == GpuState::Ready);
+    step(&drifting, "differs from the config", "differ from the config", "gpushctl mig plan");
+    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending));
+    let list = pending.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let reset = format!("end what uses it, then nvidia-smi --gpu-reset -i {list}");
+    step(&pending, "waits for a reset", "wait for a reset", &reset);
+    out
+}
+
+/// `GPU 3`, `GPUs 0-3, 5`.
+pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
+    let mut sorted = indexes.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut spans: Vec<(u32, u32)> = Vec::new();
+    for index in sorted {
+        match spans.last_mut() {
+            Some((_, last)) if *last + 1 == index => *last = index,
+            Some(_) | None => spans.push((index, index)),
+        }
+    }
+    let spans: Vec<_> = spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
+    let text = spans.join(", ");
+    if indexes.len() == 1 { format!("GPU {text}") } else { format!("GPUs {text}") }
+}

@@ -1,0 +1,110 @@
+//! Who uses an instance, in the room that there is.
+
+use gpush_api::{Process, ProcessKind};
+
+use super::{Look, look::width};
+
+/// What others' processes are called to those who may not know more.
+pub(crate) const ANOTHER: &str = "used by another user";
+
+/// One process: `alice 4123 /usr/bin/python train.py`, as far as the asker may know.
+pub(crate) fn process(process: &Process, look: &Look) -> String {
+    let command = process.command.as_deref().unwrap_or_default();
+    format!("{} {}", name(process, look), look.clean(command)).trim_end().to_owned()
+}
+
+/// The same for a place where room is short: the program without its directory.
+fn brief(process: &Process, look: &Look) -> String {
+    let command = process.command.as_deref().unwrap_or_default();
+    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let text = format!("{} {} {}", name(process, look), look.clean(program), look.clean(arguments));
+    text.trim_end().to_owned()
+}
+
+/// `alice 4123`, without the command.
+fn name(process: &Process, look: &Look) -> String {
+    let user = match (&process.user, process.uid) {
+        (Some(user), _) => Some(look.clean(user)),
+        (None, Some(uid)) => Some(format!("uid {uid}")),
+        (None, None) => None,
+    };
+    match (user, process.pid) {
+        (Some(user), Some(pid)) => format!("{user} {pid}"),
+        (Some(user), None) => user,
+        (None, Some(pid)) => format!("pid {pid}"),
+        (None, None) => ANOTHER.to_owned(),
+    }
+}
+
+/// All processes in one line of `room` columns: as many names as fit, then how many more. The
+/// command is told when there is only one process.
+pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
+    match processes {
+        [] => String::new(),
+        [one] => look.fit(&brief(one, look), room),
+        all => {
+            let mut names: Vec<String> = Vec::new();
+            let mut hidden = 0;
+            for process in all {
+                if name(process, look) == ANOTHER {
+                    hidden += 1;
+                } else {
+                    names.push(name(process, look));
+                }
+            }
+            // Those that the asker may not see are one party: how many they are says nothing more.
+            if hidden > 0 {
+                names.push(if names.is_empty() { ANOTHER.to_owned() } else { "another user".to_owned() });
+            }
+            for shown in (1..=names.len()).rev() {
+                let more = names.len() - shown;
+                let mut text = names[..shown].join(", ");
+                if more > 0 {
+                    text += &format!(" +{more}");
+                }
+                if width(&text) <= room || shown == 1 {
+                    return look.fit(&text, room);
+                }
+            }
+            String::new()
+        }
+    }
+}
+
+/// What a process uses the GPU for.
+pub(crate) fn kind(kind: ProcessKind) -> &'static str {
+    match kind {
+        ProcessKind::Compute => "compute",
+        ProcessKind::Graphics => "graphics",
+        ProcessKind::MpsClient => "MPS client",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn names_give_way_to_a_count() {
+        let look = fixtures::look(80, Charset::Utf8);
+        let alice = fixtures::process(4123, "alice", "python train.py", 100);
+        let bob = fixtures::process(991, "bob", "jupyter", 100);
+        let hidden = fixtures::hidden();
+        let line = |all: &[&Process], room| line(all, room, &look);
+        assert_eq!(line(&[], 20), "");
+        assert_eq!(line(&[&alice], 40), "alice 4123 python train.py");
+        assert_eq!(line(&[&alice], 20), "alice 4123 python t…");
+        let deep = fixtures::process(7, "bob", "/opt/env/bin/python /srv/train.py", 100);
+        assert_eq!(line(&[&deep], 40), "bob 7 python /srv/train.py");
+        assert_eq!(process(&deep, &look), "bob 7 /opt/env/bin/python /srv/train.py");
+        assert_eq!(line(&[&alice, &bob], 20), "alice 4123, bob 991");
+        assert_eq!(line(&[&alice, &bob, &alice], 20), "alice 4123 +2");
+        assert_eq!(line(&[&hidden], 40), ANOTHER);
+        assert_eq!(line(&[&hidden, &hidden], 40), ANOTHER);
+        assert_eq!(line(&[&hidden, &bob, &hidden], 40), "bob 991, another user");
+        assert_eq!(line(&[&hidden, &bob], 12), "bob 991 +1");
+        assert_eq!(line(&[&alice, &bob], 8), "alice 4…");
+    }
+}

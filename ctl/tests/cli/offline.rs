@@ -1,0 +1,271 @@
+//! What `gpushctl` does without an agent: usage, offline plans, config checks, completions, man pages.
+//! Whole output with stderr and exit status.
+
+use gpush_api::{ComputeInstance, GpuInstance, Memory, Placement, Process, ProcessKind};
+use insta::assert_snapshot;
+
+use crate::support::Host;
+
+/// A saved host: one A100 with a busy 3g.40gb at 4 and an idle 2g.20gb at 0.
+fn saved(host: &Host) -> String {
+    let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(1);
+    let mig = gpus[0].mig.as_mut().unwrap();
+    let process = Process {
+        pid: Some(4123),
+        uid: Some(1000),
+        user: Some("alice".into()),
+        command: Some("python train.py".into()),
+        kind: ProcessKind::Compute,
+        memory_mib: Some(12_400),
+    };
+    for (id, profile, start, size, users) in [(3, "2g.20gb", 0, 2, vec![]), (2, "3g.40gb", 4, 4, vec![process])] {
+        let of = mig.profiles.iter().find(|p| p.name == profile).unwrap();
+        let whole = of.compute.iter().find(|c| c.name == profile).unwrap();
+        mig.instances.push(GpuInstance {
+            id,
+            profile_id: of.id,
+            profile: profile.into(),
+            placement: Placement { start, size },
+            memory: Some(Memory { total_mib: of.memory_mib, used_mib: 12 }),
+            compute: vec![ComputeInstance {
+                id: 0,
+                profile_id: whole.id,
+                profile: profile.into(),
+                placement: Some(Placement { start: 0, size: of.slices }),
+                uuid: Some(format!("MIG-0000000{id}-0000-0000-0000-000000000000")),
+                processes: users,
+            }],
+            processes: Vec::new(),
+        });
+    }
+    host.write("host.json", serde_json::to_vec(&gpus).unwrap());
+    "host.json".to_owned()
+}
+
+const CONFIG: &str = r#"
+[layouts]
+mixed = ["3g.40gb", "2g.20gb", "1g.10gb*2"]
+
+[[gpu]]
+name = "training"
+match = ["0"]
+mode = "mig"
+layout = "mixed"
+"#;
+
+#[test]
+fn usage() {
+    let host = Host::new();
+    let cases: &[&[&str]] = &[
+        &["statsu"],
+        &["mig", "apply", "--wait", "soon"],
+        &["mig", "apply", "--timeout", "-1"],
+        &["mig", "apply", "mixed", "--layout", "3g.40gb"],
+        &["mig", "plan", "--config", "x.toml"],
+        &["gpu", "list", "--color", "blue"],
+        &["--json", "gpu"],
+        &["--json", "mig", "plan", "--config", "x"],
+        &["completions", "tcsh"],
+        &["--version"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn help_of_every_command() {
+    let host = Host::new();
+    let commands: &[&[&str]] = &[
+        &[],
+        &["status"],
+        &["gpu"],
+        &["gpu", "list"],
+        &["gpu", "show"],
+        &["mig"],
+        &["mig", "profiles"],
+        &["mig", "show"],
+        &["mig", "plan"],
+        &["mig", "apply"],
+        &["mig", "assert"],
+        &["operation"],
+        &["operation", "list"],
+        &["operation", "show"],
+        &["operation", "wait"],
+        &["config"],
+        &["config", "check"],
+        &["config", "show"],
+        &["version"],
+        &["completions"],
+    ];
+    // The options of every command are the same text: it is in the first one.
+    let mut text = String::new();
+    for command in commands {
+        let args: Vec<_> = command.iter().copied().chain(["--help"]).collect();
+        let mut help = host.run(&args);
+        assert!(help.ends_with("[exit 0]\n"), "{help}");
+        if !command.is_empty()
+            && let Some(global) = help.find("Global options:")
+        {
+            let after = help[global..].find("\n\n").map_or(help.len(), |at| global + at + 2);
+            help.replace_range(global..after, "");
+        }
+        text += &help;
+        text.push('\n');
+    }
+    assert_snapshot!(text);
+}
+
+#[test]
+fn plans_for_presets_and_saved_hosts() {
+    let host = Host::new();
+    let saved = saved(&host);
+    host.write("config.toml", CONFIG);
+    let cases: &[&[&str]] = &[
+        &["mig", "plan", "--offline", "a30x4", "--gpu", "0-1", "--layout", "2g.12gb,1g.6gb*2"],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "1c.3g.40gb*3,1g.10gb+me"],
+        &["mig", "plan", "--offline", &saved, "--config", "config.toml"],
+        &["mig", "plan", "--offline", &saved, "--config", "config.toml", "--gpu", "*A100*", "mixed"],
+        &["mig", "plan", "--offline", &saved, "--gpu", "0", "--layout", "2g.20gb@0,3g.40gb@4"],
+        &["mig", "plan", "--offline", &saved, "--gpu", "0", "--layout", "none"],
+        &["mig", "plan", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn plans_that_cannot_be() {
+    let host = Host::new();
+    let saved = saved(&host);
+    host.write("notes.txt", "just some text");
+    host.write("latin1.json", b"[\xe9]");
+    let cases: &[&[&str]] = &[
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "3g.48gb"],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "4g.40gb*2"],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "1g.10gb*8"],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", ""],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "3g.40gb,,"],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "9", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "5-2", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "?!", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "mixed", "--gpu", "4", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "dgx-a100", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "dgx-a100"],
+        &["mig", "plan", "--offline", "dgx-a1000", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "gone.json", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "notes.txt", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "latin1.json", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", "/", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "plan", "--offline", &saved, "--config", "gone.toml"],
+        &["--json", "mig", "plan", "--offline", "dgx-a100", "--gpu", "9", "--layout", "3g.40gb"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn a_saved_host_is_read_from_stdin_and_plans_come_as_json() {
+    let host = Host::new();
+    let saved = std::fs::read(host.path(&saved(&host))).unwrap();
+    let args = ["mig", "plan", "--offline", "-", "--gpu", "0", "--layout", "3g.40gb,1g.10gb@0", "--json"];
+    assert_snapshot!(host.run_with(&args, &saved));
+}
+
+#[test]
+fn asserting_a_layout() {
+    let host = Host::new();
+    let saved = saved(&host);
+    let cases: &[&[&str]] = &[
+        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "2g.20gb,3g.40gb"],
+        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
+        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "9g.99gb"],
+        &["mig", "assert", "--offline", "mixed", "--gpu", "5", "--layout", "1g.10gb"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn checking_a_config() {
+    let host = Host::new();
+    saved(&host);
+    host.write("config.toml", CONFIG);
+    host.write(
+        "wrong.toml",
+        "[driver]\nlibary = \"x\"\n\n[[gpu]]\nmatch = [\"0-\"]\nmode = \"mig\"\nlayout = [\"3g40gb\"]\n",
+    );
+    host.write("misfit.toml", CONFIG.replace("1g.10gb*2", "1g.10gb*3").replace("[\"0\"]", "[\"0\", \"*A30*\"]"));
+    host.write("latin1.toml", b"# caf\xe9\n");
+    host.write("empty.toml", "");
+    let cases: &[&[&str]] = &[
+        &["config", "check", "config.toml"],
+        &["config", "check", "config.toml", "--offline", "dgx-a100"],
+        &["config", "check", "config.toml", "--offline", "host.json"],
+        &["config", "check", "misfit.toml", "--offline", "mixed"],
+        &["config", "check", "wrong.toml"],
+        &["config", "check", "wrong.toml", "--json"],
+        &["config", "check", "latin1.toml"],
+        &["config", "check", "empty.toml"],
+        &["config", "check", "empty.toml", "--offline", "a30x4"],
+        &["config", "check", "gone.toml"],
+        &["config", "check", ".", "--offline", "dgx-a100"],
+        &["config", "check", "-", "--offline", "-"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+
+    let good = host.command(&["config", "check", "config.toml", "--offline", "dgx-a100", "--json"]).output().unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!(document["config"]["rules"][0]["claims"], serde_json::json!([0]));
+    assert_eq!(document["plans"]["plans"][0]["layout"], serde_json::json!(["3g.40gb", "2g.20gb", "1g.10gb*2"]));
+
+    let named = host.command(&["config", "check"]).env("GPUSH_CONFIG", "config.toml").output().unwrap();
+    assert!(String::from_utf8_lossy(&named.stdout).starts_with("config.toml: no errors"), "{named:?}");
+}
+
+#[test]
+fn the_example_config_is_sound() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../config.example.toml");
+    let host = Host::new();
+    let output = host.command(&["config", "check", example, "--offline", "dgx-a100"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn completions_name_the_commands() {
+    let host = Host::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = host.command(&["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && output.stderr.is_empty());
+        for word in ["apply", "profiles", "--offline", "dry-run"] {
+            assert!(script.contains(word.trim_start_matches('-')), "{shell} does not know {word}");
+        }
+    }
+}
+
+#[test]
+fn man_pages_of_every_command() {
+    let host = Host::new();
+    let output = host.command(&["man", "pages"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut pages: Vec<_> = std::fs::read_dir(host.path("pages"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    pages.sort();
+    assert_snapshot!(pages.join("\n"));
+    let apply = std::fs::read_to_string(host.path("pages/gpushctl-mig-apply.1")).unwrap();
+    assert!(apply.contains("gpushctl mig apply") && apply.contains("nothing in use is touched"), "{apply}");
+
+    host.write("file", "");
+    assert_snapshot!(host.run(&["man", "file"]), @r"
+    $ gpushctl man file
+    [stderr]
+    error: can't make the directory file
+      because: File exists (os error 17)
+    [exit 1]
+    ");
+}

@@ -1,0 +1,188 @@
+//! Runs `gpushctl` as a process and keeps all that it says; a stand-in agent to talk to.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::{Arc, Mutex},
+};
+
+/// The binary under test.
+pub(crate) const GPUSHCTL: &str = env!("CARGO_BIN_EXE_gpushctl");
+
+/// A directory of its own with `gpushctl` run in it, whatever the machine's environment is.
+pub(crate) struct Host {
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Host {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// The command with a clean environment; its socket is `gpushd.sock` in the directory, named
+    /// relatively so that texts break where they do on every machine.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(GPUSHCTL);
+        command
+            .args(args)
+            .current_dir(self.dir.path())
+            .env_clear()
+            .env("LANG", "C.UTF-8")
+            .env("COLUMNS", "80")
+            .env("GPUSH_SOCKET", "gpushd.sock");
+        command
+    }
+
+    /// Runs it and tells what it said, as a transcript.
+    pub(crate) fn run(&self, args: &[&str]) -> String {
+        self.run_with(args, b"")
+    }
+
+    /// The same with something on stdin.
+    pub(crate) fn run_with(&self, args: &[&str], stdin: &[u8]) -> String {
+        let mut command = self.command(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A command that does not read its stdin closes it: that is no failure of the test.
+        let _ = child.stdin.take().unwrap().write_all(stdin);
+        Self::transcript(args, &child.wait_with_output().unwrap())
+    }
+
+    /// `$ gpushctl …`, stdout, stderr and the exit status.
+    pub(crate) fn transcript(args: &[&str], output: &Output) -> String {
+        let quoted =
+            args.iter().map(|a| if a.is_empty() || a.contains(' ') { format!("'{a}'") } else { (*a).to_owned() });
+        let mut text = format!("$ gpushctl {}\n", quoted.collect::<Vec<_>>().join(" "));
+        text += &String::from_utf8_lossy(&output.stdout);
+        if !output.stderr.is_empty() {
+            text += &format!("[stderr]\n{}", String::from_utf8_lossy(&output.stderr));
+        }
+        match output.status.code() {
+            Some(code) => text += &format!("[exit {code}]\n"),
+            None => text += "[killed]\n",
+        }
+        text
+    }
+}
+
+/// A request as the stand-in agent got it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) body: String,
+}
+
+/// What the stand-in agent does with a request.
+pub(crate) enum Answer {
+    /// Answers with this status and body.
+    Json(u16, String),
+    /// Never answers.
+    Silence,
+    /// Hangs up.
+    HangUp,
+}
+
+impl Answer {
+    pub(crate) fn ok<T: serde::Serialize + ?Sized>(value: &T) -> Self {
+        Self::Json(200, serde_json::to_string(value).unwrap())
+    }
+
+    pub(crate) fn error(error: &gpush_api::ApiError) -> Self {
+        Self::Json(error.code.http_status(), serde_json::to_string(error).unwrap())
+    }
+}
+
+/// An agent that answers as it is told, and remembers what it was asked.
+#[derive(Clone)]
+pub(crate) struct Agent {
+    pub(crate) requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Agent {
+    /// Listens on `socket` until the test's process ends.
+    pub(crate) fn listen(socket: &Path, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+        let listener = UnixListener::bind(socket).unwrap();
+        let agent = Self { requests: Arc::default() };
+        let (requests, answer) = (Arc::clone(&agent.requests), Arc::new(answer));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (requests, answer) = (Arc::clone(&requests), Arc::clone(&answer));
+                std::thread::spawn(move || serve(stream.unwrap(), &requests, answer.as_ref()));
+            }
+        });
+        agent
+    }
+
+    /// `METHOD path` of every request so far.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.requests.lock().unwrap().iter().map(|r| format!("{} {}", r.method, r.path)).collect()
+    }
+
+    /// Bodies of the requests to `path`.
+    pub(crate) fn bodies(&self, path: &str) -> Vec<String> {
+        let requests = self.requests.lock().unwrap();
+        requests.iter().filter(|r| r.path == path).map(|r| r.body.clone()).collect()
+    }
+}
+
+fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn(&Request) -> Answer) {
+    let mut buffer = Vec::new();
+    while let Some(request) = read(&mut stream, &mut buffer) {
+        requests.lock().unwrap().push(request.clone());
+        match answer(&request) {
+            Answer::Json(status, body) => {
+                let head = format!(
+                    "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                    body.len()
+                );
+                if stream.write_all((head + &body).as_bytes()).is_err() {
+                    return;
+                }
+            }
+            Answer::Silence => {
+                // Until the client goes away.
+                let _ = stream.read(&mut [0]);
+                return;
+            }
+            Answer::HangUp => return,
+        }
+    }
+}
+
+/// One HTTP/1.1 request with `content-length`, which is all that the client sends.
+fn read(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Request> {
+    loop {
+        if let Some(end) = buffer.windows(4).position(|w| w == b"\r\n\r\n") {
+            let head = String::from_utf8(buffer[..end].to_vec()).unwrap();
+            let length = head
+                .lines()
+                .find_map(|l| l.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned))
+                .map_or(0, |n| n.parse::<usize>().unwrap());
+            if buffer.len() >= end + 4 + length {
+                let mut words = head.split(' ');
+                let (method, path) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
+                let body = String::from_utf8(buffer[end + 4..end + 4 + length].to_vec()).unwrap();
+                buffer.drain(..end + 4 + length);
+                return Some(Request { method, path, body });
+            }
+        }
+        let mut chunk = [0; 4096];
+        match stream.read(&mut chunk) {
+            Ok(0) | Err(_) => return None,
+            Ok(n) => buffer.extend_from_slice(&chunk[..n]),
+        }
+    }
+}

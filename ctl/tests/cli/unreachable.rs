@@ -1,0 +1,121 @@
+//! An agent that is not there, not for this user, silent, or something else.
+
+use std::os::unix::{fs::PermissionsExt, net::UnixListener, process::CommandExt};
+
+use gpush_api::Version;
+use insta::assert_snapshot;
+
+use crate::support::{Agent, Answer, GPUSHCTL, Host};
+
+/// A user that is in no group of ours.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn absent_stale_and_no_socket() {
+    let host = Host::new();
+    let mut text = host.run(&["status"]);
+    drop(UnixListener::bind(host.path("gpushd.sock")).unwrap());
+    text += &host.run(&["status"]);
+    text += &host.run(&["--json", "gpu", "list"]);
+    text += &host.run(&["version"]);
+    text += &host.run(&["status", "--socket", "/"]);
+    text += &host.run(&["status", "--socket", &"x".repeat(120)]);
+    assert_snapshot!(text);
+}
+
+#[test]
+fn denied_to_another_user() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: to be denied takes another user, and only root can become one");
+        return;
+    }
+    let host = Host::new();
+    // The build's own directory may be closed to others, so the binary goes where it can be run.
+    let binary = host.path("gpushctl");
+    std::fs::copy(GPUSHCTL, &binary).unwrap();
+    let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    mode(host.dir.path(), 0o755);
+    std::fs::create_dir(host.path("run")).unwrap();
+    let socket = host.path("run/gpushd.sock");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    // Group `sys` is one of those that every Debian has, and nobody is not in it.
+    let sys = nix::unistd::Group::from_name("sys").unwrap().map(|g| g.gid);
+    nix::unistd::chown(&socket, None, sys).unwrap();
+    nix::unistd::chown(&host.path("run"), None, sys).unwrap();
+
+    let run = |args: &[&str]| {
+        let mut command = host.command(args);
+        let environment: Vec<_> = command.get_envs().map(|(k, v)| (k.to_owned(), v.unwrap().to_owned())).collect();
+        command = std::process::Command::new(&binary);
+        command.args(args).env_clear().envs(environment).env("GPUSH_SOCKET", "run/gpushd.sock");
+        command.current_dir(host.dir.path()).uid(NOBODY).gid(NOBODY);
+        Host::transcript(args, &command.output().unwrap())
+    };
+    mode(&socket, 0o660);
+    let mut text = run(&["status"]);
+    mode(&socket, 0o600);
+    text += &run(&["status"]);
+    mode(&socket, 0o666);
+    mode(&host.path("run"), 0o750);
+    text += &run(&["status", "--json"]);
+    assert_snapshot!(text);
+}
+
+#[test]
+fn an_agent_that_says_nothing() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
+    let mut text = host.run(&["status", "--timeout", "0.05"]);
+    text += &host.run(&["mig", "apply", "--timeout", "0.05"]);
+    assert_snapshot!(text);
+}
+
+#[test]
+fn an_agent_of_another_version() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |request| match request.path.as_str() {
+        "/v1/version" => Answer::ok(&Version { agent: "2.0.0".into(), api: "v2".into(), driver: None }),
+        _ => Answer::Json(404, r#"{"title": "no such path"}"#.into()),
+    });
+    let mut text = host.run(&["status"]);
+    text += &host.run(&["version", "--json"]);
+    text += &host.run(&["gpu", "list"]);
+    assert_snapshot!(text.replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+}
+
+#[test]
+fn something_that_is_not_gpushd() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |_| Answer::Json(200, "<html>It works!</html>".into()));
+    let mut text = host.run(&["status"]);
+    text += &host.run(&["config", "show", "--json"]);
+    assert_snapshot!(text);
+}
+
+#[test]
+fn an_agent_that_hangs_up() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |_| Answer::HangUp);
+    let mut text = host.run(&["status"]);
+    text += &host.run(&["mig", "plan"]);
+    assert_snapshot!(text);
+}
+
+#[test]
+fn nobody_reads_the_output() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |request| match request.path.as_str() {
+        "/v1/gpus?profiles=true" => Answer::ok(&gpush_core::preset::gpus("dgx-a100").unwrap()),
+        other => panic!("not asked for: {other}"),
+    });
+    // More than a pipe holds, so that the write fails while it goes on.
+    let mut child = host
+        .command(&["gpu", "list", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{output:?}");
+}

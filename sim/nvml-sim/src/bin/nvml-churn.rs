@@ -1,0 +1,365 @@
+//! Clients of the simulated driver that are killed at random moments, and what is left of the host.
+//!
+//! `nvml-churn --kills N --seed S` on the host of `$NVML_SIM_STATE`: sets a few clients to work,
+//! each of which creates and destroys instances as fast as it can, and ends each by SIGKILL at a
+//! random moment within 2 ms. After each kill the state must be readable, obey the hardware's
+//! rules, and be changeable: no lock is left held, no half-written state is seen.
+//! Most clients are forked from this process, which has loaded the library; every twentieth is a
+//! program of its own. Prints what it did, and fails at the first thing that is wrong.
+
+#![allow(unsafe_code)] // calls C functions of the library, forks, kills and reaps
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command, ExitCode};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
+use silicon::Machine;
+use silicon::machine::Placement;
+
+/// Clients at work at a time.
+const CLIENTS: usize = 6;
+/// A client is killed at most so long after its round began, in µs.
+const LIFE_US: u64 = 2_000;
+/// Every so many clients one is a program of its own.
+const OWN_PROGRAM: u64 = 20;
+/// Return codes that a client must expect beside others: SUCCESS, INVALID_ARGUMENT (another
+/// client destroyed it), NOT_FOUND, IN_USE, INSUFFICIENT_RESOURCES.
+const EXPECTED: [u32; 5] = [0, 2, 6, 19, 23];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| -> Option<u64> {
+        let at = arguments.iter().position(|word| word == name)?;
+        arguments.get(at + 1)?.parse().ok()
+    };
+    let (kills, seed) = (value("--kills"), value("--seed").unwrap_or(1));
+    let done = match (kills, arguments.iter().any(|word| word == "--client")) {
+        (_, true) => load().and_then(|library| churn(&library, seed, &Signals { ready: 1, go: 0 })),
+        (Some(kills), false) => supervise(kills, seed),
+        (None, false) => Err("usage: nvml-churn --kills N [--seed S]".to_owned()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nvml-churn: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// xorshift64*: random enough to choose moments, and the same for a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % limit.max(1)
+    }
+}
+
+fn load() -> Result<NvmlLib, String> {
+    // SAFETY: the library's initialisers do nothing.
+    unsafe { NvmlLib::new("libnvidia-ml.so.1") }.map_err(|error| format!("libnvidia-ml.so.1: {error}"))
+}
+
+/// Descriptors by which a client and who kills it agree on a beginning.
+struct Signals {
+    /// The client writes a byte when it has made its first change.
+    ready: i32,
+    /// Its end tells all clients of a round to go on.
+    go: i32,
+}
+
+impl Signals {
+    fn wait(&self) {
+        let mut byte = [0_u8];
+        // SAFETY: one byte to or from a local, on descriptors that we were given.
+        unsafe {
+            libc::write(self.ready, byte.as_ptr().cast(), 1);
+            while libc::read(self.go, byte.as_mut_ptr().cast(), 1) > 0 {}
+        }
+    }
+}
+
+/// A client's work: makes a change, waits for the others of its round, then creates and destroys
+/// until it is killed. Returns only when a call says what none may.
+fn churn(library: &NvmlLib, seed: u64, signals: &Signals) -> Result<(), String> {
+    let mut dice = Dice::new(seed);
+    let check = |what: &str, code: u32| {
+        if EXPECTED.contains(&code) { Ok(code) } else { Err(format!("{what} returned {code}")) }
+    };
+    let mut gpus: u32 = 0;
+    // SAFETY: pointers to locals of the types that the bindings name, here and in all calls below.
+    unsafe {
+        check("nvmlInit_v2", library.nvmlInit_v2())?;
+        check("nvmlDeviceGetCount_v2", library.nvmlDeviceGetCount_v2(&mut gpus))?;
+    }
+    let mut said = false;
+    let mut profiles: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    loop {
+        #[allow(clippy::cast_possible_truncation)] // below a u32
+        let index = dice.below(gpus.into()) as u32;
+        let mut gpu: nvmlDevice_t = null_mut();
+        // SAFETY: as above.
+        check("nvmlDeviceGetHandleByIndex_v2", unsafe { library.nvmlDeviceGetHandleByIndex_v2(index, &mut gpu) })?;
+        let known = profiles.entry(index).or_insert_with(|| profiles_of(library, gpu));
+        #[allow(clippy::cast_possible_truncation)] // below a length
+        let profile = known.get(dice.below(known.len() as u64) as usize).copied().unwrap_or(0);
+        if dice.below(3) > 0 {
+            let mut gi: nvmlGpuInstance_t = null_mut();
+            // SAFETY: as above.
+            if check("create", unsafe { library.nvmlDeviceCreateGpuInstance(gpu, profile, &mut gi) })? == 0 {
+                let mut ci: nvmlComputeInstance_t = null_mut();
+                // SAFETY: as above.
+                check("create CI", unsafe { library.nvmlGpuInstanceCreateComputeInstance(gi, 0, &mut ci) })?;
+            }
+        } else {
+            destroy_all(library, gpu, profile, &check)?;
+        }
+        if !said {
+            signals.wait();
+            said = true;
+        }
+    }
+}
+
+fn profiles_of(library: &NvmlLib, gpu: nvmlDevice_t) -> Vec<u32> {
+    let id = |index: u32| {
+        // SAFETY: all zeros are a valid value of this plain struct.
+        let mut info = unsafe { std::mem::zeroed() };
+        // SAFETY: a pointer to a local of the type that the bindings name.
+        let code = unsafe { library.nvmlDeviceGetGpuInstanceProfileInfo(gpu, index, &mut info) };
+        (code == 0).then_some(info.id)
+    };
+    (0..10).filter_map(id).collect()
+}
+
+/// Destroys all instances of a profile on a GPU, whoever made them.
+fn destroy_all(
+    library: &NvmlLib,
+    gpu: nvmlDevice_t,
+    profile: u32,
+    check: &impl Fn(&str, u32) -> Result<u32, String>,
+) -> Result<(), String> {
+    let (mut found, mut count) = ([null_mut(); 8], 0);
+    // SAFETY: no profile has more than eight instances; locals otherwise.
+    check("list", unsafe { library.nvmlDeviceGetGpuInstances(gpu, profile, found.as_mut_ptr(), &mut count) })?;
+    for gi in found.into_iter().take(count as usize) {
+        let mut ci = null_mut();
+        // SAFETY: as above.
+        if check("find", unsafe { library.nvmlGpuInstanceGetComputeInstanceById(gi, 0, &mut ci) })? == 0 {
+            // SAFETY: as above.
+            check("destroy CI", unsafe { library.nvmlComputeInstanceDestroy(ci) })?;
+        }
+        // SAFETY: as above.
+        check("destroy", unsafe { library.nvmlGpuInstanceDestroy(gi) })?;
+    }
+    Ok(())
+}
+
+/// A client at work.
+struct Client {
+    pid: i32,
+    /// Kept for programs of their own: std closes what it opened for them.
+    program: Option<Child>,
+}
+
+/// What was done so far.
+#[derive(Default)]
+struct Tally {
+    started: u64,
+    killed: u64,
+    programs: u64,
+    /// Kills after which there were instances.
+    inhabited: u64,
+    /// Instances created, as the state counts them: it must never go back.
+    created: u64,
+}
+
+fn supervise(kills: u64, seed: u64) -> Result<(), String> {
+    let library = load()?;
+    let host = silicon::Host::from_environment().map_err(|error| error.to_string())?;
+    let mut dice = Dice::new(seed);
+    let mut tally = Tally::default();
+    let began = Instant::now();
+    while tally.killed < kills {
+        round(&library, &host, &mut dice, &mut tally, seed, kills)
+            .map_err(|error| format!("after kill {}: {error}", tally.killed))?;
+    }
+    let clients = host.read().map_err(|error| error.to_string())?.state().clients.len();
+    if clients > 0 {
+        return Err(format!("{clients} dead clients are still registered"));
+    }
+    println!(
+        "{} SIGKILLs of clients ({} programs of their own), {} instances created, state valid after each ({} times \
+         with instances), {:.1} s",
+        tally.killed,
+        tally.programs,
+        tally.created,
+        tally.inhabited,
+        began.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+/// Starts some clients at once and kills each.
+fn round(
+    library: &NvmlLib,
+    host: &silicon::Host,
+    dice: &mut Dice,
+    tally: &mut Tally,
+    seed: u64,
+    kills: u64,
+) -> Result<(), String> {
+    let mut working = Vec::new();
+    let (stop, go) = pipe()?;
+    while working.len() < CLIENTS && tally.started < kills {
+        tally.started += 1;
+        let own = seed.wrapping_add(tally.started);
+        let after = Duration::from_micros(dice.below(LIFE_US));
+        working.push((
+            after,
+            if tally.started.is_multiple_of(OWN_PROGRAM) {
+                spawn(own, &stop)?
+            } else {
+                fork(library, own, &stop, &go)?
+            },
+        ));
+    }
+    tally.programs += working.iter().filter(|(_, client)| client.program.is_some()).count() as u64;
+    working.sort_by_key(|(after, _)| *after);
+    drop(go);
+    let base = Instant::now();
+    for (after, mut client) in working {
+        // The moment itself is the input: nothing is awaited here.
+        std::thread::sleep(after.saturating_sub(base.elapsed()));
+        client.kill()?;
+        tally.killed += 1;
+        let machine = host.read().map_err(|error| error.to_string())?;
+        obeys(&machine)?;
+        tally.inhabited += u64::from(machine.gpus().iter().any(|gpu| !gpu.instances.is_empty()));
+        let created = machine.state().next_generation - 1;
+        if created < tally.created {
+            return Err(format!("the state went back from {} to {created}", tally.created));
+        }
+        tally.created = created;
+        // Takes the lock, and drops the clients that are gone.
+        host.update(|_| Ok::<_, silicon::HostError>(())).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}
+
+impl Client {
+    /// Ends it by SIGKILL. It must have died of that and of nothing else.
+    fn kill(&mut self) -> Result<(), String> {
+        let mut status = 0;
+        // SAFETY: our own child, which nobody reaped yet.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            if libc::waitpid(self.pid, &mut status, 0) != self.pid {
+                return Err(format!("client {} cannot be awaited", self.pid));
+            }
+        }
+        drop(self.program.take());
+        if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL {
+            Ok(())
+        } else {
+            Err(format!("client {} ended by itself with status {status:#x}", self.pid))
+        }
+    }
+}
+
+/// A pipe that programs started later do not inherit: its reading and its writing end.
+fn pipe() -> Result<(OwnedFd, OwnedFd), String> {
+    let mut ends = [0; 2];
+    // SAFETY: an array of two descriptors, which are ours when the call succeeds.
+    unsafe {
+        if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
+            return Err("no pipe".to_owned());
+        }
+        Ok((OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])))
+    }
+}
+
+/// Waits until a client made its first change.
+fn await_ready(reader: impl Into<std::fs::File>) -> Result<(), String> {
+    let mut byte = [0];
+    match reader.into().read(&mut byte) {
+        Ok(1) => Ok(()),
+        Ok(_) | Err(_) => Err("a client ended before its first change".to_owned()),
+    }
+}
+
+fn spawn(seed: u64, go: &OwnedFd) -> Result<Client, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let (ready, told) = pipe()?;
+    let child = Command::new(program)
+        .args(["--client", "--seed", &seed.to_string()])
+        .stdin(go.try_clone().map_err(|error| error.to_string())?)
+        .stdout(told)
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    await_ready(ready)?;
+    let pid = i32::try_from(child.id()).map_err(|error| error.to_string())?;
+    Ok(Client { pid, program: Some(child) })
+}
+
+fn fork(library: &NvmlLib, seed: u64, stop: &OwnedFd, go: &OwnedFd) -> Result<Client, String> {
+    let (ready, told) = pipe()?;
+    // SAFETY: this program has one thread.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: the copy of the end whose closing is the signal; the parent keeps its own.
+        unsafe { libc::close(go.as_raw_fd()) };
+        let ended = churn(library, seed, &Signals { ready: told.as_raw_fd(), go: stop.as_raw_fd() });
+        eprintln!("nvml-churn: client: {ended:?}");
+        // SAFETY: ends the child at once: what it has of its parent is not its to drop.
+        unsafe { libc::_exit(1) };
+    }
+    drop(told);
+    if pid < 0 {
+        return Err("cannot fork".to_owned());
+    }
+    await_ready(ready)?;
+    Ok(Client { pid, program: None })
+}
+
+/// The hardware's rules, checked without the simulator's own arithmetic of capacity.
+fn obeys(machine: &Machine) -> Result<(), String> {
+    for gpu in machine.gpus() {
+        let part = machine.part(gpu.index).map_err(|code| code.to_string())?;
+        let mut slices = 0;
+        let mut spans: Vec<Placement> = Vec::new();
+        for gi in &gpu.instances {
+            let profile = part.profile(gi.profile_id).map_err(|code| format!("profile {}: {code}", gi.profile_id))?;
+            slices += profile.data.slices;
+            if !profile.placements().any(|(at, id)| at == gi.placement && id == gi.id) {
+                return Err(format!(
+                    "GPU {} GI {} is where its profile cannot be: {:?}",
+                    gpu.index, gi.id, gi.placement
+                ));
+            }
+            if spans.iter().any(|span| span.overlaps(gi.placement)) {
+                return Err(format!("GPU {} GI {} overlaps another", gpu.index, gi.id));
+            }
+            spans.push(gi.placement);
+            if gi.instances.iter().any(|ci| profile.compute(ci.profile_id).is_none()) {
+                return Err(format!("GPU {} GI {} holds a compute instance of no profile of its", gpu.index, gi.id));
+            }
+        }
+        if slices > part.model.compute_slices {
+            return Err(format!("GPU {} has {slices} compute slices in use", gpu.index));
+        }
+    }
+    Ok(())
+}

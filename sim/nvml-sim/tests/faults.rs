@@ -1,0 +1,179 @@
+//! Fault rules through the ABI, the driver's own mistakes, and the trace of changes.
+
+#![allow(unsafe_code)] // calls C functions of the library under test
+#![allow(clippy::unwrap_used)] // of tests alone
+
+#[macro_use]
+mod client;
+
+use std::ptr::null_mut;
+
+use client::Client;
+
+const ONE: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+
+/// Runs `body` in a forked child and gives its wait status.
+fn in_child(body: impl FnOnce()) -> i32 {
+    // SAFETY: the child calls the library and exits, without unwinding or the parent's locks.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        body();
+        // SAFETY: ends the child at once; nothing of the parent's is dropped.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    status
+}
+
+#[test]
+fn a_rule_fails_the_calls_that_it_names_and_no_others() {
+    let client = Client::of(ONE);
+    let gpu = client.gpu(0);
+    client.fault("function = \"nvmlDeviceCreateGpuInstance*\"\nrc = \"INSUFFICIENT_RESOURCES\"\nafter = 1\ntimes = 2");
+    let first = client.create(gpu, 9, 0, 4).unwrap();
+    assert_eq!(client.create(gpu, 9, 4, 4), Err(23));
+    assert_eq!(client.create(gpu, 9, 4, 4), Err(23));
+    assert_eq!(client.host.read().unwrap().gpus()[0].instances.len(), 1, "what failed did nothing");
+    client.create(gpu, 9, 4, 4).unwrap();
+    client.fault("function = \"nvmlGpuInstanceDestroy\"\ngpu_instance = 1\nrc = 19\ntimes = 1");
+    let codes = [rc!(client, nvmlGpuInstanceDestroy(first)), rc!(client, nvmlGpuInstanceDestroy(first))];
+    assert_eq!(codes, [19, 0], "once, for the instance that it names");
+}
+
+#[test]
+fn a_client_is_killed_before_or_after_the_call_took_effect() {
+    let client = Client::of(ONE);
+    let gpu = client.gpu(0);
+    let mut killed = 0;
+    for (when, left) in [("before", 0), ("after", 1)] {
+        client.fault(&format!("function = \"nvmlDeviceCreateGpuInstance\"\nkill = \"{when}\"\ntimes = 1"));
+        let status = in_child(|| {
+            let mut made = null_mut();
+            rc!(client, nvmlDeviceCreateGpuInstance(gpu, 9, &mut made));
+        });
+        assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL, "{when}: {status:#x}");
+        assert_eq!(client.host.read().unwrap().gpus()[0].instances.len(), left, "{when}");
+        killed += 1;
+    }
+    println!("{killed} clients killed by rules");
+}
+
+#[test]
+fn a_mode_change_may_succeed_and_not_be() {
+    let client = Client::of("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
+    let gpu = client.gpu(0);
+    client.fault("function = \"nvmlDeviceSetMigMode\"\nactivation_status = \"IN_USE\"\ntimes = 1");
+    let (mut status, mut now, mut then) = (0, 9, 9);
+    ok!(client, nvmlDeviceSetMigMode(gpu, 1, &mut status));
+    ok!(client, nvmlDeviceGetMigMode(gpu, &mut now, &mut then));
+    assert_eq!((status, now, then), (19, 0, 1));
+    ok!(client, nvmlDeviceSetMigMode(gpu, 1, &mut status));
+    ok!(client, nvmlDeviceGetMigMode(gpu, &mut now, &mut then));
+    assert_eq!((status, now, then), (0, 1, 1));
+}
+
+#[test]
+fn a_stale_enumeration_shows_what_was_at_init_until_the_next() {
+    let client = Client::of(ONE);
+    let gpu = client.gpu(0);
+    let gi = client.create(gpu, 9, 0, 4).unwrap();
+    client.create_compute(gi, 2).unwrap();
+    client.fault("function = \"nvmlDeviceGetMigDeviceHandleByIndex\"\nmutate = \"stale\"");
+    assert_eq!(client.mig_device(gpu, 0), Err(6), "there was none");
+    ok!(client, nvmlShutdown());
+    ok!(client, nvmlInit_v2());
+    client.mig_device(gpu, 0).unwrap();
+}
+
+#[test]
+fn a_leaked_handle_keeps_an_instance_in_use_until_its_holder_ends() {
+    let client = Client::of(ONE);
+    let gpu = client.gpu(0);
+    let gi = client.create(gpu, 9, 0, 4).unwrap();
+    client.fault("function = \"nvmlGpuInstanceGetInfo\"\nmutate = \"leak\"\ntimes = 1");
+    let (mut asks, mut answers) = ([0; 2], [0; 2]);
+    // SAFETY: two arrays of two descriptors.
+    unsafe { assert_eq!(libc::pipe(asks.as_mut_ptr()) | libc::pipe(answers.as_mut_ptr()), 0) };
+    // SAFETY: as in `in_child`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: all zeros are a valid value of this plain struct.
+        let mut info = unsafe { std::mem::zeroed() };
+        rc!(client, nvmlGpuInstanceGetInfo(gi, &mut info));
+        // SAFETY: descriptors of ours, and the end of the child.
+        unsafe {
+            libc::write(answers[1], [0_u8].as_ptr().cast(), 1);
+            libc::read(asks[0], [0_u8].as_mut_ptr().cast(), 1);
+            libc::_exit(0);
+        }
+    }
+    let mut status = 0;
+    // SAFETY: descriptors of ours and our own child.
+    unsafe { libc::read(answers[0], [0_u8].as_mut_ptr().cast(), 1) };
+    assert_eq!(rc!(client, nvmlGpuInstanceDestroy(gi)), 19, "a monitor holds it");
+    let mut count = 0;
+    ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(gpu, &mut count, null_mut()));
+    assert_eq!(count, 0, "and is listed nowhere");
+    // SAFETY: as above.
+    unsafe {
+        libc::write(asks[1], [0_u8].as_ptr().cast(), 1);
+        libc::waitpid(child, &mut status, 0);
+    }
+    ok!(client, nvmlGpuInstanceDestroy(gi));
+}
+
+#[test]
+fn the_trace_has_a_line_for_each_change_and_none_for_readings() {
+    let client = Client::of(ONE);
+    let gpu = client.gpu(0);
+    std::fs::write(client.host.dir().join("trace"), "").unwrap();
+    let gi = client.create(gpu, 9, 4, 4).unwrap();
+    let ci = client.create_compute(gi, 2).unwrap();
+    client.mig_device(gpu, 0).unwrap();
+    assert_eq!(rc!(client, nvmlGpuInstanceDestroy(gi)), 19);
+    ok!(client, nvmlComputeInstanceDestroy(ci));
+    ok!(client, nvmlGpuInstanceDestroy(gi));
+    let mut status = 0;
+    ok!(client, nvmlDeviceSetMigMode(gpu, 0, &mut status));
+    let trace = std::fs::read_to_string(client.host.dir().join("trace")).unwrap();
+    let own = format!("{} ", std::process::id());
+    let lines: Vec<&str> = trace.lines().map(|line| line.strip_prefix(&own).unwrap()).collect();
+    assert_eq!(
+        lines,
+        [
+            "nvmlDeviceCreateGpuInstanceWithPlacement 0 profile=9 placement=4:4 -> SUCCESS (0)",
+            "nvmlGpuInstanceCreateComputeInstance 0 gi=2 profile=2 -> SUCCESS (0)",
+            "nvmlGpuInstanceDestroy 0 gi=2 -> IN_USE (19)",
+            "nvmlComputeInstanceDestroy 0 gi=2 ci=0 -> SUCCESS (0)",
+            "nvmlGpuInstanceDestroy 0 gi=2 -> SUCCESS (0)",
+            "nvmlDeviceSetMigMode 0 value=0 -> SUCCESS (0)",
+        ]
+    );
+}
+
+#[test]
+fn a_hung_call_holds_up_nobody_else_and_goes_on_when_its_rule_is_removed() {
+    let client = Client::of("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
+    let gpu = client.gpu(0);
+    let gi = client.create(gpu, 9, 0, 4).unwrap();
+    client.fault("function = \"nvmlGpuInstanceDestroy\"\ngpu = 0\nhang = true");
+    let (library, address) = (&client.lib, gi as usize);
+    std::thread::scope(|scope| {
+        let hung = scope.spawn(move || {
+            // SAFETY: a live handle, as a number on its way to this thread.
+            unsafe { library.nvmlGpuInstanceDestroy(address as *mut _) }
+        });
+        // The rule's counter says when the call has begun to hang.
+        while client.host.faults().unwrap().iter().all(|(_, counter)| counter.fired == 0) {
+            std::thread::yield_now();
+        }
+        client.create(client.gpu(1), 9, 0, 4).unwrap();
+        client.uuid(gpu).unwrap();
+        assert!(!hung.is_finished());
+        client.host.clear_faults(None).unwrap();
+        assert_eq!(hung.join().unwrap(), 0);
+    });
+    assert!(client.host.read().unwrap().gpus()[0].instances.is_empty());
+}

@@ -1,0 +1,267 @@
+//! MIG mode, reset, reboot, processes, events: the life of a GPU by its generation.
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+use silicon::description::GpuDescription;
+use silicon::machine::{MIG_CONFIG_CHANGE, Pid, Placement, Process, ProcessKind, XID_CRITICAL_ERROR};
+use silicon::{Description, Machine, Return};
+
+/// The caller of all mode changes.
+const CALLER: u32 = 100;
+
+fn host(model: &str, mig: bool) -> Machine {
+    let gpu = GpuDescription { mig: Some(mig), ..GpuDescription::new(model, 1) };
+    Machine::new(&Description::of(vec![gpu])).unwrap()
+}
+
+fn process(pid: u32, kind: ProcessKind, at: Option<(u32, Option<u32>)>) -> Process {
+    Process {
+        pid: Pid { pid, start: 1 },
+        kind,
+        memory_mib: 100,
+        gpu_instance: at.map(|(gi, _)| gi),
+        compute_instance: at.and_then(|(_, ci)| ci),
+    }
+}
+
+fn modes(machine: &Machine) -> (bool, bool) {
+    (machine.gpus()[0].mig, machine.gpus()[0].mig_pending)
+}
+
+#[test]
+fn ampere_waits_for_a_reset_and_survives_a_reboot() {
+    let mut machine = host("a100-80", false);
+    assert_eq!(machine.create_gpu_instance(0, 0, None), Err(Return::NotSupported));
+    assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::ResetRequired));
+    assert_eq!(modes(&machine), (false, true));
+    assert_eq!(machine.create_gpu_instance(0, 0, None), Err(Return::NotSupported), "pending is not on");
+    machine.reset(0, None).unwrap();
+    assert_eq!(modes(&machine), (true, true));
+    machine.create_gpu_instance(0, 0, None).unwrap();
+    machine.reboot("second".to_owned());
+    assert_eq!(modes(&machine), (true, true));
+    assert!(machine.gpus()[0].instances.is_empty(), "instances do not survive a reboot");
+    // A pending change comes into force at a reboot too, and can be taken back before.
+    assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::ResetRequired));
+    assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
+    assert_eq!(modes(&machine), (true, true));
+    assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::ResetRequired));
+    machine.reboot("third".to_owned());
+    assert_eq!(modes(&machine), (false, false));
+}
+
+#[test]
+fn ampere_says_who_blocks_by_its_activation_status() {
+    let mut machine = host("a30-24", false);
+    machine.open(Pid { pid: CALLER, start: 1 });
+    machine.open(Pid { pid: 7, start: 1 });
+    assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::InUse), "another client has the driver open");
+    assert_eq!(machine.reset(0, Some(CALLER)), Err(Return::InUse));
+    machine.close(Pid { pid: 7, start: 1 });
+    machine.attach(0, process(8, ProcessKind::Compute, None)).unwrap();
+    assert_eq!(machine.set_mig_mode(0, false, CALLER), Ok(Return::Success), "taking it back needs no reset");
+    assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::InUse));
+    assert_eq!(machine.reset(0, Some(CALLER)), Err(Return::InUse));
+    assert_eq!(machine.detach(8, None), 1);
+    assert_eq!(machine.reset(0, None), Err(Return::InUse), "the caller itself is a client");
+    machine.reset(0, Some(CALLER)).unwrap();
+    assert_eq!(modes(&machine), (true, true));
+}
+
+#[test]
+fn an_idle_ampere_may_be_reset_by_the_driver() {
+    let gpu = GpuDescription { mig: Some(false), resets_itself: true, ..GpuDescription::new("a100-40", 1) };
+    let mut machine = Machine::new(&Description::of(vec![gpu])).unwrap();
+    machine.attach(0, process(8, ProcessKind::Handle, None)).unwrap();
+    assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::InUse));
+    machine.detach(8, None);
+    assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
+    assert_eq!(modes(&machine), (true, true));
+}
+
+#[test]
+fn hopper_changes_at_once_checks_at_the_first_instance_and_forgets_at_reboot() {
+    for model in ["h100-80-sxm", "b200-180"] {
+        let mut machine = host(model, false);
+        machine.attach(0, process(8, ProcessKind::Compute, None)).unwrap();
+        assert_eq!(machine.set_mig_mode(0, true, CALLER), Ok(Return::Success));
+        assert_eq!(modes(&machine), (true, true));
+        assert_eq!(machine.create_gpu_instance(0, 0, None), Err(Return::InUse), "{model}");
+        machine.detach(8, None);
+        let made = machine.create_gpu_instance(0, 0, None).unwrap();
+        assert_eq!(machine.set_mig_mode(0, false, CALLER), Err(Return::InUse), "instances are left");
+        machine.destroy_gpu_instance(made).unwrap();
+        machine.reset(0, None).unwrap();
+        assert_eq!(modes(&machine), (true, true), "a reset keeps the mode");
+        machine.reboot("second".to_owned());
+        assert_eq!(modes(&machine), (false, false), "a reboot does not");
+    }
+}
+
+#[test]
+fn a_boot_script_can_switch_hopper_on() {
+    let gpu = GpuDescription { mig_at_boot: true, ..GpuDescription::new("h200-141", 2) };
+    let mut machine = Machine::new(&Description::of(vec![gpu])).unwrap();
+    machine.reboot("second".to_owned());
+    assert!(machine.gpus().iter().all(|gpu| gpu.mig));
+}
+
+#[test]
+fn a_part_without_mig_says_so() {
+    let mut machine = Machine::of_model("l4").unwrap();
+    assert_eq!(machine.set_mig_mode(0, true, CALLER), Err(Return::NotSupported));
+    assert_eq!(machine.create_gpu_instance(0, 0, None), Err(Return::NotSupported));
+    assert_eq!(machine.max_mig_devices(0), Ok(0));
+    machine.reboot("second".to_owned());
+    assert_eq!(modes(&machine), (false, false));
+}
+
+#[test]
+fn errors_are_those_of_the_driver() {
+    let mut machine = Machine::of_model("a100-80").unwrap();
+    let part = machine.part(0).unwrap();
+    assert_eq!(part.profile_by_index(5).err(), Some(Return::NotSupported), "8 slices: no such part");
+    assert_eq!(part.profile_by_index(17).err(), Some(Return::NotSupported));
+    assert_eq!(part.profile_by_index(18).err(), Some(Return::InvalidArgument));
+    assert_eq!(machine.create_gpu_instance(1, 19, None), Err(Return::InvalidArgument), "no such GPU");
+    assert_eq!(machine.create_gpu_instance(0, 47, None), Err(Return::NotSupported), "a profile of other parts");
+    assert_eq!(machine.create_gpu_instance(0, 999, None), Err(Return::InvalidArgument));
+    let at = |start, size| Some(Placement { start, size });
+    assert_eq!(machine.create_gpu_instance(0, 14, at(1, 2)), Err(Return::InvalidArgument), "no placement of a 2g");
+    let gi = machine.create_gpu_instance(0, 14, at(2, 2)).unwrap();
+    assert_eq!(machine.create_gpu_instance(0, 14, at(2, 2)), Err(Return::InsufficientResources), "occupied");
+    assert_eq!(machine.gpu_instance_handle(0, 9), Err(Return::NotFound));
+    assert_eq!(machine.mig_device_by_index(0, 0), Err(Return::NotFound), "a GPU instance alone is no device");
+    assert_eq!(machine.mig_device_by_index(0, 7), Err(Return::InvalidArgument));
+    assert_eq!(machine.create_compute_instance(gi, 2, None), Err(Return::NotSupported), "3c in a 2g");
+    assert_eq!(machine.create_compute_instance(gi, 99, None), Err(Return::InvalidArgument));
+    let ci = machine.create_compute_instance(gi, 1, None).unwrap();
+    assert_eq!(machine.create_compute_instance(gi, 0, None), Err(Return::InsufficientResources));
+    assert_eq!(machine.destroy_gpu_instance(gi), Err(Return::InUse), "it has a compute instance");
+    machine.destroy_compute_instance(ci).unwrap();
+    assert_eq!(machine.destroy_compute_instance(ci), Err(Return::InvalidArgument));
+    machine.destroy_gpu_instance(gi).unwrap();
+    machine.lose(0).unwrap();
+    assert_eq!(machine.create_gpu_instance(0, 14, None), Err(Return::GpuIsLost));
+    assert_eq!(machine.reset(0, None), Err(Return::GpuIsLost), "lost is sticky");
+    machine.reboot("second".to_owned());
+    machine.create_gpu_instance(0, 14, None).unwrap();
+}
+
+#[test]
+fn what_is_in_use_stays() {
+    let mut machine = Machine::of_model("h100-80-sxm").unwrap();
+    let gi = machine.create_gpu_instance(0, 9, None).unwrap();
+    let ci = machine.create_compute_instance(gi, 2, None).unwrap();
+    assert_eq!(machine.attach(0, process(8, ProcessKind::Compute, None)), Err(Return::InvalidArgument));
+    let mut tried = 0;
+    for kind in ProcessKind::ALL {
+        machine.attach(0, process(8, kind, Some((gi.id, Some(ci.id))))).unwrap();
+        assert_eq!(machine.destroy_compute_instance(ci), Err(Return::InUse), "{kind:?}");
+        let listed = machine.gpus()[0].listed(kind).count();
+        assert_eq!(listed, usize::from(kind != ProcessKind::Handle), "the driver lists no bare handles");
+        assert_eq!(machine.detach(8, Some(0)), 1);
+        tried += 1;
+    }
+    machine.destroy_compute_instance(ci).unwrap();
+    machine.attach(0, process(9, ProcessKind::Handle, Some((gi.id, None)))).unwrap();
+    assert_eq!(machine.destroy_gpu_instance(gi), Err(Return::InUse), "a leaked handle of the GPU instance");
+    assert!(machine.reap(|pid| pid.pid != 9), "pid 9 died");
+    machine.destroy_gpu_instance(gi).unwrap();
+    println!("{tried} kinds of processes hold an instance");
+}
+
+#[test]
+fn memory_is_counted_where_it_is_used() {
+    let mut machine = Machine::of_model("a100-80").unwrap();
+    let gi = machine.create_gpu_instance(0, 19, None).unwrap();
+    machine.create_compute_instance(gi, 0, None).unwrap();
+    let with = |memory_mib| Process { memory_mib, ..process(8, ProcessKind::Compute, Some((gi.id, Some(0)))) };
+    assert_eq!(machine.attach(0, with(9729)), Err(Return::InsufficientResources));
+    machine.attach(0, with(5000)).unwrap();
+    machine.attach(0, with(6000)).unwrap();
+    assert_eq!(machine.gpu_instance_memory(0, gi.id).unwrap().used_mib, 6000, "the second replaces the first");
+    assert_eq!(machine.memory(0).unwrap().used_mib, 6000);
+    assert_eq!(machine.memory(0).unwrap().total_mib, 81920);
+}
+
+#[test]
+fn each_listener_has_its_own_cursor() {
+    let mut machine = Machine::of_model("a100-80").unwrap();
+    machine.xid(0, 13, None, None).unwrap();
+    let late = machine.events().cursor();
+    let gi = machine.create_gpu_instance(0, 19, None).unwrap();
+    machine.xid(0, 31, Some(gi.id), None).unwrap();
+    assert_eq!(machine.xid(0, 31, Some(14), None), Err(Return::NotFound));
+    let collect = |mut cursor: u64, bits: u64| {
+        let mut found = Vec::new();
+        while let Some(event) = machine.events().next(cursor, |event| event.kind & bits != 0) {
+            cursor = event.sequence;
+            found.push((event.kind, event.data, event.gpu_instance));
+        }
+        found
+    };
+    let both = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
+    assert_eq!(collect(0, XID_CRITICAL_ERROR), [(8, 13, None), (8, 31, Some(gi.id))]);
+    assert_eq!(collect(late, both), [(0x100, 0, Some(gi.id)), (8, 31, Some(gi.id))]);
+    assert_eq!(collect(machine.events().cursor(), both), []);
+    // A queue that nobody reads does not grow for ever.
+    for n in 0..1000 {
+        machine.xid(0, n, None, None).unwrap();
+    }
+    assert_eq!(machine.events().iter().count(), 256);
+    assert_eq!(machine.events().iter().last().unwrap().data, 999);
+}
+
+#[test]
+fn the_same_slot_is_the_same_device_again() {
+    let mut machine = Machine::of_model("a100-80").unwrap();
+    let uuid = |machine: &mut Machine| {
+        let gi = machine.create_gpu_instance(0, 9, None).unwrap();
+        let ci = machine.create_compute_instance(gi, 2, None).unwrap();
+        let uuid = machine.mig_uuid(ci).unwrap();
+        machine.destroy_compute_instance(ci).unwrap();
+        machine.destroy_gpu_instance(gi).unwrap();
+        uuid
+    };
+    let first = uuid(&mut machine);
+    assert!(first.starts_with("MIG-"));
+    assert_eq!(uuid(&mut machine), first);
+    machine.reboot("second".to_owned());
+    assert_eq!(uuid(&mut machine), first);
+    let other = Machine::new(&Description { seed: 1, ..Description::of(vec![GpuDescription::new("a100-80", 1)]) });
+    assert_ne!(uuid(&mut other.unwrap()), first, "another host has other GPUs");
+}
+
+#[test]
+fn the_device_index_is_dense_and_by_ids() {
+    let mut machine = Machine::of_model("a100-80").unwrap();
+    let gis: Vec<_> = (0..3).map(|_| machine.create_gpu_instance(0, 14, None).unwrap()).collect();
+    for gi in &gis {
+        machine.create_compute_instance(*gi, 0, None).unwrap();
+        machine.create_compute_instance(*gi, 0, None).unwrap();
+    }
+    let order = |machine: &Machine| -> Vec<(u32, u32, u32)> {
+        let all = machine.mig_devices(0).unwrap();
+        all.iter().map(|d| (d.index, d.gpu_instance, d.compute_instance)).collect()
+    };
+    assert_eq!(order(&machine), [(0, 3, 0), (1, 3, 1), (2, 4, 0), (3, 4, 1), (4, 5, 0), (5, 5, 1)]);
+    let gone = machine.compute_instance_handle(machine.gpu_instance_handle(0, 3).unwrap(), 0).unwrap();
+    machine.destroy_compute_instance(gone).unwrap();
+    assert_eq!(order(&machine), [(0, 3, 1), (1, 4, 0), (2, 4, 1), (3, 5, 0), (4, 5, 1)], "it shifts");
+    let gi3 = machine.gpu_instance_handle(0, 3).unwrap();
+    assert_eq!(machine.create_compute_instance(gi3, 0, None).unwrap().id, 0, "the lowest free id");
+}
+
+#[test]
+fn readings_depend_on_seed_load_and_time_alone() {
+    let mut machine = Machine::of_model("h100-80-sxm").unwrap();
+    let idle = machine.reading(0, 1_000_000).unwrap();
+    assert_eq!(machine.reading(0, 1_000_000).unwrap(), idle);
+    assert_eq!((idle.gpu_percent, idle.performance_state), (0, 8));
+    let gi = machine.create_gpu_instance(0, 0, None).unwrap();
+    machine.attach(0, process(8, ProcessKind::Compute, Some((gi.id, None)))).unwrap();
+    let busy: Vec<_> = (0..100).map(|second| machine.reading(0, second * 1000).unwrap()).collect();
+    assert!(busy.iter().all(|r| r.gpu_percent > 0 && r.gpu_percent <= 100 && r.power_mw > idle.power_mw));
+    assert!(busy.iter().all(|r| r.power_mw < 700_000 && r.temperature_c < 95));
+    assert!(busy.windows(2).any(|pair| pair[0] != pair[1]), "a curve, not a line");
+}

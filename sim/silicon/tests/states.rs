@@ -1,0 +1,85 @@
+//! All states of a GPU, found by walking the machine: create every profile at every placement
+//! until nothing new comes. A state is the set of its (profile, placement) pairs.
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
+
+use std::collections::BTreeSet;
+
+use silicon::Machine;
+use silicon::Return;
+use silicon::machine::Placement;
+
+mod invariants;
+
+type State = BTreeSet<(u32, Placement)>;
+
+/// Number of states, and of those to which nothing can be added, using only these profiles.
+fn walk(model: &str, wanted: impl Fn(&str) -> bool) -> (usize, usize) {
+    let empty = Machine::of_model(model).unwrap();
+    let part = empty.part(0).unwrap();
+    let pairs: Vec<(u32, Placement)> = part
+        .profiles
+        .iter()
+        .filter(|profile| wanted(&profile.data.name))
+        .flat_map(|profile| profile.placements().map(|(placement, _)| (profile.data.id, placement)))
+        .collect();
+    let mut seen: BTreeSet<State> = BTreeSet::from([State::new()]);
+    let mut open = vec![(State::new(), empty)];
+    let mut maximal = 0;
+    while let Some((state, machine)) = open.pop() {
+        let mut grew = false;
+        for &(profile, placement) in &pairs {
+            let mut next = machine.clone();
+            match next.create_gpu_instance(0, profile, Some(placement)) {
+                Ok(_) => {
+                    grew = true;
+                    let mut bigger = state.clone();
+                    assert!(bigger.insert((profile, placement)));
+                    if seen.insert(bigger.clone()) {
+                        invariants::check(&next);
+                        open.push((bigger, next));
+                    }
+                }
+                Err(rc) => assert_eq!(rc, Return::InsufficientResources),
+            }
+        }
+        maximal += usize::from(!grew);
+    }
+    println!("{model}: {} states, {maximal} maximal, of {} pairs", seen.len(), pairs.len());
+    (seen.len(), maximal)
+}
+
+#[test]
+fn a100() {
+    let double = |name: &str| name == "1g.20gb";
+    let media = |name: &str| name.contains("+me");
+    assert_eq!(walk("a100-80", |name| !double(name) && !media(name)), (298, 19));
+    assert_eq!(walk("a100-80", |name| !media(name)), (723, 78));
+    assert_eq!(walk("a100-80", |_| true), (2319, 239));
+}
+
+#[test]
+fn a30() {
+    assert_eq!(walk("a30-24", |name| !name.contains("+me")), (26, 5));
+}
+
+#[test]
+fn other_seven_slice_parts_have_the_states_of_an_a100() {
+    for model in ["a100-40", "h100-80-sxm", "h100-80-pcie", "h200-141", "gh200-96", "b200-180"] {
+        assert_eq!(walk(model, |_| true), (2319, 239), "{model}");
+    }
+}
+
+#[test]
+fn the_driver_decides_which_profiles_there_are() {
+    use silicon::description::{Description, DriverVersion};
+    let names = |driver| -> Vec<String> {
+        let machine = Machine::new(&Description::of_model("a100-40", driver)).unwrap();
+        machine.part(0).unwrap().profiles.iter().map(|profile| profile.data.name.clone()).collect()
+    };
+    let old = names(DriverVersion::new(450, 80, 2));
+    assert!(!old.contains(&"1g.5gb+me".to_owned()) && !old.contains(&"1g.10gb".to_owned()), "{old:?}");
+    let middle = names(DriverVersion::new(470, 57, 2));
+    assert!(middle.contains(&"1g.5gb+me".to_owned()) && !middle.contains(&"1g.10gb".to_owned()), "{middle:?}");
+    let new = names(DriverVersion::new(550, 163, 1));
+    assert!(new.contains(&"1g.5gb+me".to_owned()) && new.contains(&"1g.10gb".to_owned()), "{new:?}");
+}

@@ -1,0 +1,34 @@
+//! The figures of docs/benchmarks.md that are taken through the real programs.
+//!
+//! `cargo xtask bench` runs it, once a report. Ratios and counts within one run; nothing here is
+//! compared with another machine's times.
+
+mod apply;
+mod bench_agent;
+mod minimum;
+mod permute;
+mod report;
+mod speed;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // `cargo bench` appends its own `--bench`.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    match arguments.first().map(String::as_str) {
+        Some("apply") => apply::run().print(),
+        Some("status") => speed::status().print(),
+        Some("start") => speed::start().print(),
+        Some("permute") => {
+            if let Err(why) = apply::permute_main(&arguments[1..]) {
+                eprintln!("{why}");
+                return ExitCode::FAILURE;
+            }
+        }
+        _ => {
+            eprintln!("one of: apply, status, start");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,148 @@
+//! The other way to do it, as a yardstick: permute and retry.
+//!
+//! What tools did before, mig-parted among them: destroy every instance, create the wanted ones in
+//! some order and leave each placement to the driver; when one does not fit, destroy what was made
+//! and try the next order. Written for this comparison from that description, and run as a process
+//! of its own on the same simulated driver.
+
+#![allow(unsafe_code)] // It calls NVML's C functions for instances, which no safe crate offers without placement.
+
+use std::{ffi::c_uint, path::Path, ptr};
+
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t, nvmlReturn_t};
+
+/// Where an attempt got stuck.
+#[derive(Debug)]
+pub(crate) struct Stuck(pub(crate) String);
+
+/// One wanted instance, with the one compute instance that takes all of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wanted {
+    /// Position of its profile's first mention: orders are tried from the written one on.
+    pub(crate) rank: usize,
+    /// GPU instance profile id.
+    pub(crate) gpu_profile: c_uint,
+    /// Compute instance profile id.
+    pub(crate) compute_profile: c_uint,
+}
+
+/// Puts the wanted instances on GPU `index`, in the first order in which the driver takes them.
+///
+/// # Errors
+/// When an instance cannot be destroyed, or no order works.
+pub(crate) fn apply(library: &Path, index: c_uint, known: &[Wanted], wanted: &[Wanted]) -> Result<(), Stuck> {
+    let nvml = Nvml::open(library, index)?;
+    nvml.clear(known)?;
+    let mut order = wanted.to_vec();
+    order.sort_unstable();
+    loop {
+        if nvml.create_all(&order).is_ok() {
+            return Ok(());
+        }
+        nvml.clear(known)?;
+        if !next_permutation(&mut order) {
+            return Err(Stuck("no order of the instances works".into()));
+        }
+    }
+}
+
+/// The next distinct order, or false after the last.
+fn next_permutation(order: &mut [Wanted]) -> bool {
+    let Some(i) = (1..order.len()).rev().find(|&i| order[i - 1] < order[i]) else { return false };
+    let Some(j) = (i..order.len()).rev().find(|&j| order[j] > order[i - 1]) else { return false };
+    order.swap(i - 1, j);
+    order[i..].reverse();
+    true
+}
+
+/// The library, and one GPU of it.
+struct Nvml {
+    lib: NvmlLib,
+    device: nvmlDevice_t,
+}
+
+impl Nvml {
+    fn open(library: &Path, index: c_uint) -> Result<Self, Stuck> {
+        // SAFETY: the simulated library's initialisers take no arguments and touch nothing of ours.
+        let lib = unsafe { NvmlLib::new(library) }.map_err(|error| Stuck(error.to_string()))?;
+        let mut device = ptr::null_mut();
+        // SAFETY: the library is loaded; `device` outlives the call, which writes one handle.
+        unsafe {
+            check("nvmlInit_v2", lib.nvmlInit_v2())?;
+            check("nvmlDeviceGetHandleByIndex_v2", lib.nvmlDeviceGetHandleByIndex_v2(index, &raw mut device))?;
+        }
+        Ok(Self { lib, device })
+    }
+
+    fn create_all(&self, order: &[Wanted]) -> Result<(), Stuck> {
+        for wanted in order {
+            let (mut instance, mut compute) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: the device handle is the library's; both out-pointers outlive their call,
+            // and the instance handle is used only after the call that wrote it succeeded.
+            unsafe {
+                let made = self.lib.nvmlDeviceCreateGpuInstance(self.device, wanted.gpu_profile, &raw mut instance);
+                check("nvmlDeviceCreateGpuInstance", made)?;
+                let made =
+                    self.lib.nvmlGpuInstanceCreateComputeInstance(instance, wanted.compute_profile, &raw mut compute);
+                check("nvmlGpuInstanceCreateComputeInstance", made)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Destroys every instance of the known profiles.
+    fn clear(&self, known: &[Wanted]) -> Result<(), Stuck> {
+        for profile in known {
+            for instance in self.gpu_instances(profile.gpu_profile)? {
+                for compute in self.compute_instances(instance, profile.compute_profile)? {
+                    // SAFETY: the library has just listed this handle.
+                    check("nvmlComputeInstanceDestroy", unsafe { self.lib.nvmlComputeInstanceDestroy(compute) })?;
+                }
+                // SAFETY: as above.
+                check("nvmlGpuInstanceDestroy", unsafe { self.lib.nvmlGpuInstanceDestroy(instance) })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn gpu_instances(&self, profile: c_uint) -> Result<Vec<nvmlGpuInstance_t>, Stuck> {
+        let mut found = vec![ptr::null_mut(); MOST];
+        let mut count = 0;
+        // SAFETY: room for as many handles as a GPU can have instances.
+        let listed =
+            unsafe { self.lib.nvmlDeviceGetGpuInstances(self.device, profile, found.as_mut_ptr(), &raw mut count) };
+        check("nvmlDeviceGetGpuInstances", listed)?;
+        found.truncate(count as usize);
+        Ok(found)
+    }
+
+    fn compute_instances(
+        &self,
+        instance: nvmlGpuInstance_t,
+        profile: c_uint,
+    ) -> Result<Vec<nvmlComputeInstance_t>, Stuck> {
+        let mut found = vec![ptr::null_mut(); MOST];
+        let mut count = 0;
+        // SAFETY: room for as many handles as a GPU instance can have compute instances.
+        let listed = unsafe {
+            self.lib.nvmlGpuInstanceGetComputeInstances(instance, profile, found.as_mut_ptr(), &raw mut count)
+        };
+        check("nvmlGpuInstanceGetComputeInstances", listed)?;
+        found.truncate(count as usize);
+        Ok(found)
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        // SAFETY: pairs with the init in `open`. What it returns changes nothing any more.
+        let _ = unsafe { self.lib.nvmlShutdown() };
+    }
+}
+
+/// Most instances of one kind that one GPU, or one GPU instance, can have; generous.
+const MOST: usize = 16;
+
+fn check(what: &str, code: nvmlReturn_t) -> Result<(), Stuck> {
+    if code == 0 { Ok(()) } else { Err(Stuck(format!("{what}: NVML return code {code}"))) }
+}

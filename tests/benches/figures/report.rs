@@ -1,0 +1,43 @@
+//! What a bench says: a table, and targets with what was measured. One JSON object on standard
+//! output; `cargo xtask bench` renders it.
+
+use serde_json::{Value, json};
+
+/// One table with its targets.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// Heading.
+    pub(crate) title: String,
+    /// How it was measured, in a sentence or two.
+    pub(crate) note: String,
+    /// Column heads.
+    pub(crate) columns: Vec<String>,
+    /// Cells, row by row.
+    pub(crate) rows: Vec<Vec<String>>,
+    targets: Vec<Value>,
+}
+
+impl Report {
+    /// An empty table.
+    pub(crate) fn new(title: &str, note: &str, columns: &[&str]) -> Self {
+        let columns = columns.iter().map(|column| (*column).to_owned()).collect();
+        Self { title: title.into(), note: note.into(), columns, ..Self::default() }
+    }
+
+    /// Adds a target and whether it was met.
+    pub(crate) fn target(&mut self, what: &str, wanted: &str, measured: &str, met: bool) {
+        self.targets.push(json!({ "what": what, "wanted": wanted, "measured": measured, "met": met }));
+    }
+
+    /// Says it on standard output.
+    pub(crate) fn print(&self) {
+        let Self { title, note, columns, rows, targets } = self;
+        println!("{}", json!({ "title": title, "note": note, "columns": columns, "rows": rows, "targets": targets }));
+    }
+}
+
+/// The middle one of some measurements.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

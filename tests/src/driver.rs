@@ -1,0 +1,76 @@
+//! The driver layer under test, on a simulated host: [`Hardware`] with a worker of its own.
+
+use std::{path::Path, time::Duration};
+
+use gpush_api::{GpuInstance, Mig, Placement};
+use gpush_nvml::{Hardware, Options, Reading};
+
+use crate::host::{Host, program};
+
+/// How to run a worker that sees `host`, with deadlines that a busy machine meets.
+#[must_use]
+pub fn options(host: &Host) -> Options {
+    options_in(host.env().iter().map(|(key, value)| (key.as_str(), value.as_str())))
+}
+
+/// How to run a worker in an environment. The tests of one program run in one process, so it is
+/// given to the worker by `env`, not by changing our own.
+pub fn options_in<'a>(env: impl Iterator<Item = (&'a str, &'a str)>) -> Options {
+    let mut options = Options::new("/usr/bin/env");
+    options.args = env.map(|(key, value)| format!("{key}={value}")).collect();
+    options.args.push(program("driver_worker").display().to_string());
+    options.deadlines.read = Duration::from_secs(60);
+    options
+}
+
+/// The hardware of a simulated host.
+#[must_use]
+pub fn hardware(host: &Host) -> Hardware {
+    Hardware::start(options(host))
+}
+
+/// The hardware behind any library.
+#[must_use]
+pub fn hardware_of(library: &Path) -> Hardware {
+    let mut options = options_in(std::iter::empty());
+    options.library = Some(library.to_owned());
+    Hardware::start(options)
+}
+
+/// UUIDs by index.
+///
+/// # Panics
+/// When a GPU can't be listed.
+pub async fn uuids(hardware: &Hardware) -> Vec<String> {
+    let list = hardware.list().await.expect("the GPUs can be listed");
+    list.into_iter().map(|listed| listed.identity.expect("the GPU has an identity").uuid).collect()
+}
+
+/// The MIG side of a reading.
+///
+/// # Panics
+/// When it has none.
+#[must_use]
+pub fn mig(reading: &Reading) -> &Mig {
+    reading.mig.as_ref().expect("a GPU with MIG")
+}
+
+/// Creates a GPU instance by its profile's name, at a start slice.
+///
+/// # Panics
+/// When there is no such profile or placement, or the driver refuses.
+pub async fn create(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> GpuInstance {
+    let (profile_id, placement) = place(hardware, uuid, profile, start).await;
+    hardware.create_gpu_instance(uuid, profile_id, placement).await.expect("the instance can be created")
+}
+
+/// Id of a profile by name, and its placement at a start slice.
+///
+/// # Panics
+/// When there is none.
+pub async fn place(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> (u32, Placement) {
+    let reading = hardware.read(uuid).await.expect("the GPU can be read");
+    let profile = mig(&reading).profiles.iter().find(|p| p.name == profile).expect("such a profile");
+    let placement = profile.placements.iter().find(|p| p.start == start).expect("such a placement");
+    (profile.id, *placement)
+}

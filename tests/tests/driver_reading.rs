@@ -1,0 +1,300 @@
+//! What the driver layer reads of a simulated host, compared with the figures that the host was
+//! made from and with what its owner did to it.
+
+#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+
+use gpush_api::{Architecture, GpuProfile, Placement, ProcessKind};
+use gpush_geometry::Model;
+use gpush_nvml::{ErrorKind, EventKind};
+use gpush_tests::{
+    driver::{self, create, hardware, mig, options, uuids},
+    host::Host,
+};
+
+fn architecture(model: &Model) -> Architecture {
+    match model.architecture {
+        gpush_geometry::Architecture::Turing => Architecture::Turing,
+        gpush_geometry::Architecture::Ampere => Architecture::Ampere,
+        gpush_geometry::Architecture::Ada => Architecture::Ada,
+        gpush_geometry::Architecture::Hopper => Architecture::Hopper,
+        gpush_geometry::Architecture::Blackwell => Architecture::Blackwell,
+    }
+}
+
+fn spans(placements: &[Placement]) -> Vec<(u8, u8)> {
+    placements.iter().map(|p| (p.start, p.size)).collect()
+}
+
+/// Compares every figure of a profile, those of its compute instance profiles included.
+fn assert_same(profile: &GpuProfile, known: &gpush_geometry::GpuProfile, about: &str) {
+    let about = format!("{about} {}", known.name);
+    assert_eq!(profile.name, known.name, "{about}");
+    assert_eq!(
+        (profile.id, profile.index, profile.slices, profile.max, profile.memory_mib, profile.sm, profile.gfx),
+        (known.id, known.index, known.slices, known.max, known.memory_mib, known.sm, known.gfx),
+        "{about}"
+    );
+    let (e, k) = (profile.engines, known.engines);
+    assert_eq!((e.copy, e.decoder, e.encoder, e.jpeg, e.ofa), (k.copy, k.decoder, k.encoder, k.jpeg, k.ofa), "{about}");
+    assert_eq!(spans(&profile.placements), known.placements, "{about}");
+    let compute: Vec<_> = profile
+        .compute
+        .iter()
+        .map(|c| (c.name.as_str(), c.id, c.index, c.slices, c.max, c.sm, spans(&c.placements)))
+        .collect();
+    let expected: Vec<_> = known
+        .compute
+        .iter()
+        .map(|c| (c.name.as_str(), c.id, c.index, c.slices, c.max, c.sm, c.placements.clone()))
+        .collect();
+    assert_eq!(compute, expected, "{about}");
+}
+
+/// One GPU of each model, in hosts of their own where a preset has none of it.
+#[tokio::test]
+async fn every_model_reads_as_its_figures_say_with_and_without_instances() {
+    let (mut gpus, mut profiles, mut told) = (0, 0, 0);
+    for key in gpush_geometry::KEYS {
+        let model = gpush_geometry::model(key).unwrap();
+        let host = Host::up(&format!("[[gpu]]\nmodel = \"{key}\"\n"));
+        let hardware = hardware(&host);
+        let uuid = uuids(&hardware).await.remove(0);
+        let reading = hardware.read(&uuid).await.unwrap();
+        gpus += 1;
+        assert_eq!(reading.warnings, Vec::<String>::new(), "{key}");
+        assert_eq!(reading.identity.architecture, architecture(&model), "{key}");
+        assert_eq!(reading.memory.total_mib, model.board_memory_mib, "{key}");
+        let device = format!("{:04X}", reading.identity.pci_device_id);
+        assert!(model.boards.iter().any(|b| b.device_id.eq_ignore_ascii_case(&device)), "{key}: {device}");
+        assert_eq!(reading.mig.is_some(), model.has_mig(), "{key}");
+        if !model.has_mig() {
+            continue;
+        }
+        let side = mig(&reading);
+        assert_eq!((side.memory_slices, side.compute_slices), (model.memory_slices, model.compute_slices), "{key}");
+        assert_eq!(side.profiles.len(), model.gi_profiles.len(), "{key}");
+        for known in &model.gi_profiles {
+            let profile = side.profiles.iter().find(|p| p.id == known.id).unwrap();
+            assert_same(profile, known, &format!("{key}, by rule:"));
+            profiles += 1;
+            assert_eq!(profile.remaining, Some(known.max), "{key} {}", known.name);
+            // Once there is an instance, the driver itself tells the compute instance profiles.
+            let made = create(&hardware, &uuid, &known.name, known.placements[0].0).await;
+            let reading = hardware.read(&uuid).await.unwrap();
+            let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
+            assert_same(profile, known, &format!("{key}, told:"));
+            told += 1;
+            assert_eq!(
+                mig(&reading).instances,
+                std::slice::from_ref(&made),
+                "{key}: the read-back of creation is a reading"
+            );
+            hardware.destroy_gpu_instance(&uuid, made.id).await.unwrap();
+        }
+    }
+    println!("{gpus} models, {profiles} profiles by rule, {told} told by the driver");
+    assert_eq!(gpus, gpush_geometry::KEYS.len());
+    assert!(told > 100);
+}
+
+#[tokio::test]
+async fn every_preset_is_listed_and_read_whole() {
+    let mut gpus = 0;
+    for preset in gpush_geometry::PRESETS {
+        let host = Host::up(preset.name);
+        let hardware = hardware(&host);
+        let driver = hardware.driver().await.unwrap();
+        assert!(driver.simulated, "{}", preset.name);
+        assert_eq!(std::path::Path::new(&driver.library), host.library());
+        let keys = preset.gpus.iter().flat_map(|(key, count)| (0..*count).map(move |_| *key));
+        let listed = uuids(&hardware).await;
+        assert_eq!(listed.len(), keys.clone().count(), "{}", preset.name);
+        let truth = host.show();
+        for (index, (uuid, key)) in listed.iter().zip(keys).enumerate() {
+            let reading = hardware.read(uuid).await.unwrap();
+            let shown = &truth["gpus"][index];
+            assert_eq!(reading.identity.uuid, shown["uuid"].as_str().unwrap());
+            assert_eq!(reading.identity.pci, shown["pci"].as_str().unwrap());
+            assert_eq!(reading.identity.name, shown["name"].as_str().unwrap());
+            assert_eq!(u64::from(reading.identity.minor), shown["minor"].as_u64().unwrap());
+            let model = gpush_geometry::model(key).unwrap();
+            assert_eq!(reading.mig.is_some(), model.has_mig());
+            gpus += 1;
+        }
+    }
+    println!("{gpus} GPUs of {} presets", gpush_geometry::PRESETS.len());
+}
+
+#[tokio::test]
+async fn instances_processes_and_memory_are_where_they_belong() {
+    let host = Host::up("dgx-a100");
+    let hardware = hardware(&host);
+    let uuid = uuids(&hardware).await.remove(0);
+    let bare = create(&hardware, &uuid, "1g.10gb", 6).await;
+    let full = create(&hardware, &uuid, "3g.40gb", 0).await;
+    let small = hardware.create_compute_instance(&uuid, full.id, 0, None).await.unwrap();
+    let (small_pid, owner_pid, client_pid) = (
+        host.process(&format!("--gpu 0 --gi {} --ci {} --memory 1024", full.id, small.id)),
+        host.process(&format!("--gpu 0 --gi {} --memory 64", bare.id)),
+        host.process(&format!("--gpu 0 --gi {} --ci {} --kind mps --memory 200", full.id, small.id)),
+    );
+    let reading = hardware.read(&uuid).await.unwrap();
+    assert_eq!(reading.warnings, Vec::<String>::new());
+    let side = mig(&reading);
+    let names: Vec<_> = side.instances.iter().map(|gi| (gi.profile.as_str(), gi.placement.start)).collect();
+    assert_eq!(names, [("3g.40gb", 0), ("1g.10gb", 6)], "by placement");
+    let (first, second) = (&side.instances[0], &side.instances[1]);
+    assert_eq!(first.id, full.id);
+    assert!(first.memory.unwrap().total_mib > 39_000 && first.memory.unwrap().used_mib >= 1224, "{:?}", first.memory);
+    assert_eq!(first.compute[0].profile, "1c.3g.40gb");
+    assert!(first.compute[0].uuid.as_ref().unwrap().starts_with("MIG-"));
+    let mut processes: Vec<_> =
+        first.compute[0].processes.iter().map(|p| (p.pid.unwrap(), p.kind, p.memory_mib)).collect();
+    processes.sort_unstable();
+    let mut expected =
+        vec![(small_pid, ProcessKind::Compute, Some(1024)), (client_pid, ProcessKind::MpsClient, Some(200))];
+    expected.sort_unstable();
+    assert_eq!(processes, expected);
+    // A GPU instance without compute instance is in sight, and who holds it.
+    assert_eq!((second.id, second.compute.len(), second.memory), (bare.id, 0, None));
+    assert_eq!(second.processes.iter().map(|p| p.pid.unwrap()).collect::<Vec<_>>(), [owner_pid]);
+    assert_eq!(reading.processes, []);
+}
+
+#[tokio::test]
+async fn processes_of_a_gpu_without_mig_are_listed() {
+    let host = Host::up("mixed");
+    let hardware = hardware(&host);
+    let list = uuids(&hardware).await;
+    let (compute, graphics) =
+        (host.process("--gpu 4 --memory 300"), host.process("--gpu 4 --kind graphics --memory 5"));
+    let reading = hardware.read(&list[4]).await.unwrap();
+    assert_eq!(reading.identity.architecture, Architecture::Ada);
+    let mut seen: Vec<_> = reading.processes.iter().map(|p| (p.kind, p.pid.unwrap(), p.memory_mib.unwrap())).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(ProcessKind::Compute, compute, 300), (ProcessKind::Graphics, graphics, 5)]);
+    assert_eq!(hardware.read(&list[5]).await.unwrap().processes, []);
+}
+
+#[tokio::test]
+async fn mig_off_shows_profiles_and_no_capacity() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
+    let hardware = hardware(&host);
+    let uuid = uuids(&hardware).await.remove(0);
+    let reading = hardware.read(&uuid).await.unwrap();
+    let side = mig(&reading);
+    assert!(!side.enabled && !side.pending);
+    assert_eq!((side.memory_slices, side.compute_slices, side.profiles.len()), (8, 7, 7));
+    assert!(side.profiles.iter().all(|p| p.remaining.is_none()));
+    assert_eq!(side.instances, []);
+}
+
+#[tokio::test]
+async fn an_instance_of_an_unknown_profile_is_shown_and_harmless() {
+    let host = Host::up("dgx-a100");
+    let first = hardware(&host);
+    let uuid = uuids(&first).await.remove(0);
+    let made = create(&first, &uuid, "1g.10gb", 4).await;
+    first.create_compute_instance(&uuid, made.id, 0, None).await.unwrap();
+    // For the next session, the driver does not know that profile's index: all three forms of
+    // the question fail.
+    host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --rc INVALID_ARGUMENT --times 3");
+    let second = hardware(&host);
+    let reading = second.read(&uuid).await.unwrap();
+    let side = mig(&reading);
+    assert!(side.profiles.iter().all(|p| p.id != made.profile_id), "the fault hit another call");
+    assert_eq!(side.profiles.len(), 6);
+    let instance = &side.instances[0];
+    assert_eq!((instance.profile.as_str(), instance.id), ("profile 19", made.id));
+    assert_eq!(instance.placement, made.placement);
+    assert_eq!(instance.compute[0].profile, "profile 0");
+    assert!(instance.compute[0].uuid.is_some());
+}
+
+#[tokio::test]
+async fn a_driver_that_only_knows_the_first_form_gets_its_names_by_rule() {
+    let host = Host::up("mixed");
+    host.fault("nvmlDeviceGetGpuInstanceProfileInfoV --rc ARGUMENT_VERSION_MISMATCH");
+    host.fault("nvmlGpuInstanceGetComputeInstanceProfileInfoV --rc FUNCTION_NOT_FOUND");
+    let hardware = hardware(&host);
+    let list = uuids(&hardware).await;
+    let mut names = 0;
+    for (uuid, key) in list.iter().zip(["a100-80", "a30-24", "h100-80-sxm", "h200-141"]) {
+        let model = gpush_geometry::model(key).unwrap();
+        for known in &model.gi_profiles {
+            let made = create(&hardware, uuid, &known.name, known.placements[0].0).await;
+            let reading = hardware.read(uuid).await.unwrap();
+            let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
+            assert_same(profile, known, key);
+            names += 1;
+            hardware.destroy_gpu_instance(uuid, made.id).await.unwrap();
+        }
+    }
+    println!("{names} names");
+}
+
+#[tokio::test]
+async fn a_lost_gpu_does_not_hide_the_others() {
+    let host = Host::up("dgx-h100");
+    let hardware = hardware(&host);
+    let list = uuids(&hardware).await;
+    host.fault("nvmlDeviceGetMemoryInfo* --gpu 3 --mutate lose --times 1");
+    let error = hardware.read(&list[3]).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::GpuIsLost, "{error}");
+    assert!(error.hint().unwrap().contains("reset"), "{error}");
+    for (index, listed) in hardware.list().await.unwrap().iter().enumerate() {
+        match &listed.identity {
+            Ok(identity) => assert_eq!(identity.uuid, list[index]),
+            Err(error) => {
+                assert_eq!((index, &error.kind), (3, &ErrorKind::GpuIsLost));
+            }
+        }
+    }
+    for (index, uuid) in list.iter().enumerate() {
+        let reading = hardware.read(uuid).await;
+        assert_eq!(reading.is_err(), index == 3, "{index}: {reading:?}");
+    }
+    // Gone is not the same as never there.
+    let error = hardware.read("GPU-00000000-0000-0000-0000-000000000000").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::GpuNotFound);
+    // After a reboot it is back, and a fresh session sees it.
+    host.sim("reboot", &[] as &[&str]);
+    hardware.restart().await.unwrap();
+    assert_eq!(uuids(&hardware).await, list);
+    hardware.read(&list[3]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reading_that_fails_in_part_says_so() {
+    let host = Host::up("dgx-a100");
+    let hardware = hardware(&host);
+    let uuid = uuids(&hardware).await.remove(0);
+    host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
+    let reading = hardware.read(&uuid).await.unwrap();
+    assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
+    assert!(reading.warnings[0].contains("RunningProcesses"), "{:?}", reading.warnings);
+    // What a plan can't do without fails the reading, and only that of its GPU.
+    host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
+    assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
+    let other = uuids(&hardware).await.remove(1);
+    hardware.read(&other).await.unwrap();
+}
+
+#[tokio::test]
+async fn events_carry_the_instances_that_they_concern() {
+    let host = Host::up("dgx-h100");
+    let mut options = options(&host);
+    options.events = true;
+    let hardware = gpush_nvml::Hardware::start(options);
+    let mut events = hardware.events();
+    let list = uuids(&hardware).await;
+    let made = driver::create(&hardware, &list[2], "1g.10gb", 0).await;
+    host.sim("xid", &["79", "--gpu", "2", "--gi", &made.id.to_string()]);
+    let event = loop {
+        let event = events.recv().await.unwrap();
+        if event.kind != EventKind::MigConfigChanged {
+            break event;
+        }
+    };
+    assert_eq!((event.uuid.as_str(), event.kind, event.gi), (list[2].as_str(), EventKind::Xid(79), Some(made.id)));
+}

@@ -1,0 +1,190 @@
+//! `cargo xtask bench`: the figures of docs/benchmarks.md, measured on the programs as shipped.
+//!
+//! Counts, and ratios within one run: they hold on another machine. Absolute times are there to
+//! be read beside the machine they were taken on, and only where the target is a time. The
+//! document carries no date, so that a second run on the same machine changes little.
+
+use std::{fmt::Write as _, fs, process::Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::workspace::{self, Build};
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Fail when a target is missed; leave docs/benchmarks.md as it is
+    #[arg(long)]
+    check: bool,
+}
+
+/// Reports in the order of the document, each with the cargo command that makes it.
+const REPORTS: &[&[&str]] = &[
+    &["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", "plan_bench", "--", "--json"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "apply"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "status"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "start"],
+];
+
+/// Measures; true when every target is met.
+pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    println!("building the programs as shipped");
+    workspace::build_programs(Build::Release)?;
+    let mut reports = Vec::new();
+    for command in REPORTS {
+        let report = measure(command)?;
+        print!("\n{}", table(&report));
+        reports.push(report);
+    }
+    let missed: Vec<String> = reports.iter().flat_map(targets).filter(|target| !target.met).map(|t| t.what).collect();
+    if !arguments.check {
+        let path = workspace::root().join("docs/benchmarks.md");
+        fs::write(&path, document(&reports)).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("\nwritten to docs/benchmarks.md");
+    }
+    if missed.is_empty() {
+        println!("all targets met");
+    } else {
+        println!("targets missed: {}", missed.join("; "));
+    }
+    Ok(missed.is_empty() || !arguments.check)
+}
+
+fn measure(command: &[&str]) -> Result<Value> {
+    let output = workspace::cargo().args(command).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.context("cargo cannot be started")?;
+    if !output.status.success() {
+        bail!("`cargo {}` failed ({})", command.join(" "), output.status);
+    }
+    let text = String::from_utf8(output.stdout).context("a report that is not UTF-8")?;
+    let line = text.lines().rev().find(|line| line.starts_with('{'));
+    let report: Value =
+        serde_json::from_str(line.context("it reported nothing")?).context("a report that is not JSON")?;
+    Ok(match report["plan"].as_array() {
+        Some(rows) => planning(rows),
+        None => report,
+    })
+}
+
+/// Percentiles of the planner's own bench as a report: it knows neither tables nor targets.
+fn planning(rows: &[Value]) -> Value {
+    let microseconds = |row: &Value, key: &str| row[key].as_f64().unwrap_or(f64::NAN) / 1e3;
+    let name = |row: &Value| row["what"].as_str().unwrap_or_default().to_owned();
+    let table: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            let times = ["p50_ns", "p99_ns", "max_ns"].map(|key| format!("{:.1}", microseconds(row, key)));
+            json!([name(row), row["count"].to_string(), times[0], times[1], times[2]])
+        })
+        .collect();
+    let worst = |hosts: bool| {
+        let chosen = rows.iter().filter(|row| name(row).contains("64 GPUs") == hosts);
+        chosen.map(|row| microseconds(row, "p99_ns")).fold(f64::NAN, f64::max)
+    };
+    let (one, host) = (worst(false), worst(true));
+    json!({
+        "title": "Planning",
+        "note": "Every state of an A100 and of an H100 against every layout of up to eight instances, in µs; and hosts \
+                 of 64 GPUs, each with its own state and layout, from the driver's profiles to the plans.",
+        "columns": ["", "calls", "p50", "p99", "slowest"],
+        "rows": table,
+        "targets": [
+            { "what": "planning a GPU", "wanted": "p99 under 100 µs", "measured": format!("{one:.1} µs"), "met": one < 100.0 },
+            { "what": "planning 64 GPUs", "wanted": "p99 under 10 ms", "measured": format!("{:.2} ms", host / 1e3), "met": host < 10_000.0 },
+        ],
+    })
+}
+
+/// A target of a report, as measured.
+struct Target {
+    what: String,
+    wanted: String,
+    measured: String,
+    met: bool,
+}
+
+fn targets(report: &Value) -> Vec<Target> {
+    let list = report["targets"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    list.iter()
+        .map(|target| Target {
+            what: text(&target["what"]),
+            wanted: text(&target["wanted"]),
+            measured: text(&target["measured"]),
+            met: target["met"] == true,
+        })
+        .collect()
+}
+
+fn document(reports: &[Value]) -> String {
+    let mut text = format!(
+        "# Figures\n\n\
+         Written by `cargo xtask bench`; `cargo xtask bench --check` fails when a target is missed. Counts and ratios \
+         are of one run, and hold on other machines. Times are of the machine below.\n\n\
+         Machine: {}.\n\n## Targets\n\n| target | wanted | measured | |\n|---|---|---|---|\n",
+        machine()
+    );
+    for Target { what, wanted, measured, met } in reports.iter().flat_map(targets) {
+        let _ = writeln!(text, "| {what} | {wanted} | {measured} | {} |", if met { "met" } else { "**missed**" });
+    }
+    for report in reports {
+        let _ = write!(text, "\n{}", table(report));
+    }
+    text
+}
+
+/// A report as a section with a table.
+fn table(report: &Value) -> String {
+    let cells = |row: &Value| -> Vec<String> {
+        let row = row.as_array().map(Vec::as_slice).unwrap_or_default();
+        row.iter().map(|cell| cell.as_str().unwrap_or_default().to_owned()).collect()
+    };
+    let columns = cells(&report["columns"]);
+    let mut text = format!("## {}\n\n", report["title"].as_str().unwrap_or("Untitled"));
+    if let Some(note) = report["note"].as_str() {
+        let _ = writeln!(text, "{note}\n");
+    }
+    let _ = writeln!(text, "| {} |\n|{}", columns.join(" | "), "---|".repeat(columns.len()));
+    for row in report["rows"].as_array().into_iter().flatten() {
+        let _ = writeln!(text, "| {} |", cells(row).join(" | "));
+    }
+    text
+}
+
+fn machine() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cpu = read("/proc/cpuinfo");
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")).and_then(|rest| rest.split_once(':'));
+    let cpu = cpu.map_or("unknown processor", |(_, name)| name.trim()).to_owned();
+    let kernel = read("/proc/sys/kernel/osrelease");
+    // Only the version: what a vendor appends names its own builds.
+    let kernel = kernel.trim().split('-').next().unwrap_or_default().to_owned();
+    format!("{cores} cores ({cpu}), Linux {kernel}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_kind_of_plan_decides_and_nothing_measured_meets_nothing() {
+        let row = |what: &str, p99: u64| json!({"what": what, "count": 1, "p50_ns": 1, "p99_ns": p99, "max_ns": p99});
+        let met = |rows: &[Value]| targets(&planning(rows)).iter().map(|target| target.met).collect::<Vec<_>>();
+        let host = row("a: 64 GPUs from profiles to plans", 9_000_000);
+        assert_eq!(met(&[row("a", 5_000), row("b", 99_000), host.clone()]), [true, true]);
+        assert_eq!(met(&[row("a", 5_000), row("b", 101_000), host]), [false, true]);
+        assert_eq!(met(&[]), [false, false]);
+    }
+
+    #[test]
+    fn a_missed_target_shows() {
+        let report = json!({
+            "title": "T", "note": "How.", "columns": ["a", "b"], "rows": [["1", "2"]],
+            "targets": [{"what": "speed", "wanted": "under 5", "measured": "7", "met": false}],
+        });
+        assert_eq!(table(&report), "## T\n\nHow.\n\n| a | b |\n|---|---|\n| 1 | 2 |\n");
+        assert!(document(&[report]).contains("| speed | under 5 | 7 | **missed** |"));
+    }
+}

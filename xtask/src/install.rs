@@ -1,0 +1,203 @@
+//! Installs what the tests need beyond cargo, where that is possible, and says so where it is not.
+//!
+//! Two things: a private Python environment under `target/venv` with the independent NVML clients
+//! of `tests/clients/requirements.txt`, and nvtop from Debian. The system's Python is never
+//! touched. Packages come through apt, and only as root; nvtop lives in Debian's `contrib`, which
+//! is asked for through package lists of our own, so that the machine's sources stay as they are.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace;
+
+/// The private Python environment of the client tests.
+pub(crate) fn venv() -> PathBuf {
+    workspace::target().join("venv")
+}
+
+/// Installs what is missing; returns what could not be had, each as `what: why`.
+pub(crate) fn all() -> Vec<String> {
+    let mut missing = Vec::new();
+    if !on_path("nvtop")
+        && let Err(error) = debian(&["nvtop"])
+    {
+        missing.push(format!("nvtop: {error:#}"));
+    }
+    if let Err(error) = python() {
+        missing.push(format!("Python clients: {error:#}"));
+    }
+    missing
+}
+
+/// What is missing, when nothing shall be installed.
+pub(crate) fn absent() -> Vec<String> {
+    let mut missing = Vec::new();
+    if !on_path("nvtop") {
+        missing.push("nvtop: not installed, and --no-install was given".to_owned());
+    }
+    if !venv().join("bin/python").is_file() {
+        missing.push("Python clients: no target/venv, and --no-install was given".to_owned());
+    }
+    missing
+}
+
+fn on_path(program: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+fn python() -> Result<()> {
+    let wanted = workspace::root().join("tests/clients/requirements.txt");
+    if !wanted.is_file() {
+        bail!("tests/clients/requirements.txt is not there");
+    }
+    let text = fs::read_to_string(&wanted)?;
+    // What was installed is noted beside it: a second run costs nothing and works offline.
+    let note = venv().join("installed-requirements.txt");
+    if fs::read_to_string(&note).is_ok_and(|installed| installed == text) {
+        return Ok(());
+    }
+    if !make_venv() {
+        debian(&["python3", "python3-venv"]).context("this Python makes no virtual environment")?;
+        if !make_venv() {
+            bail!("`python3 -m venv` fails");
+        }
+    }
+    let pip = Command::new(venv().join("bin/python"))
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--requirement"])
+        .arg(&wanted)
+        .stdin(Stdio::null())
+        .output()
+        .context("pip cannot be started")?;
+    if !pip.status.success() {
+        bail!("pip could not install them ({})", last_line(&pip.stderr));
+    }
+    fs::write(&note, text).with_context(|| format!("cannot write {}", note.display()))
+}
+
+fn make_venv() -> bool {
+    if venv().join("bin/pip").is_file() {
+        return true;
+    }
+    let made = Command::new("python3")
+        .args(["-m", "venv", "--clear"])
+        .arg(venv())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    made.is_ok_and(|status| status.success())
+}
+
+/// Installs Debian packages, as root.
+fn debian(packages: &[&str]) -> Result<()> {
+    let by_hand = format!("apt-get install {}", packages.join(" "));
+    if !on_path("apt-get") {
+        bail!("not installed, and this is no Debian; install it by this system's own means");
+    }
+    if !is_root() {
+        bail!("not installed, and only root may; type `sudo {by_hand}` (nvtop is in Debian's contrib)");
+    }
+    println!("installing {} through apt", packages.join(" "));
+    let lists = Lists::with_contrib()?;
+    lists.apt(&["update"])?;
+    let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
+    arguments.extend(packages);
+    lists.apt(&arguments)
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// apt's package lists of our own: the machine's sources, `contrib` added.
+struct Lists {
+    folder: PathBuf,
+}
+
+impl Lists {
+    fn with_contrib() -> Result<Self> {
+        let folder = workspace::scratch()?.join("apt");
+        let parts = folder.join("parts");
+        fs::create_dir_all(&parts).with_context(|| format!("cannot make {}", parts.display()))?;
+        fs::create_dir_all(folder.join("lists/partial"))?;
+        let mut sources = vec![PathBuf::from("/etc/apt/sources.list")];
+        if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
+            sources.extend(entries.flatten().map(|entry| entry.path()));
+        }
+        for source in sources {
+            let known = source.extension().is_some_and(|extension| extension == "list" || extension == "sources");
+            if let (true, Ok(text)) = (known, fs::read_to_string(&source)) {
+                fs::write(parts.join(source.file_name().unwrap_or_default()), add_contrib(&text))?;
+            }
+        }
+        Ok(Self { folder })
+    }
+
+    fn apt(&self, arguments: &[&str]) -> Result<()> {
+        let output = Command::new("apt-get")
+            .args(["-q", "-o", "Dir::Etc::SourceList=/dev/null", "-o"])
+            .arg(option("Dir::Etc::SourceParts", &self.folder.join("parts")))
+            .arg("-o")
+            .arg(option("Dir::State::Lists", &self.folder.join("lists")))
+            .args(["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="])
+            .args(["-o", "DPkg::Lock::Timeout=120"])
+            .args(arguments)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(Stdio::null())
+            .output()
+            .context("apt-get cannot be started")?;
+        if !output.status.success() {
+            bail!("`apt-get {}` failed ({})", arguments.join(" "), last_line(&output.stderr));
+        }
+        Ok(())
+    }
+}
+
+fn option(name: &str, path: &Path) -> String {
+    format!("{name}={}", path.display())
+}
+
+/// Adds `contrib` to every source that offers `main`, in both of apt's notations.
+fn add_contrib(text: &str) -> String {
+    let mut out = String::new();
+    for line in text.lines() {
+        let bare = line.trim_start();
+        let has = |word: &str| line.split_whitespace().any(|part| part == word);
+        let offers = bare.starts_with("Components:") || bare.starts_with("deb ");
+        out.push_str(line);
+        if offers && has("main") && !has("contrib") {
+            out.push_str(" contrib");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn last_line(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing").trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::add_contrib;
+
+    #[test]
+    fn contrib_is_added_once_and_only_beside_main() {
+        assert_eq!(add_contrib("Components: main\n"), "Components: main contrib\n");
+        assert_eq!(add_contrib("Components: main contrib\n"), "Components: main contrib\n");
+        assert_eq!(
+            add_contrib("deb [trusted=yes] file:/srv stable main\n"),
+            "deb [trusted=yes] file:/srv stable main contrib\n"
+        );
+        assert_eq!(
+            add_contrib("# deb file:/srv stable main\nSuites: main\n"),
+            "# deb file:/srv stable main\nSuites: main\n"
+        );
+    }
+}

@@ -1,0 +1,33 @@
+//! Finds what tests left out.
+//!
+//! A test that needs what the machine lacks passes, but says so on a line of its own:
+//! `SKIPPED what: why`. A test marked `#[ignore]` is named by the test harness. The summary lists
+//! every such line, so that a green run hides nothing.
+
+/// `what: why` of a line that says that something was skipped.
+pub(crate) fn from_line(line: &str) -> Option<String> {
+    let line = line.trim();
+    if let Some((name, why)) = line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ignored")) {
+        let why = why.trim_start_matches(", ");
+        return Some(format!("{name}: {}", if why.is_empty() { "ignored, without a reason" } else { why }));
+    }
+    let rest = line.strip_prefix("SKIPPED")?;
+    let rest = rest.trim_start_matches([':', ' ']);
+    if rest.is_empty() { None } else { Some(rest.to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::from_line;
+
+    #[test]
+    fn only_lines_that_begin_with_the_word_count() {
+        assert_eq!(from_line("SKIPPED nvtop: not installed").as_deref(), Some("nvtop: not installed"));
+        assert_eq!(from_line("  SKIPPED: tests/gpu: no GPU here").as_deref(), Some("tests/gpu: no GPU here"));
+        assert_eq!(from_line("test worker ... ignored, it is no test").as_deref(), Some("worker: it is no test"));
+        assert_eq!(from_line("test worker ... ignored").as_deref(), Some("worker: ignored, without a reason"));
+        assert_eq!(from_line("test worker ... ok"), None);
+        assert_eq!(from_line("nothing was SKIPPED"), None);
+        assert_eq!(from_line("SKIPPED"), None);
+    }
+}

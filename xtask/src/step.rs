@@ -1,0 +1,261 @@
+//! One step of a longer run: a command whose output goes to a log and, in part, to the terminal.
+//!
+//! A test run prints thousands of lines. People see which step runs and the lines that tell how
+//! it goes; the whole output of a step that failed is printed, so that a CI log needs no second run.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+
+use crate::{skips, workspace};
+
+/// How a step ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// As it should.
+    Passed,
+    /// Not as it should: why, in a sentence.
+    Failed(String),
+    /// Not run: why.
+    Skipped(String),
+}
+
+/// A finished step.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// Name in the summary.
+    pub(crate) name: String,
+    /// How it ended.
+    pub(crate) outcome: Outcome,
+    /// How long it took.
+    pub(crate) took: Duration,
+    /// Tests that it ran, when it runs tests.
+    pub(crate) tests: TestCount,
+    /// What tests in it left out, with their reasons.
+    pub(crate) skipped: Vec<String>,
+}
+
+impl Step {
+    fn new(name: &str, outcome: Outcome, started: Instant) -> Self {
+        let (name, took) = (name.to_owned(), started.elapsed());
+        Self { name, outcome, took, tests: TestCount::default(), skipped: Vec::new() }
+    }
+}
+
+/// Tests counted from the harness's own result lines.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TestCount {
+    /// Passed.
+    pub(crate) passed: u32,
+    /// Failed.
+    pub(crate) failed: u32,
+    /// Left out by `#[ignore]`, or passed saying that they left something out.
+    pub(crate) skipped: u32,
+}
+
+impl TestCount {
+    /// Adds what `test result: ok. 12 passed; 0 failed; 1 ignored; …` says.
+    fn add(&mut self, line: &str) {
+        let Some((_, rest)) = line.split_once("test result: ") else { return };
+        for part in rest.split(['.', ';']) {
+            let mut words = part.split_whitespace();
+            if let (Some(Ok(count)), Some(what)) = (words.next().map(str::parse::<u32>), words.next()) {
+                match what {
+                    "passed" => self.passed += count,
+                    "failed" => self.failed += count,
+                    "ignored" => self.skipped += count,
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Runs a check that lives in this program.
+pub(crate) fn check(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Step {
+    println!("── {name}");
+    let started = Instant::now();
+    let outcome = run().unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+    if let Outcome::Failed(why) = &outcome {
+        println!("{why}");
+    }
+    Step::new(name, outcome, started)
+}
+
+/// Runs a command to its end. `verbose` shows all of its output as it comes.
+pub(crate) fn run(name: &str, command: Command, verbose: bool) -> Step {
+    println!("── {name}");
+    let started = Instant::now();
+    let mut heard = Heard::default();
+    let outcome = match follow(name, command, verbose, &mut heard) {
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::Failed(format!("{error:#}")),
+    };
+    let (tests, skipped) = heard.count();
+    Step { tests, skipped, ..Step::new(name, outcome, started) }
+}
+
+/// A step that was not run.
+pub(crate) fn skipped(name: &str, why: &str) -> Step {
+    println!("── {name}: skipped, {why}");
+    Step::new(name, Outcome::Skipped(why.to_owned()), Instant::now())
+}
+
+/// What the lines of a step told.
+#[derive(Debug, Default)]
+struct Heard {
+    tests: TestCount,
+    /// Test whose output is being printed, when it passed.
+    passed_test: Option<String>,
+    /// Tests that passed and said that they left something out.
+    silent: BTreeSet<String>,
+    skipped: BTreeSet<String>,
+    failures: bool,
+}
+
+impl Heard {
+    fn line(&mut self, line: &str) {
+        self.tests.add(line);
+        match line {
+            "successes:" => self.failures = false,
+            "failures:" => self.failures = true,
+            _ => {}
+        }
+        if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+            self.passed_test = (!self.failures).then(|| name.to_owned());
+        } else if line.trim_start().starts_with("Running ") {
+            self.passed_test = None;
+        }
+        if let Some(what) = skips::from_line(line) {
+            self.skipped.insert(what);
+            self.silent.extend(self.passed_test.clone());
+        }
+    }
+
+    fn count(self) -> (TestCount, Vec<String>) {
+        let silent = u32::try_from(self.silent.len()).unwrap_or(u32::MAX);
+        let TestCount { passed, failed, skipped } = self.tests;
+        let tests = TestCount { passed: passed.saturating_sub(silent), failed, skipped: skipped + silent };
+        (tests, self.skipped.into_iter().collect())
+    }
+}
+
+fn log_path(name: &str) -> Result<PathBuf> {
+    let file: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+    Ok(workspace::scratch()?.join(format!("{file}.log")))
+}
+
+fn follow(name: &str, mut command: Command, verbose: bool, heard: &mut Heard) -> Result<Outcome> {
+    let path = log_path(name)?;
+    let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    let (reader, writer) = std::io::pipe().context("no pipe")?;
+    let program = command.get_program().to_string_lossy().into_owned();
+    // Both streams in one pipe keep their order.
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
+    // The command holds our copies of the writing end: with them the end would never come.
+    drop(command);
+
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        writeln!(log, "{line}")?;
+        heard.line(&line);
+        if verbose || tells(&line) {
+            println!("{line}");
+        }
+    }
+    let status = child.wait()?;
+    if status.success() {
+        return Ok(Outcome::Passed);
+    }
+    if !verbose {
+        print_failure(&path)?;
+    }
+    Ok(Outcome::Failed(format!("{status}; whole output in {}", path.display())))
+}
+
+/// Lines worth showing while a step runs.
+fn tells(line: &str) -> bool {
+    let line = line.trim_start();
+    ["Running ", "Doc-tests ", "test result: ", "Compiling gpush", "error", "warning: "]
+        .iter()
+        .any(|start| line.starts_with(start))
+        || line.ends_with("... FAILED")
+        || skips::from_line(line).is_some()
+}
+
+/// Prints what a failed step said, without the output of tests that passed.
+fn print_failure(path: &std::path::Path) -> Result<()> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    println!("┄┄ what it said");
+    let mut in_success = false;
+    for line in text.lines() {
+        match line {
+            "successes:" => in_success = true,
+            "failures:" => in_success = false,
+            _ if line.starts_with("test result: ") => in_success = false,
+            _ => {}
+        }
+        if !in_success && !line.ends_with("... ok") {
+            println!("{line}");
+        }
+    }
+    println!("┄┄");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_add_up_over_several_result_lines() {
+        let mut count = TestCount::default();
+        count.add("test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s");
+        count.add("test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out");
+        count.add("test planner::plans ... ok");
+        assert_eq!(count, TestCount { passed: 15, failed: 2, skipped: 1 });
+    }
+
+    #[test]
+    fn a_test_that_left_something_out_counts_as_skipped() {
+        let mut heard = Heard::default();
+        for line in [
+            "test clients::nvtop ... ok",
+            "test clients::gpustat ... ok",
+            "",
+            "successes:",
+            "",
+            "---- clients::nvtop stdout ----",
+            "SKIPPED nvtop: not installed",
+            "SKIPPED nvtop with MIG: not installed",
+            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.01s",
+        ] {
+            heard.line(line);
+        }
+        let (tests, skipped) = heard.count();
+        assert_eq!(tests, TestCount { passed: 1, failed: 0, skipped: 1 });
+        assert_eq!(skipped, ["nvtop with MIG: not installed", "nvtop: not installed"]);
+    }
+
+    #[test]
+    fn a_command_that_fails_is_a_failed_step() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo went wrong; exit 3"]);
+        let step = run("step test failing", command, false);
+        assert!(matches!(&step.outcome, Outcome::Failed(why) if why.contains('3')), "{step:?}");
+
+        let step = run("step test passing", Command::new("true"), false);
+        assert_eq!(step.outcome, Outcome::Passed);
+
+        let step = run("step test absent", Command::new("no-such-program-here"), false);
+        assert!(matches!(step.outcome, Outcome::Failed(_)), "{step:?}");
+    }
+}

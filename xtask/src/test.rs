@@ -1,0 +1,175 @@
+//! `cargo xtask test`: everything that must hold, in one command that needs nothing by hand.
+//!
+//! Steps go on after a failure, so that one run tells all. The last line is always
+//! `N passed, N failed, N skipped`: tests, and each step without tests as one. Above it stands what
+//! was left out and why.
+
+use std::{collections::BTreeSet, time::Instant};
+
+use anyhow::Result;
+
+use crate::{
+    arrows, generate, install,
+    step::{self, Outcome, Step, TestCount},
+    tree, workspace,
+};
+
+/// What to run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Format, arrows, lints and unit tests only; installs nothing
+    #[arg(long)]
+    quick: bool,
+    /// Install nothing; tests that need what is missing are skipped and named
+    #[arg(long)]
+    no_install: bool,
+    /// Show all output of every step
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Runs the steps; true when none failed.
+pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    let started = Instant::now();
+    let verbose = arguments.verbose;
+    let mut missing = Vec::new();
+    if !arguments.quick {
+        missing = if arguments.no_install { install::absent() } else { install::all() };
+        for what in &missing {
+            println!("SKIPPED {what}");
+        }
+    }
+    let mut steps = vec![
+        cargo("format", &["fmt", "--all", "--check"], verbose),
+        step::check("arrows", || said(arrows::check())),
+        step::check("tree", || said(tree::check())),
+        cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], verbose),
+    ];
+    if arguments.quick {
+        steps.push(tests("unit tests", &["--lib", "--bins"], verbose));
+    } else {
+        // First, so that the end-to-end tests find the programs beside the simulated library.
+        let build = cargo("build", &["build", "--workspace", "--locked"], verbose);
+        let built = build.outcome == Outcome::Passed;
+        steps.push(build);
+        if built {
+            steps.push(tests("tests", &[], verbose));
+            steps.push(step::check("generated files", || said(generate::check_all())));
+        } else {
+            steps.push(step::skipped("tests", "the workspace does not build"));
+            steps.push(step::skipped("generated files", "the workspace does not build"));
+        }
+        steps.push(docs(verbose));
+        steps.push(deny(verbose));
+    }
+    summary(&steps, &missing, started);
+    Ok(!steps.iter().any(|step| matches!(step.outcome, Outcome::Failed(_))))
+}
+
+/// A check's own sentence is shown; its error is the step's failure.
+fn said(result: Result<String>) -> Result<Outcome> {
+    println!("{}", result?);
+    Ok(Outcome::Passed)
+}
+
+fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
+    let mut command = workspace::cargo();
+    command.args(arguments);
+    step::run(name, command, verbose)
+}
+
+fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
+    let mut command = workspace::cargo();
+    command.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(which);
+    // Output of tests that pass tells what they left out.
+    command.args(["--", "--show-output"]);
+    command.env("GPUSH_TEST_PYTHON", install::venv().join("bin/python"));
+    step::run(name, command, verbose)
+}
+
+fn docs(verbose: bool) -> Step {
+    let mut command = workspace::cargo();
+    command
+        .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings");
+    step::run("documentation", command, verbose)
+}
+
+fn deny(verbose: bool) -> Step {
+    let name = "licences, bans, sources";
+    let mut present = workspace::cargo();
+    let present =
+        present.args(["deny", "--version"]).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    if present.status().is_ok_and(|status| status.success()) {
+        cargo(name, &["deny", "--workspace", "check", "bans", "licenses", "sources"], verbose)
+    } else {
+        step::skipped(
+            name,
+            "cargo-deny is not installed; `cargo install --locked cargo-deny` takes minutes and is left to you",
+        )
+    }
+}
+
+fn summary(steps: &[Step], missing: &[String], started: Instant) {
+    println!("\n{:<26} {:<8} {:>8}", "step", "result", "seconds");
+    let mut all = TestCount::default();
+    for step in steps {
+        let (result, why) = match &step.outcome {
+            Outcome::Passed => ("passed", ""),
+            Outcome::Failed(why) => ("FAILED", why.as_str()),
+            Outcome::Skipped(why) => ("skipped", why.as_str()),
+        };
+        let TestCount { passed, failed, skipped } = count(step);
+        all.passed += passed;
+        all.failed += failed;
+        all.skipped += skipped;
+        let tests = if step.tests == TestCount::default() {
+            String::new()
+        } else {
+            format!("{passed} tests passed, {failed} failed, {skipped} skipped ")
+        };
+        let line = format!("{:<26} {result:<8} {:>8.1}  {tests}{why}", step.name, step.took.as_secs_f64());
+        println!("{}", line.lines().next().unwrap_or_default().trim_end());
+    }
+    println!("{:<26} {:<8} {:>8.1}", "all", "", started.elapsed().as_secs_f64());
+
+    let skipped: BTreeSet<&String> = missing.iter().chain(steps.iter().flat_map(|step| &step.skipped)).collect();
+    if !skipped.is_empty() {
+        println!("\nSKIPPED within steps:");
+        for what in skipped {
+            println!("  {what}");
+        }
+    }
+    println!("\n{} passed, {} failed, {} skipped", all.passed, all.failed, all.skipped);
+}
+
+/// A step counts as its tests, or as one when it runs none; a failed one as one at least.
+fn count(step: &Step) -> TestCount {
+    let tests = step.tests;
+    match step.outcome {
+        Outcome::Passed if tests == TestCount::default() => TestCount { passed: 1, ..tests },
+        Outcome::Passed => tests,
+        Outcome::Failed(_) => TestCount { failed: tests.failed.max(1), ..tests },
+        Outcome::Skipped(_) => TestCount { skipped: 1, ..tests },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_step_is_never_counted_as_nothing() {
+        let step =
+            |outcome, tests| Step { name: "x".into(), outcome, took: Duration::ZERO, tests, skipped: Vec::new() };
+        let none = TestCount::default();
+        let some = TestCount { passed: 5, failed: 0, skipped: 1 };
+        assert_eq!(count(&step(Outcome::Failed("does not build".into()), none)).failed, 1);
+        assert_eq!(count(&step(Outcome::Failed("aborted".into()), some)), TestCount { failed: 1, ..some });
+        assert_eq!(count(&step(Outcome::Passed, some)), some);
+        assert_eq!(count(&step(Outcome::Passed, none)).passed, 1);
+        assert_eq!(count(&step(Outcome::Skipped("why".into()), none)).skipped, 1);
+    }
+}

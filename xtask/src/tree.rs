@@ -1,0 +1,151 @@
+//! What no file of the checkout may hold: `unsafe` outside its four folders, paths of the machine
+//! it was written on, hosts of package registries, and too many lines.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace;
+
+/// Folders that talk to C or share memory between processes. Elsewhere `unsafe` has no place.
+const UNSAFE_ALLOWED: &[&str] = &["crates/nvml", "sim/silicon", "sim/nvml-sim", "tests"];
+
+/// Length from which a source file is listed as one to split.
+const LONG: usize = 400;
+
+/// Checks every file; returns a sentence on what was seen, and the long files.
+pub(crate) fn check() -> Result<String> {
+    let mut wrong = Vec::new();
+    let mut long = Vec::new();
+    let (mut sources, mut lines) = (0, 0);
+    let forbidden = forbidden();
+    let files = workspace::files()?;
+    for file in &files {
+        let path = workspace::root().join(file);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let Ok(text) = String::from_utf8(bytes) else {
+            // Fixtures of bad input may be anything; source may not.
+            if !file.starts_with("tests") {
+                wrong.push(format!("{}: not UTF-8", file.display()));
+            }
+            continue;
+        };
+        if file != Path::new("Cargo.lock") {
+            wrong.extend(mentions(file, &text, &forbidden));
+        }
+        if file.extension().is_some_and(|extension| extension == "rs") {
+            sources += 1;
+            lines += text.lines().count();
+            if !UNSAFE_ALLOWED.iter().any(|folder| file.starts_with(folder)) {
+                wrong.extend(unsafe_lines(file, &text));
+            }
+            if text.lines().count() > LONG {
+                long.push((text.lines().count(), file.clone()));
+            }
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("{} places to mend:\n  {}", wrong.len(), wrong.join("\n  "));
+    }
+    Ok(format!("{} files, {sources} of them Rust with {lines} lines{}", files.len(), report(long)))
+}
+
+fn report(mut long: Vec<(usize, PathBuf)>) -> String {
+    long.sort_by(|a, b| b.cmp(a));
+    let mut text = String::new();
+    for (lines, file) in long {
+        text.push_str(&format!(
+            "\n  warning: {} has {lines} lines (more than {LONG}): one subject, or two?",
+            file.display()
+        ));
+    }
+    text
+}
+
+/// What must not be written anywhere, with the reason.
+fn forbidden() -> Vec<(String, &'static str)> {
+    let mut list: Vec<(String, &str)> = Vec::new();
+    let root = workspace::root();
+    // A checkout in a one-letter folder would match half of the world.
+    if root.components().count() > 2 {
+        list.push((format!("{}/", root.display()), "the path of a checkout"));
+    }
+    for home in [format!("/{}/", "root"), format!("/{}/", "Users"), format!("/{}/", "work")] {
+        list.push((home, "an absolute path of somebody's machine"));
+    }
+    // Taken apart, so that this file does not name them itself.
+    for (host, domain) in
+        [("deb.debian", "org"), ("files.pythonhosted", "org"), ("registry.npmjs", "org"), ("static.crates", "io")]
+    {
+        list.push((format!("{host}.{domain}"), "a package registry's host"));
+    }
+    list
+}
+
+fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        for (what, why) in forbidden {
+            // In the middle of a longer path it is another folder.
+            let at_start = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-*}".contains(c));
+            if line.match_indices(what.as_str()).any(|(at, _)| !what.starts_with('/') || at_start(at)) {
+                found.push(format!("{}:{}: mentions {what}, {why}", file.display(), number + 1));
+            }
+        }
+    }
+    found
+}
+
+fn unsafe_lines(file: &Path, text: &str) -> Vec<String> {
+    let word = "unsafe";
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or(line);
+        let uses = code.match_indices(word).any(|(at, _)| {
+            let before = code[..at].chars().next_back();
+            let after = code[at + word.len()..].chars().next();
+            let part_of_name = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "_\"`'".contains(c));
+            !part_of_name(before) && !part_of_name(after)
+        });
+        // `#![allow(unsafe_code)]` is what would let it in.
+        if uses || code.contains(concat!("allow(", "unsafe_code")) {
+            found.push(format!(
+                "{}:{}: {word} has its place in {} only",
+                file.display(),
+                number + 1,
+                UNSAFE_ALLOWED.join(", ")
+            ));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_checkout_holds_nothing_forbidden() {
+        println!("{}", check().unwrap());
+    }
+
+    #[test]
+    fn unsafe_is_seen_in_code_and_not_in_words() {
+        let file = Path::new("agent/src/x.rs");
+        let block = format!("let x = {} {{ 1 }};", "unsafe");
+        assert_eq!(unsafe_lines(file, &block).len(), 1);
+        assert_eq!(unsafe_lines(file, concat!("#![allow(", "unsafe_code)]")).len(), 1);
+        assert_eq!(unsafe_lines(file, "// unsafe is explained here").len(), 0);
+        assert_eq!(unsafe_lines(file, "let word = \"unsafe\"; let unsafe_count = 1;").len(), 0);
+    }
+
+    #[test]
+    fn paths_of_a_machine_are_seen_and_longer_paths_are_not() {
+        let forbidden = forbidden();
+        let seen = |line: &str| mentions(Path::new("x"), line, &forbidden).len();
+        assert_eq!(seen(&format!("see /{}/notes", "work")), 1);
+        assert_eq!(seen(&format!("dir/{}/notes", "work")), 0);
+        assert_eq!(seen(&format!("from {}.{}", "deb.debian", "org")), 1);
+        assert_eq!(seen("/var/lib/gpush and /etc/gpush"), 0);
+    }
+}
