@@ -173,9 +173,14 @@ async fn look(agent: Arc<Agent>) {
 }
 
 fn reload(agent: &Agent) {
+    let before = agent.settings.config();
     match agent.settings.reload() {
         Ok(()) => {
             tracing::info!("the config was read again");
+            let now = agent.settings.config();
+            if (&before.driver, &before.api, &before.log) != (&now.driver, &now.api, &now.log) {
+                tracing::warn!("what has changed under [driver], [api] and [log] holds from the next start on");
+            }
             say(&[NotifyState::Status("the config was read again")]);
             agent.startup.reloaded();
         }

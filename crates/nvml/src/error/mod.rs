@@ -151,7 +151,9 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::LibraryMissing => {
-                "install the NVIDIA driver's libraries, or put their directory into gpushd's LD_LIBRARY_PATH".to_owned()
+                "install the NVIDIA driver's libraries, or name the file (`library` under [driver] in the config) and restart \
+                 gpushd"
+                    .to_owned()
             }
             ErrorKind::NotNvml => "see which file gpushd finds: `ldconfig -p | grep libnvidia-ml`, and its LD_LIBRARY_PATH".to_owned(),
             ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
