@@ -142,22 +142,22 @@ pub(super) async fn read(agent: &Shared, part: &Part) -> Result<Arc<Reading>, Tr
 /// After a failed call: the GPU as it is now, if the call can have changed it after all; otherwise
 /// the trouble.
 async fn judge(agent: &Shared, part: &Part, trouble: &str, error: &DriverError) -> Result<Arc<Reading>, Trouble> {
-    match &error.kind {
-        ErrorKind::GpuIsLost => return Err(Trouble::Lost(explain(trouble, error))),
-        ErrorKind::Deadline { may_land: true } | ErrorKind::Unsettled => {
-            settle(agent, part, trouble, error).await?;
-        }
-        ErrorKind::WorkerDied { may_have_landed: true } => {}
+    if error.kind == ErrorKind::GpuIsLost {
+        return Err(Trouble::Lost(explain(trouble, error)));
+    }
+    if error.may_land() || error.kind == ErrorKind::Unsettled {
+        settle(agent, part, trouble, error).await?;
+    } else if !matches!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }) {
         // The driver has spoken, or was never asked.
-        _ => return Err(Trouble::Failed(explain(trouble, error))),
+        return Err(Trouble::Failed(explain(trouble, error)));
     }
     read_again(agent, part, trouble).await
 }
 
 async fn read_again(agent: &Shared, part: &Part, trouble: &str) -> Result<Arc<Reading>, Trouble> {
-    agent.observer.read_now(&part.plan.uuid).await.map_err(|error| match error.kind {
-        ErrorKind::GpuIsLost => Trouble::Lost(explain(trouble, &error)),
-        _ => Trouble::Unknown(explain(trouble, &error)),
+    agent.observer.read_now(&part.plan.uuid).await.map_err(|error| {
+        let explained = explain(trouble, &error);
+        if error.kind == ErrorKind::GpuIsLost { Trouble::Lost(explained) } else { Trouble::Unknown(explained) }
     })
 }
 

@@ -8,15 +8,16 @@
 //! When the agent closes, the loop ends at once, connections finish the request that they are in
 //! and are cut off after [`DRAIN`].
 
-use std::{convert::Infallible, io, time::Duration};
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use axum::{Router, body::Body, extract::Request};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::{
-    io::AsyncWriteExt,
+    io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
+    sync::Semaphore,
     time::{Interval, MissedTickBehavior},
 };
 use tokio_util::{
@@ -38,6 +39,10 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 /// Largest request head; hyper's smallest buffer.
 const HEAD_BYTES: usize = 8 << 10;
 
+/// How long a refusal may take, and how many may be told at once.
+const REFUSAL: Duration = Duration::from_millis(500);
+const REFUSALS: usize = 32;
+
 /// How long to wait before accepting again when there are no file descriptors.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
@@ -52,6 +57,7 @@ pub(crate) async fn serve(
     let caps = Caps::new(descriptors, nix::unistd::geteuid().as_raw());
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
+    let refusals = Arc::new(Semaphore::new(REFUSALS));
     let mut watchdog = watchdog();
     loop {
         let accepted = tokio::select! {
@@ -60,7 +66,7 @@ pub(crate) async fn serve(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => admit(stream, &caps, &router, &closing, &cut, &connections),
+            Ok((stream, _)) => admit(stream, &caps, &router, &closing, &cut, &connections, &refusals),
             Err(error) => {
                 // Out of descriptors or memory; what is left of them is given back by others.
                 tracing::warn!("a connection could not be accepted: {error}");
@@ -109,6 +115,7 @@ fn admit(
     closing: &CancellationToken,
     cut: &CancellationToken,
     connections: &TaskTracker,
+    refusals: &Arc<Semaphore>,
 ) {
     // It may have gone again.
     let Ok(peer) = Peer::of(&stream) else { return };
@@ -126,19 +133,27 @@ fn admit(
         Err(why) => {
             tracing::debug!(uid = peer.uid, "{why}");
             let refusal = Failure::busy(why).as_http();
-            connections.spawn(refuse(stream, refusal));
+            // Beyond that number they are closed without a word.
+            if let Ok(turn) = Arc::clone(refusals).try_acquire_owned() {
+                connections.spawn(async move {
+                    refuse(stream, refusal).await;
+                    drop(turn);
+                });
+            }
         }
     }
 }
 
-/// Says no without reading a request. What the peer sends is left unread, so the answer may be
-/// lost to it; nothing more can be done for it within the caps.
+/// Says no without looking at the request. What the peer sends is read and thrown away until it
+/// closes: closing before that would make the kernel drop the answer.
 async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let said = async {
         let _ = stream.write_all(&answer).await;
         let _ = stream.shutdown().await;
+        let mut sink = [0; 4096];
+        while stream.read(&mut sink).await.is_ok_and(|length| length > 0) {}
     };
-    let _ = tokio::time::timeout(Duration::from_secs(1), said).await;
+    let _ = tokio::time::timeout(REFUSAL, said).await;
 }
 
 async fn connection(stream: UnixStream, peer: Peer, _place: Place, router: Router, closing: CancellationToken) {

@@ -1,0 +1,47 @@
+//! HTTP answers, taken apart by hand.
+
+use gpush_api::ApiError;
+use serde_json::Value;
+
+/// An HTTP answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Status code.
+    pub status: u16,
+    /// Head, status line included.
+    pub head: String,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// The body as JSON.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {} {}", self.head, String::from_utf8_lossy(&self.body)))
+    }
+
+    /// The body as an error of the API.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[must_use]
+    pub fn error(&self) -> ApiError {
+        assert!(self.status >= 400, "not an error: {} {}", self.head, String::from_utf8_lossy(&self.body));
+        assert!(self.head.contains("application/json"), "{}", self.head);
+        serde_json::from_value(self.json()).unwrap_or_else(|error| panic!("{error}: {}", self.json()))
+    }
+}
+
+/// An HTTP answer taken apart; `None` when it is none.
+#[must_use]
+pub fn parse(bytes: &[u8]) -> Option<Answer> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let head = String::from_utf8(bytes[..end].to_vec()).ok()?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some(Answer { status, head, body: bytes[end + 4..].to_vec() })
+}

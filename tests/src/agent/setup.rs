@@ -1,0 +1,186 @@
+//! How an agent under test is started: its config, environment, descriptors, and who starts it.
+
+use std::{
+    os::{fd::OwnedFd, unix::net::UnixDatagram},
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+};
+
+use super::{Agent, wait};
+use crate::host::{Host, program};
+
+/// How an agent is to be started.
+#[derive(Debug)]
+pub struct Setup<'h> {
+    host: &'h Host,
+    config: Option<Vec<u8>>,
+    socket: Option<PathBuf>,
+    environment: Vec<(String, String)>,
+    arguments: Vec<String>,
+    name: String,
+    through: Vec<String>,
+    stdin: Option<Stdio>,
+    stderr: Option<Stdio>,
+}
+
+impl<'h> Setup<'h> {
+    /// An agent on `host` without a config file.
+    #[must_use]
+    pub fn on(host: &'h Host) -> Self {
+        Self {
+            host,
+            config: None,
+            socket: None,
+            environment: Vec::new(),
+            arguments: Vec::new(),
+            name: "gpushd".to_owned(),
+            through: Vec::new(),
+            stdin: None,
+            stderr: None,
+        }
+    }
+
+    /// With this config.
+    #[must_use]
+    pub fn config(mut self, text: impl AsRef<[u8]>) -> Self {
+        self.config = Some(text.as_ref().to_vec());
+        self
+    }
+
+    /// With a variable in its environment, over the host's own.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// With another argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl Into<String>) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    /// With a state directory, socket and config file of its own, so that several can run on one host.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = name.to_owned();
+        self
+    }
+
+    /// With its socket at this path.
+    #[must_use]
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = Some(path.into());
+        self
+    }
+
+    /// Started by another program, whose last arguments are then gpushd and its own.
+    #[must_use]
+    pub fn through(mut self, program: &[&str]) -> Self {
+        self.through = program.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// With this as its standard input.
+    #[must_use]
+    pub fn stdin(mut self, stdin: OwnedFd) -> Self {
+        self.stdin = Some(stdin.into());
+        self
+    }
+
+    /// With this as its standard error, instead of a file.
+    #[must_use]
+    pub fn stderr(mut self, stderr: OwnedFd) -> Self {
+        self.stderr = Some(stderr.into());
+        self
+    }
+
+    /// Its state directory.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.host.scratch(&format!("{}.state", self.name))
+    }
+
+    fn command(&mut self) -> (std::process::Command, PathBuf, PathBuf, PathBuf, UnixDatagram) {
+        let config = self.host.scratch(&format!("{}.toml", self.name));
+        match &self.config {
+            Some(text) => std::fs::write(&config, text).expect("the config can be written"),
+            None => std::fs::write(&config, "").expect("the config can be written"),
+        }
+        let socket = self.socket.clone().unwrap_or_else(|| self.host.scratch(&format!("{}.sock", self.name)));
+        let log = self.host.scratch(&format!("{}.log", self.name));
+        let notify = self.host.scratch(&format!("{}.notify", self.name));
+        let _ = std::fs::remove_file(&notify);
+        let listener = UnixDatagram::bind(&notify).expect("a notify socket");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log file");
+        let mut command = match self.through.split_first() {
+            Some((first, rest)) => {
+                let mut command = self.host.command(first);
+                command.args(rest).arg(program("gpushd"));
+                command
+            }
+            None => self.host.command(program("gpushd")),
+        };
+        command
+            .arg("--config")
+            .arg(&config)
+            .arg("--socket")
+            .arg(&socket)
+            .arg("--state-dir")
+            .arg(self.state_dir())
+            .args(&self.arguments)
+            .env("NOTIFY_SOCKET", &notify)
+            .env("GPUSH_LOG", "debug")
+            .env_remove("JOURNAL_STREAM")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(self.stdin.take().unwrap_or_else(Stdio::null))
+            .stdout(Stdio::null())
+            .stderr(self.stderr.take().unwrap_or_else(|| file.into()));
+        (command, socket, config, log, listener)
+    }
+
+    /// Starts it and waits until it serves.
+    ///
+    /// # Panics
+    /// When it ends instead; the panic shows what it said.
+    #[must_use]
+    pub fn start(self) -> Agent {
+        self.spawn(None)
+    }
+
+    /// The same, when it serves on another socket than its own.
+    ///
+    /// # Panics
+    /// When it ends instead.
+    #[must_use]
+    pub fn start_at(self, socket: &Path) -> Agent {
+        self.spawn(Some(socket))
+    }
+
+    fn spawn(mut self, at: Option<&Path>) -> Agent {
+        let (mut command, socket, config, log, notify) = self.command();
+        let socket = at.map_or(socket, Path::to_owned);
+        let child = command.spawn().expect("gpushd can be started");
+        // The command holds what was handed to the child; its other end shall see it close.
+        drop(command);
+        let mut agent = Agent { child, socket, config, log, notify, _public: None };
+        agent.wait_for("READY=1");
+        agent
+    }
+
+    /// Starts it and waits until it ends by itself: its exit status and what it said.
+    ///
+    /// # Panics
+    /// When it can't be started, or serves.
+    #[must_use]
+    pub fn refused(mut self) -> (ExitStatus, String) {
+        let (mut command, _, _, log, notify) = self.command();
+        let mut child = command.spawn().expect("gpushd can be started");
+        let status = wait(&mut child);
+        notify.set_nonblocking(true).expect("a socket can be set");
+        let mut buffer = [0; 4096];
+        assert!(notify.recv(&mut buffer).is_err(), "it said that it was ready");
+        (status, std::fs::read_to_string(log).expect("a log"))
+    }
+}
