@@ -176,10 +176,13 @@ fn reload(agent: &Agent) {
     match agent.settings.reload() {
         Ok(()) => {
             tracing::info!("the config was read again");
+            say(&[NotifyState::Status("the config was read again")]);
             agent.startup.reloaded();
         }
         Err(error) => {
-            tracing::error!("{error}{}", error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>())
+            let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
+            tracing::error!("{error}{causes}");
+            say(&[NotifyState::Status("the config is wrong and was not taken")]);
         }
     }
 }

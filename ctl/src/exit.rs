@@ -58,3 +58,55 @@ pub(crate) fn finish(outcome: Outcome, out: &Output) -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The code after this one, so that none can be forgotten here.
+    fn next(code: Code) -> Option<Code> {
+        Some(match code {
+            Code::BadRequest => Code::NotFound,
+            Code::NotFound => Code::Denied,
+            Code::Denied => Code::UnknownProfile,
+            Code::UnknownProfile => Code::LayoutImpossible,
+            Code::LayoutImpossible => Code::Blocked,
+            Code::Blocked => Code::Conflict,
+            Code::Conflict => Code::Unsupported,
+            Code::Unsupported => Code::DriverUnavailable,
+            Code::DriverUnavailable => Code::DriverError,
+            Code::DriverError => Code::DriverTimeout,
+            Code::DriverTimeout => Code::GpuLost,
+            Code::GpuLost => Code::ConfigInvalid,
+            Code::ConfigInvalid => Code::Unavailable,
+            Code::Unavailable => Code::Unreachable,
+            Code::Unreachable => Code::TimedOut,
+            Code::TimedOut => Code::Internal,
+            Code::Internal => return None,
+        })
+    }
+
+    #[test]
+    fn the_documented_statuses_are_the_real_ones() {
+        let document = include_str!("../../docs/exit-codes.md");
+        let mut statuses = std::collections::BTreeMap::new();
+        // Rows `| 6 | `unavailable` `unreachable` |`: a status and nothing but codes.
+        for row in document.lines().filter_map(|l| l.strip_prefix("| ")) {
+            let cells: Vec<_> = row.trim_end_matches(" |").split(" | ").collect();
+            if let [status, codes] = cells[..]
+                && let Ok(status) = status.parse::<u8>()
+            {
+                for code in codes.split_whitespace() {
+                    statuses.insert(code.trim_matches('`').to_owned(), status);
+                }
+            }
+        }
+        let all: Vec<Code> = std::iter::successors(Some(Code::BadRequest), |code| next(*code)).collect();
+        for code in &all {
+            let name = serde_json::to_value(code).unwrap().as_str().unwrap().to_owned();
+            assert_eq!(statuses.remove(&name), Some(code.exit_status()), "{name} in docs/exit-codes.md");
+        }
+        assert!(statuses.is_empty(), "codes that there are not: {statuses:?}");
+        println!("{} codes checked", all.len());
+    }
+}

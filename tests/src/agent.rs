@@ -385,6 +385,27 @@ impl Agent {
         serde_json::from_value(answer.json()).expect("a GPU")
     }
 
+    /// Waits until readings made before this call are no longer shown: something beside the agent
+    /// has changed the hardware.
+    ///
+    /// # Panics
+    /// When no newer reading comes.
+    pub fn settle_reads(&self) {
+        self.settle_reads_except(u32::MAX);
+    }
+
+    /// The same, but for one GPU of which no new reading may come.
+    ///
+    /// # Panics
+    /// When no newer reading of another comes.
+    pub fn settle_reads_except(&self, index: u32) {
+        let before = jiff::Timestamp::now();
+        let until = Instant::now() + PATIENCE;
+        while self.gpus().iter().any(|gpu| gpu.index != index && gpu.observed_at < before) {
+            assert!(Instant::now() < until, "{}", self.log());
+        }
+    }
+
     /// Asks for entries on GPUs: the operation as it was begun, or the refusal.
     pub fn begin(&self, gpus: &[&str], entries: &[&str]) -> Result<Operation, ApiError> {
         self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries } }))

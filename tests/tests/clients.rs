@@ -1,8 +1,8 @@
 //! Independent clients of the driver, unmodified, as processes on a simulated host.
 //!
 //! They are what shows that the simulated library is a driver and not only what gpush expects of
-//! one: nvidia-ml-py, nvitop, gpustat, nvtop, and Slurm's NVML plugin where it is installed. One
-//! that is not says `SKIPPED`; `cargo xtask test` installs the first four.
+//! one: nvidia-ml-py, nvitop, gpustat, nvtop. One that is not installed says `SKIPPED`; `cargo xtask
+//! test` installs all four.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -27,7 +27,8 @@ fn python_client(program: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    println!("SKIPPED {program}: not installed in {}; mend with `{PYTHON_CLIENTS}`", venv.display());
+    let name = if program == "python" { "nvidia-ml-py" } else { program };
+    println!("SKIPPED {name}: not installed in {}; mend with `{PYTHON_CLIENTS}`", venv.display());
     None
 }
 

@@ -196,6 +196,9 @@ impl Observer {
         let mut nameless = Vec::new();
         for (index, error) in listed.iter().filter_map(|l| l.identity.as_ref().err().map(|error| (l.index, error))) {
             match gpus.iter_mut().find(|gpu| !gpu.listed && gpu.identity.index == index) {
+                // Left out because of an earlier call; whether that is still so is known better
+                // than by the list.
+                Some(gpu) if error.kind == ErrorKind::Unsettled => gpu.listed = true,
                 Some(gpu) => {
                     gpu.listed = true;
                     gpu.error = Some(error.clone());
@@ -204,7 +207,6 @@ impl Observer {
                 None => nameless.push((index, error.clone())),
             }
         }
-        // Left out of the list because a call to it has not returned.
         for gpu in gpus.iter_mut().filter(|gpu| unsettled.contains(&gpu.identity.uuid)) {
             gpu.listed = true;
         }

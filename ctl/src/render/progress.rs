@@ -32,7 +32,7 @@ pub(crate) struct Progress {
 }
 
 enum Shown {
-    Bars(Vec<ProgressBar>),
+    Bars(MultiProgress, Vec<ProgressBar>),
     Lines(Box<dyn Write>),
     Quiet,
 }
@@ -58,13 +58,10 @@ impl Progress {
         for (at, (plan, told)) in gpus {
             let Some(now) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { continue };
             match &mut self.shown {
-                Shown::Bars(bars) => {
+                Shown::Bars(_, bars) => {
                     if let Some(bar) = bars.get(at) {
                         bar.set_position(u64::from(now.done));
                         bar.set_message(look.fit(&look.clean(&doing(now)), look.width.saturating_sub(48).max(16)));
-                        if now.done == now.total || operation.state.is_final() {
-                            bar.abandon();
-                        }
                     }
                 }
                 Shown::Lines(out) => {
@@ -79,10 +76,12 @@ impl Progress {
         }
     }
 
-    /// Ends the drawing, so that what follows starts on a line of its own.
+    /// Takes the bars away: the result that follows says all that they said.
     pub(crate) fn end(self) {
-        if let Shown::Bars(bars) = self.shown {
-            bars.iter().filter(|bar| !bar.is_finished()).for_each(ProgressBar::abandon);
+        if let Shown::Bars(all, bars) = self.shown {
+            bars.iter().for_each(ProgressBar::finish_and_clear);
+            // A terminal that is gone needs no clearing.
+            let _ = all.clear();
         }
     }
 }
@@ -131,7 +130,8 @@ fn bars(operation: &Operation, look: &Look) -> Shown {
         bar.set_prefix(format!("GPU {}", plan.gpu));
         bar
     });
-    Shown::Bars(bars.collect())
+    let bars = bars.collect();
+    Shown::Bars(all, bars)
 }
 
 #[cfg(test)]

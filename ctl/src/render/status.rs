@@ -53,8 +53,7 @@ fn header(status: &Status, look: &Look) -> Vec<String> {
     }
     let simulated = status.health.simulated || status.version.driver.as_ref().is_some_and(|d| d.simulated);
     if simulated {
-        let text =
-            look.wrap("", "SIMULATED: these GPUs are made by gpush's simulator, there is no hardware behind them");
+        let text = look.wrap("", "SIMULATED: these GPUs are gpush's simulator, no hardware is behind them");
         out.extend(text.iter().map(|line| paint(NOTE.bold(), line)));
     }
     match status.health.status {

@@ -7,14 +7,19 @@ use super::{Look, look::width};
 /// What others' processes are called to those who may not know more.
 pub(crate) const ANOTHER: &str = "used by another user";
 
-/// One process: `alice 4123 python train.py`, as far as the asker may know.
+/// One process: `alice 4123 /usr/bin/python train.py`, as far as the asker may know.
 pub(crate) fn process(process: &Process, look: &Look) -> String {
-    let mut text = name(process, look);
-    if let Some(command) = &process.command {
-        text.push(' ');
-        text += &look.clean(command);
-    }
-    text
+    let command = process.command.as_deref().unwrap_or_default();
+    format!("{} {}", name(process, look), look.clean(command)).trim_end().to_owned()
+}
+
+/// The same for a place where room is short: the program without its directory.
+fn brief(process: &Process, look: &Look) -> String {
+    let command = process.command.as_deref().unwrap_or_default();
+    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let text = format!("{} {} {}", name(process, look), look.clean(program), look.clean(arguments));
+    text.trim_end().to_owned()
 }
 
 /// `alice 4123`, without the command.
@@ -37,7 +42,7 @@ fn name(process: &Process, look: &Look) -> String {
 pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
     match processes {
         [] => String::new(),
-        [one] => look.fit(&process(one, look), room),
+        [one] => look.fit(&brief(one, look), room),
         all => {
             let mut names: Vec<String> = Vec::new();
             let mut hidden = 0;
@@ -91,6 +96,9 @@ mod tests {
         assert_eq!(line(&[], 20), "");
         assert_eq!(line(&[&alice], 40), "alice 4123 python train.py");
         assert_eq!(line(&[&alice], 20), "alice 4123 python t…");
+        let deep = fixtures::process(7, "bob", "/opt/env/bin/python /srv/train.py", 100);
+        assert_eq!(line(&[&deep], 40), "bob 7 python /srv/train.py");
+        assert_eq!(process(&deep, &look), "bob 7 /opt/env/bin/python /srv/train.py");
         assert_eq!(line(&[&alice, &bob], 20), "alice 4123, bob 991");
         assert_eq!(line(&[&alice, &bob, &alice], 20), "alice 4123 +2");
         assert_eq!(line(&[&hidden], 40), ANOTHER);

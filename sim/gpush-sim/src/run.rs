@@ -9,39 +9,37 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use anyhow::Context;
-use nix::sys::signal::{SigSet, Signal, kill};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::{Signal, kill};
+use signal_hook::consts::{SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Cause;
 use silicon::Description;
 
 use crate::directory;
 
 /// Signals that are passed on.
-const FORWARDED: [Signal; 8] = [
-    Signal::SIGHUP,
-    Signal::SIGINT,
-    Signal::SIGQUIT,
-    Signal::SIGTERM,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-    Signal::SIGCONT,
-    Signal::SIGWINCH,
-];
+const FORWARDED: [i32; 8] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
 
-/// `si_code` of a signal that the kernel sent, as it does for a terminal.
-const SI_KERNEL: i32 = 0x80;
+/// Signals that this process was started to ignore, as nohup does with SIGHUP: they stay ignored,
+/// here and in the program.
+fn ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
 
 pub(crate) fn run(description: &Description, trace: bool, command: &[OsString]) -> anyhow::Result<ExitCode> {
-    // Blocked before the program starts: a signal that comes early waits in the descriptor. The
-    // program itself starts with none blocked.
-    let mut signals = SigSet::empty();
-    signals.extend(FORWARDED.into_iter().chain([Signal::SIGCHLD]));
-    signals.thread_block().context("cannot block signals")?;
-    let queue = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC).context("cannot wait for signals")?;
+    // Caught from before the program starts, so that one that comes early waits. Not blocked:
+    // the program would inherit that, and be deaf.
+    let caught = FORWARDED.into_iter().filter(|&signal| !ignored(signal)).chain([SIGCHLD]);
+    let mut signals = SignalsInfo::<WithOrigin>::new(caught).context("cannot wait for signals")?;
 
     let template = std::env::temp_dir().join("gpush-sim.XXXXXX");
     let dir = nix::unistd::mkdtemp(&template).with_context(|| format!("cannot make {}", template.display()))?;
     let ended = directory::lay(&dir, description, trace).and_then(|host| {
-        let status = supervise(start(host.dir(), command)?, &queue)?;
+        let status = supervise(start(host.dir(), command)?, &mut signals)?;
         Ok((status, directory::clients(&host)?))
     });
     match ended {
@@ -77,16 +75,21 @@ fn start(dir: &std::path::Path, command: &[OsString]) -> anyhow::Result<Child> {
     child.spawn().with_context(|| format!("cannot run {}", program.display()))
 }
 
-fn supervise(mut child: Child, queue: &SignalFd) -> anyhow::Result<ExitStatus> {
+fn supervise(mut child: Child, signals: &mut SignalsInfo<WithOrigin>) -> anyhow::Result<ExitStatus> {
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for the program")? {
             return Ok(status);
         }
-        let Some(told) = queue.read_signal().context("cannot read signals")? else { continue };
-        let Ok(signal) = Signal::try_from(told.ssi_signo.cast_signed()) else { continue };
-        if signal != Signal::SIGCHLD && told.ssi_code != SI_KERNEL {
-            // Gone already: then SIGCHLD is next.
-            let _gone = kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), signal);
+        for origin in signals.wait() {
+            // What the kernel sends comes from the terminal, which told the program too.
+            let meant_for_us = matches!(origin.cause, Cause::Sent(_));
+            if let Ok(signal) = Signal::try_from(origin.signal)
+                && signal != Signal::SIGCHLD
+                && meant_for_us
+            {
+                // Gone already: then SIGCHLD is next.
+                let _gone = kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), signal);
+            }
         }
     }
 }

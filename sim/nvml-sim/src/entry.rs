@@ -1,7 +1,7 @@
 //! What happens around every call: one way in, one way out.
 //!
 //! ```text
-//!  C caller ─▶ run: panics caught (999) ─▶ Call::…: session open? handle ours? (1, 2)
+//!  C caller ─▶ run: panics caught (999), session open? (1) ─▶ Call::…: handle ours? (2)
 //!               ─▶ fault rules before ─▶ read the state, or change it under its lock ─▶ trace ─▶ fault rules after
 //! ```
 //!
@@ -11,13 +11,13 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use silicon::machine::{ComputeInstanceHandle, GpuInstanceHandle, Handle, Placement};
 use silicon::{Machine, Return};
 
 use crate::caller::{Opaque, Outcome};
-use crate::session;
+use crate::session::{self, Session};
 
 /// Makes exported C functions out of bodies that return an [`Outcome`].
 macro_rules! exports {
@@ -31,12 +31,18 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Runs a function's body and turns what comes of it into a return code.
+/// Runs the body of a function that needs a session. Without one it is not even looked at: a
+/// call before `nvmlInit` is `UNINITIALIZED`, whatever its arguments.
 pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -> u32 {
+    guard(|| body(&Call { function, session: session::current()? }))
+}
+
+/// Runs a body and turns what comes of it into a return code.
+pub(crate) fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     static QUIET: Once = Once::new();
     // The hook is of this library's own copy of the standard library, not the client's.
     QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
-    match catch_unwind(AssertUnwindSafe(|| body(&Call { function }))) {
+    match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Return::Success.code(),
         Ok(Err(code)) => code.code(),
         Err(_panic) => Return::Unknown.code(),
@@ -123,15 +129,13 @@ impl fmt::Display for About {
 /// A call under way.
 pub(crate) struct Call {
     function: &'static str,
+    session: Arc<Session>,
 }
 
 impl Call {
-    pub(crate) fn init(&self) -> Outcome {
-        session::open(self.function)
-    }
-
-    pub(crate) fn shutdown(&self) -> Outcome {
-        session::close()
+    /// The session that the call is in, for what outlasts a reading.
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
     }
 
     fn named(&self, about: About) -> silicon::Call<'static> {
@@ -144,7 +148,7 @@ impl Call {
     }
 
     fn read<T>(&self, about: About, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
-        let session = session::current()?;
+        let session = &self.session;
         let decision = session.host.before(&self.named(about))?;
         let outcome = match decision.rc {
             Some(code) => Err(code),
@@ -163,7 +167,7 @@ impl Call {
         what: &Change,
         body: impl FnOnce(&mut Machine, Option<Return>) -> Outcome<T>,
     ) -> Outcome<T> {
-        let session = session::current()?;
+        let session = &self.session;
         let decision = session.host.before(&self.named(about))?;
         let outcome = match decision.rc {
             Some(code) => Err(code),
@@ -189,7 +193,6 @@ impl Call {
 
     /// A call about a GPU or a MIG device.
     pub(crate) fn device<T>(&self, device: Opaque, body: impl FnOnce(&Machine, Device) -> Outcome<T>) -> Outcome<T> {
-        initialised()?;
         let handle = device.open()?;
         self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
     }
@@ -228,7 +231,6 @@ impl Call {
         instance: Opaque,
         body: impl FnOnce(&Machine, GpuInstanceHandle) -> Outcome<T>,
     ) -> Outcome<T> {
-        initialised()?;
         let (handle, about) = gpu_instance(instance)?;
         self.read(about, |machine| {
             machine.resolve_gpu_instance(handle)?;
@@ -242,7 +244,6 @@ impl Call {
         instance: Opaque,
         body: impl FnOnce(&Machine, ComputeInstanceHandle) -> Outcome<T>,
     ) -> Outcome<T> {
-        initialised()?;
         let (handle, about) = compute_instance(instance)?;
         self.read(about, |machine| body(machine, handle))
     }
@@ -271,7 +272,6 @@ impl Call {
         what: &Change,
         body: impl FnOnce(&mut Machine, u32, Option<Return>) -> Outcome<T>,
     ) -> Outcome<T> {
-        initialised()?;
         let handle = device.open()?;
         self.change(About::of(handle), what, |machine, status| match resolve_device(machine, handle)? {
             Device::Gpu(index) => body(machine, index, status),
@@ -286,7 +286,6 @@ impl Call {
         what: &Change,
         body: impl FnOnce(&mut Machine, GpuInstanceHandle) -> Outcome<T>,
     ) -> Outcome<T> {
-        initialised()?;
         let (handle, about) = gpu_instance(instance)?;
         self.change(about, what, |machine, _| body(machine, handle))
     }
@@ -298,15 +297,9 @@ impl Call {
         what: &Change,
         body: impl FnOnce(&mut Machine, ComputeInstanceHandle) -> Outcome<T>,
     ) -> Outcome<T> {
-        initialised()?;
         let (handle, about) = compute_instance(instance)?;
         self.change(about, what, |machine, _| body(machine, handle))
     }
-}
-
-/// A call before `nvmlInit` says so, whatever its arguments.
-fn initialised() -> Outcome {
-    session::current().map(|_| ())
 }
 
 fn resolve_device(machine: &Machine, handle: Handle) -> Outcome<Device> {
@@ -337,8 +330,9 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_unknown_error() {
-        assert_eq!(run("nvmlTest", |_| panic!("of a bug")), 999);
-        assert_eq!(run("nvmlTest", |_| Err(Return::InUse)), 19);
-        assert_eq!(run("nvmlTest", |_| Ok(())), 0);
+        assert_eq!(guard(|| panic!("of a bug")), 999);
+        assert_eq!(guard(|| Err(Return::InUse)), 19);
+        assert_eq!(guard(|| Ok(())), 0);
+        assert_eq!(run("nvmlTest", |_| panic!("never reached without a session")), 1);
     }
 }

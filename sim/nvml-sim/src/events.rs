@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use nvml_wrapper_sys::bindings::nvmlEventData_t;
 use silicon::machine::{Event, Handle, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
-use silicon::{Machine, Return};
+use silicon::{Host, Machine, Return};
 
 use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::exports;
-use crate::session;
 
 /// Events that simulated GPUs report.
 const SUPPORTED: u64 = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
@@ -107,7 +106,7 @@ exports! {
     fn nvmlEventSetWait(set: usize, data: Ptr<EventDataV1>, timeout_ms: u32) |call| {
         data.required()?;
         call.host(|_| Ok(()))?;
-        let (event, device) = wait(set, timeout_ms)?;
+        let (event, device) = wait(&call.session().host, set, timeout_ms)?;
         data.put(EventDataV1 { device: device.pointer(), kind: event.kind, data: event.data })
     }
 
@@ -115,7 +114,7 @@ exports! {
     fn nvmlEventSetWait_v2(set: usize, data: Ptr<nvmlEventData_t>, timeout_ms: u32) |call| {
         data.required()?;
         call.host(|_| Ok(()))?;
-        let (event, device) = wait(set, timeout_ms)?;
+        let (event, device) = wait(&call.session().host, set, timeout_ms)?;
         data.put(nvmlEventData_t {
             device: device.pointer(),
             eventType: event.kind,
@@ -133,15 +132,14 @@ fn supported(m: &Machine, gpu: u32) -> Outcome<u64> {
 
 /// The next event that a set listens for, and the handle of its GPU. `TIMEOUT` when none comes,
 /// `GPU_IS_LOST` when none is left and a GPU fell off the bus.
-fn wait(set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
-    let host = session::current()?;
+fn wait(host: &Host, set: usize, timeout_ms: u32) -> Outcome<(Event, Opaque)> {
     // The largest number means for ever; that many ms are as good.
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let listener = sets().open.get(&set).cloned().ok_or(Return::InvalidArgument)?;
         let left = until.saturating_duration_since(Instant::now());
-        let found = host.host.wait_event(listener.cursor, left.min(SLICE), |event| listener.wants(event))?;
-        let machine = host.host.read()?;
+        let found = host.wait_event(listener.cursor, left.min(SLICE), |event| listener.wants(event))?;
+        let machine = host.read()?;
         if !listener.gpus.is_empty() && machine.state().boot != listener.boot {
             return Err(Return::InvalidArgument);
         }

@@ -5,40 +5,45 @@ use std::ffi::c_char;
 use silicon::Return;
 
 use crate::caller::Ptr;
-use crate::entry::exports;
+use crate::entry::{exports, guard};
 use crate::{error_text, session};
 
+/// Begins a session, or counts one more user of it. Since R319 the same as `_v2`.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn nvmlInit() -> u32 {
+    guard(|| session::open("nvmlInit"))
+}
+
+/// Begins a session, or counts one more user of it.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn nvmlInit_v2() -> u32 {
+    guard(|| session::open("nvmlInit_v2"))
+}
+
+/// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) make no difference: a session here
+/// holds no GPU.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn nvmlInitWithFlags(_flags: u32) -> u32 {
+    guard(|| session::open("nvmlInitWithFlags"))
+}
+
+/// Ends a session when its last user is done; without one nothing happens.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn nvmlShutdown() -> u32 {
+    guard(session::close)
+}
+
+/// Version of this library, such as `12.550.163.01`. Works without a session.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: Ptr<c_char>, length: u32) -> u32 {
+    guard(|| version.put_text(length, &session::library_version()))
+}
+
 exports! {
-    /// Begins a session, or counts one more user of it. Since R319 the same as `_v2`.
-    fn nvmlInit() |call| {
-        call.init()
-    }
-
-    /// Begins a session, or counts one more user of it.
-    fn nvmlInit_v2() |call| {
-        call.init()
-    }
-
-    /// As `nvmlInit_v2`. The flags (no GPUs needed, attach none) make no difference: a session
-    /// here holds no GPU.
-    fn nvmlInitWithFlags(_flags: u32) |call| {
-        call.init()
-    }
-
-    /// Ends a session when its last user is done; without one nothing happens.
-    fn nvmlShutdown() |call| {
-        call.shutdown()
-    }
-
     /// Driver version, such as `550.163.01`.
     fn nvmlSystemGetDriverVersion(version: Ptr<c_char>, length: u32) |call| {
         let text = call.host(|m| Ok(m.hardware().driver.to_string()))?;
         version.put_text(length, &text)
-    }
-
-    /// Version of this library, such as `12.550.163.01`. Works without a session.
-    fn nvmlSystemGetNVMLVersion(version: Ptr<c_char>, length: u32) |_call| {
-        version.put_text(length, &session::library_version())
     }
 
     /// CUDA version that the driver supports, as `major * 1000 + minor * 10`.

@@ -3,8 +3,10 @@
 //! A missing symbol is fatal to clients that resolve eagerly (nvtop); one of a newer driver makes
 //! clients choose a call that then fails (nvitop).
 
+#![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // of tests alone
 
+#[macro_use]
 mod client;
 
 use std::collections::BTreeSet;
@@ -26,7 +28,7 @@ fn exported_symbols_are_those_of_driver_550_and_gpush_sim() {
 #[test]
 fn soname_is_the_drivers_and_the_library_is_never_unloaded() {
     let Ok(output) = Command::new("readelf").arg("-d").arg(client::library()).output() else {
-        println!("SKIPPED: readelf is not installed; mend with `apt-get install binutils`");
+        println!("SKIPPED readelf: not installed; mend with `apt-get install binutils`");
         return;
     };
     let text = String::from_utf8_lossy(&output.stdout);
@@ -58,4 +60,35 @@ fn exported(elf: &[u8]) -> BTreeSet<String> {
         }
     }
     names
+}
+
+#[test]
+fn every_function_answers_a_call_of_zeros() {
+    // Some take pointers, some numbers, none needs more than eight: zeros are a NULL, an empty
+    // buffer, GPU 0, and no handle at all.
+    type Zeros = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
+    const SESSION: [&str; 4] = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown"];
+    const NO_SESSION: [&str; 2] = ["nvmlErrorString", "nvmlSystemGetNVMLVersion"];
+    let client = client::Client::fresh("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
+    let call = |name: &str| {
+        // SAFETY: all of them are C functions of up to eight words; what is too much is ignored.
+        let function: Zeros = unsafe { std::mem::transmute(client.symbol(&client::c(name))) };
+        // SAFETY: a zero is a valid argument of every type that they take.
+        unsafe { function(0, 0, 0, 0, 0, 0, 0, 0) }
+    };
+    let names = || WANTED.lines().filter(|name| !SESSION.contains(name) && !NO_SESSION.contains(name));
+    let mut tried = 0;
+    for name in names() {
+        assert_eq!(call(name), 1, "{name} without a session");
+        tried += 1;
+    }
+    ok!(client, nvmlInit_v2());
+    let before = client.host.read().unwrap().state().clone();
+    for name in names() {
+        let code = call(name);
+        assert!([2, 3, 25].contains(&code), "{name}: {code}");
+        tried += 1;
+    }
+    println!("{tried} calls of zeros");
+    assert_eq!(client.host.read().unwrap().state(), &before, "none changed anything");
 }

@@ -1,4 +1,5 @@
 //! Descriptions: presets, TOML, and what is said of wrong ones.
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use gpush_geometry::PRESETS;
 use silicon::machine::Chip;
@@ -85,9 +86,12 @@ fn wrong_descriptions_say_where_and_how_to_mend() {
         ("[[gpu]]\nmodel = \"t4\"\ncount = 0\n", "line 3, column 9: `count = 0` of t4"),
         ("[[gpu]]\nmodel = \"t4\"\ncount = -1\n", "line 3, column 9: invalid value"),
         ("[[gpu]]\nmodel = \"a30-24\"\nchip = \"slot5\"\n", "line 3, column 8: unknown value `slot5`"),
-        ("[[gpu]]\nmodel = \"t4\"\nmig = true\n", "line 3, column 7: the T4 has no MIG"),
-        ("[[gpu]]\nmodel = \"t4\"\nmig_at_boot = true\n", "line 2, column 9: the T4 has no MIG"),
-        ("[[gpu]]\nmodel = \"t4\"\nboard = \"20B5\"\n", "line 3, column 9: the T4 has no board `20B5`; known: 1EB8"),
+        ("[[gpu]]\nmodel = \"t4\"\nmig = true\n", "line 3, column 7: the Tesla T4 has no MIG"),
+        ("[[gpu]]\nmodel = \"t4\"\nmig_at_boot = true\n", "line 2, column 9: the Tesla T4 has no MIG"),
+        (
+            "[[gpu]]\nmodel = \"t4\"\nboard = \"20B5\"\n",
+            "line 3, column 9: the Tesla T4 has no board `20B5`; known: 1EB8",
+        ),
         ("[[gpu]]\nmodel = \"t4\"\ncount = 2\nserial = \"1\"\n", "line 4, column 10: 2 GPUs cannot have one serial"),
         ("driver = \"new\"\n[[gpu]]\nmodel = \"t4\"\n", "`new` is no driver version; write it as 550.163.01"),
         ("cuda = \"new\"\n[[gpu]]\nmodel = \"t4\"\n", "line 1, column 8: `new` is no CUDA version"),

@@ -1,4 +1,5 @@
 //! MIG mode, reset, reboot, processes, events: the life of a GPU by its generation.
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use silicon::description::GpuDescription;
 use silicon::machine::{MIG_CONFIG_CHANGE, Pid, Placement, Process, ProcessKind, XID_CRITICAL_ERROR};

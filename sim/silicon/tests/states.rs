@@ -1,5 +1,6 @@
 //! All states of a GPU, found by walking the machine: create every profile at every placement
 //! until nothing new comes. A state is the set of its (profile, placement) pairs.
+#![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 use std::collections::BTreeSet;
 

@@ -78,8 +78,8 @@ impl Tour {
         let list = |layout: &[&str]| layout.iter().map(|entry| format!("{entry:?}")).collect::<Vec<_>>().join(", ");
         format!(
             "[layouts]\nmixed = [{}]\neven = [{}]\n\n\
-             [[gpu]]\nname = \"research\"\nmatch = \"{}\"\nmode = \"mig\"\nlayout = \"mixed\"\n\n\
-             [[gpu]]\nname = \"teaching\"\nmatch = \"{}\"\nmode = \"mig\"\nlayout = \"even\"\n",
+             [[gpu]]\nname = \"research\"\nmatch = [\"{}\"]\nmode = \"mig\"\nlayout = \"mixed\"\n\n\
+             [[gpu]]\nname = \"teaching\"\nmatch = [\"{}\"]\nmode = \"mig\"\nlayout = \"even\"\n",
             list(self.mixed),
             list(self.even),
             self.gpus[0],

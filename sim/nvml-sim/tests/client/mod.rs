@@ -3,7 +3,6 @@
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(dead_code)] // each test program uses its part
 #![allow(clippy::unwrap_used)] // of tests alone
-#![allow(clippy::macro_metavars_in_unsafe)] // rc! and ok! take plain arguments
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::PathBuf;
@@ -31,7 +30,6 @@ pub(crate) struct Client {
 }
 
 /// Calls a function of the library with the given arguments and gives its return code.
-#[macro_export]
 macro_rules! rc {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: arguments are of the types that the bindings name, and outlive the call.
@@ -40,10 +38,9 @@ macro_rules! rc {
 }
 
 /// As `rc!`, and the call must succeed.
-#[macro_export]
 macro_rules! ok {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        assert_eq!($crate::rc!($client, $function($($argument),*)), 0, stringify!($function))
+        assert_eq!(rc!($client, $function($($argument),*)), 0, stringify!($function))
     };
 }
 

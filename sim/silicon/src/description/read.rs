@@ -85,7 +85,9 @@ impl Description {
             let (message, hint, at) = explain(text, &error);
             DescriptionError { at, ..DescriptionError::new(message, hint) }
         })?;
-        if read.gpus.is_empty() {
+        // A host without GPUs is worth simulating too, but it is more often a mistake: it must
+        // name its driver.
+        if read.gpus.is_empty() && read.driver.is_none() {
             return Err(DescriptionError {
                 at: Some(place(text, text.len())),
                 ..DescriptionError::new("no GPU is described", "add `[[gpu]]` with `model = \"a100-80\"`")

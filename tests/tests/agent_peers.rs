@@ -1,0 +1,158 @@
+//! What mig-parted v0.15.0 was seen to do wrong on a simulated A100, done right.
+
+use gpush_api::{Code, OperationState};
+use gpush_tests::{
+    agent::{Agent, gi_at, truth},
+    host::Host,
+};
+
+/// Its fault 1: idle instances were destroyed before the busy one made the change fail.
+#[test]
+fn a_busy_instance_stays_and_costs_no_idle_one_when_the_new_layout_is_impossible() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb", "1g.10gb"]).state, OperationState::Done);
+    let gi = gi_at(&host, 0, 4);
+    let pid = host.process(&format!("--gpu 0 --gi {gi} --ci 0"));
+    let before = truth(&host, 0);
+    host.start_trace();
+    let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
+    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains(&format!("pid {pid}"))), "{refused:?}");
+    assert!(
+        refused.causes.iter().any(|cause| cause.contains(&format!("GPU instance {gi} (3g.40gb@4)"))),
+        "{refused:?}"
+    );
+    assert_eq!(truth(&host, 0), before);
+    assert_eq!(host.trace(), [], "no driver call was tried");
+
+    // What fits beside it is done, and it stays.
+    let operation = agent.apply(&["0"], &["4g.40gb", "3g.40gb"]);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+    assert_eq!(operation.plans[0].keeps, [u32::try_from(gi).unwrap()]);
+    assert_eq!(gi_at(&host, 0, 4), gi);
+    assert!(host.trace().iter().all(|call| call.rc == 0 && !call.arguments.contains(&format!("gi={gi} "))));
+
+    // Idle again, it may go.
+    host.end_process(pid);
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+}
+
+/// Its fault 1 on several GPUs: one that can't be changed keeps all of the request from being touched.
+#[test]
+fn nothing_is_touched_on_any_gpu_unless_every_plan_stands() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["all"], &["3g.40gb@0", "1g.10gb@4"]).state, OperationState::Done);
+    let gi = gi_at(&host, 6, 0);
+    host.process(&format!("--gpu 6 --gi {gi} --ci 0"));
+    host.start_trace();
+    let refused = agent.begin(&["all"], &["7g.80gb"]).unwrap_err();
+    assert_eq!(refused.code, Code::Blocked);
+    assert!(refused.message.contains("GPU 6 (GPU-"), "{refused:?}");
+    assert_eq!(host.trace(), []);
+}
+
+/// Its fault 2: a change on GPU 1 wiped GPU 0. Its fault 3: a reset hit all GPUs.
+#[test]
+fn a_change_on_one_gpu_leaves_the_others_alone() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 4\nmig = false\n");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
+    let before = truth(&host, 0);
+    host.start_trace();
+    // A mode change with it.
+    assert_eq!(agent.apply(&["1"], &["1g.10gb*7"]).state, OperationState::Done);
+    assert_eq!(truth(&host, 0), before);
+    assert_eq!(truth(&host, 2), ["MIG off"]);
+    let trace = host.trace();
+    assert!(!trace.is_empty() && trace.iter().all(|call| call.gpu == Some(1)), "{trace:?}");
+}
+
+/// Its fault 4: an unknown profile destroyed everything and was reported as success.
+#[test]
+fn an_unknown_profile_changes_nothing_and_is_named_with_its_neighbours() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
+    let before = truth(&host, 0);
+    host.start_trace();
+    let refused = agent.begin(&["0"], &["3g.41gb"]).unwrap_err();
+    assert_eq!(refused.code, Code::UnknownProfile);
+    assert!(refused.message.contains("3g.41gb") && refused.hint.as_ref().unwrap().contains("3g.40gb"), "{refused:?}");
+    assert_eq!(truth(&host, 0), before);
+    assert_eq!(host.trace(), []);
+}
+
+/// Its fault 5: a GPU instance without a compute instance was invisible, and so never cleaned.
+#[test]
+fn a_gpu_instance_without_a_compute_instance_is_seen_completed_and_cleaned() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    // The first step is made, the second fails, and so does taking the first one back.
+    let leave_one = || {
+        host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --rc UNKNOWN");
+        host.fault("nvmlGpuInstanceDestroy --gpu 0 --rc UNKNOWN");
+        assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Failed);
+        host.clear_faults();
+        assert_eq!(truth(&host, 0), ["3g.40gb@4[]"]);
+        let shown = agent.gpu(0).mig.unwrap().instances;
+        assert!(shown.len() == 1 && shown[0].compute.is_empty(), "{shown:?}");
+    };
+    // It is wanted: it is completed, not made anew.
+    leave_one();
+    host.start_trace();
+    assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
+    assert_eq!(truth(&host, 0), ["3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(host.trace().len(), 1, "{:?}", host.trace());
+    // It is not wanted: it goes.
+    assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
+    leave_one();
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+}
+
+/// Its fault 6: `devices: [9]` and garbage filters were ignored, with success.
+#[test]
+fn gpus_that_do_not_exist_and_garbage_are_refused() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    host.start_trace();
+    let mut tried = 0;
+    for (gpu, code) in [
+        ("9", Code::NotFound),
+        ("0-9", Code::NotFound),
+        ("*H100*", Code::NotFound),
+        ("GPU-00000000", Code::NotFound),
+        ("0000:ff:00.0", Code::NotFound),
+        ("-1", Code::BadRequest),
+        ("3-0", Code::BadRequest),
+        ("", Code::BadRequest),
+        ("\u{0}", Code::BadRequest),
+        ("GPU-zz", Code::BadRequest),
+    ] {
+        let refused = agent.begin(&[gpu], &["1g.6gb"]).unwrap_err();
+        assert_eq!(refused.code, code, "{gpu:?}: {refused:?}");
+        assert!(refused.hint.is_some(), "{refused:?}");
+        tried += 1;
+    }
+    // One good name does not save a bad one.
+    assert_eq!(agent.begin(&["0", "9"], &["1g.6gb"]).unwrap_err().code, Code::NotFound);
+    assert_eq!(host.trace(), []);
+    println!("{tried} selectors refused");
+}
+
+/// Its fault 7: a profile index that it did not know was fatal.
+#[test]
+fn a_profile_index_that_only_the_driver_knows_is_skipped() {
+    let host = Host::up("dgx-a100");
+    // Asking for some of them fails, as on a driver that knows more or less than we do.
+    host.fault("nvmlDeviceGetGpuInstanceProfileInfo* --gpu 0 --times 6 --rc INVALID_ARGUMENT");
+    let agent = Agent::start(&host, "");
+    let profiles = |gpu| agent.gpu(gpu).mig.unwrap().profiles;
+    let (fewer, all) = (profiles(0), profiles(1));
+    println!("{} of {} profiles known", fewer.len(), all.len());
+    assert!(fewer.len() < all.len(), "the rule hit nothing: {fewer:?}");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb*2"]).state, OperationState::Done);
+    assert_eq!(truth(&host, 0).len(), 2);
+}

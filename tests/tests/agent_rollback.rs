@@ -1,0 +1,233 @@
+//! What becomes of a GPU when a driver call fails, dies or hangs in mid-apply: the target or the
+//! previous layout, said truly, or a named GPU that is neither.
+
+use gpush_api::{Code, GpuState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    host::{Host, Traced},
+};
+
+const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
+/// Keeps the 3g.40gb with other compute instances, and replaces all else.
+const AFTER: &[&str] = &["1c.3g.40gb*2", "4g.40gb"];
+const CONFIG: &str = "[driver]\nchange_s = 1\nread_ms = 2000\n";
+
+/// The driver calls that change something, in one apply from BEFORE to AFTER.
+fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    host.start_trace();
+    assert_eq!(agent.apply(&["0"], AFTER).state, OperationState::Done);
+    host.trace()
+}
+
+/// A rule that hits the `k`-th of these calls, once.
+fn rule(calls: &[Traced], k: usize, what: &str) -> String {
+    let function = &calls[k].function;
+    let before = calls[..k].iter().filter(|call| call.function == *function).count();
+    format!("{function} --gpu 0 --after {before} --times 1 {what}")
+}
+
+/// What an operation says must be so.
+fn check(host: &Host, agent: &Agent, operation: &Operation, before: &[String], after: &[String]) {
+    let now = truth(host, 0);
+    let gpu = agent.gpu(0);
+    match operation.state {
+        OperationState::Done => assert_eq!(now, after, "{operation:?}"),
+        OperationState::RolledBack => {
+            assert_eq!(now, before, "{operation:?}");
+            let error = operation.error.as_ref().expect("a reason");
+            assert!(error.message.starts_with("GPU 0 (GPU-"), "{error:?}");
+            assert!(operation.progress[0].rolling_back && operation.progress[0].error.is_some());
+        }
+        OperationState::Queued | OperationState::Running | OperationState::Failed => {
+            panic!("{operation:?}\n{}", agent.log())
+        }
+    }
+    assert_eq!(gpu.state, GpuState::Ready, "{:?}", gpu.reasons);
+}
+
+#[test]
+fn a_failure_of_any_call_restores_the_previous_layout() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    let calls = calls(&host, &agent);
+    assert!(calls.len() > 8, "{calls:?}");
+    let after = truth(&host, 0);
+    let mut tried = 0;
+    for (k, code) in
+        (0..calls.len()).zip(["UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES", "NO_PERMISSION"].iter().cycle())
+    {
+        assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+        let before = truth(&host, 0);
+        host.fault(&rule(&calls, k, &format!("--rc {code}")));
+        let operation = agent.apply(&["0"], AFTER);
+        assert_eq!(operation.state, OperationState::RolledBack, "call {k} ({}): {operation:?}", calls[k].function);
+        assert_eq!(operation.progress[0].done as usize, k, "steps taken before call {k}");
+        check(&host, &agent, &operation, &before, &after);
+        host.clear_faults();
+        tried += 1;
+    }
+    println!("{tried} failing calls of {}: the previous layout each time", calls.len());
+}
+
+#[test]
+fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    let calls = calls(&host, &agent);
+    let after = truth(&host, 0);
+    let (mut done, mut back) = (0, 0);
+    for k in 0..calls.len() {
+        for when in ["before", "after"] {
+            assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+            let before = truth(&host, 0);
+            host.fault(&rule(&calls, k, &format!("--kill {when}")));
+            let operation = agent.apply(&["0"], AFTER);
+            check(&host, &agent, &operation, &before, &after);
+            // A call that took effect before its worker died is a step taken.
+            let expected = if when == "after" { OperationState::Done } else { OperationState::RolledBack };
+            assert_eq!(operation.state, expected, "killed {when} call {k}: {operation:?}");
+            if operation.state == OperationState::Done {
+                done += 1
+            } else {
+                back += 1
+            }
+            host.clear_faults();
+        }
+    }
+    println!("{} kills of the worker: {done} went on to the target, {back} back", done + back);
+}
+
+#[test]
+fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    let calls = calls(&host, &agent);
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    let (before, after) = (truth(&host, 0), Vec::new());
+    host.fault(&rule(&calls, 3, "--hang"));
+    let mut operation = agent.begin(&["0"], AFTER).unwrap();
+    // Until the step that hangs, and then until its deadline has passed.
+    while operation.progress[0].done < 3 && !operation.state.is_final() {
+        operation = step(&agent, &operation);
+    }
+    let mut seen = Vec::new();
+    while !operation.state.is_final() {
+        let gpus = agent.gpus();
+        operation = serde_json::from_value(agent.get(&format!("/v1/operations/{}", operation.id)).json()).unwrap();
+        if operation.state.is_final() {
+            break;
+        }
+        assert!(matches!(gpus[0].state, GpuState::Changing | GpuState::Unknown), "{:?}", gpus[0]);
+        if seen.last() != Some(&gpus[0].state) {
+            seen.push(gpus[0].state);
+        }
+        for other in &gpus[1..] {
+            assert_eq!(other.state, GpuState::Ready, "{other:?}");
+        }
+    }
+    assert!(seen.contains(&GpuState::Unknown), "{seen:?}\n{}", agent.log());
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
+    check(&host, &agent, &operation, &before, &after);
+    // Other GPUs were served meanwhile and are now.
+    assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
+}
+
+fn step(agent: &Agent, operation: &Operation) -> Operation {
+    let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+    serde_json::from_value(agent.get(&path).json()).unwrap()
+}
+
+#[test]
+fn a_slow_call_that_lands_late_is_a_step_taken() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    let calls = calls(&host, &agent);
+    let after = truth(&host, 0);
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    // Past the deadline of 1 s, within the grace after it.
+    host.fault(&rule(&calls, 2, "--delay-ms 1500"));
+    let operation = agent.apply(&["0"], AFTER);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(&host, 0), after);
+}
+
+#[test]
+fn a_gpu_that_falls_off_the_bus_is_named_and_the_others_go_back() {
+    for k in [0, 4, 9] {
+        let host = Host::up("dgx-a100");
+        let agent = Agent::start(&host, CONFIG);
+        let calls = calls(&host, &agent);
+        assert_eq!(agent.apply(&["0", "1"], BEFORE).state, OperationState::Done);
+        let before = truth(&host, 1);
+        host.fault(&rule(&calls, k, "--mutate lose"));
+        let operation = agent.apply(&["0", "1"], AFTER);
+        assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+        let error = operation.error.unwrap();
+        assert_eq!(error.code, Code::GpuLost, "{error:?}");
+        assert!(error.message.starts_with("GPU 0 (GPU-"), "{error:?}");
+        assert!(error.causes.iter().any(|cause| cause.contains("is lost")), "{error:?}");
+        assert_eq!(truth(&host, 1), before, "GPU 1 is as before");
+        let gpus = agent.gpus();
+        let lost: Vec<_> = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).map(|gpu| &gpu.uuid).collect();
+        assert_eq!(lost, [&operation.plans[0].uuid], "{gpus:?}");
+        let health = agent.get("/v1/health").json();
+        assert_eq!(health["causes"][0]["code"], "gpu_lost", "{health}");
+        let refused = agent.begin(&[&operation.plans[0].uuid], AFTER).unwrap_err();
+        assert_eq!(refused.code, Code::GpuLost, "{refused:?}");
+    }
+}
+
+#[test]
+fn a_failing_gpu_takes_the_other_gpus_of_its_operation_back_with_it() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(agent.apply(&["all"], BEFORE).state, OperationState::Done);
+    let before: Vec<_> = (0..8).map(|gpu| truth(&host, gpu)).collect();
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 5 --times 1 --rc UNKNOWN");
+    let operation = agent.apply(&["all"], AFTER);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
+    assert!(operation.error.unwrap().message.starts_with("GPU 5 (GPU-"));
+    assert_eq!((0..8).map(|gpu| truth(&host, gpu)).collect::<Vec<_>>(), before);
+}
+
+#[test]
+fn a_gpu_whose_rollback_fails_too_is_degraded_until_a_change_succeeds() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    // Every creation fails, those of the rollback too.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN");
+    let operation = agent.apply(&["0"], AFTER);
+    assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+    let gpu = agent.gpu(0);
+    assert_eq!(gpu.state, GpuState::Degraded, "{gpu:?}");
+    assert!(gpu.reasons.iter().any(|reason| reason.contains("failed")), "{:?}", gpu.reasons);
+    assert_eq!(agent.gpu(1).state, GpuState::Ready);
+    assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
+    host.clear_faults();
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+    assert_eq!(agent.get("/v1/health").json()["status"], "ok");
+}
+
+#[test]
+fn a_mode_that_does_not_come_into_force_is_taken_back() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
+    let agent = Agent::start(&host, CONFIG);
+    // The driver returns success with an activation status: in use.
+    host.fault("nvmlDeviceSetMigMode --times 1 --activation-status IN_USE");
+    let operation = agent.apply(&["0"], &["3g.40gb"]);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    let error = operation.error.unwrap();
+    assert!(error.message.contains("switching MIG mode on"), "{error:?}");
+    assert_eq!(truth(&host, 0), ["MIG off"]);
+    let mig = agent.gpu(0).mig.unwrap();
+    assert_eq!((mig.enabled, mig.pending), (false, false));
+    // On Hopper a busy GPU shows only at the first creation: then the mode goes off again too.
+    host.fault("nvmlDeviceCreateGpuInstance* --times 1 --rc IN_USE");
+    let operation = agent.apply(&["0"], &["3g.40gb"]);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(&host, 0), ["MIG off"]);
+    assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
+}

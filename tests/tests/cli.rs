@@ -1,0 +1,330 @@
+//! `gpushctl` against the real agent on simulated hosts: whole output, exit status, and what the
+//! hardware then holds.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::Instant,
+};
+
+use gpush_api::{Gpu, GpuState, Operation, OperationState, Plans};
+use gpush_tests::{
+    agent::{Agent, PATIENCE, Setup, gi_at, truth},
+    host::{Host, program},
+};
+use insta::assert_snapshot;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// A user that is in no group and owns nothing.
+const NOBODY: u32 = 65_534;
+
+const CONFIG: &str = r#"
+[layouts]
+mixed = ["3g.40gb", "2g.20gb", "1g.10gb*2"]
+
+[[gpu]]
+name = "training"
+match = ["0"]
+mode = "mig"
+layout = "mixed"
+"#;
+
+/// `gpushctl` that talks to `agent`, with nothing of this machine in its environment.
+fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
+    let mut command = Command::new(program("gpushctl"));
+    command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "80").env("GPUSH_SOCKET", agent.socket());
+    command
+}
+
+/// What it said: `$ gpushctl …`, stdout, stderr, exit status.
+fn run(agent: &Agent, args: &[&str]) -> String {
+    transcript(args, &gpushctl(agent, args).output().expect("gpushctl can be started"))
+}
+
+fn transcript(args: &[&str], output: &Output) -> String {
+    let mut text = format!("$ gpushctl {}\n{}", args.join(" "), String::from_utf8_lossy(&output.stdout));
+    if !output.stderr.is_empty() {
+        text += &format!("[stderr]\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    text + &format!("[exit {}]\n", output.status.code().expect("it ends by itself"))
+}
+
+/// Replaces what differs from run to run: ages.
+fn steady(text: &str) -> String {
+    let words = text.split_inclusive('\n').map(|line| match line.split_once(", ") {
+        Some((left, right)) if right.ends_with(" s ago\n") => format!("{left}, N s ago\n"),
+        Some(_) | None => line.to_owned(),
+    });
+    words.collect()
+}
+
+/// Exit status, and stdout as a type of the API.
+fn json<T: serde::de::DeserializeOwned>(agent: &Agent, args: &[&str]) -> (i32, T) {
+    let output = gpushctl(agent, args).arg("--json").output().expect("gpushctl can be started");
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    let value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stdout)));
+    (output.status.code().expect("it ends by itself"), value)
+}
+
+/// Waits until the config's layouts, which a new host gets at start, stand.
+fn settled(agent: Agent) -> Agent {
+    // The agent says that it is ready before that operation is listed: until then it shows as drift.
+    let until = Instant::now() + PATIENCE;
+    while agent.gpus().iter().any(|gpu| gpu.state == GpuState::Changing || !gpu.drift.is_empty()) {
+        assert!(Instant::now() < until, "the config's layouts never stand: {}", agent.log());
+        let operations = agent.settle();
+        assert!(operations.iter().all(|op| op.state == OperationState::Done), "{operations:?}");
+    }
+    agent
+}
+
+/// An agent whose host is as its config wants it.
+fn started(host: &Host, config: &str) -> Agent {
+    settled(Agent::start(host, config))
+}
+
+/// Starts a process on the instance of GPU 0 at memory slice 4, and waits until the agent has seen it:
+/// a reading may be a second old. Gives its pid.
+fn busy(host: &Host, agent: &Agent, memory: u32) -> String {
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory {memory}", gi_at(host, 0, 4)));
+    let seen = |gpu: &Gpu| {
+        let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+        instances.flat_map(|compute| &compute.processes).any(|process| process.pid == Some(pid))
+    };
+    let until = Instant::now() + PATIENCE;
+    while !seen(&agent.gpu(0)) {
+        assert!(Instant::now() < until, "the process is never seen");
+        std::thread::yield_now();
+    }
+    pid.to_string()
+}
+
+#[test]
+fn from_status_to_assert_and_back() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"l4\"\n");
+    let agent = started(&host, CONFIG);
+    let mut text = String::new();
+    for args in [
+        &["status"][..],
+        &["mig", "assert"],
+        &["mig", "plan", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3"],
+        &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3"],
+        &["mig", "assert"],
+        &["status", "--gpu", "0"],
+        &["mig", "apply"],
+        &["mig", "assert"],
+        &["mig", "apply"],
+        &["mig", "show"],
+    ] {
+        text += &run(&agent, args);
+        text.push('\n');
+    }
+    assert_snapshot!(steady(&text));
+    let expected = ["2g.20gb@0[2g.20gb@0]", "1g.10gb@2[1g.10gb@0]", "1g.10gb@3[1g.10gb@0]", "3g.40gb@4[3g.40gb@0]"];
+    assert_eq!(truth(&host, 0), expected);
+}
+
+#[test]
+fn what_is_in_use_stays_and_is_named() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = started(&host, CONFIG);
+    let pid = busy(&host, &agent, 9000);
+    let before = truth(&host, 0);
+
+    let refused = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "7g.80gb"]);
+    assert!(refused.contains(&format!("pid {pid}")) && refused.contains("3g.40gb@4"), "{refused}");
+    assert!(refused.contains("hint:") && refused.ends_with("[exit 4]\n"), "{refused}");
+    assert_eq!(truth(&host, 0), before, "a refusal touches nothing");
+
+    let status = run(&agent, &["status"]);
+    let line = status.lines().find(|line| line.contains("3g.40gb@4")).expect("a line of the instance");
+    assert!(line.contains("● 3g.40gb@4") && line.contains(&pid) && line.contains("8.8/ 39.3 GiB"), "{line}");
+
+    // Beside the busy one everything else can be reshaped.
+    let beside = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*4"]);
+    assert!(beside.ends_with("[exit 0]\n"), "{beside}");
+    assert!(truth(&host, 0).contains(&"3g.40gb@4[3g.40gb@0]".to_owned()));
+    let (_, gpus) = json::<Vec<Gpu>>(&agent, &["gpu", "show", "0"]);
+    let kept = gpus[0].mig.as_ref().expect("MIG").instances.iter().find(|i| i.placement.start == 4).expect("kept");
+    assert_eq!(kept.compute[0].processes[0].pid.map(|pid| pid.to_string()), Some(pid));
+}
+
+#[test]
+fn a_failure_is_taken_back_and_told() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = started(&host, CONFIG);
+    let before = truth(&host, 0);
+    // The second creation fails, once: taking back works again.
+    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --times 1 --rc INSUFFICIENT_RESOURCES");
+    let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*7"]);
+    assert!(text.contains("rolled back") && text.contains("as it was before"), "{text}");
+    assert!(text.contains("error: ") && text.contains("hint: "), "{text}");
+    assert!(text.ends_with("[exit 1]\n"), "{text}");
+    assert_eq!(truth(&host, 0), before);
+    let (code, operation) = json::<Operation>(&agent, &["operation", "show"]);
+    assert_eq!((code, operation.state), (0, OperationState::RolledBack));
+    let (code, _) = json::<Plans>(&agent, &["mig", "assert"]);
+    assert_eq!(code, 0, "the config's layout stands again");
+}
+
+#[test]
+fn plans_are_the_same_with_and_without_an_agent() {
+    let host = Host::up("mixed");
+    let agent = started(&host, CONFIG);
+    busy(&host, &agent, 100);
+    let saved = host.scratch("host.json");
+    let list = gpushctl(&agent, &["gpu", "list", "--json"]).output().expect("gpushctl can be started");
+    std::fs::write(&saved, list.stdout).expect("a file");
+    let config = host.scratch("offline.toml");
+    std::fs::write(&config, CONFIG).expect("a file");
+    let offline = ["--offline", saved.to_str().expect("a path"), "--config", config.to_str().expect("a path")];
+
+    let mut tried = 0;
+    for request in [
+        &[][..],
+        &["mixed", "--gpu", "0"],
+        &["--gpu", "all", "--layout", "1g.10gb*2"],
+        &["--gpu", "0-3", "--layout", "none"],
+        &["--gpu", "0", "--layout", "7g.80gb"],
+        &["--gpu", "*H100*", "--layout", "1c.3g.40gb*3,1g.10gb+me"],
+        &["--gpu", "9", "--layout", "1g.10gb"],
+    ] {
+        for verb in ["plan", "assert"] {
+            let online: Vec<&str> = ["mig", verb].iter().chain(request).copied().collect();
+            let off: Vec<&str> = online.iter().chain(&offline).copied().collect();
+            let (online, offline) = (json::<serde_json::Value>(&agent, &online), json(&agent, &off));
+            assert_eq!(online, offline, "{verb} {request:?}");
+            tried += 1;
+        }
+    }
+    println!("{tried} plans compared");
+}
+
+#[test]
+fn another_user_sees_shares_and_changes_nothing() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: to ask as another user takes root");
+        return;
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = settled(Agent::start_public(&host, CONFIG));
+    let pid = busy(&host, &agent, 9000);
+
+    // The build's own directory may be closed to others.
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("an open directory");
+    let binary = dir.path().join("gpushctl");
+    std::fs::copy(program("gpushctl"), &binary).expect("a copy");
+    let as_nobody = |args: &[&str]| {
+        let mut command = Command::new(&binary);
+        command.args(args).env_clear().env("LANG", "C.UTF-8").env("GPUSH_SOCKET", agent.socket());
+        command.current_dir(Path::new("/")).uid(NOBODY).gid(NOBODY);
+        transcript(args, &command.output().expect("gpushctl can be started"))
+    };
+    let status = as_nobody(&["status"]);
+    assert!(status.contains("used by another user") && !status.contains(&pid), "{status}");
+    assert!(status.ends_with("[exit 0]\n"), "{status}");
+    let shown = as_nobody(&["gpu", "show", "0", "--json"]);
+    assert!(!shown.contains("sleeper") && !shown.contains(&pid), "{shown}");
+
+    let before = truth(&host, 0);
+    let denied = as_nobody(&["mig", "apply", "--gpu", "0", "--layout", "none"]);
+    assert!(denied.contains("uid 65534") && denied.contains("hint:") && denied.ends_with("[exit 5]\n"), "{denied}");
+    assert_eq!(truth(&host, 0), before);
+    let planned = as_nobody(&["mig", "plan", "--gpu", "0", "--layout", "3g.40gb"]);
+    assert!(planned.ends_with("[exit 0]\n"), "to look is free: {planned}");
+}
+
+#[test]
+fn ctrl_c_leaves_the_operation_to_the_agent() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
+    let args = ["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*2"];
+    let mut child =
+        gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
+    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    // A step is told: the operation is under way, and the next creation hangs.
+    stderr.read_line(&mut line).expect("text");
+    assert!(line.starts_with("GPU 0  1/4  + GPU instance 1g.10gb@"), "{line}");
+    kill(Pid::from_raw(child.id().try_into().expect("a pid")), Signal::SIGINT).expect("it is there");
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).expect("text");
+    assert_eq!(child.wait().expect("it ends").code(), Some(130), "{rest}");
+    assert!(rest.contains("op-1 goes on in gpushd") && rest.contains("gpushctl operation show op-1"), "{rest}");
+
+    let (code, running) = json::<Operation>(&agent, &["operation", "show", "op-1"]);
+    assert_eq!((code, running.state), (0, OperationState::Running));
+    host.clear_faults();
+    let ended = run(&agent, &["operation", "wait", "op-1", "--quiet"]);
+    assert!(ended.contains("op-1 done") && ended.ends_with("[exit 0]\n"), "{ended}");
+    assert_eq!(truth(&host, 0).len(), 2);
+}
+
+#[test]
+fn an_agent_that_is_killed_in_mid_apply() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
+    let args = ["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*2"];
+    let mut child =
+        gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
+    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut text = String::new();
+    stderr.read_line(&mut text).expect("text");
+    agent.kill();
+    host.clear_faults();
+    let again = Agent::start(&host, "");
+    stderr.read_to_string(&mut text).expect("text");
+    assert_eq!(child.wait().expect("it ends").code(), Some(6), "{text}");
+    assert!(text.contains("lost sight of op-1 on GPU 0") && text.contains("`gpushctl status`"), "{text}");
+    assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
+}
+
+#[test]
+fn a_gpu_that_falls_off_the_bus() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 0 --mutate lose");
+    let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb"]);
+    assert!(text.ends_with("[exit 1]\n") && text.contains("lost"), "{text}");
+    let status = run(&agent, &["status"]);
+    let heading = status.lines().find(|line| line.starts_with("GPU 0")).expect("the lost GPU is shown");
+    assert!(heading.contains("lost"), "{status}");
+    assert!(status.ends_with("[exit 0]\n"), "{status}");
+    // The other one works on.
+    let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
+    assert!(other.ends_with("[exit 0]\n"), "{other}");
+}
+
+#[test]
+fn an_agent_without_a_driver() {
+    let host = Host::up("a30x4");
+    let agent = Setup::on(&host).config(CONFIG).arg("--library").arg("/nonexistent/libnvidia-ml.so.1").start();
+    let status = run(&agent, &["status"]);
+    assert!(status.contains("no driver") && status.contains("hint:"), "{status}");
+    assert!(status.ends_with("[exit 1]\n"), "{status}");
+    let apply = run(&agent, &["mig", "apply"]);
+    assert!(apply.contains("error:") && apply.ends_with("[exit 1]\n"), "{apply}");
+    let config = run(&agent, &["config", "show"]);
+    assert!(config.contains("training") && config.contains("no GPU") && config.ends_with("[exit 0]\n"), "{config}");
+}
+
+#[test]
+fn the_config_in_force_can_be_checked_and_read_again() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = started(&host, CONFIG);
+    let shown = gpushctl(&agent, &["config", "show", "--effective"]).output().expect("gpushctl can be started");
+    let file = host.scratch("effective.toml");
+    std::fs::write(&file, &shown.stdout).expect("a file");
+    let check = run(&agent, &["config", "check", file.to_str().expect("a path"), "--offline", "dgx-a100"]);
+    assert!(check.contains("no errors, 1 rule, 1 layout") && check.contains("GPU 0: the layout fits"), "{check}");
+    assert!(check.ends_with("[exit 0]\n"));
+}
