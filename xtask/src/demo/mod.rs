@@ -8,9 +8,11 @@
 use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::workspace::{self, Build};
 use session::Session;
@@ -135,18 +137,28 @@ impl Drop for Worker {
 
 /// Puts a program to work in the instance that the tour names.
 fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worker> {
-    let shown = session.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
-    let gpus: serde_json::Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
-    let instances = gpus[0]["mig"]["instances"].as_array().context("`gpu show` names no instances")?;
-    let used = instances.iter().find(|instance| instance["profile"] == tour.used);
-    let id = used.and_then(|instance| instance["id"].as_u64());
-    let id = id.with_context(|| format!("GPU 0 has no {}", tour.used))?;
+    let id = used(tour, session)?["id"].as_u64().with_context(|| format!("GPU 0 has no {}", tour.used))?;
     typed("sleep 600 &");
     let worker = Worker(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn()?);
-    let line =
-        format!("gpush-sim process $NVML_SIM_STATE add --gpu 0 --gi {id} --ci 0 --memory 9216 --pid {}", worker.0.id());
+    let pid = worker.0.id();
+    let line = format!("gpush-sim process $NVML_SIM_STATE add --gpu 0 --gi {id} --ci 0 --memory 9216 --pid {pid}");
     types(session, wrong, &line, 0)?;
+    // The agent shows readings of up to a second of age; the demo goes on when it knows the program.
+    let started = Instant::now();
+    while used(tour, session)?["compute"][0]["processes"][0].is_null() {
+        if started.elapsed() > Duration::from_secs(30) {
+            bail!("gpushd does not see pid {pid} at work");
+        }
+    }
     Ok(worker)
+}
+
+/// The instance of GPU 0 that the tour puts to use, as the agent shows it; null when there is none.
+fn used(tour: &Tour, session: &Session) -> Result<Value> {
+    let shown = session.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
+    let gpus: Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
+    let instances = gpus[0]["mig"]["instances"].as_array().map(Vec::as_slice).unwrap_or_default();
+    Ok(instances.iter().find(|instance| instance["profile"] == tour.used).cloned().unwrap_or_default())
 }
 
 /// Types a command and holds it to the exit status that it must have.
