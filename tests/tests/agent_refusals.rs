@@ -138,7 +138,7 @@ fn drivers_that_do_not_work_are_explained_and_the_agent_stays_up() {
         tried += 1;
     }
     // A library that is not there, and one that is none.
-    for (library, says) in [("/nonexistent/libnvidia-ml.so.1", "[driver]"), ("/etc/passwd", "[driver]")] {
+    for (library, says) in [("/nonexistent/libnvidia-ml.so.1", "--library"), ("/etc/passwd", "--library")] {
         let agent = Setup::on(&host).named(&format!("lib{tried}")).arg("--library").arg(library).start();
         let error = agent.get("/v1/gpus").error();
         assert_eq!(error.code, Code::DriverUnavailable, "{error:?}");

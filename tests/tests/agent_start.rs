@@ -68,7 +68,14 @@ fn a_killed_agent_starts_again_without_reshaping() {
     let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"2g.12gb\", \"1g.6gb*2\"]\n";
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
-    // The boot is recorded after the layouts: what is asked next is answered by an agent that has.
+    // The boot is recorded once the layouts are applied; killed before, it would apply them again.
+    let record = Setup::on(&host).state_dir().join("boot.json");
+    let mut tries = 0;
+    while !record.exists() {
+        tries += 1;
+        assert!(tries < 1_000_000, "{}", agent.log());
+        std::thread::yield_now();
+    }
     assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
     let agent = Agent::start(&host, config);

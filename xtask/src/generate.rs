@@ -75,14 +75,10 @@ pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     settle(&workspace::target().join("man"), &files, arguments.check, "man")
 }
 
-/// Checks what is committed, and that the rest can be made.
-pub(crate) fn check_all() -> Result<String> {
-    let said = [
-        openapi(&Arguments { check: true })?,
-        completions(&Arguments { check: false })?,
-        man(&Arguments { check: false })?,
-    ];
-    Ok(said.join("\n"))
+/// Makes what is not committed, to see that it can be made.
+pub(crate) fn make_all() -> Result<String> {
+    let arguments = Arguments { check: false };
+    Ok(format!("{}\n{}", man(&arguments)?, completions(&arguments)?))
 }
 
 fn gpushctl() -> Result<Command> {

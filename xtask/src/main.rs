@@ -5,6 +5,7 @@ mod bench;
 mod demo;
 mod generate;
 mod install;
+mod links;
 mod skips;
 mod step;
 mod test;
@@ -31,7 +32,7 @@ enum Task {
     Man(generate::Arguments),
     /// Write gpushctl's shell completions to target/completions
     Completions(generate::Arguments),
-    /// Check who depends on whom, and what no file may hold
+    /// Check who depends on whom, what no file may hold, and where links lead
     Arrows,
 }
 
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),
         Task::Arrows => arrows::check().and_then(|arrows| {
-            println!("arrows hold: {arrows}\ntree is clean: {}", tree::check()?);
+            println!("arrows hold: {arrows}\ntree is clean: {}\n{}", tree::check()?, links::check()?);
             Ok(true)
         }),
     };

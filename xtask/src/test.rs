@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, time::Instant};
 use anyhow::Result;
 
 use crate::{
-    arrows, generate, install,
+    arrows, generate, install, links,
     step::{self, Outcome, Step, TestCount},
     tree, workspace,
 };
@@ -43,21 +43,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         cargo("format", &["fmt", "--all", "--check"], verbose),
         step::check("arrows", || said(arrows::check())),
         step::check("tree", || said(tree::check())),
+        step::check("links", || said(links::check())),
         cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], verbose),
     ];
     if arguments.quick {
-        steps.push(tests("unit tests", &["--lib", "--bins"], verbose));
+        steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], &[], verbose));
     } else {
         // First, so that the end-to-end tests find the programs beside the simulated library.
         let build = cargo("build", &["build", "--workspace", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);
         if built {
-            steps.push(tests("tests", &[], verbose));
-            steps.push(step::check("generated files", || said(generate::check_all())));
+            steps.push(tests("tests", &["--workspace"], &[], verbose));
+            let described = ["--package", "gpushd", "--features", "openapi"];
+            steps.push(tests("API description", &described, &["openapi"], verbose));
+            let gpu = std::process::Command::new(workspace::root().join("tests/gpu/run"));
+            steps.push(step::run("a real GPU", gpu, verbose));
+            steps.push(step::check("man pages, completions", || said(generate::make_all())));
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
-            steps.push(step::skipped("generated files", "the workspace does not build"));
         }
         steps.push(docs(verbose));
         steps.push(deny(verbose));
@@ -78,12 +82,11 @@ fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
     step::run(name, command, verbose)
 }
 
-fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
+fn tests(name: &str, which: &[&str], filter: &[&str], verbose: bool) -> Step {
     let mut command = workspace::cargo();
-    command.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(which);
+    command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--").args(filter);
     // Output of tests that pass tells what they left out.
-    command.args(["--", "--show-output"]);
-    command.env("GPUSH_TEST_PYTHON", install::venv().join("bin/python"));
+    command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     step::run(name, command, verbose)
 }
 
@@ -115,6 +118,7 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
     let mut all = TestCount::default();
     for step in steps {
         let (result, why) = match &step.outcome {
+            Outcome::Passed if count(step).passed == 0 => ("skipped", step.skipped.first().map_or("", String::as_str)),
             Outcome::Passed => ("passed", ""),
             Outcome::Failed(why) => ("FAILED", why.as_str()),
             Outcome::Skipped(why) => ("skipped", why.as_str()),
@@ -147,6 +151,9 @@ fn summary(steps: &[Step], missing: &[String], started: Instant) {
 fn count(step: &Step) -> TestCount {
     let tests = step.tests;
     match step.outcome {
+        Outcome::Passed if tests == TestCount::default() && !step.skipped.is_empty() => {
+            TestCount { skipped: 1, ..tests }
+        }
         Outcome::Passed if tests == TestCount::default() => TestCount { passed: 1, ..tests },
         Outcome::Passed => tests,
         Outcome::Failed(_) => TestCount { failed: tests.failed.max(1), ..tests },
@@ -171,5 +178,7 @@ mod tests {
         assert_eq!(count(&step(Outcome::Passed, some)), some);
         assert_eq!(count(&step(Outcome::Passed, none)).passed, 1);
         assert_eq!(count(&step(Outcome::Skipped("why".into()), none)).skipped, 1);
+        let said_so = Step { skipped: vec!["no GPU".into()], ..step(Outcome::Passed, none) };
+        assert_eq!(count(&said_so), TestCount { skipped: 1, ..none });
     }
 }

@@ -1,16 +1,19 @@
 //! Driver calls and time of an apply, beside permute-and-retry on the same simulated driver.
 
 use std::{
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use gpush_geometry::Model;
-use gpush_tests::host::{Host, Traced};
+use gpush_tests::{
+    agent::Agent,
+    host::{Host, Traced},
+};
 use serde_json::Value;
 
 use crate::{
-    bench_agent::Agent,
+    ctl::{self, ctl, must},
     minimum::{Instance, Minimum, minimum},
     permute::Wanted,
     report::Report,
@@ -65,7 +68,7 @@ pub(crate) fn run() -> Report {
     let model = gpush_geometry::model(MODEL).expect("the model is known");
     let counted = Host::up(&format!("[[gpu]]\nmodel = \"{MODEL}\"\n"));
     let timed = Host::up(&format!("latencies = true\n\n[[gpu]]\nmodel = \"{MODEL}\"\n"));
-    let (agent, slow_agent) = (Agent::start(&counted), Agent::start(&timed));
+    let (agent, slow_agent) = (ctl::agent(&counted), ctl::agent(&timed));
     let mut report = Report::new(
         "Driver calls of an apply",
         "An A100 80GB on the simulator. Creates and destroys count GPU and compute instances together, \
@@ -135,20 +138,23 @@ fn said(cost: &Cost) -> String {
 
 /// One change by gpush or by the other client, from a fresh start.
 fn once(host: &Host, agent: &Agent, model: &Model, case: &Case, permute: bool) -> (Option<Minimum>, Cost) {
-    agent.must(&["mig", "apply", "--gpu", "0", "--layout", "none"]);
+    must(host, agent, &["mig", "apply", "--gpu", "0", "--layout", "none"]);
     if case.from != "none" {
-        agent.must(&["mig", "apply", "--gpu", "0", "--layout", case.from]);
+        must(host, agent, &["mig", "apply", "--gpu", "0", "--layout", case.from]);
     }
-    let (standing, _worker) = standing(host, agent, case);
+    let (standing, worker) = standing(host, agent, case);
     host.start_trace();
     let started = Instant::now();
     let ended = if permute {
         other_client(host, model, case).output()
     } else {
-        agent.ctl(&["mig", "apply", "--gpu", "0", "--layout", &case.to.join(",")]).output()
+        ctl(host, agent, &["mig", "apply", "--gpu", "0", "--layout", &case.to.join(",")]).output()
     };
     let took = started.elapsed();
     let ended = ended.expect("the program can be started");
+    if let Some(pid) = worker {
+        host.end_process(pid);
+    }
     let cost = Cost { reached: ended.status.success(), took, ..count(&host.trace()) };
     (minimum(model, &standing, case.to), cost)
 }
@@ -163,31 +169,18 @@ fn count(trace: &[Traced]) -> Cost {
     cost
 }
 
-/// A program in an instance; ended when dropped.
-struct Worker(Child);
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// The instances that stand, and the program that holds one of them.
-fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<Worker>) {
-    let shown = agent.must(&["gpu", "show", "0", "--json"]);
+/// The instances that stand, one of them put to use; and the pid of the program in it.
+fn standing(host: &Host, agent: &Agent, case: &Case) -> (Vec<Instance>, Option<u32>) {
+    let shown = must(host, agent, &["gpu", "show", "0", "--json"]);
     let gpus: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
     let mut worker = None;
     let mut found = Vec::new();
     for instance in gpus[0]["mig"]["instances"].as_array().expect("instances") {
         let profile = instance["profile"].as_str().expect("a profile").to_owned();
         let start = instance["placement"]["start"].as_u64().and_then(|start| u8::try_from(start).ok());
-        let busy = case.busy == Some(profile.as_str());
-        if busy && worker.is_none() {
-            let child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().expect("sleep can be started");
-            let (pid, gi) = (child.id().to_string(), instance["id"].to_string());
-            host.sim("process", &["add", "--gpu", "0", "--gi", &gi, "--ci", "0", "--pid", &pid, "--memory", "1024"]);
-            worker = Some(Worker(child));
+        let busy = worker.is_none() && case.busy == Some(profile.as_str());
+        if busy {
+            worker = Some(host.process(&format!("--gpu 0 --gi {} --ci 0", instance["id"])));
         }
         found.push(Instance { profile, start: start.expect("a start"), busy });
     }

@@ -4,7 +4,7 @@
 //! compared with another machine's times.
 
 mod apply;
-mod bench_agent;
+mod ctl;
 mod minimum;
 mod permute;
 mod report;

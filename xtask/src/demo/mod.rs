@@ -6,28 +6,25 @@
 //! the demo is also a test.
 
 use std::{
-    fs,
-    os::unix::{net::UnixDatagram, process::ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use serde_json::Value;
 
 use crate::workspace::{self, Build};
+use session::Session;
 use tour::Tour;
 
+mod session;
 mod tour;
 
 /// What to show.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Simulated host; `gpush-sim presets` names them
+    /// Simulated host: dgx-a100, dgx-h100, dgx-h200, dgx-b200, a30x4, rtx-pro-6000x2 or mixed
     #[arg(long, default_value = "dgx-a100")]
     preset: String,
     /// Leave you in a shell on the host, with gpushd running, instead of typing for you
@@ -40,9 +37,10 @@ pub(crate) struct Arguments {
 
 /// Runs the demo; true when every command ended as it must.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    let tour = Tour::of(&arguments.preset)?;
     match &arguments.inside {
         None => outside(arguments),
-        Some(programs) => inside(arguments, programs),
+        Some(programs) => inside(arguments, &tour, programs),
     }
 }
 
@@ -59,138 +57,71 @@ fn outside(arguments: &Arguments) -> Result<bool> {
     Ok(host.status().context("gpush-sim cannot be started")?.success())
 }
 
-fn inside(arguments: &Arguments, programs: &Path) -> Result<bool> {
-    let session = Session::start(arguments, programs)?;
-    let good = if arguments.shell { session.shell() } else { session.tour() };
+fn inside(arguments: &Arguments, tour: &Tour, programs: &Path) -> Result<bool> {
+    say(&format!(
+        "A host with {}, simulated below libnvidia-ml.so.1: programs on it, gpushd too, see\n\
+         a driver like any other. gpushd starts with a config that claims no GPU.",
+        tour.about
+    ));
+    typed("gpushd --config config.toml --socket gpushd.sock --state-dir state &");
+    typed("export GPUSH_SOCKET=gpushd.sock");
+    let mut session = Session::start(programs, "")?;
+    let good = if arguments.shell {
+        session.reload(&tour.config())?;
+        say("A shell on that host; config.toml has layouts for it. Try `gpushctl status`, `gpushctl mig plan`,\n\
+             `gpush-sim --help`; $NVML_SIM_STATE is the host's folder. `exit` takes it all down.");
+        session.shell()?
+    } else {
+        take(tour, &mut session)?
+    };
     session.end()?;
-    good
+    Ok(good)
 }
 
-/// An agent on the simulated host that this process runs on.
-struct Session {
-    programs: PathBuf,
-    folder: tempfile::TempDir,
-    /// Directory of the simulated host, as `gpush-sim` wants it.
-    host: PathBuf,
-    agent: Child,
-    tour: Tour,
-}
+/// Types the commands of the tour; true when each ended as it must.
+fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
+    let mut wrong = Vec::new();
+    say("What is there. No GPU is cut, none is claimed.");
+    types(session, &mut wrong, "gpushctl gpu list", 0)?;
+    say("What the first one can be cut into.");
+    types(session, &mut wrong, "gpushctl mig profiles --gpu 0", 0)?;
 
-impl Session {
-    fn start(arguments: &Arguments, programs: &Path) -> Result<Self> {
-        let host = std::env::var_os("NVML_SIM_STATE").context("not on a simulated host: NVML_SIM_STATE is not set")?;
-        let tour = Tour::of(&arguments.preset)?;
-        let folder = tempfile::Builder::new().prefix("gpush-demo-").tempdir().context("no temporary folder")?;
-        fs::write(folder.path().join("config.toml"), tour.config())?;
+    say("The administrator writes down what is wanted, and has it checked.");
+    typed("cat config.toml");
+    print!("{}", tour.config());
+    session.reload(&tour.config())?;
+    types(session, &mut wrong, "gpushctl config check config.toml", 0)?;
+    say("gpushd has read it again (systemctl reload gpushd). It shows the difference, and does nothing unasked.");
+    types(session, &mut wrong, "gpushctl status --gpu 0", 0)?;
+    say("What would be done.");
+    types(session, &mut wrong, "gpushctl mig plan", 0)?;
+    say("Do it. Every step is read back from the hardware.");
+    types(session, &mut wrong, "gpushctl mig apply", 0)?;
+    types(session, &mut wrong, "gpushctl status", 0)?;
 
-        say(&format!("A host that has {}, all of it simulated below libnvidia-ml.so.1.", tour.about));
-        say("gpushd, the host agent, started on it with this config:");
-        print!("{}", indented(&tour.config()));
-        typed("gpushd --config config.toml &");
-        let ready = folder.path().join("ready");
-        let readiness = UnixDatagram::bind(&ready).context("no socket to hear gpushd's readiness on")?;
-        let log = fs::File::create(folder.path().join("gpushd.log"))?;
-        let mut agent = Command::new(programs.join("gpushd"));
-        agent.arg("--config").arg(folder.path().join("config.toml"));
-        agent.arg("--socket").arg(folder.path().join("gpushd.sock"));
-        agent.arg("--state-dir").arg(folder.path().join("state"));
-        agent.env("NOTIFY_SOCKET", &ready).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let mut agent = agent.spawn().context("gpushd cannot be started")?;
-        if let Err(error) = await_ready(&mut agent, &readiness) {
-            let log = fs::read_to_string(folder.path().join("gpushd.log")).unwrap_or_default();
-            // It may be gone already; then there is nothing to end.
-            let _ = agent.kill();
-            bail!("{error:#}; its log:\n{log}");
-        }
-        Ok(Self { programs: programs.to_owned(), folder, host: host.into(), agent, tour })
+    say(&format!("A program goes to work in the {} of GPU 0.", tour.used));
+    let program = work(tour, session, &mut wrong)?;
+    types(session, &mut wrong, "gpushctl status --gpu 0", 0)?;
+    say("GPU 0 is reshaped around it: idle instances go, the one in use is not touched.");
+    types(session, &mut wrong, &format!("gpushctl mig apply --gpu 0 --layout {}", tour.reshaped.join(",")), 0)?;
+    types(session, &mut wrong, "gpushctl mig show --gpu 0", 0)?;
+    say("A layout that has no room for it is refused, with the name of who is in the way. Exit status 4.");
+    types(session, &mut wrong, &format!("gpushctl mig apply --gpu 0 --layout {}", tour.whole), 4)?;
+    say("A script asks whether the host is as the config says. Exit status 3: it is not.");
+    types(session, &mut wrong, "gpushctl mig assert", 3)?;
+    say("The program ends; the config's layout goes back on.");
+    drop(program);
+    types(session, &mut wrong, "gpushctl mig apply", 0)?;
+    types(session, &mut wrong, "gpushctl mig assert", 0)?;
+
+    println!();
+    for line in &wrong {
+        println!("WRONG: {line}");
     }
-
-    /// A command on this host; `gpushctl` finds the agent by itself.
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.programs.join(program));
-        command.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
-        command
+    if wrong.is_empty() {
+        say("That was it. `cargo xtask demo --shell` leaves you on such a host.");
     }
-
-    /// Types the commands of the tour; true when each ended as it must.
-    fn tour(&self) -> Result<bool> {
-        let tour = &self.tour;
-        let mut typist = Typist { session: self, wrong: Vec::new() };
-        say("What the host has. Nothing is cut yet, and the config's wishes show as drift.");
-        typist.types("gpushctl status", 0)?;
-        say("What the first GPU can be cut into.");
-        typist.types("gpushctl mig profiles --gpu 0", 0)?;
-        say("What the config asks for, as a plan. Nothing is touched.");
-        typist.types("gpushctl mig plan", 0)?;
-        say("Carry it out: every step is read back from the hardware.");
-        typist.types("gpushctl mig apply", 0)?;
-        typist.types("gpushctl status", 0)?;
-
-        say(&format!("A program goes to work in the {} of GPU 0.", tour.used));
-        let program = self.work(&mut typist)?;
-        say("GPU 0 is reshaped around it. Only idle instances go; the one in use is kept as it is.");
-        typist.types(&format!("gpushctl mig apply --gpu 0 --layout {}", tour.reshaped.join(",")), 0)?;
-        typist.types("gpushctl mig show --gpu 0", 0)?;
-        say("A layout that has no room for it is refused, and it is said who is in the way. Exit status 4.");
-        typist.types(&format!("gpushctl mig apply --gpu 0 --layout {}", tour.whole), 4)?;
-        say("A script asks whether the host is as the config says. Exit status 3: it is not.");
-        typist.types("gpushctl mig assert", 3)?;
-        say("When the program is done, the config's layout goes back on.");
-        drop(program);
-        typist.types("gpushctl mig apply", 0)?;
-        typist.types("gpushctl mig assert", 0)?;
-
-        let wrong = typist.wrong;
-        println!();
-        for line in &wrong {
-            println!("WRONG: {line}");
-        }
-        if wrong.is_empty() {
-            say("That was it. `cargo xtask demo --shell` leaves you on such a host.");
-        }
-        Ok(wrong.is_empty())
-    }
-
-    /// A program that runs until dropped, put into the instance that the tour puts to use.
-    fn work(&self, typist: &mut Typist) -> Result<Worker> {
-        let shown = self.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
-        let gpus: serde_json::Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
-        let instances = gpus[0]["mig"]["instances"].as_array().context("`gpu show` names no instances")?;
-        let used = instances.iter().find(|instance| instance["profile"] == self.tour.used);
-        let id = used.and_then(|instance| instance["id"].as_u64());
-        let id = id.with_context(|| format!("GPU 0 has no {}", self.tour.used))?;
-        let worker = Worker(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn()?);
-        let pid = worker.0.id();
-        let host = self.host.display();
-        typist.types(&format!("gpush-sim process {host} add --gpu 0 --gi {id} --ci 0 --pid {pid} --memory 9216"), 0)?;
-        Ok(worker)
-    }
-
-    fn shell(&self) -> Result<bool> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::env::join_paths(std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path)))?;
-        let program = std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
-        say("A shell on that host. Try `gpushctl status`, `gpushctl mig profiles`, `gpush-sim --help`;");
-        say("$NVML_SIM_STATE is the host's folder. `exit` takes it all down.");
-        let status = Command::new(program)
-            .env("PATH", path)
-            .env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"))
-            .status()
-            .context("the shell cannot be started")?;
-        // The exit status of a shell is that of its last command: not ours to judge.
-        Ok(status.signal().is_none())
-    }
-
-    fn end(mut self) -> Result<()> {
-        let pid = i32::try_from(self.agent.id()).context("a pid beyond the kernel's own")?;
-        kill(Pid::from_raw(pid), Signal::SIGTERM).context("gpushd is gone before its time")?;
-        let status = self.agent.wait()?;
-        if !status.success() {
-            let log = fs::read_to_string(self.folder.path().join("gpushd.log")).unwrap_or_default();
-            bail!("gpushd did not end well ({status}); its log:\n{log}");
-        }
-        Ok(())
-    }
+    Ok(wrong.is_empty())
 }
 
 /// A program at work on a GPU; ended when dropped.
@@ -204,57 +135,54 @@ impl Drop for Worker {
     }
 }
 
-/// Types commands and holds each to the exit status that it must have.
-struct Typist<'a> {
-    session: &'a Session,
-    wrong: Vec<String>,
-}
-
-impl Typist<'_> {
-    fn types(&mut self, line: &str, status: i32) -> Result<()> {
-        typed(line);
-        let mut words = line.split_whitespace();
-        let mut command = self.session.command(words.next().unwrap_or_default());
-        let ended =
-            command.args(words).stdin(Stdio::null()).status().with_context(|| format!("cannot run `{line}`"))?;
-        if ended.code() != Some(status) {
-            self.wrong.push(format!("`{line}` ended with {ended}, not with status {status}"));
-        }
-        Ok(())
-    }
-}
-
-/// Waits for `READY=1`, as systemd would, or for the agent's end.
-fn await_ready(agent: &mut Child, readiness: &UnixDatagram) -> Result<()> {
-    readiness.set_read_timeout(Some(Duration::from_millis(50)))?;
+/// Puts a program to work in the instance that the tour names.
+fn work(tour: &Tour, session: &Session, wrong: &mut Vec<String>) -> Result<Worker> {
+    let id = used(tour, session)?["id"].as_u64().with_context(|| format!("GPU 0 has no {}", tour.used))?;
+    typed("sleep 600 &");
+    let worker = Worker(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn()?);
+    let pid = worker.0.id();
+    let line = format!("gpush-sim process $NVML_SIM_STATE add --gpu 0 --gi {id} --ci 0 --memory 9216 --pid {pid}");
+    types(session, wrong, &line, 0)?;
+    // The agent shows readings of up to a second of age; the demo goes on when it knows the program.
     let started = Instant::now();
-    let mut buffer = [0; 4096];
-    loop {
-        match readiness.recv(&mut buffer) {
-            Ok(length) if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == "READY=1") => {
-                return Ok(());
-            }
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error).context("readiness cannot be heard"),
-        }
-        if let Some(status) = agent.try_wait()? {
-            bail!("gpushd ended at its start ({status})");
-        }
+    while used(tour, session)?["compute"][0]["processes"][0].is_null() {
         if started.elapsed() > Duration::from_secs(30) {
-            bail!("gpushd is not ready after 30 s");
+            bail!("gpushd does not see pid {pid} at work");
         }
     }
+    Ok(worker)
+}
+
+/// The instance of GPU 0 that the tour puts to use, as the agent shows it; null when there is none.
+fn used(tour: &Tour, session: &Session) -> Result<Value> {
+    let shown = session.command("gpushctl").args(["gpu", "show", "0", "--json"]).stdin(Stdio::null()).output()?;
+    let gpus: Value = serde_json::from_slice(&shown.stdout).context("`gpu show` is no JSON")?;
+    let instances = gpus[0]["mig"]["instances"].as_array().map(Vec::as_slice).unwrap_or_default();
+    Ok(instances.iter().find(|instance| instance["profile"] == tour.used).cloned().unwrap_or_default())
+}
+
+/// Types a command and holds it to the exit status that it must have.
+fn types(session: &Session, wrong: &mut Vec<String>, line: &str, status: i32) -> Result<()> {
+    typed(line);
+    let mut words = line.split_whitespace();
+    let mut command = session.command(words.next().unwrap_or_default());
+    for word in words {
+        match word.strip_prefix('$') {
+            Some(variable) => command.arg(std::env::var_os(variable).with_context(|| format!("{word} is not set"))?),
+            None => command.arg(word),
+        };
+    }
+    let ended = command.stdin(Stdio::null()).status().with_context(|| format!("cannot run `{line}`"))?;
+    if ended.code() != Some(status) {
+        wrong.push(format!("`{line}` ended with {ended}, not with status {status}"));
+    }
+    Ok(())
 }
 
 fn say(text: &str) {
-    println!("# {text}");
+    println!("\n# {}", text.replace('\n', "\n# "));
 }
 
 fn typed(command: &str) {
     println!("\n$ {command}");
-}
-
-fn indented(text: &str) -> String {
-    text.lines().map(|line| format!("    {line}\n")).collect()
 }

@@ -1,0 +1,28 @@
+//! `gpushctl` against an agent to measure.
+
+use std::process::{Command, Output, Stdio};
+
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::{Host, program},
+};
+
+/// An agent as people run it: without a config, logging no more than usual.
+pub(crate) fn agent(host: &Host) -> Agent {
+    Setup::on(host).env("GPUSH_LOG", "info").start()
+}
+
+/// A `gpushctl` that speaks to this agent.
+pub(crate) fn ctl(host: &Host, agent: &Agent, arguments: &[&str]) -> Command {
+    let mut command = host.command(program("gpushctl"));
+    command.args(arguments).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());
+    command
+}
+
+/// Runs one that must work.
+pub(crate) fn must(host: &Host, agent: &Agent, arguments: &[&str]) -> Output {
+    let output = ctl(host, agent, arguments).output().expect("gpushctl can be started");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "gpushctl {}: {said}", arguments.join(" "));
+    output
+}

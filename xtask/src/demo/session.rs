@@ -1,0 +1,138 @@
+//! The simulated host that the demo runs on, with a real `gpushd`.
+
+use std::{
+    fs,
+    os::unix::{net::UnixDatagram, process::ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// How long the agent may take to start, to read its config again, and to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An agent on the simulated host that this process runs on. Everything happens in a folder of
+/// its own, where the commands are typed.
+pub(super) struct Session {
+    programs: PathBuf,
+    folder: tempfile::TempDir,
+    agent: Child,
+    /// What the agent tells its service manager: readiness is heard, never guessed.
+    told: UnixDatagram,
+}
+
+impl Session {
+    /// Starts the agent with this config and waits until it is ready.
+    pub(super) fn start(programs: &Path, config: &str) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("gpush-demo-").tempdir().context("no temporary folder")?;
+        fs::write(folder.path().join("config.toml"), config).context("the config cannot be written")?;
+        let manager = folder.path().join("notify");
+        let told = UnixDatagram::bind(&manager).context("no socket to hear gpushd's readiness on")?;
+        told.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let log = fs::File::create(folder.path().join("gpushd.log"))?;
+        let agent = Command::new(programs.join("gpushd"))
+            .args(["--config", "config.toml", "--socket", "gpushd.sock", "--state-dir", "state"])
+            .current_dir(folder.path())
+            .env("NOTIFY_SOCKET", &manager)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("gpushd cannot be started")?;
+        let mut session = Self { programs: programs.to_owned(), folder, agent, told };
+        session.wait_for("READY=1")?;
+        Ok(session)
+    }
+
+    /// A program in the session's folder; `gpushctl` finds the agent by itself.
+    pub(super) fn command(&self, program: &str) -> Command {
+        let own = self.programs.join(program);
+        let mut command = Command::new(if own.is_file() { own } else { program.into() });
+        command.current_dir(self.folder.path()).env("GPUSH_SOCKET", "gpushd.sock");
+        command
+    }
+
+    /// Gives the agent another config, as `systemctl reload` would.
+    pub(super) fn reload(&mut self, config: &str) -> Result<()> {
+        fs::write(self.folder.path().join("config.toml"), config).context("the config cannot be written")?;
+        self.signal(Signal::SIGHUP)?;
+        self.wait_for("STATUS=the config was read again")
+    }
+
+    /// A shell on the host.
+    pub(super) fn shell(&self) -> Result<bool> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path)))?;
+        let program = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
+        let mut shell = self.command(&program);
+        shell.env("PATH", path).env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
+        let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
+        // The exit status of a shell is that of its last command: not ours to judge.
+        Ok(status.signal().is_none())
+    }
+
+    /// Ends the agent and sees it gone.
+    pub(super) fn end(mut self) -> Result<()> {
+        self.signal(Signal::SIGTERM)?;
+        let started = Instant::now();
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(status) = self.agent.try_wait()? {
+                if status.success() {
+                    return Ok(());
+                }
+                bail!("gpushd did not end well ({status}); its log:\n{}", self.log());
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("gpushd does not end; its log:\n{}", self.log());
+            }
+            // Nothing more is expected from it: this waits a moment, and returns early when it speaks.
+            let _ = self.told.recv(&mut buffer);
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.agent.id()).context("a pid beyond the kernel's own")?;
+        kill(Pid::from_raw(pid), signal).with_context(|| format!("gpushd takes no {signal}"))
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("gpushd.log")).unwrap_or_default()
+    }
+
+    /// Waits until the agent tells its service manager this line.
+    fn wait_for(&mut self, line: &str) -> Result<()> {
+        let started = Instant::now();
+        let mut buffer = [0; 4096];
+        loop {
+            match self.told.recv(&mut buffer) {
+                Ok(length) if String::from_utf8_lossy(&buffer[..length]).lines().any(|said| said == line) => {
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("gpushd cannot be heard"),
+            }
+            if let Some(status) = self.agent.try_wait()? {
+                bail!("gpushd ended ({status}); its log:\n{}", self.log());
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("gpushd does not say `{line}`; its log:\n{}", self.log());
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // After `end` there is nothing left to kill; after a failure there may be.
+        let _ = self.agent.kill();
+        let _ = self.agent.wait();
+    }
+}

@@ -1,0 +1,60 @@
+//! Links between the documents of the repository: each must lead to a file that is there.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace;
+
+/// Follows every relative link of every Markdown file; returns what was seen.
+pub(crate) fn check() -> Result<String> {
+    let (mut seen, mut dead) = (0, Vec::new());
+    for file in workspace::files()? {
+        if file.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let path = workspace::root().join(&file);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        for link in relative_links(&text) {
+            seen += 1;
+            if !folder.join(link).exists() {
+                dead.push(format!("{}: {link}", file.display()));
+            }
+        }
+    }
+    if !dead.is_empty() {
+        bail!("{} links lead nowhere:\n  {}", dead.len(), dead.join("\n  "));
+    }
+    Ok(format!("{seen} links lead somewhere"))
+}
+
+/// Targets of `[text](target)` that name files, without their anchors.
+fn relative_links(text: &str) -> Vec<&str> {
+    let mut links = Vec::new();
+    let mut fenced = false;
+    for line in text.lines() {
+        fenced ^= line.starts_with("```");
+        let mut rest = line;
+        while let (false, Some((_, after))) = (fenced, rest.split_once("](")) {
+            let Some((target, behind)) = after.split_once(')') else { break };
+            let target = target.split('#').next().unwrap_or_default();
+            if !target.is_empty() && !target.contains("://") {
+                links.push(target);
+            }
+            rest = behind;
+        }
+    }
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use super::relative_links;
+
+    #[test]
+    fn files_are_followed_and_hosts_and_code_are_not() {
+        let text = "see [a](docs/a.md#part) and [b](https://example.org/b)\n```\n[c](c.md)\n```\n[d](../d)";
+        assert_eq!(relative_links(text), ["docs/a.md", "../d"]);
+    }
+}
