@@ -33,8 +33,8 @@ const RECORD: &str = "boot.json";
 /// Between two looks for a driver that is not there, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
 
-/// Between two looks for drift, with `auto_reconcile`.
-const RECONCILE: Duration = Duration::from_secs(60);
+/// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
+const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// How often an operation that goes on is looked at again.
 const FOLLOW: Duration = Duration::from_secs(60);
@@ -107,11 +107,15 @@ pub(crate) async fn run(agent: Shared, state_dir: Arc<StateDir>, due: Due) {
     let stopping = agent.stopping.clone();
     let work = async {
         at_start(&agent, &state_dir, due).await;
+        let mut pause = RECONCILE.0;
         loop {
-            let _ = tokio::time::timeout(RECONCILE, agent.startup.reloaded.notified()).await;
-            if agent.settings.config().auto_reconcile {
-                shape(&agent, "mig.reconcile").await;
+            let reloaded = tokio::time::timeout(pause, agent.startup.reloaded.notified()).await.is_ok();
+            if !agent.settings.config().auto_reconcile {
+                continue;
             }
+            // What can't be put right is not tried every minute: each attempt may cost instances.
+            let all = shape(&agent, "mig.reconcile").await;
+            pause = if all || reloaded { RECONCILE.0 } else { (pause * 2).min(RECONCILE.1) };
         }
     };
     tokio::select! {
@@ -165,25 +169,29 @@ fn recorded(state_dir: &StateDir) -> Option<Boot> {
     }
 }
 
-/// Gives every GPU that a rule claims for MIG its layout, if it differs.
-async fn shape(agent: &Shared, kind: &str) {
+/// Gives every GPU that a rule claims for MIG its layout, if it differs; whether all have it now.
+async fn shape(agent: &Shared, kind: &str) -> bool {
     let asker = Asker::agent();
     let gpus = with_driver(agent, &asker).await;
     let mut tasks = JoinSet::new();
     for gpu in gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig && !gpu.drift.is_empty()) {
         let (agent, asker, kind) = (Arc::clone(agent), asker.clone(), kind.to_owned());
         tasks.spawn(async move {
-            if let Err(error) = give_layout(&agent, &asker, &kind, &gpu).await {
-                tracing::error!(
-                    gpu = gpu.uuid,
-                    "{error}{}",
-                    error.causes.iter().map(|c| format!("; {c}")).collect::<String>()
-                );
-                agent.startup.note(Some(&gpu.uuid), error);
+            let given = give_layout(&agent, &asker, &kind, &gpu).await;
+            match &given {
+                Ok(()) => {}
+                // Somebody is at it; what comes of it shows as drift, or not.
+                Err(error) if error.code == Code::Conflict => tracing::info!(gpu = gpu.uuid, "left alone: {error}"),
+                Err(error) => {
+                    let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
+                    tracing::error!(gpu = gpu.uuid, "{error}{causes}");
+                    agent.startup.note(Some(&gpu.uuid), error.clone());
+                }
             }
+            given.is_ok()
         });
     }
-    tasks.join_all().await;
+    tasks.join_all().await.into_iter().all(|given| given)
 }
 
 /// The GPUs, once there is a driver.

@@ -1,7 +1,10 @@
 //! Where output goes: stdout for results, stderr for errors and progress; with `--json` one document
 //! on stdout, whatever happens, and silence on stderr.
 
-use std::io::{IsTerminal, Write};
+use std::{
+    borrow::Cow,
+    io::{IsTerminal, Write},
+};
 
 use anstream::{AutoStream, ColorChoice};
 use gpush_api::ApiError;
@@ -48,9 +51,22 @@ impl Output {
 
     /// Prints text for people.
     pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
-        // The stream of stdout may be a terminal while stderr is not, so each decides for itself.
-        let mut stdout = AutoStream::new(std::io::stdout().lock(), self.color);
-        written(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+        let text = self.dressed(text, &std::io::stdout());
+        self.verbatim(text.as_bytes())
+    }
+
+    /// Text with its colours or without, as befits the stream. The stream of stdout may be a terminal
+    /// while stderr is not, so each decides for itself. Done here and not by a stream in between, which
+    /// would write in small pieces: on a large host that took longer than all the rest.
+    fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
+        let choice = match self.color {
+            ColorChoice::Auto => AutoStream::choice(stream),
+            ColorChoice::AlwaysAnsi | ColorChoice::Always | ColorChoice::Never => self.color,
+        };
+        match choice {
+            ColorChoice::Never => Cow::Owned(anstream::adapter::strip_str(text).to_string()),
+            ColorChoice::Auto | ColorChoice::AlwaysAnsi | ColorChoice::Always => Cow::Borrowed(text),
+        }
     }
 
     /// Prints text as it is, such as a script or TOML.
@@ -82,7 +98,8 @@ impl Output {
     /// Says something beside the result, on stderr; nothing with `--json`.
     pub(crate) fn remark(&self, text: &str) {
         if !self.json {
-            let mut stderr = AutoStream::new(std::io::stderr().lock(), self.color);
+            let mut stderr = std::io::stderr();
+            let text = self.dressed(text, &stderr);
             let _ = stderr.write_all(text.as_bytes());
         }
     }

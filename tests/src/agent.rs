@@ -6,6 +6,7 @@
 
 use std::{
     io::{Read, Write},
+    os::fd::OwnedFd,
     os::unix::{
         fs::PermissionsExt,
         net::{UnixDatagram, UnixStream},
@@ -37,6 +38,9 @@ pub struct Setup<'h> {
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
     name: String,
+    through: Vec<String>,
+    stdin: Option<Stdio>,
+    stderr: Option<Stdio>,
 }
 
 /// A running agent; ended when dropped.
@@ -95,6 +99,9 @@ impl<'h> Setup<'h> {
             environment: Vec::new(),
             arguments: Vec::new(),
             name: "gpushd".to_owned(),
+            through: Vec::new(),
+            stdin: None,
+            stderr: None,
         }
     }
 
@@ -133,13 +140,34 @@ impl<'h> Setup<'h> {
         self
     }
 
+    /// Started by another program, whose last arguments are then gpushd and its own.
+    #[must_use]
+    pub fn through(mut self, program: &[&str]) -> Self {
+        self.through = program.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// With this as its standard input.
+    #[must_use]
+    pub fn stdin(mut self, stdin: OwnedFd) -> Self {
+        self.stdin = Some(stdin.into());
+        self
+    }
+
+    /// With this as its standard error, instead of a file.
+    #[must_use]
+    pub fn stderr(mut self, stderr: OwnedFd) -> Self {
+        self.stderr = Some(stderr.into());
+        self
+    }
+
     /// Its state directory.
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.host.scratch(&format!("{}.state", self.name))
     }
 
-    fn command(&self) -> (std::process::Command, PathBuf, PathBuf, PathBuf, UnixDatagram) {
+    fn command(&mut self) -> (std::process::Command, PathBuf, PathBuf, PathBuf, UnixDatagram) {
         let config = self.host.scratch(&format!("{}.toml", self.name));
         match &self.config {
             Some(text) => std::fs::write(&config, text).expect("the config can be written"),
@@ -151,7 +179,14 @@ impl<'h> Setup<'h> {
         let _ = std::fs::remove_file(&notify);
         let listener = UnixDatagram::bind(&notify).expect("a notify socket");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log file");
-        let mut command = self.host.command(program("gpushd"));
+        let mut command = match self.through.split_first() {
+            Some((first, rest)) => {
+                let mut command = self.host.command(first);
+                command.args(rest).arg(program("gpushd"));
+                command
+            }
+            None => self.host.command(program("gpushd")),
+        };
         command
             .arg("--config")
             .arg(&config)
@@ -164,9 +199,9 @@ impl<'h> Setup<'h> {
             .env("GPUSH_LOG", "debug")
             .env_remove("JOURNAL_STREAM")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
+            .stdin(self.stdin.take().unwrap_or_else(Stdio::null))
             .stdout(Stdio::null())
-            .stderr(file);
+            .stderr(self.stderr.take().unwrap_or_else(|| file.into()));
         (command, socket, config, log, listener)
     }
 
@@ -176,8 +211,24 @@ impl<'h> Setup<'h> {
     /// When it ends instead; the panic shows what it said.
     #[must_use]
     pub fn start(self) -> Agent {
+        self.spawn(None)
+    }
+
+    /// The same, when it serves on another socket than its own.
+    ///
+    /// # Panics
+    /// When it ends instead.
+    #[must_use]
+    pub fn start_at(self, socket: &Path) -> Agent {
+        self.spawn(Some(socket))
+    }
+
+    fn spawn(mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
+        let socket = at.map_or(socket, Path::to_owned);
         let child = command.spawn().expect("gpushd can be started");
+        // The command holds what was handed to the child; its other end shall see it close.
+        drop(command);
         let mut agent = Agent { child, socket, config, log, notify, _public: None };
         agent.wait_for("READY=1");
         agent
@@ -188,7 +239,7 @@ impl<'h> Setup<'h> {
     /// # Panics
     /// When it can't be started, or serves.
     #[must_use]
-    pub fn refused(self) -> (ExitStatus, String) {
+    pub fn refused(mut self) -> (ExitStatus, String) {
         let (mut command, _, _, log, notify) = self.command();
         let mut child = command.spawn().expect("gpushd can be started");
         let status = wait(&mut child);

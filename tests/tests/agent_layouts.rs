@@ -13,14 +13,15 @@ fn walk(host: &Host, agent: &Agent, gpu: usize, layouts: &[(&[&str], &[&str])]) 
         let operation = agent.apply(&[&gpu.to_string()], entries);
         assert_eq!(operation.state, OperationState::Done, "{operation:?}");
         assert_eq!(truth(host, gpu), *expected, "{entries:?}");
-        let shown = agent.gpu(u32::try_from(gpu).unwrap());
+        let shown = agent.gpu(u32::try_from(gpu).expect("an index"));
         let shown: Vec<String> = shown
             .mig
-            .unwrap()
+            .expect("a GPU with MIG")
             .instances
             .iter()
             .map(|i| {
-                let compute = i.compute.iter().map(|c| format!("{}@{}", c.profile, c.placement.unwrap().start));
+                let compute =
+                    i.compute.iter().map(|c| format!("{}@{}", c.profile, c.placement.expect("a placement").start));
                 format!("{}@{}[{}]", i.profile, i.placement.start, compute.collect::<Vec<_>>().join(" "))
             })
             .collect();

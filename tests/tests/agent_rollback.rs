@@ -88,9 +88,9 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
             let expected = if when == "after" { OperationState::Done } else { OperationState::RolledBack };
             assert_eq!(operation.state, expected, "killed {when} call {k}: {operation:?}");
             if operation.state == OperationState::Done {
-                done += 1
+                done += 1;
             } else {
-                back += 1
+                back += 1;
             }
             host.clear_faults();
         }
@@ -135,7 +135,7 @@ fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
 
 fn step(agent: &Agent, operation: &Operation) -> Operation {
     let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
-    serde_json::from_value(agent.get(&path).json()).unwrap()
+    serde_json::from_value(agent.get(&path).json()).expect("an operation")
 }
 
 #[test]

@@ -8,8 +8,8 @@ use crate::{agent::Shared, auth::Asker, view};
 
 /// The config in force, and which GPUs its rules claim.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/config", tag = "config",
-    responses((status = 200, body = ConfigView), (status = "default", body = gpush_api::ApiError))))]
+    get, path = "/v1/config", operation_id = "getConfig", tag = "config",
+    responses((status = 200, description = "The answer", body = ConfigView), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn show(State(agent): State<Shared>, asker: Asker) -> Result<Json<ConfigView>, Failure> {
     // Without a driver the rules claim nothing, and can be read all the same.
     let gpus = view::gpus(&agent, &asker).await.unwrap_or_default();

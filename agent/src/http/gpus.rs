@@ -24,8 +24,8 @@ pub(super) struct ListParameters {
 
 /// All GPUs, by index.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/gpus", tag = "gpus", params(ListParameters),
-    responses((status = 200, body = Vec<Gpu>), (status = "default", body = gpush_api::ApiError))))]
+    get, path = "/v1/gpus", operation_id = "listGpus", tag = "gpus", params(ListParameters),
+    responses((status = 200, description = "The answer", body = Vec<Gpu>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
     State(agent): State<Shared>,
     asker: Asker,
@@ -42,18 +42,18 @@ pub(super) async fn list(
 
 /// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/gpus/{gpu}", tag = "gpus",
+    get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
-    responses((status = 200, body = Gpu), (status = "default", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Json<Gpu>, Failure> {
     Ok(Json(find(&agent, &asker, &gpu).await?))
 }
 
 /// The MIG profiles of one GPU, as its driver tells them.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/gpus/{gpu}/profiles", tag = "gpus",
+    get, path = "/v1/gpus/{gpu}/profiles", operation_id = "listProfiles", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
-    responses((status = 200, body = Vec<GpuProfile>), (status = "default", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn profiles(
     State(agent): State<Shared>,
     asker: Asker,

@@ -8,8 +8,8 @@ use crate::{agent::Shared, apply, auth::Asker};
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    post, path = "/v1/mig/plan", tag = "mig", request_body = PlanRequest,
-    responses((status = 200, body = Plans), (status = "default", body = gpush_api::ApiError))))]
+    post, path = "/v1/mig/plan", operation_id = "planMig", tag = "mig", request_body = PlanRequest,
+    responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn plan(
     State(agent): State<Shared>,
     asker: Asker,
@@ -20,8 +20,8 @@ pub(super) async fn plan(
 
 /// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    post, path = "/v1/mig/apply", tag = "mig", request_body = ApplyRequest,
-    responses((status = 202, body = Operation), (status = "default", body = gpush_api::ApiError))))]
+    post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
+    responses((status = 202, description = "It has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn apply(
     State(agent): State<Shared>,
     asker: Asker,

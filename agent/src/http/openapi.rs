@@ -10,8 +10,8 @@ const TEXT: &str = include_str!("../../../docs/openapi.json");
 
 /// The description of this API, OpenAPI 3.1.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/openapi.json", tag = "about",
-    responses((status = 200, content_type = "application/json"))))]
+    get, path = "/v1/openapi.json", operation_id = "getDescription", tag = "about",
+    responses((status = 200, description = "This description", content_type = "application/json"))))]
 pub(super) async fn show() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], TEXT)
 }
@@ -70,5 +70,12 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, described["paths"].as_object().unwrap().len());
+        let paths = described["paths"].as_object().unwrap().values();
+        let ids: Vec<&str> = paths
+            .flat_map(|path| path.as_object().unwrap().values())
+            .filter_map(|o| o["operationId"].as_str())
+            .collect();
+        let unique: std::collections::BTreeSet<&&str> = ids.iter().collect();
+        assert_eq!((ids.len(), unique.len()), (count, count), "{ids:?}");
     }
 }

@@ -31,8 +31,8 @@ pub(super) struct OneParameters {
 
 /// Operations that go on, and the last 200 that ended; oldest first.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/operations", tag = "operations",
-    responses((status = 200, body = Vec<Operation>), (status = "default", body = gpush_api::ApiError))))]
+    get, path = "/v1/operations", operation_id = "listOperations", tag = "operations",
+    responses((status = 200, description = "The answer", body = Vec<Operation>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Json<Vec<Operation>> {
     let mut operations = agent.operations.all();
     operations.iter_mut().for_each(|operation| redact::operation(operation, &asker));
@@ -41,9 +41,9 @@ pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Json<Vec<
 
 /// One operation, at once or when it has changed.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/operations/{id}", tag = "operations",
+    get, path = "/v1/operations/{id}", operation_id = "getOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`"), OneParameters),
-    responses((status = 200, body = Operation), (status = "default", body = gpush_api::ApiError))))]
+    responses((status = 200, description = "The answer", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(
     State(agent): State<Shared>,
     asker: Asker,

@@ -17,6 +17,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use tokio::{
     io::AsyncWriteExt,
     net::{UnixListener, UnixStream},
+    time::{Interval, MissedTickBehavior},
 };
 use tokio_util::{
     sync::CancellationToken,
@@ -51,9 +52,11 @@ pub(crate) async fn serve(
     let caps = Caps::new(descriptors, nix::unistd::geteuid().as_raw());
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
+    let mut watchdog = watchdog();
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
+            () = fed(&mut watchdog) => continue,
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -75,6 +78,30 @@ pub(crate) async fn serve(
     Ok(())
 }
 
+/// Twice as often as systemd wants to hear from us; `None` when it does not.
+///
+/// Fed from here, so that an agent whose accept loop or runtime is wedged is restarted, and one
+/// whose driver hangs is not.
+fn watchdog() -> Option<Interval> {
+    let mut within_us = 0;
+    let wanted = sd_notify::watchdog_enabled(false, &mut within_us) && within_us > 1;
+    wanted.then(|| {
+        let mut interval = tokio::time::interval(Duration::from_micros(within_us) / 2);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        interval
+    })
+}
+
+async fn fed(watchdog: &mut Option<Interval>) {
+    match watchdog {
+        Some(interval) => {
+            interval.tick().await;
+            let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Watchdog]);
+        }
+        None => std::future::pending().await,
+    }
+}
+
 fn admit(
     stream: UnixStream,
     caps: &Caps,
@@ -83,11 +110,8 @@ fn admit(
     cut: &CancellationToken,
     connections: &TaskTracker,
 ) {
-    let peer = match Peer::of(&stream) {
-        Ok(peer) => peer,
-        // It has gone again.
-        Err(_) => return,
-    };
+    // It may have gone again.
+    let Ok(peer) = Peer::of(&stream) else { return };
     match caps.enter(peer.uid) {
         Ok(place) => {
             let connection = connection(stream, peer, place, router.clone(), closing.clone());

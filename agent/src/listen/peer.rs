@@ -56,15 +56,16 @@ mod tests {
 
     use super::*;
 
+    const NONE: [u32; 0] = [];
     const STATUS: &str =
         "Name:\tbash\nUid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\nGroups:\t4 27 1000 \n";
 
     #[test]
     fn groups_are_believed_only_of_a_process_that_is_still_the_same_user() {
         assert_eq!(supplementary(STATUS, 1000), [4, 27, 1000]);
-        assert_eq!(supplementary(STATUS, 1001), []);
-        assert_eq!(supplementary(&STATUS.replace("1000\t1000\t1000\t1000\nGid", "1000\t0\t0\t0\nGid"), 1000), []);
-        assert_eq!(supplementary("", 0), []);
+        assert_eq!(supplementary(STATUS, 1001), NONE);
+        assert_eq!(supplementary(&STATUS.replace("1000\t1000\t1000\t1000\nGid", "1000\t0\t0\t0\nGid"), 1000), NONE);
+        assert_eq!(supplementary("", 0), NONE);
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Observer {
         }
         let mut gpus = Vec::new();
         for entry in entries {
-            let until = if entry.readings.is_known() { asked + WAIT } else { Instant::now() + FIRST };
+            let until = asked + if entry.readings.is_known() { WAIT } else { FIRST };
             let known = entry.readings.wait(until).await;
             let present = is_listed(&listed, &entry.identity.uuid);
             gpus.push(sight(entry.identity, present, known, list.good.as_ref().map(|good| good.1)));

@@ -281,6 +281,7 @@ pub struct Gpu {
     #[serde(default)]
     pub processes: Vec<Process>,
     /// When the hardware was read.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub observed_at: Timestamp,
     /// Whether a newer reading was wanted and could not be had.
     #[serde(default)]

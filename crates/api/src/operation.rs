@@ -91,9 +91,11 @@ pub struct Operation {
     /// Who asked.
     pub by: Actor,
     /// When it was asked for.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub created_at: Timestamp,
     /// When it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
     /// Plans, one a GPU.
     pub plans: Vec<GpuPlan>,

@@ -394,6 +394,41 @@ async fn the_worker_ends_with_the_last_handle() {
     drop(dir);
 }
 
+#[test]
+fn the_worker_ends_with_the_runtime() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let first = runtime();
+    let (stage, pid) = first.block_on(async {
+        let stage = Stage::new("* * ok");
+        let pid = stage.pid().await;
+        (stage, pid)
+    });
+    drop(first);
+    runtime().block_on(async {
+        gone(pid).await;
+        assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::Stopped);
+    });
+}
+
+#[tokio::test]
+async fn a_call_in_flight_is_let_finish_when_the_last_handle_goes() {
+    let stage = Stage::with("destroy_gpu_instance * gate\n* * ok", |o| o.deadlines.change = Duration::from_secs(60));
+    let gate = stage.gate();
+    let pid = stage.pid().await;
+    let Stage { dir, hardware } = stage;
+    let log = dir.path().join("log");
+    let destroying = tokio::spawn(async move { hardware.destroy_gpu_instance(A, 1).await });
+    while !log.exists() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    destroying.abort();
+    assert!(destroying.await.unwrap_err().is_cancelled());
+    tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
+    gone(pid).await;
+    let log = fs::read_to_string(log).unwrap();
+    assert_eq!(log, format!("destroy_gpu_instance {A} 1\nafter the gate\n"));
+}
+
 #[tokio::test]
 async fn a_worker_that_talks_nonsense_is_replaced() {
     let stage = Stage::new("destroy_gpu_instance * nonsense\n* * ok");

@@ -28,7 +28,7 @@ fn driver() -> Driver {
 }
 
 fn version() -> Version {
-    Version { agent: "0.1.0".into(), api: "v1".into(), driver: Some(driver()) }
+    Version { agent: "9.8.7".into(), api: "v1".into(), driver: Some(driver()) }
 }
 
 fn health(causes: Vec<ApiError>) -> Health {
@@ -176,7 +176,7 @@ fn json_is_the_types_of_the_api() {
     assert_eq!(code, Some(3));
 
     let (version_of_all, _) = json(&["version"]);
-    assert_eq!(version_of_all["agent"]["agent"], "0.1.0");
+    assert_eq!(version_of_all["agent"]["agent"], "9.8.7");
 
     let (error, code) = json(&["gpu", "list", "--gpu", "9"]);
     let error: ApiError = serde_json::from_value(error["error"].clone()).unwrap();

@@ -60,7 +60,7 @@ impl Host {
         Self::transcript(args, &child.wait_with_output().unwrap())
     }
 
-    /// `$ gpushctl …`, stdout, stderr and the exit status.
+    /// `$ gpushctl …`, stdout, stderr and the exit status; this build's version is `VERSION`.
     pub(crate) fn transcript(args: &[&str], output: &Output) -> String {
         let quoted =
             args.iter().map(|a| if a.is_empty() || a.contains(' ') { format!("'{a}'") } else { (*a).to_owned() });
@@ -73,7 +73,7 @@ impl Host {
             Some(code) => text += &format!("[exit {code}]\n"),
             None => text += "[killed]\n",
         }
-        text
+        text.replace(env!("CARGO_PKG_VERSION"), "VERSION")
     }
 }
 

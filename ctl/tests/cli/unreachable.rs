@@ -80,7 +80,7 @@ fn an_agent_of_another_version() {
     let mut text = host.run(&["status"]);
     text += &host.run(&["version", "--json"]);
     text += &host.run(&["gpu", "list"]);
-    assert_snapshot!(text.replace(env!("CARGO_PKG_VERSION"), "VERSION"));
+    assert_snapshot!(text);
 }
 
 #[test]

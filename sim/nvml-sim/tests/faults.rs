@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // of tests alone
 
+#[macro_use]
 mod client;
 
 use std::ptr::null_mut;
@@ -150,4 +151,29 @@ fn the_trace_has_a_line_for_each_change_and_none_for_readings() {
             "nvmlDeviceSetMigMode 0 value=0 -> SUCCESS (0)",
         ]
     );
+}
+
+#[test]
+fn a_hung_call_holds_up_nobody_else_and_goes_on_when_its_rule_is_removed() {
+    let client = Client::of("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
+    let gpu = client.gpu(0);
+    let gi = client.create(gpu, 9, 0, 4).unwrap();
+    client.fault("function = \"nvmlGpuInstanceDestroy\"\ngpu = 0\nhang = true");
+    let (library, address) = (&client.lib, gi as usize);
+    std::thread::scope(|scope| {
+        let hung = scope.spawn(move || {
+            // SAFETY: a live handle, as a number on its way to this thread.
+            unsafe { library.nvmlGpuInstanceDestroy(address as *mut _) }
+        });
+        // The rule's counter says when the call has begun to hang.
+        while client.host.faults().unwrap().iter().all(|(_, counter)| counter.fired == 0) {
+            std::thread::yield_now();
+        }
+        client.create(client.gpu(1), 9, 0, 4).unwrap();
+        client.uuid(gpu).unwrap();
+        assert!(!hung.is_finished());
+        client.host.clear_faults(None).unwrap();
+        assert_eq!(hung.join().unwrap(), 0);
+    });
+    assert!(client.host.read().unwrap().gpus()[0].instances.is_empty());
 }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 
+#[macro_use]
 mod client;
 
 use std::mem::zeroed;
@@ -343,7 +344,7 @@ fn only_root_and_who_owns_the_host_may_change_it() {
         let client = Client::of(&format!("{description}[[gpu]]\nmodel = \"a100-40\"\n"));
         // SAFETY: a plain system call.
         if unsafe { libc::geteuid() } != 0 {
-            println!("SKIPPED: needs root to become another user; mend with `sudo cargo test -p nvml-sim`");
+            println!("SKIPPED permissions: needs root to become another user; mend with `sudo cargo test -p nvml-sim`");
             return;
         }
         let gpu = client.gpu(0);

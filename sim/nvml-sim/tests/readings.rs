@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // of tests alone
 
+#[macro_use]
 mod client;
 
 use std::mem::zeroed;

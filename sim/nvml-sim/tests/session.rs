@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // calls C functions of the library under test
 
+#[macro_use]
 mod client;
 
 use client::{Client, string, text};

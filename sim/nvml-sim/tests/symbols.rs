@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // calls C functions of the library under test
 #![allow(clippy::unwrap_used)] // of tests alone
 
+#[macro_use]
 mod client;
 
 use std::collections::BTreeSet;
@@ -27,7 +28,7 @@ fn exported_symbols_are_those_of_driver_550_and_gpush_sim() {
 #[test]
 fn soname_is_the_drivers_and_the_library_is_never_unloaded() {
     let Ok(output) = Command::new("readelf").arg("-d").arg(client::library()).output() else {
-        println!("SKIPPED: readelf is not installed; mend with `apt-get install binutils`");
+        println!("SKIPPED readelf: not installed; mend with `apt-get install binutils`");
         return;
     };
     let text = String::from_utf8_lossy(&output.stdout);

@@ -151,9 +151,10 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::LibraryMissing => {
-                "install the NVIDIA driver's libraries, or put their directory into gpushd's LD_LIBRARY_PATH".to_owned()
+                "install the NVIDIA driver's libraries, or name the file: `gpushd --library PATH`".to_owned()
             }
-            ErrorKind::NotNvml => "see which file gpushd finds: `ldconfig -p | grep libnvidia-ml`, and its LD_LIBRARY_PATH".to_owned(),
+            ErrorKind::NotNvml => "see which one the loader finds: `ldconfig -p | grep libnvidia-ml`; or name it: `gpushd --library PATH`"
+                    .to_owned(),
             ErrorKind::LibraryNotFound | ErrorKind::FunctionNotFound => {
                 "the driver's installation is incomplete: reinstall it".to_owned()
             }

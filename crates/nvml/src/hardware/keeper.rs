@@ -91,6 +91,13 @@ impl Line {
     }
 }
 
+impl Drop for Line {
+    /// A runtime that is torn down drops the supervisor as it stands; its workers go with it.
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
 /// Reads until the worker, or the supervisor, closes the socket; then sees the process gone.
 fn attend(mut child: Child, mut stream: UnixStream, mut said: impl FnMut(ToParent) -> bool) -> String {
     let mut trouble = None;

@@ -42,7 +42,8 @@ struct Supervisor {
     epoch: (Instant, SystemTime),
 }
 
-/// Runs until the last handle is dropped; then the workers' sockets close, and they end.
+/// Runs until the last handle is dropped, and then until the worker has ended: calls in flight are
+/// let finish first.
 pub(super) async fn run(
     options: Options,
     mut messages: mpsc::UnboundedReceiver<Message>,
@@ -60,7 +61,8 @@ pub(super) async fn run(
         events,
         epoch: (Instant::now(), SystemTime::now()),
     };
-    loop {
+    let mut ending = false;
+    while !ending || supervisor.machine.worker().is_some() {
         let tick = async {
             match supervisor.machine.next_tick() {
                 Some(at) => time::sleep_until(at.into()).await,
@@ -68,9 +70,12 @@ pub(super) async fn run(
             }
         };
         let event = tokio::select! {
-            message = messages.recv() => match message {
+            message = messages.recv(), if !ending => match message {
                 Some(message) => Some(supervisor.note(message)),
-                None => break,
+                None => {
+                    ending = true;
+                    Some(Event::Stop { ticket: 0 })
+                }
             },
             Some((worker, report)) = reported.recv() => supervisor.heard(worker, report),
             () = tick => Some(Event::Tick),
@@ -84,9 +89,6 @@ pub(super) async fn run(
             *old = now;
             changed
         });
-    }
-    for line in supervisor.lines.values() {
-        line.close();
     }
 }
 

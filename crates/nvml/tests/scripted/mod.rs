@@ -100,7 +100,10 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
     match deed(stage, name(request), uuid).as_str() {
         "hang" => hang(),
         "die" => die(),
-        "gate" => drop(fs::File::open(stage.join("gate")).unwrap()),
+        "gate" => {
+            drop(fs::File::open(stage.join("gate")).unwrap());
+            log.write_all(b"after the gate\n").unwrap();
+        }
         "nonsense" => outbox.lock().unwrap().write_all(b"\x05\0\0\0{{{{{").unwrap(),
         "event" => {
             let event = Event { uuid: uuid.to_owned(), kind: EventKind::Xid(79), gi: Some(1), ci: None };

@@ -30,8 +30,6 @@ pub(crate) struct Client {
 }
 
 /// Calls a function of the library with the given arguments and gives its return code.
-#[macro_export]
-#[allow(clippy::macro_metavars_in_unsafe)] // the arguments are plain values and pointers
 macro_rules! rc {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: arguments are of the types that the bindings name, and outlive the call.
@@ -40,10 +38,9 @@ macro_rules! rc {
 }
 
 /// As `rc!`, and the call must succeed.
-#[macro_export]
 macro_rules! ok {
     ($client:expr, $function:ident($($argument:expr),* $(,)?)) => {
-        assert_eq!($crate::rc!($client, $function($($argument),*)), 0, stringify!($function))
+        assert_eq!(rc!($client, $function($($argument),*)), 0, stringify!($function))
     };
 }
 

@@ -80,6 +80,24 @@ fn a_worker_stuck_in_the_kernel_is_reported_and_not_waited_for() {
 }
 
 #[test]
+fn an_abandoned_worker_is_not_killed_while_it_carries_calls_in_time() {
+    let (mut machine, now) = serving();
+    machine.step(now, Event::Call { ticket: 1, ask: read("a") });
+    machine.step(now, Event::Call { ticket: 2, ask: destroy("b") });
+    let killed = |effects: &[Effect]| effects.contains(&Effect::Kill(1));
+    // The read hangs; the mutation has a minute.
+    let late = now + limits().read;
+    let effects = machine.step(late, Event::Tick);
+    assert_eq!(kind_of(&effects, 1), Some(ErrorKind::Deadline { may_land: false }));
+    assert!(!killed(&effects));
+    assert_eq!(machine.next_tick(), Some(now + limits().change));
+    assert!(!killed(&machine.step(now + limits().change - SECOND, Event::Tick)));
+    let done = Event::Reply { worker: 1, ticket: 2, result: Ok(Answer::Destroyed) };
+    let effects = machine.step(now + limits().change - SECOND, done);
+    assert!(killed(&effects), "{effects:?}");
+}
+
+#[test]
 fn stuck_workers_do_not_pile_up() {
     let now = Instant::now();
     let mut machine = Machine::new(limits());

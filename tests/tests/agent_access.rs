@@ -1,0 +1,171 @@
+//! Who may do and see what, by the kernel's word: the same requests from other users.
+
+use std::{
+    io::Write,
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+};
+
+use gpush_api::{Code, OperationState};
+use gpush_tests::{
+    agent::{Agent, Answer, gi_at, parse, truth},
+    host::Host,
+};
+use nix::unistd::{Group, geteuid};
+use serde_json::{Value, json};
+
+/// The user `nobody`, who is in no group of ours.
+const NOBODY: u32 = 65534;
+
+/// Whether this machine lets a test be somebody else, or why not.
+fn can_be_somebody_else() -> bool {
+    let curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status();
+    if !geteuid().is_root() {
+        println!("skipped: only root can ask as another user");
+        return false;
+    }
+    if !curl.is_ok_and(|status| status.success()) {
+        println!("skipped: curl is not installed");
+        return false;
+    }
+    true
+}
+
+fn ask_as(uid: u32, gid: u32, agent: &Agent, method: &str, path: &str, body: Option<&Value>) -> Answer {
+    let mut command = Command::new("curl");
+    command.uid(uid).gid(gid).current_dir("/").env("HOME", "/");
+    command.args(["--silent", "--show-error", "--include", "--request", method, "--unix-socket"]);
+    command.arg(agent.socket()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if body.is_some() {
+        command.args(["--header", "content-type: application/json", "--data", "@-"]);
+    }
+    command.arg(format!("http://gpush{path}"));
+    let mut child = command.spawn().expect("curl can be started");
+    let text = body.map(ToString::to_string).unwrap_or_default();
+    child.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("curl reads");
+    let output = child.wait_with_output().expect("curl ends");
+    parse(&output.stdout).unwrap_or_else(|| panic!("curl: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+#[test]
+fn a_user_without_the_right_may_look_and_plan_and_not_change() {
+    if !can_be_somebody_else() {
+        return;
+    }
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start_public(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb"]).state, OperationState::Done);
+    let before = truth(&host, 0);
+    host.start_trace();
+    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    let denied = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/apply", Some(&wanted));
+    assert_eq!(denied.status, 403);
+    let error = denied.error();
+    assert_eq!(error.code, Code::Denied);
+    assert!(error.message.contains("uid 65534") && error.hint.unwrap().contains("admin_groups"), "{}", error.message);
+    assert_eq!(ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus", None).status, 200);
+    assert_eq!(ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted)).status, 200);
+    assert_eq!((truth(&host, 0), host.trace()), (before, Vec::new()));
+    // Who asked for an operation is known, from which process is not.
+    let operations = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/operations", None).json();
+    assert_eq!((&operations[0]["by"]["uid"], &operations[0]["by"]["pid"]), (&json!(0), &Value::Null));
+}
+
+#[test]
+fn members_of_an_admin_group_may_change() {
+    if !can_be_somebody_else() {
+        return;
+    }
+    let Ok(Some(group)) = Group::from_gid(NOBODY.into()) else {
+        println!("skipped: gid {NOBODY} has no name here");
+        return;
+    };
+    let host = Host::up("a30x4");
+    let agent = Agent::start_public(&host, &format!("[access]\nadmin_groups = [\"{}\"]\n", group.name));
+    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["2g.12gb"]}});
+    assert_eq!(ask_as(NOBODY, 1, &agent, "POST", "/v1/mig/apply", Some(&wanted)).status, 403);
+    let begun = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/apply", Some(&wanted));
+    assert_eq!(begun.status, 202, "{}", String::from_utf8_lossy(&begun.body));
+    assert_eq!(agent.settle()[0].state, OperationState::Done);
+    assert_eq!(agent.settle()[0].by.uid, NOBODY);
+}
+
+#[test]
+fn others_see_that_somebody_is_there_and_no_more() {
+    if !can_be_somebody_else() {
+        return;
+    }
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start_public(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "2g.20gb@0"]).state, OperationState::Done);
+    let (large, small) = (gi_at(&host, 0, 4), gi_at(&host, 0, 0));
+    // Root's in one instance, nobody's own in the other.
+    let roots = host.process(&format!("--gpu 0 --gi {large} --ci 0 --memory 700"));
+    let mut own = Command::new("sleep");
+    let mut own = own.arg("987654").uid(NOBODY).gid(NOBODY).current_dir("/").spawn().expect("sleep can be started");
+    let place = format!("--gpu 0 --gi {small} --ci 0 --pid {}", own.id());
+    let words: Vec<&str> = std::iter::once("add").chain(place.split(' ')).collect();
+    host.sim("process", &words);
+    agent.settle_reads();
+
+    let seen = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/gpus/0", None).json();
+    let processes = |n: usize| &seen["mig"]["instances"][n]["compute"][0]["processes"][0];
+    let (mine, other) = (processes(0), processes(1));
+    assert_eq!(mine["pid"], own.id(), "{seen}");
+    assert_eq!(mine["uid"], NOBODY);
+    assert_eq!(mine["command"], "sleep 987654");
+    assert_eq!(other, &json!({"kind": "compute", "memory_mib": 700}), "of others only that they are there");
+
+    // Not in a plan's refusal either, in no field and no sentence.
+    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    let plan = ask_as(NOBODY, NOBODY, &agent, "POST", "/v1/mig/plan", Some(&wanted));
+    let text = String::from_utf8(plan.body.clone()).unwrap();
+    assert!(text.contains("in use"), "{text}");
+    assert!(!text.contains(&roots.to_string()), "{text}");
+    assert!(text.contains(&own.id().to_string()), "{text}");
+
+    // Root sees all of it.
+    let all = agent.gpu(0).mig.unwrap().instances;
+    let shown = &all[1].compute[0].processes[0];
+    assert_eq!((shown.pid, shown.uid, shown.user.as_deref()), (Some(roots), Some(0), Some("root")));
+    assert!(shown.command.as_ref().is_some_and(|command| !command.is_empty()));
+    let _ = own.kill();
+    let _ = own.wait();
+}
+
+#[test]
+fn one_user_cannot_use_up_the_connections() {
+    if !can_be_somebody_else() {
+        return;
+    }
+    let host = Host::up("a30x4");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
+    let agent = Agent::start_public(&host, "");
+    let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
+    // As many long polls as it can have, held open by one curl; then one more.
+    let mut held = Command::new("curl");
+    held.uid(NOBODY).gid(NOBODY).current_dir("/").env("HOME", "/");
+    held.args(["--silent", "--parallel", "--parallel-immediate", "--parallel-max", "40", "--unix-socket"]);
+    held.arg(agent.socket()).stdout(Stdio::null()).stderr(Stdio::null());
+    for _ in 0..32 {
+        held.arg("http://gpush/v1/operations/op-1?after=1000000&wait_ms=60000");
+    }
+    let mut held = held.spawn().expect("curl can be started");
+    let mut tries = 0;
+    let refused = loop {
+        let answer = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/version", None);
+        if answer.status != 200 {
+            break answer;
+        }
+        tries += 1;
+        assert!(tries < 500, "never refused");
+    };
+    assert_eq!(refused.status, 503);
+    assert!(refused.error().message.contains("uid 65534 has 32 connections"), "{:?}", refused.error());
+    // Root is not kept out.
+    assert_eq!(agent.get("/v1/version").status, 200);
+    let _ = held.kill();
+    let _ = held.wait();
+    host.clear_faults();
+    assert_eq!(agent.follow(operation).state, OperationState::Done);
+}

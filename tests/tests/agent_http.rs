@@ -1,0 +1,211 @@
+//! The API as plain HTTP: every answer JSON, every mistake named, nobody able to hold it up.
+
+use std::{
+    io::{Read, Write},
+    time::{Duration, Instant},
+};
+
+use gpush_api::{Code, OperationState};
+use gpush_tests::{
+    agent::{Agent, parse},
+    host::Host,
+};
+use serde_json::{Value, json};
+
+#[test]
+fn every_mistake_is_answered_in_json_with_its_status() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let json_type = "content-type: application/json\r\n";
+    let large = vec![b' '; 70_000];
+    let mut tried = 0;
+    for (method, path, headers, body, status, says) in [
+        ("GET", "/", "", &b""[..], 404, "there is no"),
+        ("GET", "/v1/gpu", "", b"", 404, "/v1/gpu"),
+        ("GET", "/v1/gpus/", "", b"", 404, "/v1/gpus/"),
+        ("GET", "/v1/gpus/9", "", b"", 404, "no GPU 9"),
+        ("GET", "/v1/gpus/all", "", b"", 400, "names 4 GPUs"),
+        ("GET", "/v1/gpus/%ff", "", b"", 400, "UTF-8"),
+        ("GET", "/v1/gpus?profile=1", "", b"", 400, "profiles"),
+        ("GET", "/v1/gpus?profiles=maybe", "", b"", 400, "not `true` or `false`"),
+        ("GET", "/v1/operations/op-7", "", b"", 404, "op-7"),
+        ("GET", "/v1/operations/op-7?after=x", "", b"", 400, "invalid digit"),
+        ("PUT", "/v1/gpus", "", b"", 405, "PUT"),
+        ("DELETE", "/v1/operations/op-1", "", b"", 405, "DELETE"),
+        ("GET", "/v1/mig/apply", "", b"", 405, "GET"),
+        ("BREW", "/v1/gpus", "", b"", 405, "BREW"),
+        ("POST", "/v1/mig/apply", "", b"{}", 415, "content-type"),
+        ("POST", "/v1/mig/apply", json_type, b"", 400, "the body"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"gpus\": [", 400, "line 1 column 10"),
+        ("POST", "/v1/mig/apply", json_type, b"[1]", 400, "the body"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"gpu\": []}", 400, "expected `gpus` or `layout`"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"layout\": {\"entries\": 7}}", 400, "layout.entries"),
+        ("POST", "/v1/mig/apply", json_type, b"\xff\xfe", 400, "the body"),
+        ("POST", "/v1/mig/apply", json_type, &large, 413, "65536 bytes"),
+    ] {
+        let answer = agent.request(method, path, headers, body);
+        assert_eq!(answer.status, status, "{method} {path}: {}", String::from_utf8_lossy(&answer.body));
+        let error = answer.error();
+        let text = format!("{} {} {}", error.message, error.causes.join(" "), error.hint.unwrap_or_default());
+        assert!(text.contains(says), "{method} {path}: {text}");
+        assert!(!answer.head.to_lowercase().contains("\r\nserver:"), "{}", answer.head);
+        tried += 1;
+    }
+    println!("{tried} mistakes answered");
+}
+
+#[test]
+fn the_description_is_served_and_names_every_path() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let answer = agent.get("/v1/openapi.json");
+    assert_eq!(answer.status, 200);
+    let described = answer.json();
+    assert!(described["openapi"].as_str().unwrap().starts_with("3.1"), "{described}");
+    for path in ["/v1/gpus", "/v1/mig/apply", "/v1/operations/{id}", "/v1/health"] {
+        assert!(described["paths"][path].is_object(), "{path}");
+    }
+    // A list leaves the profiles out, one GPU has them.
+    assert!(agent.gpus().iter().all(|gpu| gpu.mig.as_ref().unwrap().profiles.is_empty()));
+    assert!(!agent.gpu(0).mig.unwrap().profiles.is_empty());
+    let listed = agent.get("/v1/gpus?profiles=true").json();
+    assert_eq!(listed[3]["mig"]["profiles"], agent.get("/v1/gpus/3/profiles").json());
+}
+
+#[test]
+fn one_gpu_is_found_by_index_uuid_and_pci_address() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let gpu = agent.gpu(5);
+    for name in [&gpu.uuid, &gpu.uuid[..12], &gpu.pci, &gpu.pci.to_uppercase(), &gpu.uuid.to_uppercase()] {
+        let found = agent.get(&format!("/v1/gpus/{name}"));
+        assert_eq!(found.status, 200, "{name}: {}", String::from_utf8_lossy(&found.body));
+        assert_eq!(found.json()["index"], 5, "{name}");
+    }
+}
+
+#[test]
+fn a_head_that_does_not_come_is_not_waited_for() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let mut tried = 0;
+    for start in [&b""[..], b"GET /v1/gpus HTTP/1.1\r\nhost: x\r\n"] {
+        let mut slow = agent.connect();
+        slow.write_all(start).unwrap();
+        // The agent closes; meanwhile it answers others.
+        assert_eq!(agent.get("/v1/version").status, 200);
+        let mut rest = Vec::new();
+        slow.read_to_end(&mut rest).unwrap();
+        assert!(rest.is_empty() || parse(&rest).unwrap().status >= 400, "{}", String::from_utf8_lossy(&rest));
+        tried += 1;
+    }
+    // A body that does not come is answered, not waited for.
+    let mut slow = agent.connect();
+    slow.write_all(
+        b"POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{",
+    )
+    .unwrap();
+    let mut rest = Vec::new();
+    let _ = slow.read_to_end(&mut rest);
+    assert_eq!(parse(&rest).unwrap().status, 408, "{}", String::from_utf8_lossy(&rest));
+    println!("{} slow clients", tried + 1);
+}
+
+#[test]
+fn a_connection_carries_several_requests() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let mut stream = agent.connect();
+    for _ in 0..3 {
+        stream.write_all(b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut read = Vec::new();
+        let mut byte = [0];
+        while !read.ends_with(b"\r\n\r\n") {
+            stream.read_exact(&mut byte).unwrap();
+            read.push(byte[0]);
+        }
+        let head = String::from_utf8(read).unwrap();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().parse().unwrap();
+        let mut body = vec![0; length];
+        stream.read_exact(&mut body).unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(&body).unwrap()["api"], "v1");
+    }
+}
+
+#[test]
+fn long_polls_return_with_each_change_and_at_the_end() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let mut operation = agent.begin(&["0"], &["3g.40gb", "1g.10gb*4"]).unwrap();
+    let mut revisions = vec![operation.revision];
+    while !operation.state.is_final() {
+        let path = format!("/v1/operations/op-1?after={}&wait_ms=30000", operation.revision);
+        operation = serde_json::from_value(agent.get(&path).json()).unwrap();
+        revisions.push(operation.revision);
+    }
+    assert_eq!(operation.state, OperationState::Done);
+    assert!(revisions.windows(2).all(|pair| pair[0] < pair[1]), "{revisions:?}");
+    println!("{} answers until the end", revisions.len());
+    // Ended: no waiting, whatever revision is asked for.
+    let begun = Instant::now();
+    let answer = agent.get("/v1/operations/op-1?after=999999&wait_ms=60000");
+    assert_eq!(answer.json()["state"], "done");
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    assert_eq!(agent.get("/v1/operations").json().as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn readings_are_shared_and_a_gpu_that_hangs_is_shown_stale() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "[driver]\nread_ms = 3000\n");
+    assert_eq!(agent.gpus().len(), 8);
+    host.fault("nvmlDeviceGetMigMode --gpu 4 --times 1 --hang");
+    agent.settle_reads_except(4);
+    // It is known as it was, the others as they are.
+    let gpus = agent.gpus();
+    assert_eq!(gpus.len(), 8);
+    assert!(gpus[4].stale, "{:?}", gpus[4]);
+    assert!(gpus.iter().filter(|gpu| gpu.stale).count() < 8);
+    assert_eq!(gpus[4].mig.as_ref().unwrap().memory_slices, 8);
+    assert_eq!(agent.apply(&["3"], &["7g.80gb"]).state, OperationState::Done);
+    host.clear_faults();
+    agent.settle_reads();
+}
+
+#[test]
+fn many_askers_at_once_get_the_same_answer() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let answers: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let askers: Vec<_> = (0..24).map(|_| scope.spawn(|| agent.get("/v1/gpus").body)).collect();
+        askers.into_iter().map(|asker| asker.join().unwrap()).collect()
+    });
+    for body in &answers {
+        let gpus: Value = serde_json::from_slice(body).unwrap();
+        assert_eq!(gpus.as_array().unwrap().len(), 8);
+    }
+    println!("{} askers at once", answers.len());
+}
+
+#[test]
+fn a_plan_changes_nothing_and_says_of_each_gpu_what_would_be() {
+    let host = Host::up("mixed");
+    let agent = Agent::start(&host, "");
+    host.start_trace();
+    let answer = agent.post("/v1/mig/plan", &json!({"gpus": ["all"], "layout": {"entries": ["1g.10gb"]}}));
+    assert_eq!(answer.status, 200);
+    let plans = answer.json();
+    let plans = plans["plans"].as_array().unwrap();
+    assert_eq!(plans.len(), 6);
+    let refusal = |n: usize| plans[n]["refusal"]["reason"].as_str();
+    assert_eq!(refusal(0), None);
+    assert_eq!(refusal(1), Some("unknown_profile"), "an A30 has no 1g.10gb");
+    assert_eq!(refusal(4), Some("no_mig"));
+    assert!(plans[1]["error"]["hint"].as_str().unwrap().contains("1g.6gb"), "{}", plans[1]);
+    assert_eq!(host.trace(), []);
+    // To carry that out is refused as a whole.
+    let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
+    assert_eq!(refused.code, Code::UnknownProfile);
+    assert!(refused.causes.iter().any(|cause| cause.contains("no GPU was touched")), "{refused:?}");
+    assert_eq!(host.trace(), []);
+}

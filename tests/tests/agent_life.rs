@@ -1,0 +1,164 @@
+//! Start and stop: one agent a state directory, sockets that are stale or alive, signals, systemd.
+
+use std::{
+    io::Read,
+    os::unix::{fs::FileTypeExt, net::UnixListener, process::ExitStatusExt},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{GpuState, OperationState};
+use gpush_tests::{
+    agent::{Agent, Setup, truth},
+    host::Host,
+};
+use nix::sys::signal::Signal;
+
+#[test]
+fn a_second_agent_on_the_same_state_is_told_who_has_it() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let other = host.scratch("other.sock");
+    // The same state directory, another socket.
+    let (status, log) = Setup::on(&host).socket(&other).refused();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains(&format!("another gpushd (pid {}) has the state directory", agent.pid())), "{log}");
+    assert!(!other.exists());
+    assert_eq!(agent.get("/v1/version").status, 200);
+}
+
+#[test]
+fn a_live_socket_is_refused_and_a_stale_one_replaced() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let (status, log) = Setup::on(&host).named("second").socket(agent.socket()).refused();
+    assert_eq!(status.code(), Some(1));
+    assert!(log.contains("another program listens on"), "{log}");
+    assert_eq!(agent.get("/v1/version").status, 200);
+    let socket = agent.socket().to_owned();
+    agent.kill();
+    assert!(socket.exists(), "a killed agent leaves its socket file");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.get("/v1/version").status, 200);
+    agent.stop();
+    assert!(!socket.exists(), "one that stops does not");
+    // What is no socket is not ours to remove.
+    std::fs::write(&socket, "precious").unwrap();
+    let (_, log) = Setup::on(&host).refused();
+    assert!(log.contains("is not a socket"), "{log}");
+    assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
+}
+
+#[test]
+fn an_idle_agent_stops_at_once_even_with_clients_waiting() {
+    let host = Host::up("a30x4");
+    let mut agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
+    let _idle = agent.connect();
+    let begun = Instant::now();
+    agent.signal(Signal::SIGTERM);
+    assert!(agent.wait().success(), "{}", agent.log());
+    let took = begun.elapsed();
+    println!("stopped after {} ms", took.as_millis());
+    // Two seconds of draining, and as much again for a busy machine.
+    assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+#[test]
+fn a_stop_in_mid_apply_ends_the_operation_first() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 700");
+    let begun = agent.begin(&["0"], &["1g.10gb*4"]).unwrap();
+    let mut operation = begun;
+    while operation.progress[0].done < 2 {
+        let path = format!("/v1/operations/op-1?after={}&wait_ms=10000", operation.revision);
+        operation = serde_json::from_value(agent.get(&path).json()).unwrap();
+    }
+    agent.signal(Signal::SIGTERM);
+    agent.wait_for("STATUS=finishing operations");
+    // It still answers, and takes nothing new.
+    let refused = agent.begin(&["1"], &["7g.80gb"]).unwrap_err();
+    assert_eq!(refused.code, gpush_api::Code::Unavailable, "{refused:?}");
+    assert!(agent.wait().success(), "{}", agent.log());
+    assert_eq!(truth(&host, 0).len(), 4, "{:?}", truth(&host, 0));
+    assert!(truth(&host, 1).is_empty());
+}
+
+#[test]
+fn a_second_sigterm_ends_it_at_once() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
+    let _operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
+    agent.signal(Signal::SIGTERM);
+    agent.wait_for("STATUS=finishing operations");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.wait().signal(), Some(Signal::SIGTERM as i32), "{}", agent.log());
+    host.clear_faults();
+    // The next one finds what there is.
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+}
+
+#[test]
+fn readiness_means_being_served() {
+    let host = Host::up("dgx-a100");
+    // The driver takes its time; the agent does not wait for it.
+    host.fault("nvmlInit* --delay-ms 1500");
+    let begun = Instant::now();
+    let agent = Agent::start(&host, "");
+    let ready = begun.elapsed();
+    assert!(agent.socket().symlink_metadata().unwrap().file_type().is_socket());
+    assert_eq!(agent.get("/v1/config").json()["rules"], serde_json::json!([]));
+    assert_eq!(agent.gpus().len(), 8, "the first reading is waited for");
+    let read = begun.elapsed();
+    println!("ready after {} ms, first reading after {} ms", ready.as_millis(), read.as_millis());
+    assert!(ready < read);
+}
+
+#[test]
+fn a_socket_handed_over_by_systemd_is_taken_and_left_in_place() {
+    let host = Host::up("a30x4");
+    let path = host.scratch("handed.sock");
+    // systemd's part: a listening socket as descriptor 3, and the variables that tell of it.
+    let listener = UnixListener::bind(&path).unwrap();
+    let script = "exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$@\"";
+    let agent = Setup::on(&host)
+        .socket(host.scratch("unused.sock"))
+        .through(&["sh", "-c", script, "sh"])
+        .stdin(listener.try_clone().unwrap().into())
+        .start_at(&path);
+    assert_eq!(agent.get("/v1/version").status, 200);
+    assert!(!host.scratch("unused.sock").exists());
+    // The driver worker has not inherited it: it would keep the socket alive.
+    let holders = Command::new("sh")
+        .arg("-c")
+        .arg(format!("ls -l /proc/{}/task/*/children >/dev/null 2>&1; cat /proc/{0}/task/*/children", agent.pid()))
+        .output()
+        .unwrap();
+    for worker in String::from_utf8_lossy(&holders.stdout).split_whitespace() {
+        let three = std::fs::read_link(format!("/proc/{worker}/fd/3"));
+        let ours = std::fs::read_link(format!("/proc/{}/fd/3", agent.pid())).unwrap();
+        assert!(three.is_err() || three.unwrap() != ours, "worker {worker} has the listening socket");
+    }
+    agent.stop();
+    assert!(path.exists(), "it is systemd's to remove");
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_up_nothing() {
+    let host = Host::up("dgx-a100");
+    // A pipe that is full after 64 KiB, and whose reader sleeps.
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let agent = Setup::on(&host).env("GPUSH_LOG", "trace").stderr(writer.into()).start();
+    for round in 0..40 {
+        let layout: &[&str] = if round % 2 == 0 { &["1g.10gb*7"] } else { &["none"] };
+        assert_eq!(agent.apply(&["all"], layout).state, OperationState::Done, "round {round}");
+    }
+    agent.stop();
+    let mut written = Vec::new();
+    reader.read_to_end(&mut written).unwrap();
+    println!("{} bytes were written until the pipe was full", written.len());
+    assert!(written.len() >= 65_536, "the pipe never was full");
+}
