@@ -74,7 +74,7 @@ fn planning(rows: &[Value]) -> Value {
     let table: Vec<Value> = rows
         .iter()
         .map(|row| {
-            let times = ["p50_ns", "p99_ns", "max_ns"].map(|key| format!("{:.1}", microseconds(row, key)));
+            let times = ["p50_ns", "p99_ns", "p999_ns"].map(|key| format!("{:.1}", microseconds(row, key)));
             json!([name(row), row["count"].to_string(), times[0], times[1], times[2]])
         })
         .collect();
@@ -87,7 +87,7 @@ fn planning(rows: &[Value]) -> Value {
         "title": "Planning",
         "note": "Every state of an A100 and of an H100 against every layout of up to eight instances, in µs; and hosts \
                  of 64 GPUs, each with its own state and layout, from the driver's profiles to the plans.",
-        "columns": ["", "calls", "p50", "p99", "slowest"],
+        "columns": ["", "calls", "p50", "p99", "p99.9"],
         "rows": table,
         "targets": [
             { "what": "planning a GPU", "wanted": "p99 under 100 µs", "measured": format!("{one:.1} µs"), "met": one < 100.0 },
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_slowest_kind_of_plan_decides_and_nothing_measured_meets_nothing() {
-        let row = |what: &str, p99: u64| json!({"what": what, "count": 1, "p50_ns": 1, "p99_ns": p99, "max_ns": p99});
+        let row = |what: &str, p99: u64| json!({"what": what, "count": 1, "p50_ns": 1, "p99_ns": p99, "p999_ns": p99});
         let met = |rows: &[Value]| targets(&planning(rows)).iter().map(|target| target.met).collect::<Vec<_>>();
         let host = row("a: 64 GPUs from profiles to plans", 9_000_000);
         assert_eq!(met(&[row("a", 5_000), row("b", 99_000), host.clone()]), [true, true]);

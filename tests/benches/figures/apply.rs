@@ -71,9 +71,8 @@ pub(crate) fn run() -> Report {
     let (agent, slow_agent) = (ctl::agent(&counted), ctl::agent(&timed));
     let mut report = Report::new(
         "Driver calls of an apply",
-        "An A100 80GB on the simulator. Creates and destroys count GPU and compute instances together, \
-         every call that was made, failed ones too; the minimum is found by trying every subset of kept instances \
-         and every placement. Beside it the same change by a client that destroys everything and then tries the \
+        "An A100 80GB on the simulator, `creates + destroys` of GPU and compute instances together, failed calls \
+         among them; the minimum is found by trying every subset of kept instances and every placement. Beside it the same change by a client that destroys everything and then tries the \
          instances in one order after the other, placements left to the driver. `time` is how many \
          times longer that takes from start to end, with latencies as on hardware.",
         &["from", "to", "minimum", "gpush", "failed", "permute and retry", "failed", "time"],
@@ -100,7 +99,7 @@ pub(crate) fn run() -> Report {
         };
         report.rows.push(vec![
             describe(case),
-            case.to.join(" "),
+            counted_names(case.to),
             exact.map_or_else(|| "impossible".into(), |(creates, destroys)| format!("{creates} + {destroys}")),
             said(&ours),
             ours.failed.to_string(),
@@ -118,6 +117,15 @@ pub(crate) fn run() -> Report {
     );
     report.target("failed driver calls", "none", &failed.to_string(), failed == 0);
     report
+}
+
+/// `1g.10gb*2` for two in a row.
+fn counted_names(names: &[&str]) -> String {
+    let runs = names.chunk_by(|a, b| a == b).map(|run| match run.len() {
+        1 => run[0].to_owned(),
+        count => format!("{}*{count}", run[0]),
+    });
+    runs.collect::<Vec<_>>().join(" ")
 }
 
 fn describe(case: &Case) -> String {
