@@ -20,7 +20,7 @@ mod carry_out;
 mod forward;
 mod step;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Operation, PlanRequest};
 use gpush_core::desired::plan_host;
@@ -51,10 +51,39 @@ impl Part {
     }
 }
 
-/// Plans what `request` asks, without doing any of it.
+/// Plans what `request` asks, without doing any of it, from readings as fresh as those of an
+/// apply: a plan that says an instance is idle because it was so a second ago is no plan. A GPU
+/// that can't be read has an error in place of steps and costs the others nothing.
 pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<gpush_api::Plans, ApiError> {
+    let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
-    plan_host(&agent.settings.config(), &gpus, request)
+    let meant = plan_host(&config, &gpus, request)?.plans;
+    let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
+    let mut fresh = Vec::new();
+    let mut unread = BTreeMap::new();
+    for ((uuid, outcome), plan) in agent.observer.now(&uuids).await.into_iter().zip(&meant) {
+        match outcome {
+            Ok(reading) => fresh.push(reading),
+            Err(error) => {
+                unread.insert(uuid, unreadable(plan, &error.to_api()));
+            }
+        }
+    }
+    let gpus = renewed(agent, asker, &fresh).await?;
+    let mut plans = plan_host(&config, &gpus, request)?;
+    for plan in &mut plans.plans {
+        if let Some(error) = unread.remove(&plan.uuid) {
+            *plan = GpuPlan {
+                steps: Vec::new(),
+                keeps: Vec::new(),
+                enables_mig: false,
+                refusal: None,
+                error: Some(error),
+                ..plan.clone()
+            };
+        }
+    }
+    Ok(plans)
 }
 
 /// Begins to carry out what `request` asks.
@@ -121,7 +150,8 @@ async fn renewed(agent: &Shared, asker: &Asker, before: &[Arc<Reading>]) -> Resu
 }
 
 fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {
-    let message = format!("GPU {} ({}) can't be read, so nothing was changed", plan.gpu, plan.uuid);
+    let message =
+        format!("GPU {} ({}) can't be read, so nothing is planned and nothing was changed", plan.gpu, plan.uuid);
     ApiError { message, causes: [vec![error.message.clone()], error.causes.clone()].concat(), ..error.clone() }
 }
 

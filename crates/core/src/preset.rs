@@ -52,7 +52,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
     Gpu {
         index,
         uuid: format!("{UUID_PREFIX}{index:012x}"),
-        pci: format!("0000:{:02x}:00.0", index + 1),
+        pci: format!("0000:{:02x}:00.0", gpush_geometry::preset_bus(index)),
         minor: index,
         name: product(model),
         architecture: architecture(model.architecture),
@@ -77,12 +77,9 @@ fn gpu(model: &Model, index: u32) -> Gpu {
     }
 }
 
-/// Product name as the driver would tell it: the first board of the model, NVIDIA's name first.
+/// Product name as the driver would tell it: that of the model's first board.
 fn product(model: &Model) -> String {
-    let board = model.boards.first().map_or(model.product.as_str(), |board| board.name.as_str());
-    let name = if board.ends_with("Edition") { model.product.as_str() } else { board };
-    let name = name.split(" (").next().unwrap_or(name);
-    if name.starts_with("NVIDIA") || name.starts_with("Tesla") { name.to_owned() } else { format!("NVIDIA {name}") }
+    model.boards.first().map_or(&model.product, |board| &board.product).clone()
 }
 
 /// The API's name of a generation in the geometry data.

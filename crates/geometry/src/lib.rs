@@ -60,6 +60,8 @@ pub struct Board {
     pub device_id: String,
     /// Name of the board.
     pub name: String,
+    /// Product name, as the driver tells it: what a model glob of the config is matched with.
+    pub product: String,
 }
 
 /// A compute instance profile within one GPU instance profile.
@@ -210,6 +212,13 @@ pub struct Preset {
     pub about: &'static str,
     /// GPUs in order: model key and how many.
     pub gpus: &'static [(&'static str, u32)],
+}
+
+/// PCI bus of the GPU at this index of a preset, so that a host planned offline and the same host
+/// simulated have the same addresses. Up to 64 GPUs fit on one PCI domain.
+#[must_use]
+pub fn preset_bus(index: u32) -> u32 {
+    7 + 3 * index
 }
 
 /// All presets.

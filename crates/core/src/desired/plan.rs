@@ -1,8 +1,8 @@
 //! Plans for a host: which GPUs a request means, what each shall hold, and one plan for each.
 //!
-//! A request is refused as a whole when it can't be understood or names a GPU that can't be worked
-//! with. Otherwise every GPU gets its plan or the reason why there is none, so that one look shows
-//! all of them.
+//! A request is refused as a whole when it can't be understood or names a GPU that a rule keeps from
+//! MIG. Otherwise every GPU gets its plan or the reason why there is none, so that one look shows
+//! all of them and a lost GPU does not hide the others.
 
 use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuPlan, GpuState, LayoutSource, Mig, Mode, PlanRequest, Plans, Refusal,
@@ -26,8 +26,8 @@ use crate::{
 /// claims is refused; one that no rule claims may be named with an explicit layout.
 ///
 /// # Errors
-/// The request can't be understood, names no GPU, or names one that can't be worked with. That one
-/// GPU can't hold its layout is no error here: its plan says so.
+/// The request can't be understood, names no GPU, or names one that is another mode's. That one GPU
+/// can't hold its layout, or can't be worked with, is no error here: its plan says so.
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
     let wishes = wishes(config, gpus);
     let given = given(config, &request.layout)?;
@@ -40,11 +40,14 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
             None => configured(gpu, wish)?,
         };
         claimed_otherwise(gpu, wish)?;
-        workable(gpu, !request.gpus.is_empty())?;
         wanted.push((gpu, layout));
     }
-    let explicit = given.is_some();
-    Ok(Plans { plans: wanted.iter().map(|(gpu, layout)| plan_gpu(gpu, layout, explicit)).collect() })
+    let (explicit, named) = (given.is_some(), !request.gpus.is_empty());
+    let plan = |(gpu, layout): &(&Gpu, Layout)| match workable(gpu, named) {
+        Ok(()) => plan_gpu(gpu, layout, explicit),
+        Err(error) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
+    };
+    Ok(Plans { plans: wanted.iter().map(plan).collect() })
 }
 
 /// How a GPU is called in messages.
@@ -164,9 +167,9 @@ fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     }
 }
 
-/// The plan of one GPU, or why there is none.
-fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
-    let mut answer = GpuPlan {
+/// A plan with no steps.
+fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
+    GpuPlan {
         gpu: gpu.index,
         uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
@@ -176,7 +179,12 @@ fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         enables_mig: false,
         refusal: None,
         error: None,
-    };
+    }
+}
+
+/// The plan of one GPU, or why there is none.
+fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
+    let mut answer = no_plan(gpu, layout);
     let refused = |mut answer: GpuPlan, refusal: Refusal| {
         answer.error = Some(refusal::explain(&refusal, gpu.index, &label(gpu)));
         answer.refusal = Some(refusal);

@@ -132,7 +132,7 @@ name = "all of it"
 match = ["*A100*"]
 mode = "unmanaged"
 [[gpu]]
-match = ["0", "*H100*", "9", "GPU-00000000", "01:00.0"]
+match = ["0", "*H100*", "9", "GPU-00000000", "07:00.0"]
 mode = "unmanaged"
 "#;
     let config = Config::parse(text, "config.toml").unwrap();
@@ -262,7 +262,7 @@ fn a_named_layout_and_entries_reach_unclaimed_gpus() {
 }
 
 #[test]
-fn requests_that_are_refused_as_a_whole() {
+fn requests_that_are_refused() {
     let mut host = host();
     host[1].state = GpuState::Degraded;
     host[1].reasons = vec!["creating 3g.40gb@4 failed: in use".to_owned()];
@@ -276,7 +276,7 @@ fn requests_that_are_refused_as_a_whole() {
         ("nothing configured", &empty, request(&[], LayoutSource::Config), Code::NotFound),
         ("nothing configured, a layout given", &empty, request(&[], entries("3g.40gb")), Code::NotFound),
         ("no layout configured", &empty, request(&["0"], LayoutSource::Config), Code::NotFound),
-        ("no such GPU", &config, request(&["12"], LayoutSource::Config), Code::NotFound),
+        ("index past the end", &config, request(&["12"], LayoutSource::Config), Code::NotFound),
         ("garbage selector", &config, request(&["!"], LayoutSource::Config), Code::BadRequest),
         ("no such layout, near", &config, request(&["0"], named("halfs")), Code::NotFound),
         ("no such layout, far", &config, request(&["0"], named("training")), Code::NotFound),
@@ -293,7 +293,16 @@ fn requests_that_are_refused_as_a_whole() {
     ];
     let mut shown = String::new();
     for (what, config, request, code) in &cases {
-        let error = plan_host(config, &host, request).expect_err(what);
+        let error = match (plan_host(config, &host, request), what.ends_with("GPU") && *code != Code::Conflict) {
+            (Err(error), false) => error,
+            // A GPU in a bad way has no plan, and leaves the others theirs.
+            (Ok(plans), _) => {
+                let bad: Vec<_> = plans.plans.into_iter().filter(|plan| plan.error.is_some()).collect();
+                assert!(bad.len() == 1 && bad[0].steps.is_empty(), "{what}: {bad:?}");
+                bad[0].error.clone().unwrap()
+            }
+            (Err(error), true) => panic!("{what}: {error:?}"),
+        };
         assert_eq!(error.code, *code, "{what}");
         let ApiError { message, causes, hint, .. } = error;
         let _ = writeln!(shown, "{what}: {code:?}\n  {message}");

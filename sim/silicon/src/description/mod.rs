@@ -246,11 +246,7 @@ impl Description {
                 "this is a mistake in crates/geometry; take another model".to_owned(),
             )
         })?;
-        let name = if board.name.starts_with("NVIDIA") || board.name.starts_with("Tesla") {
-            board.name.clone()
-        } else {
-            product_name(&part.model.key, &board.name)
-        };
+        let name = board.product.clone();
         for _ in 0..gpu.count {
             let index = slots.len() as u32;
             let seed = self.seed.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(index));
@@ -262,7 +258,7 @@ impl Description {
                         .clone()
                         .unwrap_or_else(|| format!("16{:011}", seed.wrapping_mul(7_919) % 100_000_000_000)),
                     pci_domain: 0,
-                    pci_bus: 7 + 3 * index,
+                    pci_bus: gpush_geometry::preset_bus(index),
                     pci_device: 0,
                     pci_device_id: device << 16 | 0x10de,
                     minor: index,
@@ -276,16 +272,5 @@ impl Description {
             });
         }
         Ok(())
-    }
-}
-
-/// Product name that the driver tells, where the board's name in the data is not it.
-fn product_name(key: &str, board: &str) -> String {
-    match (key, board) {
-        ("h100-80-sxm", "H100 SXM5 80GB") => "NVIDIA H100 80GB HBM3".to_owned(),
-        ("h200-141", _) => "NVIDIA H200".to_owned(),
-        ("gh200-96", _) => "NVIDIA GH200 480GB".to_owned(),
-        ("rtxpro6000-96", _) => format!("NVIDIA RTX PRO 6000 Blackwell {board}"),
-        (_, board) => format!("NVIDIA {board}"),
     }
 }
