@@ -1,12 +1,15 @@
 //! Planning and checking without an agent: a preset or a saved host, and `gpush-core`.
 
 use std::{
-    io::Read,
+    fs::{File, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use gpush_api::{ApiError, Code, Gpu, LayoutSource, PlanRequest, Plans};
 use gpush_core::{config::Config, desired, preset};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::exit;
 
@@ -70,11 +73,30 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ApiError> {
     let result = if path == Path::new("-") {
         std::io::stdin().lock().take(LARGEST).read_to_end(&mut bytes)
     } else {
-        std::fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes))
+        file(path, &mut bytes)
     };
     result.map_err(|e| {
         let error = exit::io(format!("can't read {}", name(path)), &e);
         error.hint("give the path of a file that you can read, or - for stdin")
     })?;
     Ok(bytes)
+}
+
+/// Reads a file to its end. A pipe that nobody writes to is refused, where to open it the usual way
+/// would wait for a writer; that of `<(command)` has one, or holds what one has left.
+fn file(path: &Path, bytes: &mut Vec<u8>) -> io::Result<usize> {
+    let mut file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    if file.metadata()?.file_type().is_fifo() {
+        let mut first = [0];
+        match file.read(&mut first) {
+            Ok(0) => return Err(io::Error::other("it is a pipe that nobody writes to")),
+            Ok(_) => bytes.extend(first),
+            // It has a writer that has not written yet.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // From here on a read waits for what is still to come.
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
+    file.take(LARGEST).read_to_end(bytes)
 }

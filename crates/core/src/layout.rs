@@ -15,7 +15,9 @@
 //!
 //! Case does not matter and the canonical form is lower case. Whether a GPU *has* the profile is
 //! not asked here: that is the planner's question, per GPU. A text that is wrong is answered with
-//! the place in it and what was probably meant.
+//! the place in it and what was probably meant. A layout larger than any GPU could hold is
+//! refused here already ([`MOST_IN_ALL`], [`LONGEST`]): whoever may ask shall not cost more than
+//! the answer is worth.
 
 use std::fmt;
 
@@ -33,6 +35,13 @@ pub const DYNAMIC: &str = "dynamic";
 
 /// Most instances that one entry may ask for: no GPU holds more GPU instances.
 pub const MOST: u8 = 8;
+
+/// Most entries that a layout may have, and most instances of all its entries together: several
+/// times what any GPU holds (7 GPU instances, 8 compute instances in each).
+pub const MOST_IN_ALL: usize = 64;
+
+/// Longest layout in bytes, all its texts together.
+pub const LONGEST: usize = 4096;
 
 /// How the MIG devices of an entry are shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -155,6 +155,12 @@ async fn follow(
             asked = client.operation_after(&one.id, one.revision, POLL) => asked,
         };
         match asked {
+            // An agent that was started anew may have given the id to something else.
+            Ok(other) if !same(one, &other) => {
+                let cause =
+                    format!("gpushd was started anew, and its {} is another operation ({})", other.id, other.kind);
+                return Err(lost_sight(one, cause).into());
+            }
             Ok(newer) => {
                 away = None;
                 *one = newer;
@@ -163,23 +169,28 @@ async fn follow(
                 // An agent that restarts is back soon; one that is gone shall not be waited for in vain.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > Duration::from_secs(5) {
-                    return Err(lost_sight(one, &error.error).into());
+                    return Err(lost_sight(one, error.error.message).into());
                 }
                 tokio::time::sleep(RETRY).await;
             }
             Err(error) if error.code() == Code::NotFound && away.is_some() | (error.kind == Kind::Answer) => {
-                return Err(lost_sight(one, &error.error).into());
+                return Err(lost_sight(one, error.error.message).into());
             }
             Err(error) => return Err(error.into()),
         }
     }
 }
 
+/// Whether two answers are about one operation: the id alone is unique only within one life of the agent.
+fn same(one: &Operation, other: &Operation) -> bool {
+    one.id == other.id && one.kind == other.kind && one.created_at == other.created_at
+}
+
 /// The agent went away while the operation ran, or came back without it.
-fn lost_sight(one: &Operation, cause: &ApiError) -> ApiError {
+fn lost_sight(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::as_wanted(p)).map(|p| p.gpu).collect::<Vec<_>>();
     let which = crate::render::status::gpu_numbers(&changed);
     ApiError::new(Code::Unreachable, format!("lost sight of {} on {which}: the agent went away while it ran", one.id))
-        .cause(cause.message.clone())
+        .cause(cause)
         .hint("`gpushctl status` tells how the GPUs are now, `journalctl -u gpushd` why it went")
 }

@@ -94,8 +94,8 @@ fn as_wanted() -> GpuPlan {
 
 fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     let progress = |gpu, done, total| StepState { gpu, done, total, doing: None, rolling_back: false, error: None };
-    // Asked for just now: the age in the output is then the same in each run.
-    let now = jiff::Timestamp::now();
+    // One operation has one time, in every answer; to come, its age in the output is 0 in each run.
+    let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         id: "op-1".into(),
         revision,
@@ -359,6 +359,32 @@ fn an_agent_that_restarts_in_mid_apply() {
         (_, _) => Answer::error(&ApiError::new(Code::NotFound, "no operation is called op-1")),
     });
     assert_snapshot!(host.run(&["mig", "apply"]));
+}
+
+/// The agent was started anew and numbers from 1 again: what it calls op-1 is not what was asked for.
+#[test]
+fn an_id_that_another_operation_has_by_now() {
+    let hour = jiff::Span::new().hours(1);
+    let done = operation(9, OperationState::Done, 4);
+    let others = [
+        ("started later", Operation { created_at: done.created_at.checked_add(hour).unwrap(), ..done.clone() }),
+        ("of another kind", Operation { kind: "mig.start".into(), ..done }),
+    ];
+    let mut said = Vec::new();
+    for (what, other) in others {
+        let host = Host::new();
+        agent(&host, 3, move |request, polls| match (request.path.as_str(), polls) {
+            ("/v1/mig/apply", _) => Answer::ok(&operation(1, OperationState::Running, 0)),
+            (_, 0) => Answer::ok(&operation(2, OperationState::Running, 1)),
+            (_, 1) => Answer::HangUp,
+            (_, _) => Answer::ok(&other),
+        });
+        let text = host.run(&["mig", "apply"]);
+        assert!(text.contains("lost sight of op-1") && !text.contains("op-1 done"), "{what}: {text}");
+        assert!(text.ends_with("[exit 6]\n"), "{what}: {text}");
+        said.push(text);
+    }
+    assert_snapshot!(said.join("\n"));
 }
 
 #[test]

@@ -226,6 +226,30 @@ fn checking_a_config() {
 }
 
 #[test]
+fn a_pipe_without_a_writer_is_not_waited_for() {
+    let host = Host::new();
+    let pipe = host.path("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR).unwrap();
+    // A command that waits for a writer is given one after a while, so that the test fails, not hangs.
+    let (ended, limit) = std::sync::mpsc::channel::<()>();
+    let late = pipe.clone();
+    let rescue = std::thread::spawn(move || {
+        if limit.recv_timeout(std::time::Duration::from_secs(20)).is_err() {
+            drop(std::fs::OpenOptions::new().write(true).open(late));
+        }
+    });
+    let text = host.run(&["config", "check", "pipe"]);
+    ended.send(()).unwrap();
+    rescue.join().unwrap();
+    assert!(text.contains("can't read pipe") && text.contains("a pipe that nobody writes to"), "{text}");
+    assert!(text.ends_with("[exit 1]\n"), "{text}");
+
+    // One with a writer is read to its end: stdin by its path, written once the command runs.
+    let text = host.run_with(&["config", "check", "/dev/stdin"], CONFIG.as_bytes());
+    assert!(text.contains("/dev/stdin: no errors"), "{text}");
+}
+
+#[test]
 fn the_example_config_is_sound() {
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../config.example.toml");
     let host = Host::new();

@@ -3,21 +3,21 @@
 //! Hand-written rather than generated because the errors are the point: each points into the text
 //! and offers what was probably meant.
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::Arc};
 
 use gpush_api::{ApiError, Code};
 
 use crate::quote::Quoted;
 
-use super::{DYNAMIC, Entry, Layout, MOST, NONE, Share};
+use super::{DYNAMIC, Entry, LONGEST, Layout, MOST, MOST_IN_ALL, NONE, Share};
 
 /// What is wrong with a layout, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayoutError {
     /// Which text of the list it is in, from 0.
     pub item: usize,
-    /// That text, as given.
-    pub text: String,
+    /// That text, as given; shared by all errors in it.
+    pub text: Arc<str>,
     /// The bytes of `text` that are meant.
     pub span: Range<usize>,
     /// What is wrong, in one sentence without a full stop.
@@ -58,10 +58,11 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     let mut entries = Vec::new();
     let mut errors = Vec::new();
     let mut none = None;
-    let pieces: Vec<Piece<'_>> = texts.iter().enumerate().flat_map(|(item, text)| split(item, text.as_ref())).collect();
+    let mut instances = 0;
+    let pieces = pieces(texts)?;
     if pieces.iter().all(|piece| piece.content().is_empty()) && pieces.len() <= texts.len() {
         // Nothing at all, as opposed to something with a stray comma.
-        let text = texts.first().map(|text| text.as_ref().to_owned()).unwrap_or_default();
+        let text: Arc<str> = texts.first().map_or("", AsRef::as_ref).into();
         let span = 0..text.len();
         return Err(vec![LayoutError {
             item: 0,
@@ -84,7 +85,19 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
                 )
             }),
             _ => match entry(piece) {
-                Ok(entry) => entries.push(entry),
+                Ok(entry) => {
+                    let before = instances;
+                    instances += usize::from(entry.count);
+                    // Told once, at the entry that is too many.
+                    if instances > MOST_IN_ALL && before <= MOST_IN_ALL {
+                        errors.push(piece.error(
+                            piece.span.clone(),
+                            format!("with this entry the layout has more than {MOST_IN_ALL} instances"),
+                            FEWER,
+                        ));
+                    }
+                    entries.push(entry);
+                }
                 Err(error) => errors.push(error),
             },
         }
@@ -104,24 +117,62 @@ pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutErr
     }
 }
 
+/// What to do about a layout that is larger than any GPU.
+const FEWER: &str = "no GPU holds so many: name a layout for one GPU, it is made on each that is asked for";
+
 /// One entry's text within a text of the list.
 struct Piece<'a> {
     item: usize,
     text: &'a str,
+    /// The same text, for errors to keep.
+    shared: Arc<str>,
     span: Range<usize>,
 }
 
-/// Cuts at commas and drops the blanks around.
-fn split(item: usize, text: &str) -> Vec<Piece<'_>> {
+/// Cuts the texts at commas and drops the blanks around.
+///
+/// Texts come from anybody who can reach the socket: one that no GPU could hold is refused by its
+/// size, before each of its entries costs anything.
+fn pieces<S: AsRef<str>>(texts: &[S]) -> Result<Vec<Piece<'_>>, Vec<LayoutError>> {
+    let mut pieces = Vec::new();
+    let mut bytes = 0;
+    for (item, text) in texts.iter().enumerate() {
+        let text = text.as_ref();
+        bytes += text.len();
+        let at = pieces.len();
+        if bytes <= LONGEST {
+            split(&mut pieces, item, text);
+        }
+        let too_much = if bytes > LONGEST {
+            Some((0..0, format!("the layout is longer than {LONGEST} bytes")))
+        } else {
+            let first = pieces.get(MOST_IN_ALL.max(at)).filter(|_| pieces.len() > MOST_IN_ALL);
+            first.map(|piece| (piece.span.clone(), format!("the layout has more than {MOST_IN_ALL} entries")))
+        };
+        if let Some((span, message)) = too_much {
+            return Err(vec![LayoutError {
+                item,
+                text: text.into(),
+                span,
+                message,
+                hint: Some(FEWER.to_owned()),
+                not_built: false,
+            }]);
+        }
+    }
+    Ok(pieces)
+}
+
+/// Cuts one text.
+fn split<'a>(pieces: &mut Vec<Piece<'a>>, item: usize, text: &'a str) {
+    let shared: Arc<str> = text.into();
     let mut from = 0;
-    text.split(',')
-        .map(|part| {
-            let start = from + (part.len() - part.trim_start().len());
-            let end = (from + part.trim_end().len()).max(start);
-            from += part.len() + 1;
-            Piece { item, text, span: start.min(end)..end }
-        })
-        .collect()
+    for part in text.split(',') {
+        let start = from + (part.len() - part.trim_start().len());
+        let end = (from + part.trim_end().len()).max(start);
+        from += part.len() + 1;
+        pieces.push(Piece { item, text, shared: Arc::clone(&shared), span: start.min(end)..end });
+    }
 }
 
 impl Piece<'_> {
@@ -132,7 +183,7 @@ impl Piece<'_> {
     fn error(&self, span: Range<usize>, message: impl Into<String>, hint: impl Into<String>) -> LayoutError {
         LayoutError {
             item: self.item,
-            text: self.text.to_owned(),
+            text: Arc::clone(&self.shared),
             span,
             message: message.into(),
             hint: Some(hint.into()),
@@ -227,18 +278,22 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
 }
 
 /// Compute slices in a GPU instance profile's name, or nothing when it is no such name.
-/// Leading zeros and overlong figures are refused: no driver writes them.
+/// Leading zeros, overlong figures and overlong suffixes are refused: no driver writes them.
 fn gpu_slices(name: &str) -> Option<u8> {
     let (slices, rest) = name.split_once("g.")?;
     let (memory, suffix) = rest.split_once("gb")?;
     let figure = |text: &str, most: usize| digits(text) && text.len() <= most && !text.starts_with('0');
     let suffixes = suffix.is_empty()
-        || (suffix.starts_with(['+', '-'])
+        || (suffix.len() <= LONGEST_SUFFIX
+            && suffix.starts_with(['+', '-'])
             && suffix[1..]
                 .split(['+', '-', '.'])
                 .all(|part| !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())));
     (figure(slices, 2) && figure(memory, 4) && suffixes).then(|| slices.parse().ok()).flatten()
 }
+
+/// Longest suffix of a profile name in bytes; the longest known is `+me.all`.
+const LONGEST_SUFFIX: usize = 32;
 
 fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())

@@ -138,6 +138,49 @@ fn names_and_entries_never_meet() {
     }
 }
 
+/// What is too large is refused as one error whatever its size, and the errors of one text share it.
+#[test]
+fn too_large_a_layout_costs_one_error() {
+    let commas = ",".repeat(64_000);
+    let entry = "1g.10gb".to_owned();
+    let long = format!("1g.10gb+{}", "a".repeat(60_000));
+    let too_large: &[(&str, Vec<String>, usize)] = &[
+        ("commas", vec![commas], 0),
+        ("entries in one text", vec![["1g.10gb"; MOST_IN_ALL + 1].join(",")], 0),
+        ("texts", vec![entry.clone(); 16_000], MOST_IN_ALL),
+        ("wrong texts", vec!["x".to_owned(); 16_000], MOST_IN_ALL),
+        ("one long entry", vec![long], 0),
+        ("two texts", vec!["1g.10gb,".repeat(50), "1g.10gb,".repeat(50)], 1),
+    ];
+    for (what, texts, item) in too_large {
+        let errors = Layout::parse_all(texts).expect_err(what);
+        assert_eq!((errors.len(), errors[0].item), (1, *item), "{what}: {}", errors[0]);
+        assert!(errors[0].hint.as_deref().unwrap().contains("no GPU holds so many"), "{what}");
+        assert!(serde_json::to_string(&gpush_api::ApiError::from(errors[0].clone())).unwrap().len() < 1000, "{what}");
+    }
+    println!("{} layouts too large", too_large.len());
+
+    let errors = Layout::parse_all(&["x,".repeat(MOST_IN_ALL - 1)]).unwrap_err();
+    assert_eq!(errors.len(), MOST_IN_ALL);
+    assert!(errors.iter().all(|error| std::sync::Arc::ptr_eq(&error.text, &errors[0].text)));
+}
+
+#[test]
+fn the_largest_layout_is_read_and_one_more_instance_is_not() {
+    let most = vec!["1c.3g.40gb*8".to_owned(); 8];
+    assert_eq!(Layout::parse_list(&most).unwrap().entries.len(), 8);
+    let mut more = most;
+    more.extend(["1g.10gb", "1g.10gb"].map(str::to_owned));
+    let errors = Layout::parse_all(&more).unwrap_err();
+    // At the entry that is too many, and once.
+    assert_eq!((errors.len(), errors[0].item), (1, 8));
+    assert_eq!(errors[0].message, "with this entry the layout has more than 64 instances");
+    assert!(Layout::parse(&"1g.10gb*8,".repeat(3500)).is_err());
+
+    assert!(Layout::parse("1g.10gb+me.all").is_ok());
+    assert!(Layout::parse(&format!("1g.10gb+{}", "a".repeat(100))).is_err());
+}
+
 prop_compose! {
     fn any_entry()(
         slices in 1u8..=7,
@@ -161,7 +204,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_shown_reads_back_the_same(entries in prop::collection::vec(any_entry(), 0..10)) {
+    fn what_is_shown_reads_back_the_same(entries in prop::collection::vec(any_entry(), 0..=MOST_IN_ALL / usize::from(MOST))) {
         let layout = Layout { entries };
         prop_assert_eq!(&Layout::parse(&layout.to_string()).unwrap(), &layout);
         prop_assert_eq!(&Layout::parse_list(&layout.canonical()).unwrap(), &layout);
