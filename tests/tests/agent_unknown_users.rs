@@ -1,9 +1,10 @@
-//! A driver that does not tell who uses a GPU: what looks idle may be in use, so nothing on it is
-//! destroyed and MIG mode is left alone, and everybody is told why.
+//! What the driver does not tell, or no longer. While it does not tell who uses a GPU, what looks
+//! idle may be in use: nothing on it is destroyed, MIG mode is left alone, and everybody is told
+//! why. A session that still lists what is gone costs no change its success.
 
 use gpush_api::{Code, GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, gi_at, truth},
+    agent::{Agent, Setup, gi_at, truth},
     host::{Host, program},
 };
 use serde_json::json;
@@ -90,4 +91,27 @@ fn mig_mode_is_not_switched_on_while_it_is_not_known_who_uses_the_gpu() {
     let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     assert_eq!(host.trace(), []);
+}
+
+#[test]
+fn a_session_that_lists_what_is_gone_fails_no_apply() {
+    for function in ["nvmlDeviceGetGpuInstances", "nvmlDeviceGetGpuInstance*"] {
+        let host = Host::up("dgx-a100");
+        let agent = Agent::start(&host, "");
+        assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "1g.10gb@4"]).state, OperationState::Done);
+        agent.stop();
+        // Its session begins with these instances, and goes on listing them.
+        let agent = Setup::on(&host).named("second").start();
+        assert_eq!(agent.gpu(0).mig.expect("MIG").instances.len(), 2);
+        host.fault(&format!("{function} --gpu 0 --mutate stale"));
+        for layout in [&["2g.20gb@0", "2g.20gb@2"][..], &["7g.80gb"], &["none"]] {
+            let operation = agent.apply(&["0"], layout);
+            assert_eq!(operation.state, OperationState::Done, "{function} {layout:?}: {operation:?}");
+            agent.settle_reads();
+            let gpu = agent.gpu(0);
+            assert_eq!((gpu.state, gpu.reasons), (GpuState::Ready, Vec::new()), "{function} {layout:?}");
+            let seen = gpu.mig.expect("MIG").instances.len();
+            assert_eq!(seen, truth(&host, 0).len(), "{function} {layout:?}");
+        }
+    }
 }
