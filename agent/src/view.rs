@@ -49,9 +49,10 @@ fn gpu(agent: &Agent, unsettled: &[String], sight: Sight) -> Gpu {
     let (state, reasons) = state(agent, unsettled, &sight);
     let Sight { identity, reading, at, stale, .. } = sight;
     let reading = reading.map(|reading| (*reading).clone());
-    let (memory, mig, processes) = match reading {
-        Some(reading) => (reading.memory, reading.mig, reading.processes),
-        None => (Memory::default(), None, Vec::new()),
+    let (memory, mig, processes, processes_known) = match reading {
+        Some(reading) => (reading.memory, reading.mig, reading.processes, reading.processes_known),
+        // Nothing is planned on it before there is a reading.
+        None => (Memory::default(), None, Vec::new(), true),
     };
     Gpu {
         index: identity.index,
@@ -69,6 +70,7 @@ fn gpu(agent: &Agent, unsettled: &[String], sight: Sight) -> Gpu {
         reasons,
         mig,
         processes,
+        processes_known,
         observed_at: at,
         stale,
     }

@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used)] // A test says what failed by panicking.
 
-use gpush_api::{Architecture, GpuProfile, Placement, ProcessKind};
+use gpush_api::{Architecture, GpuInstance, GpuProfile, Placement, ProcessKind};
 use gpush_geometry::Model;
-use gpush_nvml::{ErrorKind, EventKind};
+use gpush_nvml::{ErrorKind, EventKind, Hardware};
 use gpush_tests::{
     driver::{self, create, hardware, mig, options, uuids},
     host::Host,
@@ -278,6 +278,54 @@ async fn a_reading_that_fails_in_part_says_so() {
     assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
     let other = uuids(&hardware).await.remove(1);
     hardware.read(&other).await.unwrap();
+}
+
+/// A session that began when a 3g.40gb stood where by now a 2g.20gb does, made by another.
+async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
+    let (other, ours) = (hardware(host), hardware(host));
+    let uuid = uuids(&other).await.remove(0);
+    let old = driver::create(&other, &uuid, "3g.40gb", 0).await;
+    assert_eq!(mig(&ours.read(&uuid).await.unwrap()).instances, std::slice::from_ref(&old));
+    other.destroy_gpu_instance(&uuid, old.id).await.unwrap();
+    let new = driver::create(&other, &uuid, "2g.20gb", 4).await;
+    (ours, uuid, new)
+}
+
+#[tokio::test]
+async fn stale_handles_in_a_list_do_not_fail_a_reading() {
+    let host = Host::up("dgx-a100");
+    let (hardware, uuid, new) = overtaken(&host).await;
+    host.fault("nvmlDeviceGetGpuInstances --gpu 0 --mutate stale");
+    let started = hardware.status().started;
+    let reading = hardware.read(&uuid).await.unwrap();
+    assert_eq!(mig(&reading).instances, [new]);
+    assert_eq!(hardware.status().started, started, "each id tells what stands: the session will do");
+}
+
+#[tokio::test]
+async fn a_session_that_knows_only_what_is_gone_is_replaced_once() {
+    let host = Host::up("dgx-a100");
+    let (hardware, uuid, new) = overtaken(&host).await;
+    host.fault("nvmlDeviceGetGpuInstances --gpu 0 --mutate stale");
+    host.fault("nvmlDeviceGetGpuInstanceById --gpu 0 --mutate stale");
+    let started = hardware.status().started;
+    for _ in 0..3 {
+        let reading = hardware.read(&uuid).await.unwrap();
+        assert_eq!(mig(&reading).instances, std::slice::from_ref(&new));
+        assert_eq!(hardware.status().started, started + 1);
+    }
+    // Where a fresh session does not help, not every reading begins one.
+    host.clear_faults();
+    host.fault("nvmlGpuInstanceGetInfo --gpu 0 --rc INVALID_ARGUMENT");
+    for _ in 0..3 {
+        let error = hardware.read(&uuid).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains(&format!("GPU instance {}", new.id)), "{error}");
+        assert_eq!(hardware.status().started, started + 2);
+    }
+    host.clear_faults();
+    assert_eq!(mig(&hardware.read(&uuid).await.unwrap()).instances, [new]);
+    assert_eq!(hardware.status().started, started + 2);
 }
 
 #[tokio::test]

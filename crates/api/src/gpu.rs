@@ -240,6 +240,18 @@ pub enum GpuState {
     Lost,
 }
 
+/// How a sentence in [`Gpu::reasons`] begins that says why `processes_known` is false.
+pub const USERS_UNKNOWN: &str = "which processes use it is not known";
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_true(flag: &bool) -> bool {
+    *flag
+}
+
 /// One physical GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -280,6 +292,10 @@ pub struct Gpu {
     /// Processes on the GPU as a whole (not in a MIG device).
     #[serde(default)]
     pub processes: Vec<Process>,
+    /// Whether the driver told of all processes. While it is false, an instance without
+    /// processes may be in use all the same, and nothing on the GPU is destroyed. Absent when true.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub processes_known: bool,
     /// When the hardware was read.
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub observed_at: Timestamp,

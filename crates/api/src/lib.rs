@@ -15,7 +15,7 @@ pub mod policy;
 pub use error::{ApiError, Code};
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory, Mig,
-    Placement, Process, ProcessKind,
+    Placement, Process, ProcessKind, USERS_UNKNOWN,
 };
 pub use health::{Driver, Health, HealthStatus, Version};
 pub use operation::{Actor, Operation, OperationState, StepState};

@@ -44,6 +44,9 @@ pub struct Reading {
     pub mig: Option<Mig>,
     /// Processes on the GPU as a whole. Only pid, kind and memory are filled.
     pub processes: Vec<Process>,
+    /// Whether all process lists could be read. While it is false, what shows no process may be
+    /// in use all the same; the warnings say why.
+    pub processes_known: bool,
     /// What could not be read, one sentence each; the rest stands.
     pub warnings: Vec<String>,
 }

@@ -85,6 +85,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         reasons: Vec::new(),
         mig,
         processes: Vec::new(),
+        processes_known: true,
         observed_at: Timestamp::from_second(READ_AT).unwrap(),
         stale: false,
     }

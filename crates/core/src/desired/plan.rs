@@ -5,7 +5,8 @@
 //! all of them and a lost GPU does not hide the others.
 
 use gpush_api::{
-    ApiError, Architecture, Code, Gpu, GpuPlan, GpuState, LayoutSource, Mig, Mode, PlanRequest, Plans, Refusal,
+    ApiError, Architecture, Code, Gpu, GpuPlan, GpuState, LayoutSource, Mig, Mode, PlanRequest, Plans, Refusal, Step,
+    USERS_UNKNOWN,
 };
 
 use super::{Wish, wishes};
@@ -219,12 +220,37 @@ fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
     match plan::plan(&geometry, instances, &target) {
-        Ok(plan) => GpuPlan { steps: plan.steps, keeps: plan.keeps, ..answer },
+        Ok(plan) => match users_unknown(gpu, answer.enables_mig, &plan.steps) {
+            None => GpuPlan { steps: plan.steps, keeps: plan.keeps, ..answer },
+            error => GpuPlan { enables_mig: false, error, ..answer },
+        },
         Err(refusal) => {
             answer.enables_mig = false;
             refused(answer, refusal)
         }
     }
+}
+
+/// While it is not known who uses the GPU, whatever looks idle may be in use: nothing is destroyed
+/// then, and MIG mode not switched on. New instances cost nobody anything.
+fn users_unknown(gpu: &Gpu, enables_mig: bool, steps: &[Step]) -> Option<ApiError> {
+    let destroys = steps.iter().any(|step| match step {
+        Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => true,
+        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => false,
+    });
+    let spared = match (gpu.processes_known, enables_mig, destroys) {
+        (true, _, _) | (false, false, false) => return None,
+        (false, true, _) => "MIG mode is not switched on",
+        (false, false, true) => "none of its instances is destroyed",
+    };
+    let message = format!("{}: {USERS_UNKNOWN}, so {spared}", label(gpu));
+    let mut error = ApiError::new(Code::DriverError, message);
+    error.causes.extend(gpu.reasons.iter().filter_map(|reason| {
+        let cause = reason.strip_prefix(USERS_UNKNOWN)?;
+        Some(cause.trim_start_matches([':', ' ']).to_owned())
+    }));
+    let show = format!("ask again when the driver tells who uses it: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
+    Some(error.hint(show).retryable())
 }
 
 /// Why MIG mode can't be switched on now; `None` when it can.

@@ -385,6 +385,29 @@ fn mig_mode_that_is_off() {
     assert!(plan.refusal.is_none() && plan.steps.is_empty() && !plan.enables_mig);
 }
 
+#[test]
+fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
+    let mut gpu = host().remove(0);
+    let idle = instance(&gpu, 1, "3g.40gb", 0, &[]);
+    gpu.mig.as_mut().unwrap().instances = vec![idle];
+    gpu.processes_known = false;
+    gpu.reasons = vec!["op-2 is changing it".to_owned(), format!("{}: no list", gpush_api::USERS_UNKNOWN)];
+    let ask = |layout: &str| one(&Config::default(), &[gpu.clone()], &request(&["0"], entries(layout)));
+    for layout in ["7g.80gb", "3g.40gb@4", "1c.3g.40gb*3", "none"] {
+        let plan = ask(layout);
+        let error = plan.error.unwrap_or_else(|| panic!("{layout}: {:?}", plan.steps));
+        assert!(plan.steps.is_empty() && plan.keeps.is_empty(), "{layout}");
+        assert_eq!((error.code, error.causes), (Code::DriverError, vec!["no list".to_owned()]), "{layout}");
+        assert!(error.message.starts_with("GPU 0 (GPU-") && error.hint.is_some(), "{layout}: {}", error.message);
+    }
+    let grown = ask("3g.40gb,1g.10gb*2");
+    assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
+    // Absent in what older agents wrote, and then true.
+    let mut json = serde_json::to_value(&gpu).unwrap();
+    assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
+    assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);
+}
+
 /// Carries out a plan on paper.
 fn carry_out(gpu: &mut Gpu, plan: &GpuPlan) {
     let profiles = gpu.mig.as_ref().unwrap().profiles.clone();

@@ -46,7 +46,12 @@ impl<'d> OpenGpuInstance<'d> {
     /// # Errors
     /// Those of the calls.
     pub fn compute_instances(&self) -> Result<Vec<OpenComputeInstance<'d>>, DriverError> {
-        (0..IDS).filter_map(|id| self.find_compute_instance(id).transpose()).collect()
+        let seek = |id| match self.seek(id) {
+            // Destroyed by somebody else between the two calls: it has no handle the second time.
+            Err(error) if error.kind.is_stale_handle() => self.seek(id),
+            other => other,
+        };
+        (0..IDS).filter_map(|id| seek(id).transpose()).collect()
     }
 
     /// The compute instance of an id; `None` when there is none.
@@ -54,13 +59,23 @@ impl<'d> OpenGpuInstance<'d> {
     /// # Errors
     /// Those of the calls, but not `NotFound`.
     pub fn find_compute_instance(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
+        match self.seek(id) {
+            Err(error) if error.kind.is_stale_handle() => Ok(None),
+            other => other,
+        }
+    }
+
+    /// The same, but a handle that the driver gives out and then refuses is an error.
+    fn seek(&self, id: u32) -> Result<Option<OpenComputeInstance<'d>>, DriverError> {
         let mut handle: nvmlComputeInstance_t = std::ptr::null_mut();
         // SAFETY: the GPU instance's handle is of this session; the call writes one pointer.
         let result =
             unsafe { nvml!(self.gpu.driver, nvmlGpuInstanceGetComputeInstanceById(self.handle, id, &raw mut handle)) };
-        match result.and_then(|()| self.open(handle)) {
-            Ok(instance) => Ok(Some(instance)),
-            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) => Ok(None),
+        match result {
+            Ok(()) => self.open(handle).map(Some).map_err(|error| {
+                error.on(&self.gpu.uuid).detail(format!("compute instance {id} of GPU instance {}", self.id))
+            }),
+            Err(error) if error.kind.is_stale_handle() => Ok(None),
             Err(error) => Err(error.on(&self.gpu.uuid)),
         }
     }

@@ -3,6 +3,10 @@
 //! NVML lists instances by profile, so one of a profile that this build does not know would stay
 //! unseen, and a plan would run into it. Therefore ids are swept too: they are physical slots,
 //! 0 to 14.
+//!
+//! A session may list handles of instances that others have destroyed since. They are passed over:
+//! whatever really stands has an id. An id whose handle the driver gives out and then refuses is
+//! another matter: that session no longer tells what is there, and its reading fails.
 
 use gpush_api::Placement;
 use nvml_wrapper_sys::bindings::{self as sys, nvmlGpuInstance_t};
@@ -23,9 +27,11 @@ impl<'d> Gpu<'d> {
         let mut found: Vec<OpenGpuInstance<'d>> = Vec::new();
         for profile_id in profile_ids {
             for handle in self.handles(*profile_id)? {
-                let instance = self.open(handle)?;
-                if found.iter().all(|known| known.id != instance.id) {
-                    found.push(instance);
+                match self.open(handle) {
+                    Ok(instance) if found.iter().all(|known| known.id != instance.id) => found.push(instance),
+                    Ok(_) => {}
+                    Err(error) if error.kind.is_stale_handle() => {}
+                    Err(error) => return Err(error),
                 }
             }
         }
@@ -33,8 +39,10 @@ impl<'d> Gpu<'d> {
             if found.iter().any(|known| known.id == id) {
                 continue;
             }
-            if let Some(instance) = self.find_gpu_instance(id)? {
-                found.push(instance);
+            // One destroyed by somebody else between the two calls has no handle the second time.
+            match self.seek(id) {
+                Err(error) if error.kind.is_stale_handle() => found.extend(self.seek(id)?),
+                other => found.extend(other?),
             }
         }
         found.sort_by_key(|instance| instance.id);
@@ -61,15 +69,19 @@ impl<'d> Gpu<'d> {
     /// # Errors
     /// Those of the calls, but not `NotFound`.
     pub fn find_gpu_instance(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
+        match self.seek(id) {
+            Err(error) if error.kind.is_stale_handle() => Ok(None),
+            other => other,
+        }
+    }
+
+    /// The same, but a handle that the driver gives out and then refuses is an error.
+    fn seek(&self, id: u32) -> Result<Option<OpenGpuInstance<'d>>, DriverError> {
         let mut handle: nvmlGpuInstance_t = std::ptr::null_mut();
         // SAFETY: the call writes one pointer.
         match unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceById(self.handle, id, &raw mut handle)) } {
-            Ok(()) => match self.open(handle) {
-                // Destroyed by somebody else between the two calls.
-                Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) => Ok(None),
-                other => other.map(Some),
-            },
-            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) => Ok(None),
+            Ok(()) => self.open(handle).map(Some).map_err(|e| e.detail(format!("GPU instance {id}"))),
+            Err(error) if error.kind.is_stale_handle() => Ok(None),
             Err(error) => Err(error.on(&self.uuid)),
         }
     }

@@ -52,13 +52,16 @@ impl Gpu<'_> {
     /// The process lists of the GPU, or of one of its MIG devices.
     ///
     /// # Errors
-    /// Those of the calls; a list that the library or the part lacks is empty.
+    /// Those of the calls. A list that the library or the part lacks is empty, but not that of
+    /// compute processes: without it nothing is known.
     pub(super) fn processes(&self, of: nvmlDevice_t) -> Result<Vec<Entry>, DriverError> {
         let mut all = Vec::new();
         for kind in [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::MpsClient] {
             match self.driver.process_list(of, kind) {
                 Ok(entries) => all.extend(entries),
-                Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::MissingSymbol) => {}
+                Err(error)
+                    if kind != ProcessKind::Compute
+                        && matches!(error.kind, ErrorKind::NotSupported | ErrorKind::MissingSymbol) => {}
                 Err(error) => return Err(error.on(&self.uuid)),
             }
         }

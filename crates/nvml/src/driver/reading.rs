@@ -5,7 +5,7 @@
 //! warnings. Only what a plan can't do without fails the reading: the memory, MIG mode, profiles,
 //! and the list of instances.
 
-use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, Placement};
+use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, Placement, USERS_UNKNOWN};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
 use super::{
@@ -51,9 +51,9 @@ impl Gpu<'_> {
         let memory = self.memory()?;
         let mut warnings = Vec::new();
         let Some(mode) = self.mig_mode()? else {
-            let entries = self.read_processes(&[], &mut warnings);
+            let (entries, processes_known) = self.read_processes(&[], &mut warnings);
             let processes = merge(&entries).iter().map(Entry::describe).collect();
-            return Ok(Reading { identity, memory, mig: None, processes, warnings });
+            return Ok(Reading { identity, memory, mig: None, processes, processes_known, warnings });
         };
         self.fill(cache, memory)?;
         let open = if mode.enabled {
@@ -68,7 +68,7 @@ impl Gpu<'_> {
             devices.extend(compute.into_iter().map(|ci| (instance.id, ci)));
             instances.push(instance);
         }
-        let entries = self.read_processes(&devices, &mut warnings);
+        let (entries, processes_known) = self.read_processes(&devices, &mut warnings);
         let processes = assign(&merge(&entries), &mut instances);
         instances.sort_by_key(|instance| (instance.placement.start, instance.id));
         let profiles = self.read_profiles(cache, &identity, mode.enabled, &mut warnings);
@@ -85,7 +85,7 @@ impl Gpu<'_> {
             instances,
             profiles,
         };
-        Ok(Reading { identity, memory, mig: Some(mig), processes, warnings })
+        Ok(Reading { identity, memory, mig: Some(mig), processes, processes_known, warnings })
     }
 
     fn fill(&self, cache: &mut ProfileCache, memory: Memory) -> Result<(), DriverError> {
@@ -160,13 +160,25 @@ impl Gpu<'_> {
         }
     }
 
-    fn read_processes(&self, devices: &[(u32, OpenComputeInstance<'_>)], warnings: &mut Vec<String>) -> Vec<Entry> {
+    /// The processes, and whether that is all of them. Of several lists that fail, the first is
+    /// named in the warnings.
+    fn read_processes(
+        &self,
+        devices: &[(u32, OpenComputeInstance<'_>)],
+        warnings: &mut Vec<String>,
+    ) -> (Vec<Entry>, bool) {
         let mut entries = Vec::new();
-        match self.processes(self.own()) {
+        let mut unknown = None;
+        let own = self.processes(self.own());
+        let whole = own.is_ok();
+        match own {
             Ok(own) => entries.extend(own),
             // Without the right to see all, a MIG GPU still tells of each MIG device.
-            Err(error) if error.kind == ErrorKind::NoPermission && !devices.is_empty() => {}
-            Err(error) => warnings.push(error.to_string()),
+            Err(error)
+                if matches!(error.kind, ErrorKind::NoPermission | ErrorKind::NotSupported)
+                    && !devices.is_empty()
+                    && devices.iter().all(|(_, ci)| !ci.device.is_null()) => {}
+            Err(error) => unknown = Some(error),
         }
         for (gi, ci) in devices {
             if ci.device.is_null() {
@@ -174,10 +186,15 @@ impl Gpu<'_> {
             }
             match self.processes(ci.device) {
                 Ok(own) => entries.extend(own.into_iter().map(|e| Entry { gi: Some(*gi), ci: Some(ci.id), ..e })),
-                Err(error) => warnings.push(error.to_string()),
+                Err(error) if error.kind == ErrorKind::NotSupported && whole => {}
+                Err(error) => {
+                    unknown.get_or_insert(error);
+                }
             }
         }
-        entries
+        let known = unknown.is_none();
+        warnings.extend(unknown.map(|error| format!("{USERS_UNKNOWN}: {error}")));
+        (entries, known)
     }
 
     /// Creates a GPU instance and describes it as a reading would.

@@ -102,6 +102,12 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
+    /// Whether it is what the driver says to a handle of something that is no longer there.
+    #[must_use]
+    pub fn is_stale_handle(&self) -> bool {
+        matches!(self, Self::NotFound | Self::InvalidArgument)
+    }
+
     /// From an `nvmlReturn_t` that is not success.
     #[must_use]
     pub fn from_code(code: u32) -> Self {

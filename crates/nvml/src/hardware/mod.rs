@@ -11,13 +11,16 @@
 //! `may_land`, every further call to that GPU gets [`ErrorKind::Unsettled`], and
 //! [`Hardware::settle`] returns once the outcome can be read.
 
+mod afresh;
 mod confirm;
 mod keeper;
 mod machine;
 mod supervisor;
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -151,6 +154,8 @@ pub struct Hardware {
     tx: mpsc::UnboundedSender<Message>,
     status: watch::Receiver<Status>,
     events: broadcast::Sender<Event>,
+    /// GPUs whose handles a fresh session did not mend: see `afresh`.
+    unmended: Arc<Mutex<BTreeSet<String>>>,
 }
 
 type Sender<T> = oneshot::Sender<T>;
@@ -177,7 +182,7 @@ impl Hardware {
         let (status_tx, status) = watch::channel(Status::default());
         let (events, _) = broadcast::channel(256);
         tokio::spawn(supervisor::run(options, rx, status_tx, events.clone()));
-        Self { tx, status, events }
+        Self { tx, status, events, unmended: Arc::default() }
     }
 
     /// The driver: versions, library, whether it is simulated.
@@ -200,15 +205,12 @@ impl Hardware {
         }
     }
 
-    /// Everything about one GPU.
+    /// Everything about one GPU. A driver session that has lost track of it is begun anew.
     ///
     /// # Errors
     /// When it can't be read at all. What fails in part is in [`Reading::warnings`].
     pub async fn read(&self, uuid: &str) -> Result<Reading, DriverError> {
-        match self.call(Request::Read { gpu: GpuRef::new(uuid) }).await? {
-            Answer::Reading(reading) => Ok(*reading),
-            other => Err(mixed_up("reading the GPU", &other)),
-        }
+        self.read_afresh(uuid).await
     }
 
     /// Creates a GPU instance at a placement, and reads it back.

@@ -118,6 +118,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
             memory: Memory::default(),
             mig: None,
             processes: Vec::new(),
+            processes_known: true,
             warnings: Vec::new(),
         })),
         Request::CreateGpuInstance { profile_id, placement, .. } => Answer::GpuInstance(GpuInstance {

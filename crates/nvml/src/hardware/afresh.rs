@@ -1,0 +1,55 @@
+//! A second reading, in a fresh driver session, where the old one hands out stale handles.
+//!
+//! An NVML session may go on enumerating what was there when it began. When others have destroyed
+//! some of that since, every reading of the GPU fails for as long as the session lasts, so the
+//! worker is restarted. Where that does not help it is not tried again before a reading of that
+//! GPU has succeeded: readings are made each second, and a restart holds up all GPUs.
+
+use std::{
+    collections::BTreeSet,
+    sync::{MutexGuard, PoisonError},
+};
+
+use super::{Hardware, mixed_up};
+use crate::{
+    error::DriverError,
+    proto::{Answer, GpuRef, Request},
+    reading::Reading,
+};
+
+impl Hardware {
+    pub(super) async fn read_afresh(&self, uuid: &str) -> Result<Reading, DriverError> {
+        let sessions = self.status().started;
+        let first = match self.read_once(uuid).await {
+            Err(error) if error.kind.is_stale_handle() => error,
+            other => {
+                self.unmended().remove(uuid);
+                return other;
+            }
+        };
+        // Else somebody has begun one meanwhile.
+        if self.status().started == sessions {
+            if !self.unmended().insert(uuid.to_owned()) {
+                return Err(first);
+            }
+            tracing::warn!(gpu = uuid, error = %first, "beginning a fresh driver session");
+            self.restart().await?;
+        }
+        let again = self.read_once(uuid).await;
+        if again.is_ok() {
+            self.unmended().remove(uuid);
+        }
+        again
+    }
+
+    async fn read_once(&self, uuid: &str) -> Result<Reading, DriverError> {
+        match self.call(Request::Read { gpu: GpuRef::new(uuid) }).await? {
+            Answer::Reading(reading) => Ok(*reading),
+            other => Err(mixed_up("reading the GPU", &other)),
+        }
+    }
+
+    fn unmended(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.unmended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
