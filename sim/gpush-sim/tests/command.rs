@@ -29,8 +29,10 @@ impl Place {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gpush-sim"));
+        // Whoever runs the tests may have signals ignored (nohup does), and a shell can't trap those.
+        let mut command = Command::new("env");
         command
+            .args(["--default-signal", env!("CARGO_BIN_EXE_gpush-sim")])
             .env("GPUSH_SIM_LIBRARY", self.path("library.so"))
             .env("TMPDIR", self.path("tmp"))
             .env_remove("NVML_SIM_STATE");
