@@ -18,7 +18,7 @@ fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
 fn a_plan_knows_a_process_that_came_a_moment_ago() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
-    agent.apply(&["0"], &["2g.12gb@0"]);
+    assert_eq!(agent.apply(&["0"], &["2g.12gb@0"]).state, gpush_api::OperationState::Done);
     for round in 0..5 {
         assert!(plans(&agent, &["0"], &["4g.24gb"])[0].error.is_none(), "round {round}: it is idle");
         let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
