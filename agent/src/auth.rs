@@ -21,24 +21,26 @@ pub(crate) struct Asker {
     pub(crate) peer: Peer,
     /// Whether they may do and see everything.
     pub(crate) admin: bool,
+    /// Sees nobody's processes: what is made for this asker is shown to everybody.
+    pub(crate) blind: bool,
 }
 
 impl Asker {
     /// What `peer` is under this config.
     pub(crate) fn new(peer: Peer, access: &Access, own_uid: u32) -> Self {
         let admin = peer.uid == 0 || peer.uid == own_uid || in_one_of(&peer.groups, &access.admin_groups);
-        Self { peer, admin }
+        Self { peer, admin, blind: false }
     }
 
-    /// The agent itself.
+    /// The agent itself. What it is refused at start stands in `/v1/health`, so it sees nobody.
     pub(crate) fn agent() -> Self {
         let uid = nix::unistd::geteuid().as_raw();
-        Self { peer: Peer { uid, pid: Some(std::process::id()), groups: Vec::new() }, admin: true }
+        Self { peer: Peer { uid, pid: Some(std::process::id()), groups: Vec::new() }, admin: true, blind: true }
     }
 
     /// Whether a process of `uid` may be shown in full.
     pub(crate) fn may_see(&self, uid: Option<u32>) -> bool {
-        self.admin || uid == Some(self.peer.uid)
+        !self.blind && (self.admin || uid == Some(self.peer.uid))
     }
 
     /// Refuses whoever is no admin.

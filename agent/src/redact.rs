@@ -4,13 +4,13 @@
 //! that everything else is made from, plans and their refusals included, so that no sentence can
 //! tell what a field does not.
 
-use gpush_api::{Gpu, Operation, Process};
+use gpush_api::{Gpu, Operation, Process, Refusal};
 
 use crate::auth::Asker;
 
 /// Takes out of a reading what `asker` may not see.
 pub(crate) fn gpu(gpu: &mut Gpu, asker: &Asker) {
-    if asker.admin {
+    if asker.admin && !asker.blind {
         return;
     }
     let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
@@ -19,6 +19,15 @@ pub(crate) fn gpu(gpu: &mut Gpu, asker: &Asker) {
         instance.compute.iter_mut().flat_map(|compute| &mut compute.processes).for_each(|p| hide(p, asker));
     }
     gpu.processes.iter_mut().for_each(|process| hide(process, asker));
+}
+
+/// Takes the holders out of a refusal that everybody may read.
+pub(crate) fn refusal(refusal: &mut Refusal) {
+    if let Refusal::Blocked { blockers } = refusal {
+        for process in blockers.iter_mut().flat_map(|blocker| &mut blocker.holders) {
+            blank(process);
+        }
+    }
 }
 
 /// Takes out of an operation what `asker` may not see: the process that asked for it.
@@ -32,6 +41,10 @@ fn hide(process: &mut Process, asker: &Asker) {
     if asker.may_see(process.uid) {
         return;
     }
+    blank(process);
+}
+
+fn blank(process: &mut Process) {
     process.pid = None;
     process.uid = None;
     process.user = None;
@@ -46,7 +59,7 @@ mod tests {
     use crate::listen::peer::Peer;
 
     fn asker(uid: u32, admin: bool) -> Asker {
-        Asker { peer: Peer { uid, pid: None, groups: Vec::new() }, admin }
+        Asker { peer: Peer { uid, pid: None, groups: Vec::new() }, admin, blind: false }
     }
 
     fn process() -> Process {

@@ -205,6 +205,10 @@ fn a_gpu_whose_rollback_fails_too_is_degraded_until_a_change_succeeds() {
     assert!(gpu.reasons.iter().any(|reason| reason.contains("failed")), "{:?}", gpu.reasons);
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
     assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
+    // One that is rolled back, to what was degraded, mends nothing.
+    let operation = agent.apply(&["0"], &["2g.20gb"]);
+    assert_ne!(operation.state, OperationState::Done, "{operation:?}");
+    assert_eq!(agent.gpu(0).state, GpuState::Degraded, "{operation:?}");
     host.clear_faults();
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
@@ -230,4 +234,27 @@ fn a_mode_that_does_not_come_into_force_is_taken_back() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), ["MIG off"]);
     assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
+}
+
+#[test]
+fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
+    let mut lost = 0;
+    for after in 0..5 {
+        let host = Host::up("a30x4");
+        let agent = Agent::start(&host, CONFIG);
+        assert_eq!(agent.apply(&["1"], &["4g.24gb"]).state, OperationState::Done);
+        host.fault(&format!("nvmlDeviceGetMigMode --gpu 1 --after {after} --times 1 --mutate lose"));
+        // Lost too early it is refused, too late it is done.
+        let Ok(operation) = agent.begin(&["0", "1"], &["4g.24gb"]) else { continue };
+        let operation = agent.follow(operation);
+        if operation.state == OperationState::Done {
+            continue;
+        }
+        lost += 1;
+        assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+        let error = operation.error.unwrap();
+        assert!(error.causes.iter().any(|cause| cause.contains("is lost")), "{error:?}");
+    }
+    println!("lost at its read-back {lost} times of 5");
+    assert!(lost > 0);
 }

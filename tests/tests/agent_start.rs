@@ -2,7 +2,7 @@
 
 use gpush_api::OperationState;
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, Setup, gi_at, truth},
     host::Host,
 };
 use serde_json::json;
@@ -160,4 +160,25 @@ fn a_boot_that_cannot_be_told_reshapes_nothing() {
     assert!(agent.settle().is_empty());
     let health = agent.get("/v1/health").json();
     assert!(health["causes"][0]["message"].as_str().unwrap().contains("/nonexistent"), "{health}");
+}
+
+#[test]
+fn a_layout_blocked_at_start_tells_nobody_who_blocks_it() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["2g.12gb"]).state, OperationState::Done);
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
+    agent.stop();
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"4g.24gb\"]\n";
+    let agent = Setup::on(&host).named("second").config(config).start();
+    let mut tries = 0;
+    let health = loop {
+        let health = agent.get("/v1/health").json();
+        if health["causes"][0]["code"] == "blocked" {
+            break health.to_string();
+        }
+        tries += 1;
+        assert!(tries < 20_000, "{health}\n{}", agent.log());
+    };
+    assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
 }

@@ -12,7 +12,7 @@ use super::{
     Part,
     step::{self, Ground, Trouble},
 };
-use crate::agent::Shared;
+use crate::{agent::Shared, redact};
 
 /// Attempts to restore the previous layout.
 const ATTEMPTS: u32 = 3;
@@ -53,7 +53,9 @@ async fn once(agent: &Shared, part: &Part) -> Result<(), Trouble> {
         let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
         let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
         let target = plan::Target::of_instances(&geometry, previous);
-        let plan = plan::plan(&geometry, &now.instances, &target).map_err(|refused| {
+        let plan = plan::plan(&geometry, &now.instances, &target).map_err(|mut refused| {
+            // It is shown with the operation and as the GPU's condition: to everybody.
+            redact::refusal(&mut refused);
             let mut error = refusal::explain(&refused, part.plan.gpu, &part.label());
             error.causes.insert(0, error.message);
             error.message = format!("{}: the previous layout can't be restored", part.label());

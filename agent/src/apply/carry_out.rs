@@ -69,8 +69,9 @@ async fn carry_out(agent: Shared, ongoing: Ongoing, parts: Vec<Part>) {
     };
     for part in &parts {
         match state {
-            OperationState::Done | OperationState::RolledBack => agent.conditions.mend(&part.plan.uuid),
-            OperationState::Queued | OperationState::Running | OperationState::Failed => {}
+            OperationState::Done => agent.conditions.mend(&part.plan.uuid),
+            // Rolled back to what stood before: a GPU that was degraded then still is.
+            OperationState::RolledBack | OperationState::Queued | OperationState::Running | OperationState::Failed => {}
         }
         agent.observer.outdate(&part.plan.uuid);
     }
@@ -117,13 +118,15 @@ async fn all_back(
     let mut error = trouble.error().clone();
     let mut tasks = JoinSet::new();
     let mut left = Vec::new();
-    for (part, end) in parts.iter().zip(ends).filter(|(part, _)| !part.is_empty()) {
+    for (part, end) in parts.iter().zip(ends) {
         match end {
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
             Forward::Troubled(Trouble::Unknown(trouble)) => {
                 agent.conditions.degrade(&part.plan.uuid, trouble.clone());
                 left.push((part.clone(), "is in a state that is not known"));
             }
+            // Nothing was to be done on it, so there is nothing to take back.
+            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) if part.is_empty() => {}
             Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => {
                 let (agent, ongoing, part) = (Arc::clone(agent), Arc::clone(ongoing), part.clone());
                 tasks.spawn(async move {
