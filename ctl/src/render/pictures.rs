@@ -223,13 +223,20 @@ fn operations_and_their_ends() {
     let look = fixtures::look(120, UTF8);
     let (before, after) = (fixtures::mixed(), fixtures::after());
     let done = fixtures::operation(OperationState::Done);
-    assert_snapshot!("operation-done", fits(&operation::operation(&done, &before, &after, &look), &look));
-    assert_snapshot!("operation-done-without-readings", fits(&operation::operation(&done, &[], &[], &look), &look));
+    assert_snapshot!("operation-done", fits(&operation::operation(&done, &before, &after, true, &look), &look));
+    assert_snapshot!(
+        "operation-done-without-readings",
+        fits(&operation::operation(&done, &[], &[], true, &look), &look)
+    );
+
+    // Later the GPU is as others left it: the record tells what this operation did, no ids of today.
+    let later = operation::operation(&done, &[], &after, false, &look);
+    assert_snapshot!("operation-done-later", fits(&later, &look));
 
     let mut running = fixtures::operation(OperationState::Running);
     running.progress[0].done = 2;
     running.progress[0].doing = Some("creating 1g.10gb@4".into());
-    assert_snapshot!("operation-running", fits(&operation::operation(&running, &before, &before, &look), &look));
+    assert_snapshot!("operation-running", fits(&operation::operation(&running, &before, &before, true, &look), &look));
 
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@5 on GPU 0")
         .cause("NVML: insufficient resources")
@@ -237,13 +244,16 @@ fn operations_and_their_ends() {
     let mut rolled = fixtures::operation(OperationState::RolledBack);
     rolled.progress[0].error = Some(error.clone());
     rolled.error = Some(error.clone());
-    assert_snapshot!("operation-rolled-back", fits(&operation::operation(&rolled, &before, &before, &look), &look));
+    assert_snapshot!(
+        "operation-rolled-back",
+        fits(&operation::operation(&rolled, &before, &before, true, &look), &look)
+    );
     assert_eq!(operation::error(&rolled), Some(error));
 
     let mut failed = fixtures::operation(OperationState::Failed);
     failed.progress[0].done = 3;
     failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60 s"));
-    assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, &look), &look));
+    assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, true, &look), &look));
     assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
 
     let all = [done, running, rolled, failed];
