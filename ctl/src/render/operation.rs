@@ -57,7 +57,10 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         match operation.state {
             OperationState::Done => out.extend(done(plan, was.as_ref(), gpu.as_ref().filter(|_| just), look)),
             OperationState::Queued | OperationState::Running => out.extend(under_way(operation, plan, look)),
-            OperationState::RolledBack => out.push("  as it was before".to_owned()),
+            OperationState::RolledBack => out.extend(as_before(operation, plan, look)),
+            OperationState::Failed if was_taken_back(operation, plan.gpu) => {
+                out.extend(as_before(operation, plan, look));
+            }
             OperationState::Failed => out.extend(under_way(operation, plan, look)),
         }
         if let Some(error) = error_of(operation, plan.gpu) {
@@ -79,6 +82,21 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         }
     }
     out.join("\n") + "\n"
+}
+
+/// Whether a GPU's steps were taken back with success, in an operation that failed on another GPU.
+fn was_taken_back(operation: &Operation, gpu: u32) -> bool {
+    operation.progress.iter().any(|p| p.gpu == gpu && p.rolling_back && p.error.is_none())
+}
+
+/// That a GPU is as it was, and whose fault that is unless its own error follows.
+fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
+    let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
+    if failed.is_empty() || failed.contains(&plan.gpu) {
+        return vec!["  as it was before".to_owned()];
+    }
+    failed.sort_unstable();
+    look.wrap("  ", &format!("as it was before, because {} failed", gpu_numbers(&failed)))
 }
 
 /// What went wrong on a GPU.
