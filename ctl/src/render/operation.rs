@@ -76,7 +76,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         OperationState::RolledBack | OperationState::Failed => {
             // The whole's error may repeat a GPU's: it is said once.
             let said = changed.iter().filter_map(|plan| error_of(operation, plan.gpu)).collect::<Vec<_>>();
-            for error in operation.error.iter().filter(|error| !said.contains(error)) {
+            for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
                 out.extend(trouble::lines("error", error, 0, look));
             }
         }
@@ -99,9 +99,10 @@ fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> 
     look.wrap("  ", &format!("as it was before, because {} failed", gpu_numbers(&failed)))
 }
 
-/// What went wrong on a GPU.
+/// What went wrong on a GPU. The whole's error says the same and more where it is about this GPU.
 fn error_of(operation: &Operation, gpu: u32) -> Option<&ApiError> {
-    operation.progress.iter().find(|p| p.gpu == gpu).and_then(|p| p.error.as_ref())
+    let own = operation.progress.iter().find(|p| p.gpu == gpu).and_then(|p| p.error.as_ref())?;
+    Some(operation.error.as_ref().filter(|whole| whole.message == own.message).unwrap_or(own))
 }
 
 /// What was destroyed, what was made, what stayed, by the operation's own plan: the GPU may have been

@@ -275,6 +275,14 @@ fn operations_and_their_ends() {
     );
     assert_eq!(operation::error(&rolled), Some(error));
 
+    // The whole's error adds a cause to the GPU's: together they are told once.
+    let whole = rolled.error.take().map(|error| error.cause("the previous layout stands again, read back"));
+    rolled.error = whole;
+    let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
+    for once in ["the driver refused to create", "insufficient resources", "stands again", "hint:"] {
+        assert_eq!(text.matches(once).count(), 1, "{once}:\n{text}");
+    }
+
     let mut failed = fixtures::operation(OperationState::Failed);
     failed.progress[0].done = 3;
     failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60 s"));
