@@ -25,6 +25,8 @@ An entry is [Nc.]PROFILE[@START][*COUNT]:
   1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
 The layout `none` takes all idle instances away.
 
+In a plan: + is made, - is destroyed, = is kept, ~ is kept with other compute instances.
+
 Examples:
 ",
             $examples
@@ -35,7 +37,6 @@ Examples:
 /// Shape and watch the GPUs of this host through its agent, gpushd.
 #[derive(Debug, Parser)]
 #[command(name = "gpushctl", version, after_help = EXIT_CODES, max_term_width = 100)]
-#[command(disable_help_subcommand = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -60,7 +61,7 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
     /// How long each answer of the agent may take
-    #[arg(long, global = true, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "10", value_parser = some_seconds)]
     pub(crate) timeout: f64,
 }
 
@@ -77,6 +78,14 @@ fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if s.is_finite() && (0.0..=86_400.0).contains(&s) => Ok(s),
         Ok(_) | Err(_) => Err("seconds from 0 to 86400 are meant".to_owned()),
+    }
+}
+
+/// A time in which an answer can come.
+fn some_seconds(text: &str) -> Result<f64, String> {
+    match seconds(text) {
+        Ok(s) if s > 0.0 => Ok(s),
+        Ok(_) | Err(_) => Err("seconds above 0, up to 86400, are meant".to_owned()),
     }
 }
 
@@ -171,8 +180,7 @@ A program runs on a MIG device by its UUID:
     Show(Which),
     /// Show what would be done to reach a layout
     #[command(after_help = with_layouts!(
-        "\
-  gpushctl mig plan                                as the config says
+        "\x20 gpushctl mig plan                                as the config says
   gpushctl mig plan --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
   gpushctl mig plan --offline dgx-h100 --gpu 0 --layout 1g.10gb*7"
     ))]
@@ -184,8 +192,7 @@ A program runs on a MIG device by its UUID:
     },
     /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
     #[command(after_help = with_layouts!(
-        "\
-  gpushctl mig apply                               as the config says
+        "\x20 gpushctl mig apply                               as the config says
   gpushctl mig apply --gpu 0-3 training            a layout of the config
   gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2"
     ))]
@@ -204,8 +211,7 @@ A program runs on a MIG device by its UUID:
     },
     /// Exit with 3 unless the GPUs are as a layout wants them
     #[command(after_help = with_layouts!(
-        "\
-  gpushctl mig assert || gpushctl mig apply        as the config says
+        "\x20 gpushctl mig assert || gpushctl mig apply        as the config says
   gpushctl mig assert --gpu 0 --layout 7g.80gb"
     ))]
     Assert {
@@ -284,4 +290,16 @@ Examples:
         #[arg(long)]
         effective: bool,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_answer_comes_in_no_time() {
+        assert!(some_seconds("0").is_err() && some_seconds("-1").is_err() && some_seconds("x").is_err());
+        assert_eq!((some_seconds("0.5"), seconds("0")), (Ok(0.5), Ok(0.0)));
+        assert!(Cli::try_parse_from(["gpushctl", "--timeout", "0", "status"]).is_err());
+    }
 }

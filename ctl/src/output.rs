@@ -45,7 +45,8 @@ impl Output {
         } else {
             Charset::Utf8
         };
-        let look = Look { width: width(), charset, now: jiff::Timestamp::now() };
+        let look =
+            Look { width: width(), wraps: std::io::stdout().is_terminal(), charset, now: jiff::Timestamp::now() };
         Self { json: global.json, look, color }
     }
 

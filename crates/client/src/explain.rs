@@ -61,6 +61,8 @@ pub struct Facts {
     pub socket: Socket,
     /// What is there.
     pub found: Found,
+    /// Where the caller's own agent was looked for too, in vain.
+    pub own: Option<PathBuf>,
     /// Effective uid of the caller.
     pub uid: u32,
     /// User name of the caller, or its uid as text.
@@ -82,6 +84,7 @@ pub fn gather(socket: &Socket) -> Facts {
     Facts {
         found: look(&socket.path, user.as_ref()),
         socket: socket.clone(),
+        own: Socket::of_user().filter(|_| !uid.is_root() && socket.origin == Origin::System),
         uid: uid.as_raw(),
         user: name,
         unit_installed: UNIT_DIRECTORIES.iter().any(|d| Path::new(d).join("gpushd.service").exists()),
@@ -152,7 +155,8 @@ pub fn explain(cause: &io::Error, facts: &Facts) -> ApiError {
         .retryable(),
         // Gone or come between connect and look: the next try will tell.
         (Found::Nothing, io::ErrorKind::NotFound) => {
-            ApiError::new(Code::Unreachable, format!("no gpushd on this host at {path}: there is no such socket"))
+            let own = facts.own.as_ref().map_or_else(String::new, |own| format!(", nor {}, your own", own.display()));
+            ApiError::new(Code::Unreachable, format!("no gpushd on this host at {path}: there is no such socket{own}"))
                 .hint(start(facts))
         }
         (Found::Nothing | Found::Socket(_), _) => {
@@ -242,6 +246,7 @@ mod tests {
         };
         Facts {
             socket: Socket::given(path, origin),
+            own: None,
             found,
             uid: 1000,
             user: "alice".into(),
@@ -261,6 +266,11 @@ mod tests {
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains(DEFAULT_SOCKET), "{message}");
         assert!(hint.starts_with("`sudo systemctl start gpushd`"), "{hint}");
+
+        at.own = Some("/run/user/1000/gpush/gpushd.sock".into());
+        let (_, message, _) = told(io::ErrorKind::NotFound, &at);
+        assert!(message.contains(DEFAULT_SOCKET) && message.contains("/run/user/1000/gpush/gpushd.sock"), "{message}");
+        at.own = None;
 
         at.uid = 0;
         assert!(told(io::ErrorKind::NotFound, &at).2.starts_with("`systemctl start gpushd`"));

@@ -42,6 +42,13 @@ impl Socket {
         Self::choose(Path::new(DEFAULT_SOCKET), runtime.as_deref())
     }
 
+    /// Where the user's own agent would be, whether it is there or not.
+    #[must_use]
+    pub fn of_user() -> Option<PathBuf> {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?;
+        Some(PathBuf::from(runtime).join("gpush").join("gpushd.sock"))
+    }
+
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
         // Whatever can't be looked at (a closed directory) counts as there: the error about it is
         // the one that helps.

@@ -110,5 +110,5 @@ async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f
         let error = ApiError::new(Code::NotFound, "no GPU is meant: the config claims none for MIG");
         return Err(error.hint("name one with --gpu and a layout; the rules: `gpushctl config show`").into());
     }
-    super::operation::watch(client, one, &before, quiet, wait, out).await
+    super::operation::watch(client, one, &before, true, quiet, wait, out).await
 }

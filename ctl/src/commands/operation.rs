@@ -42,12 +42,13 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
                 None => last(client.operations().await?)?,
             };
             let gpus = client.gpus(false).await.unwrap_or_default();
-            out.show(&one, |look| operation::operation(&one, &[], &gpus, look))?;
+            out.show(&one, |look| operation::operation(&one, &[], &gpus, false, look))?;
             Ok(0)
         }
         args::Operation::Wait { id, quiet, wait } => {
             let one = client.operation(id).await?;
-            watch(client, one, &[], *quiet, *wait, out).await
+            let just = !one.state.is_final();
+            watch(client, one, &[], just, *quiet, *wait, out).await
         }
     }
 }
@@ -70,11 +71,13 @@ enum Watched {
     Interrupted,
 }
 
-/// Shows an operation until it ends, then its result; the exit status is the operation's.
+/// Shows an operation until it ends, then its result; the exit status is the operation's. `just` says
+/// that it is being carried out, or was just now: the GPUs are then as it left them.
 pub(super) async fn watch(
     client: &mut Client,
     mut one: Operation,
     before: &[Gpu],
+    just: bool,
     quiet: bool,
     wait: Option<f64>,
     out: &Output,
@@ -92,7 +95,7 @@ pub(super) async fn watch(
     match watched? {
         Watched::Ended => {
             let after = client.gpus(false).await.unwrap_or_default();
-            out.show(&one, |look| operation::operation(&one, before, &after, look))?;
+            out.show(&one, |look| operation::operation(&one, before, &after, just, look))?;
             Ok(operation::error(&one).filter(|_| !succeeded(&one)).map_or(0, |error| error.code.exit_status()))
         }
         Watched::TooLong => {

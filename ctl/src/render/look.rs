@@ -18,6 +18,8 @@ pub(crate) enum Charset {
 pub(crate) struct Look {
     /// Columns.
     pub(crate) width: usize,
+    /// Whether tables may wrap to the columns: a pipe's reader wants a line a row.
+    pub(crate) wraps: bool,
     /// Characters.
     pub(crate) charset: Charset,
     /// Time against which ages are told.
@@ -171,7 +173,7 @@ mod tests {
     use super::*;
 
     fn look(charset: Charset) -> Look {
-        Look { width: 40, charset, now: Timestamp::UNIX_EPOCH }
+        Look { width: 40, wraps: true, charset, now: Timestamp::UNIX_EPOCH }
     }
 
     #[test]

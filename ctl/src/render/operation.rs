@@ -1,12 +1,12 @@
 //! An operation: how it went, and what is different now, by the hardware's word.
 
 use anstyle::Style;
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Operation, OperationState, Step};
+use gpush_api::{ApiError, Code, ComputeInstance, Gpu, GpuPlan, Operation, OperationState, Step};
 
 use super::{
     Look,
-    look::{BAD, GONE, NEW, NOTE, PLAIN, QUIET, count, paint, pci, product},
-    plan::{self, Tally},
+    look::{BAD, GONE, NEW, NOTE, PLAIN, QUIET, count, paint, pci, product, width},
+    plan,
     status::gpu_numbers,
     trouble,
 };
@@ -34,9 +34,9 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     }
 }
 
-/// What became of an operation. `before` and `after` are the GPUs read before and after it, as far as
-/// they were.
-pub(crate) fn operation(operation: &Operation, before: &[Gpu], after: &[Gpu], look: &Look) -> String {
+/// What became of an operation. `before` is the GPUs read before it, as far as they were; `now` as they
+/// are, which tells ids only if the operation has `just` been carried out.
+pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Look) -> String {
     let (word, style) = state(operation.state);
     let changed: Vec<_> = operation.plans.iter().filter(|p| !plan::as_wanted(p)).collect();
     let same: Vec<u32> = operation.plans.iter().filter(|p| plan::as_wanted(p)).map(|p| p.gpu).collect();
@@ -50,14 +50,17 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], after: &[Gpu], lo
     )];
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
-        let (was, gpu) = (of(before), of(after));
+        let (was, gpu) = (of(before), of(now));
         let address = gpu.as_ref().or(was.as_ref()).map_or("", |g| pci(&g.pci));
         let number = gpu_numbers(&[plan.gpu]);
         out.push(plan::headline(&number, &look.clean(product(&plan.name)), &look.clean(address), look));
         match operation.state {
-            OperationState::Done => out.extend(done(plan, was.as_ref(), gpu.as_ref(), look)),
+            OperationState::Done => out.extend(done(plan, was.as_ref(), gpu.as_ref().filter(|_| just), look)),
             OperationState::Queued | OperationState::Running => out.extend(under_way(operation, plan, look)),
-            OperationState::RolledBack => out.push("  as it was before".to_owned()),
+            OperationState::RolledBack => out.extend(as_before(operation, plan, look)),
+            OperationState::Failed if was_taken_back(operation, plan.gpu) => {
+                out.extend(as_before(operation, plan, look));
+            }
             OperationState::Failed => out.extend(under_way(operation, plan, look)),
         }
         if let Some(error) = error_of(operation, plan.gpu) {
@@ -73,7 +76,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], after: &[Gpu], lo
         OperationState::RolledBack | OperationState::Failed => {
             // The whole's error may repeat a GPU's: it is said once.
             let said = changed.iter().filter_map(|plan| error_of(operation, plan.gpu)).collect::<Vec<_>>();
-            for error in operation.error.iter().filter(|error| !said.contains(error)) {
+            for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
                 out.extend(trouble::lines("error", error, 0, look));
             }
         }
@@ -81,18 +84,36 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], after: &[Gpu], lo
     out.join("\n") + "\n"
 }
 
-/// What went wrong on a GPU.
-fn error_of(operation: &Operation, gpu: u32) -> Option<&ApiError> {
-    operation.progress.iter().find(|p| p.gpu == gpu).and_then(|p| p.error.as_ref())
+/// Whether a GPU's steps were taken back with success, in an operation that failed on another GPU.
+fn was_taken_back(operation: &Operation, gpu: u32) -> bool {
+    operation.progress.iter().any(|p| p.gpu == gpu && p.rolling_back && p.error.is_none())
 }
 
-/// What was destroyed, what was made and how it is called, what stayed.
+/// That a GPU is as it was, and whose fault that is unless its own error follows.
+fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
+    let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
+    if failed.is_empty() || failed.contains(&plan.gpu) {
+        return vec!["  as it was before".to_owned()];
+    }
+    failed.sort_unstable();
+    look.wrap("  ", &format!("as it was before, because {} failed", gpu_numbers(&failed)))
+}
+
+/// What went wrong on a GPU. The whole's error says the same and more where it is about this GPU.
+fn error_of(operation: &Operation, gpu: u32) -> Option<&ApiError> {
+    let own = operation.progress.iter().find(|p| p.gpu == gpu).and_then(|p| p.error.as_ref())?;
+    Some(operation.error.as_ref().filter(|whole| whole.message == own.message).unwrap_or(own))
+}
+
+/// What was destroyed, what was made, what stayed, by the operation's own plan: the GPU may have been
+/// changed again since. Ids and UUIDs come from `gpu`, the reading right after the operation, and only
+/// where it shows the very instance that was planned.
 fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     if plan.enables_mig {
         out.push(paint(NEW, "  + MIG mode is on"));
     }
-    let instances = gpu.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
+    let mut altered = false;
     for step in &plan.steps {
         match step {
             Step::DestroyGpuInstance { gi, profile, placement } => {
@@ -103,59 +124,101 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
                 // With its GPU instance gone too, one line says it.
                 let with_it = |s: &Step| matches!(s, Step::DestroyGpuInstance { gi: g, .. } if g == gi);
                 if !plan.steps.iter().any(with_it) {
+                    altered = true;
                     out.push(paint(GONE, &format!("  - {}  was GI {gi} CI {ci}", look.clean(profile))));
                 }
             }
             Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => {}
         }
     }
-    let made_in = |at| {
-        plan.steps
-            .iter()
-            .filter(move |s| matches!(s, Step::CreateCompute { gi_placement, .. } if *gi_placement == at))
-            .count()
-    };
-    let mut kept = 0;
-    for instance in instances {
-        let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
-        let made = plan
-            .steps
-            .iter()
-            .any(|s| matches!(s, Step::CreateGpuInstance { placement, .. } if *placement == instance.placement));
-        let computes = made_in(instance.placement);
-        if !made && computes == 0 {
-            kept += 1;
-            continue;
-        }
-        let fresh = instance.compute.iter().filter(|c| made || !stayed(plan, before, instance.id, c.id));
-        let fresh: Vec<_> = fresh.collect();
-        if fresh.is_empty() {
-            out.push(paint(NEW, &format!("  + {at}  GI {}", instance.id)));
-        }
-        for compute in fresh {
-            let what = if compute.profile == instance.profile {
-                at.clone()
-            } else {
-                format!("{} in {at}", look.clean(&compute.profile))
-            };
-            let uuid = compute.uuid.as_ref().map_or_else(String::new, |u| look.clean(u));
-            let line = format!("  + {what}  GI {} CI {}", instance.id, compute.id);
-            out.push(format!("{}  {uuid}", paint(NEW, &line)));
-        }
+    let made = made(plan, before, gpu);
+    altered |= made.iter().any(|made| made.in_kept);
+    let widest = |of: fn(&Made) -> &str| made.iter().map(|made| width(&look.clean(of(made)))).max().unwrap_or(0);
+    let (what_width, ids_width) = (widest(|m| &m.what), widest(|m| &m.ids));
+    for Made { what, ids, uuid, .. } in &made {
+        let what = look.clean(what);
+        // Colour does not count as width, so the blanks are put in by hand.
+        let line = format!("  + {what:<what_width$}  {ids}");
+        let fill = " ".repeat(ids_width.saturating_sub(width(ids)));
+        let text = format!("{}{fill}  {}", paint(NEW, line.trim_end()), look.clean(uuid));
+        out.push(text.trim_end().to_owned());
     }
-    if instances.is_empty() {
-        let Tally { creates, keeps, .. } = Tally::of(plan);
-        kept = keeps;
-        if creates > 0 {
-            out.push(paint(NEW, &format!("  + {}", count(creates, "GPU instance"))));
+    // One whose compute instances changed was kept, not as it was.
+    out.extend(
+        match (plan.keeps.len(), altered) {
+            (0, _) => None,
+            (n, true) => Some(format!("  = {} kept", count(n, "GPU instance"))),
+            (1, false) => Some("  = 1 GPU instance kept as it was".to_owned()),
+            (n, false) => Some(format!("  = {n} GPU instances kept as they were")),
         }
-    }
-    match kept {
-        0 => {}
-        1 => out.push(paint(QUIET, "  = 1 GPU instance kept as it was")),
-        n => out.push(paint(QUIET, &format!("  = {n} GPU instances kept as they were"))),
-    }
+        .map(|text| paint(QUIET, &text)),
+    );
     out
+}
+
+/// Something that the operation made.
+struct Made {
+    /// `3g.40gb@4`, `1c.3g.40gb in 3g.40gb@4`.
+    what: String,
+    /// `GI 2 CI 0`, where known.
+    ids: String,
+    /// MIG UUID, where known.
+    uuid: String,
+    /// A compute instance in a GPU instance that was there before.
+    in_kept: bool,
+}
+
+/// What the plan's steps made, by the order of the slices.
+fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
+    let live = gpu.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
+    let mut told: Vec<(u32, u32)> = Vec::new();
+    let mut all = Vec::new();
+    for step in &plan.steps {
+        match step {
+            Step::CreateGpuInstance { profile, placement, .. } => {
+                let filled =
+                    |s: &Step| matches!(s, Step::CreateCompute { gi_placement, .. } if gi_placement == placement);
+                if !plan.steps.iter().any(filled) {
+                    let it = live.iter().find(|i| i.placement == *placement && i.profile == *profile);
+                    let ids = it.map_or_else(String::new, |i| format!("GI {}", i.id));
+                    let what = format!("{profile}@{}", placement.start);
+                    all.push((*placement, Made { what, ids, uuid: String::new(), in_kept: false }));
+                }
+            }
+            Step::CreateCompute { gi_placement, profile, .. } => {
+                let parent = plan.steps.iter().find_map(|s| match s {
+                    Step::CreateGpuInstance { profile, placement, .. } if placement == gi_placement => Some(profile),
+                    Step::CreateGpuInstance { .. }
+                    | Step::CreateCompute { .. }
+                    | Step::DestroyGpuInstance { .. }
+                    | Step::DestroyCompute { .. } => None,
+                });
+                let part = profile.split_once("c.").filter(|(n, _)| n.parse::<u8>().is_ok()).map(|(_, whole)| whole);
+                let whole = parent.map_or(part.unwrap_or(profile), String::as_str);
+                let at = format!("{whole}@{}", gi_placement.start);
+                let found = live.iter().filter(|i| i.placement == *gi_placement && i.profile == whole).find_map(|i| {
+                    let fresh = |ci| parent.is_some() || !stayed(plan, before, i.id, ci);
+                    let is_it =
+                        |c: &&ComputeInstance| c.profile == *profile && fresh(c.id) && !told.contains(&(i.id, c.id));
+                    i.compute.iter().find(is_it).map(|c| (i.id, c))
+                });
+                told.extend(found.map(|(gi, c)| (gi, c.id)));
+                let what = if part.is_some() { format!("{profile} in {at}") } else { at };
+                all.push((
+                    *gi_placement,
+                    Made {
+                        what,
+                        ids: found.map_or_else(String::new, |(gi, c)| format!("GI {gi} CI {}", c.id)),
+                        uuid: found.and_then(|(_, c)| c.uuid.clone()).unwrap_or_default(),
+                        in_kept: parent.is_none(),
+                    },
+                ));
+            }
+            Step::DestroyGpuInstance { .. } | Step::DestroyCompute { .. } => {}
+        }
+    }
+    all.sort_by_key(|(placement, _)| *placement);
+    all.into_iter().map(|(_, made)| made).collect()
 }
 
 /// Whether a compute instance was there before and was to stay: ids are handed out anew, so only the

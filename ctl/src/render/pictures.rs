@@ -119,6 +119,11 @@ fn a_gpu_in_full() {
     // A MIG UUID stays whole, so this one may be wider than the terminal.
     assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &look)));
     assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &look)));
+    let named = |rule: &str| {
+        let one = gpush_api::Gpu { rule: Some(rule.into()), ..gpus[1].clone() };
+        fixtures::plain(&show::gpu(&one, &look))
+    };
+    assert!(named("rule 1").contains(", by rule 1\n") && named("a").contains(", by rule a\n"));
     assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &look), &look));
 }
 
@@ -139,6 +144,26 @@ fn profiles_as_tables() {
     let off = gpus[2].mig.as_mut().unwrap();
     (off.enabled, off.pending) = (false, false);
     assert_snapshot!("mig-profiles", fits(&profiles::profiles(&gpus, &look), &look));
+}
+
+#[test]
+fn names_of_profiles_never_wrap_and_pipes_get_a_line_a_row() {
+    let gpus = gpush_core::preset::gpus("rtx-pro-6000x2").unwrap();
+    let names: Vec<_> = gpus[0].mig.iter().flat_map(|mig| &mig.profiles).map(|p| p.name.clone()).collect();
+    let mut tried = 0;
+    for (width, wraps) in [(60, true), (72, true), (80, true), (60, false), (80, false)] {
+        let look = Look { wraps, ..fixtures::look(width, UTF8) };
+        let text = fixtures::plain(&profiles::profiles(&gpus, &look));
+        for name in &names {
+            let whole = |line: &str| line.split_whitespace().next() == Some(name);
+            assert!(text.lines().any(whole), "{name} at {width}:\n{text}");
+            tried += 1;
+        }
+        if !wraps {
+            assert_eq!(text.lines().count(), names.len() + 2, "a heading each, then a line a profile:\n{text}");
+        }
+    }
+    println!("{tried} names looked for");
 }
 
 #[test]
@@ -223,13 +248,20 @@ fn operations_and_their_ends() {
     let look = fixtures::look(120, UTF8);
     let (before, after) = (fixtures::mixed(), fixtures::after());
     let done = fixtures::operation(OperationState::Done);
-    assert_snapshot!("operation-done", fits(&operation::operation(&done, &before, &after, &look), &look));
-    assert_snapshot!("operation-done-without-readings", fits(&operation::operation(&done, &[], &[], &look), &look));
+    assert_snapshot!("operation-done", fits(&operation::operation(&done, &before, &after, true, &look), &look));
+    assert_snapshot!(
+        "operation-done-without-readings",
+        fits(&operation::operation(&done, &[], &[], true, &look), &look)
+    );
+
+    // Later the GPU is as others left it: the record tells what this operation did, no ids of today.
+    let later = operation::operation(&done, &[], &after, false, &look);
+    assert_snapshot!("operation-done-later", fits(&later, &look));
 
     let mut running = fixtures::operation(OperationState::Running);
     running.progress[0].done = 2;
     running.progress[0].doing = Some("creating 1g.10gb@4".into());
-    assert_snapshot!("operation-running", fits(&operation::operation(&running, &before, &before, &look), &look));
+    assert_snapshot!("operation-running", fits(&operation::operation(&running, &before, &before, true, &look), &look));
 
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@5 on GPU 0")
         .cause("NVML: insufficient resources")
@@ -237,14 +269,34 @@ fn operations_and_their_ends() {
     let mut rolled = fixtures::operation(OperationState::RolledBack);
     rolled.progress[0].error = Some(error.clone());
     rolled.error = Some(error.clone());
-    assert_snapshot!("operation-rolled-back", fits(&operation::operation(&rolled, &before, &before, &look), &look));
+    assert_snapshot!(
+        "operation-rolled-back",
+        fits(&operation::operation(&rolled, &before, &before, true, &look), &look)
+    );
     assert_eq!(operation::error(&rolled), Some(error));
+
+    // The whole's error adds a cause to the GPU's: together they are told once.
+    let whole = rolled.error.take().map(|error| error.cause("the previous layout stands again, read back"));
+    rolled.error = whole;
+    let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
+    for once in ["the driver refused to create", "insufficient resources", "stands again", "hint:"] {
+        assert_eq!(text.matches(once).count(), 1, "{once}:\n{text}");
+    }
 
     let mut failed = fixtures::operation(OperationState::Failed);
     failed.progress[0].done = 3;
     failed.progress[0].error = Some(ApiError::new(Code::DriverTimeout, "creating 1g.10gb@5 did not return in 60 s"));
-    assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, &look), &look));
+    assert_snapshot!("operation-failed", fits(&operation::operation(&failed, &before, &before, true, &look), &look));
     assert_eq!(operation::error(&failed).unwrap().code.exit_status(), 8);
+
+    // Another GPU that was done when the first failed: it is as before, for ever, and says why.
+    let mut both = failed.clone();
+    both.plans[1] = gpush_api::GpuPlan { gpu: 1, ..fixtures::plan() };
+    both.progress[1] =
+        gpush_api::StepState { gpu: 1, done: 6, total: 6, rolling_back: true, ..both.progress[1].clone() };
+    let text = fits(&operation::operation(&both, &before, &before, true, &look), &look);
+    assert!(text.contains("  as it was before, because GPU 0 failed\n"), "{text}");
+    assert!(!text.contains("6 of 6 steps"), "{text}");
 
     let all = [done, running, rolled, failed];
     let look = fixtures::look(80, UTF8);

@@ -28,7 +28,11 @@ pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
     fact("architecture", architecture(one.architecture).to_owned());
     fact("memory", format!("{} of {} GiB in use", gib(one.memory.used_mib), gib(one.memory.total_mib)));
     fact("state", gpu::state(one.state).0.to_owned());
-    let rule = one.rule.as_ref().map(|rule| format!(", by rule {}", look.clean(rule)));
+    let rule = one.rule.as_ref().map(|rule| {
+        // A rule without a name is called `rule 1` already.
+        let word = if rule.starts_with("rule ") { "" } else { "rule " };
+        format!(", by {word}{}", look.clean(rule))
+    });
     fact("mode", format!("{}{}", gpu::mode(one.mode), rule.unwrap_or_default()));
     if let Some(layout) = &one.layout {
         fact("wanted layout", look.clean(&layout.join(", ")));

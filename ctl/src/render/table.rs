@@ -1,6 +1,6 @@
 //! Tables: one line a thing, columns aligned, headings quiet.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use gpush_api::{Gpu, Operation};
 
 use super::{
@@ -16,11 +16,12 @@ pub(crate) enum Align {
     Right,
 }
 
-/// A table of plain text; a column too wide for the terminal wraps.
+/// A table of plain text; a column too wide for the terminal wraps, but never the first, which names
+/// the row, and none into a pipe.
 pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: usize, look: &Look) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_content_arrangement(if look.wraps { ContentArrangement::Dynamic } else { ContentArrangement::Disabled });
     // comfy-table pads every cell on both sides, and the first starts at the margin.
     table.set_width(u16::try_from(look.width.saturating_sub(indent).max(40) + 1).unwrap_or(u16::MAX));
     table.set_header(columns.iter().map(|(name, _)| *name));
@@ -30,6 +31,9 @@ pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: u
     for (at, (_, align)) in columns.iter().enumerate() {
         if let Some(column) = table.column_mut(at) {
             column.set_padding((0, 2));
+            if at == 0 {
+                column.set_constraint(ColumnConstraint::ContentWidth);
+            }
             column.set_cell_alignment(match align {
                 Align::Left => CellAlignment::Left,
                 Align::Right => CellAlignment::Right,
@@ -53,25 +57,26 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
         ("GPU", Right),
         ("PRODUCT", Left),
         ("PCI", Left),
-        ("MEMORY", Right),
+        ("GIB", Right),
         ("MODE", Left),
         ("MIG", Left),
         ("STATE", Left),
         ("UUID", Left),
     ];
     // 40 characters of UUID leave no room for the rest on most terminals. Its beginning names the GPU
-    // as well, and `gpu show` has all of it.
-    let (shown, uuid) = match look.width {
-        0..100 => (7, 0),
-        100..136 => (8, "GPU-00000000".len()),
-        _ => (8, usize::MAX),
+    // as well, and `gpu show` has all of it. On a narrow one the PCI address gives way to it.
+    let (pci, uuid) = match look.width {
+        0..100 => (false, "GPU-00000000".len()),
+        100..136 => (true, "GPU-00000000".len()),
+        _ => (true, usize::MAX),
     };
+    let columns: Vec<_> = columns.into_iter().filter(|(name, _)| pci || *name != "PCI").collect();
     let rows = gpus
         .iter()
         .map(|gpu| {
             let mut row = vec![
                 gpu.index.to_string(),
-                look.fit(&look.clean(product(&gpu.name)), 24),
+                look.fit(&look.clean(product(&gpu.name)), if pci || !look.wraps { 24 } else { 14 }),
                 look.clean(&gpu.pci),
                 format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib)),
                 gpu::mode(gpu.mode).to_owned(),
@@ -79,11 +84,13 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },
                 look.clean(&gpu.uuid).chars().take(uuid).collect(),
             ];
-            row.truncate(shown);
+            if !pci {
+                row.remove(2);
+            }
             row
         })
         .collect();
-    table(&columns[..shown], rows, 0, look)
+    table(&columns, rows, 0, look)
 }
 
 /// MIG mode and instances in a few characters: `on, 4`.
