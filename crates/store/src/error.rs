@@ -58,8 +58,8 @@ fn by(pid: Option<u32>, before: &str, after: &str) -> String {
     pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
 }
 
-/// Why a transaction did not come about. Unless it is [`StoreError::Uncertain`], nothing of it is
-/// recorded.
+/// Why a transaction did not come about. Nothing of it is recorded, but for
+/// [`StoreError::Uncertain`] and [`StoreError::Gone`], after which only a restart can tell.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StoreError {
     /// No space. What ends an operation can still be recorded.
@@ -81,7 +81,7 @@ pub enum StoreError {
         known: u32,
     },
     /// The database was deleted or replaced while we ran.
-    #[error("{} was deleted or replaced while gpushd ran: nothing can be recorded; restart gpushd \
+    #[error("{} was deleted or replaced while gpushd ran: what is recorded may be lost; restart gpushd \
              (`systemctl restart gpushd`), it then says what is lost", file.display())]
     Gone {
         /// What is not there any more.
@@ -139,6 +139,14 @@ pub enum StoreError {
         /// The most.
         most: usize,
     },
+    /// A record could be written and not be read again: JSON nested too deeply.
+    #[error("a record of {table} could not be read again: {cause}")]
+    Unreadable {
+        /// Table.
+        table: &'static str,
+        /// Why.
+        cause: String,
+    },
     /// SQLite refuses for a reason that is a fault of ours.
     #[error("the database refused: {0}")]
     Internal(String),
@@ -168,7 +176,7 @@ impl From<StoreError> for ApiError {
             StoreError::Refused(own) => return (**own).clone(),
             StoreError::NoSuchOperation(_) => (Code::NotFound, false),
             StoreError::Transition { .. } => (Code::Conflict, false),
-            StoreError::TooLarge { .. } => (Code::BadRequest, false),
+            StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => (Code::BadRequest, false),
             StoreError::Full { .. } | StoreError::Busy { .. } | StoreError::Closed => (Code::Unavailable, true),
             StoreError::ReadOnly { .. } | StoreError::Gone { .. } | StoreError::Broken { .. } => {
                 (Code::Unavailable, false)

@@ -342,7 +342,15 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
     let settings = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;
         PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF; PRAGMA wal_autocheckpoint = 0;";
     connection.execute_batch(settings).map_err(|error| from_sqlite(&error))?;
+    keep_log_at_close(&connection, true)?;
     Ok(connection)
+}
+
+/// Whether closing leaves the log as it is. Until a database is known to be sound, looking at it
+/// must not change it: it may have to be set aside.
+fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
+    let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
+    set.map(|_| ()).map_err(|error| from_sqlite(&error))
 }
 
 fn inspect(file: &Path, mark: Option<u64>) -> Result<Found, OpenError> {
@@ -379,7 +387,6 @@ fn examine(file: &Path, mark: Option<u64>) -> Result<Found, StoreError> {
     }
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(sqlite)?;
         connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
         // How far it came is for its own gpushd to say.
         let head = Head { sequence: mark.unwrap_or(0), operation: 0, generation: 0, at: Timestamp::MIN };
@@ -400,6 +407,7 @@ fn examine(file: &Path, mark: Option<u64>) -> Result<Found, StoreError> {
             head.sequence
         )));
     }
+    keep_log_at_close(&connection, false)?;
     Ok(Found::Ours(connection, head, version))
 }
 
@@ -438,6 +446,7 @@ fn make(
             }
             Ok(())
         })?;
+        keep_log_at_close(&connection, false)?;
         Ok(connection)
     };
     let mut outcome = made();

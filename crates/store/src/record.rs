@@ -85,12 +85,12 @@ impl Columns {
 
     /// Adds a point in time, in milliseconds since 1970.
     pub(crate) fn put_time(&mut self, time: Timestamp) {
-        self.values.push(Value::Integer(time.as_millisecond()));
+        self.values.push(milliseconds(time));
     }
 
     /// Adds a point in time that may be absent.
     pub(crate) fn put_time_or_null(&mut self, time: Option<Timestamp>) {
-        self.values.push(time.map_or(Value::Null, |time| Value::Integer(time.as_millisecond())));
+        self.values.push(time.map_or(Value::Null, milliseconds));
     }
 
     /// Adds anything as JSON.
@@ -151,6 +151,13 @@ impl Columns {
     }
 }
 
+/// Milliseconds reach up to whole seconds of what a [`Timestamp`] can hold: the last instant that
+/// there is would come back as none.
+fn milliseconds(time: Timestamp) -> Value {
+    let (first, last) = (Timestamp::MIN.as_second() * 1000, Timestamp::MAX.as_second() * 1000);
+    Value::Integer(time.as_millisecond().clamp(first, last))
+}
+
 /// Reads the records that `rest` (`WHERE … ORDER BY …`) selects. Seals are checked unless the
 /// database is a newer gpushd's, whose rows may have columns that we don't see.
 pub(crate) fn select<R: Record>(
@@ -183,6 +190,12 @@ pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), 
     let mut values = columns.values;
     if values.len() != R::COLUMNS.len() {
         return Err(StoreError::Internal(format!("{} columns for {}", values.len(), R::TABLE)));
+    }
+    // What can't be read back would pass for damage at the next start. JSON from outside can be
+    // nested deeper than what is read, for one.
+    let columns = &mut Columns { table: R::TABLE, values: values.clone(), next: 0 };
+    if let Err(error) = R::read(columns) {
+        return Err(StoreError::Unreadable { table: R::TABLE, cause: error.to_string() });
     }
     let bytes = values.iter().map(|value| if let Value::Text(text) = value { text.len() } else { 8 }).sum();
     if bytes > LARGEST {

@@ -1,6 +1,8 @@
 //! Random changes against a model in memory, the store closed and opened again at random: it
 //! holds what the model holds, in the same order, whatever came before.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+
 mod scene;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,8 @@
 //! What the agent does with the store, in quiet times: the life of each kind of record, that a
 //! transaction is whole, that many share a sync, that reopening changes nothing.
 
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+
 mod scene;
 
 use gpush_api::{ApiError, Code, StepState};
@@ -101,6 +103,11 @@ fn a_transaction_is_whole_or_nothing_and_one_failing_spares_the_others() {
         tx.set_override(override_of("GPU-0", &"x".repeat(2 << 20)))
     });
     assert!(matches!(large.wait(), Err(StoreError::TooLarge { table: "overrides", .. })));
+    assert_eq!(store.read(everything).wait().unwrap(), before);
+    // What is written must be readable at the next start.
+    let deep = (0..200).fold(serde_json::Value::Null, |inner, _| serde_json::json!([inner]));
+    let deep = store.write(move |tx| tx.audit(gpush_store::NewAudit { detail: deep.clone(), ..audit("x", "y") }));
+    assert!(matches!(deep.wait(), Err(StoreError::Unreadable { table: "audit", .. })));
     assert_eq!(store.read(everything).wait().unwrap(), before);
     // And it goes on, with the number that the failed one did not use.
     let next = store.write(|tx| tx.begin(operation("mig.apply", 1))).wait().unwrap();
