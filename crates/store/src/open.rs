@@ -284,8 +284,9 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         }
     };
     fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(unusable(directory))?;
-    if sealed {
-        watermark.set(head.sequence).map_err(unusable(&directory.join("watermark")))?;
+    if sealed && let Err(error) = watermark.set(head.sequence) {
+        // It stays behind, which costs a check and nothing else.
+        tracing::warn!(%error, "the watermark can't be written");
     }
 
     let view = View { connection: &connection, head: &head, now, sealed };

@@ -5,6 +5,7 @@
 //! it is missing, those tests say that they were skipped.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
 
 mod scene;
 
@@ -242,6 +243,7 @@ fn a_disk_that_fails_or_is_full_at_each_call_is_told_and_loses_nothing() {
     }
     let mut counts: BTreeMap<String, u32> = BTreeMap::new();
     for (call, error) in [("pwrite64", "EIO"), ("fdatasync", "EIO"), ("pwrite64", "ENOSPC")] {
+        let mut in_a_row = 0;
         for number in 1..200 {
             let scratch = tempfile::tempdir().unwrap();
             let directory = scratch.path().join("state");
@@ -287,8 +289,10 @@ fn a_disk_that_fails_or_is_full_at_each_call_is_told_and_loses_nothing() {
             };
             assert_ne!(outcome, "?", "{what}");
             *counts.entry(key(outcome)).or_default() += 1;
-            // Three times in a row without any trace of the error: there are no more such calls.
-            if outcome == "survived" && number > 40 {
+            // Some calls may fail unnoticed (the watermark's), but not several in a row: then there
+            // are no more such calls.
+            in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
+            if in_a_row == 3 {
                 break;
             }
         }
@@ -405,6 +409,10 @@ fn a_power_cut_at_any_moment_keeps_what_was_told() {
     let store = Store::open(&directory, roomy()).unwrap().store;
     commit(&store, 0, 1).unwrap();
     drop(store);
+    // Hundreds of stores are opened: in memory where there is such a place.
+    let shared = Path::new("/dev/shm");
+    let memory = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
+    let memory = memory.or_else(|_| tempfile::tempdir()).unwrap();
     let mut disk = Disk::default();
     for name in ["gpush.db", "watermark"] {
         disk.durable.insert(name.to_owned(), fs::read(directory.join(name)).unwrap());
@@ -412,7 +420,8 @@ fn a_power_cut_at_any_moment_keeps_what_was_told() {
     let trace = scratch.path().join("trace");
     let calls = "trace=pwrite64,ftruncate,fdatasync,fsync,write";
     let strace = ["-y", "-xx", "-s", "70000", "-e", calls, "-o", trace.to_str().unwrap()];
-    const COMMITS: u64 = 300;
+    // So many that the log is brought into the database among them.
+    const COMMITS: u64 = 260;
     let output = child(&strace, &format!("few {COMMITS}"), &directory).output().unwrap();
     assert!(String::from_utf8_lossy(&output.stdout).contains("ending Ok"));
     let events = events(&fs::read_to_string(&trace).unwrap());
@@ -448,17 +457,17 @@ fn a_power_cut_at_any_moment_keeps_what_was_told() {
             Event::Told(_) => false,
         };
         let window = &events[position.saturating_sub(3)..(position + 12).min(events.len())];
-        if !(position < 150 || position % 29 == 0 || window.iter().any(near)) {
+        if !(position < 60 || position % 61 == 0 || window.iter().any(near)) {
             continue;
         }
-        for way in 0..4usize {
+        for way in 0..3usize {
             let keep = |number: usize| match way {
                 0 => false,
                 1 => true,
                 // Any part of it, in any order.
                 _ => (number.wrapping_mul(0x9e37_79b9) ^ position.wrapping_mul(0x85eb_ca6b)) >> (way + 5) & 1 == 1,
             };
-            let target = scratch.path().join("cut");
+            let target = memory.path().join("cut");
             let _ = fs::remove_dir_all(&target);
             fs::create_dir(&target).unwrap();
             for (name, bytes) in disk.cut(keep) {

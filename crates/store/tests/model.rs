@@ -2,6 +2,7 @@
 //! holds what the model holds, in the same order, whatever came before.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
 
 mod scene;
 

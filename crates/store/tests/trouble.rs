@@ -2,6 +2,7 @@
 //! database, a directory that can't be used.
 
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
 
 mod scene;
 
@@ -43,7 +44,8 @@ fn a_directory_that_cannot_be_made_names_the_option() {
 
 #[test]
 fn what_is_deleted_or_replaced_under_us_is_noticed_before_success_is_told() {
-    let ways: [(&str, fn(&Path)); 6] = [
+    type Way = (&'static str, fn(&Path));
+    let ways: [Way; 6] = [
         ("database deleted", |directory| fs::remove_file(directory.join("gpush.db")).unwrap()),
         ("log deleted", |directory| fs::remove_file(directory.join("gpush.db-wal")).unwrap()),
         ("lock deleted", |directory| fs::remove_file(directory.join("lock")).unwrap()),
