@@ -16,10 +16,7 @@
 //! not tried again: the kernel may have dropped the pages and would then report success.
 
 use std::{
-    fs,
-    os::unix::fs::MetadataExt,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -34,8 +31,9 @@ use rusqlite::{Connection, ErrorCode};
 use crate::{
     error::{StoreError, from_sqlite},
     fact::Head,
+    files::Files,
     lock::Lock,
-    open::{Bounds, Clock},
+    note::{Bounds, Clock},
     record,
     reserve::Reserve,
     tx::{Tx, View},
@@ -101,61 +99,6 @@ pub(crate) enum Condition {
     Fine,
     /// Reading; the error is what writes are answered with.
     Refusing(StoreError),
-}
-
-/// A file that must stay the one that it is.
-#[derive(Debug)]
-struct Watched {
-    path: PathBuf,
-    identity: Option<(u64, u64)>,
-}
-
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
-
-/// Files that must stay ours: database, log, lock.
-#[derive(Debug)]
-pub(crate) struct Files {
-    directory: PathBuf,
-    database: PathBuf,
-    watched: Vec<Watched>,
-}
-
-impl Files {
-    /// Files of a database that is open, by now.
-    pub(crate) fn of(directory: &Path, database: &Path) -> Self {
-        let log = PathBuf::from(format!("{}-wal", database.display()));
-        let watched = [database.to_owned(), log, directory.join("lock")];
-        let watched = watched.into_iter().map(|path| Watched { identity: identity(&path), path }).collect();
-        Self { directory: directory.to_owned(), database: database.to_owned(), watched }
-    }
-
-    /// The first that is not there any more, or is another.
-    fn gone(&mut self) -> Option<&Path> {
-        for file in &mut self.watched {
-            let found = identity(&file.path);
-            // The log may come into being with the first commit.
-            let first = file.identity.is_none().then(|| file.identity = found).is_some();
-            if found.is_none() || (!first && found != file.identity) {
-                return Some(&file.path);
-            }
-        }
-        None
-    }
-
-    /// Fills in what an error of a statement could not know.
-    fn locate(&self, error: StoreError) -> StoreError {
-        match error {
-            StoreError::Full { path } if path.as_os_str().is_empty() => {
-                StoreError::Full { path: self.directory.clone() }
-            }
-            StoreError::Broken { file, cause } if file.as_os_str().is_empty() => {
-                StoreError::Broken { file: self.database.clone(), cause }
-            }
-            other => other,
-        }
-    }
 }
 
 /// Everything that the thread owns.

@@ -108,7 +108,7 @@ fn judge(directory: &Path, files: &Files, recorded: &str, what: &str) -> Outcome
         assert!(next.0 > 41 || !files.contains_key(Path::new("watermark")), "{what}: {next}");
         return Outcome::Said;
     }
-    assert_eq!(text, recorded, "{what}: neither said nor harmless");
+    assert!(text == recorded, "{what}: neither said nor harmless");
     Outcome::Harmless
 }
 

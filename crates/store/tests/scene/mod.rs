@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses its part of it")]
 
+pub(crate) mod writer;
+
 use std::{fmt::Write as _, path::Path};
 
 use gpush_api::{Actor, GpuInstance, GpuPlan, Mig, Placement};
