@@ -1,0 +1,143 @@
+//! The audit trail: one record for each mutation, in the transaction of the mutation itself.
+//! Nothing changes a record; the oldest are forgotten by number and age.
+
+use gpush_api::Actor;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use crate::{
+    error::StoreError,
+    record::{self, Columns, Record},
+    tx::{Tx, View},
+};
+
+/// A record that shall be made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewAudit {
+    /// Who; `None` for the agent itself.
+    pub by: Option<Actor>,
+    /// What was done: `mig.apply`, `gpu.cordon`, `override.expire`.
+    pub action: String,
+    /// To what: a GPU's UUID, an operation, `config`.
+    pub object: String,
+    /// What came of it: `accepted`, `done`, `refused`.
+    pub result: String,
+    /// Whatever else.
+    pub detail: Value,
+}
+
+/// A record of the trail.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AuditRecord {
+    /// Orders the trail.
+    pub sequence: u64,
+    /// Wall clock at the time.
+    pub at: Timestamp,
+    /// Who; `None` for the agent itself.
+    pub by: Option<Actor>,
+    /// What was done.
+    pub action: String,
+    /// To what.
+    pub object: String,
+    /// What came of it.
+    pub result: String,
+    /// Whatever else.
+    pub detail: Value,
+}
+
+/// Which records are wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AuditQuery {
+    /// Only those after this sequence number.
+    pub after: u64,
+    /// At most so many, 0 for all: the first after `after`, or the last when `latest`.
+    pub limit: usize,
+    /// The last ones and not the first.
+    pub latest: bool,
+    /// Only those about this object.
+    pub object: Option<String>,
+}
+
+impl Record for AuditRecord {
+    const TABLE: &'static str = "audit";
+    const COLUMNS: &'static [&'static str] = &["sequence", "at", "actor", "action", "object", "result", "detail"];
+
+    fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
+        columns.put_number(self.sequence)?;
+        columns.put_time(self.at);
+        columns.put_json(&self.by)?;
+        columns.put_text(&self.action);
+        columns.put_text(&self.object);
+        columns.put_text(&self.result);
+        columns.put_json(&self.detail)
+    }
+
+    fn read(columns: &mut Columns) -> Result<Self, StoreError> {
+        Ok(Self {
+            sequence: columns.number()?,
+            at: columns.time()?,
+            by: columns.json()?,
+            action: columns.text()?,
+            object: columns.text()?,
+            result: columns.text()?,
+            detail: columns.json()?,
+        })
+    }
+}
+
+impl View<'_> {
+    /// Records of the trail, oldest first.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
+        let order = if query.latest { "DESC" } else { "ASC" };
+        let rest = format!("WHERE sequence > ?1 AND (?2 IS NULL OR object = ?2) ORDER BY sequence {order} LIMIT ?3");
+        let limit = if query.limit == 0 { -1 } else { i64::try_from(query.limit).unwrap_or(i64::MAX) };
+        let after = i64::try_from(query.after).unwrap_or(i64::MAX);
+        let mut records = record::select(self.connection, &rest, (after, &query.object, limit), self.sealed)?;
+        if query.latest {
+            records.reverse();
+        }
+        Ok(records)
+    }
+}
+
+impl Tx<'_> {
+    /// Adds a record; its sequence number.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn audit(&mut self, new: NewAudit) -> Result<u64, StoreError> {
+        let sequence = self.next_sequence();
+        record::put(
+            self.connection,
+            &AuditRecord {
+                sequence,
+                at: self.now,
+                by: new.by,
+                action: new.action,
+                object: new.object,
+                result: new.result,
+                detail: new.detail,
+            },
+        )?;
+        Ok(sequence)
+    }
+
+    /// Forgets the oldest beyond `most`, and those older than `age`, of which at least `least`
+    /// stay: a clock that is wrong must not empty the trail.
+    pub(crate) fn prune_audit(&mut self, most: usize, least: usize, age: SignedDuration) -> Result<usize, StoreError> {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let beyond = "(SELECT sequence FROM audit ORDER BY sequence DESC LIMIT 1 OFFSET ?1)";
+        let many =
+            record::delete::<AuditRecord>(self.connection, &format!("WHERE sequence <= {beyond}"), [number(most)])?;
+        let oldest = self.now.checked_sub(age).unwrap_or(Timestamp::MIN).as_millisecond();
+        let old = record::delete::<AuditRecord>(
+            self.connection,
+            &format!("WHERE sequence <= {beyond} AND at < ?2"),
+            (number(least), oldest),
+        )?;
+        Ok(many + old)
+    }
+}

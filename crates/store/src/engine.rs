@@ -1,0 +1,400 @@
+//! The thread that owns the database, and its one promise: success is told after the sync.
+//!
+//! ```text
+//!          ┌────────────────────────── wait for jobs ◄─────────────────────────┐
+//!          ▼                                                                   │
+//!  take all that wait ─► reads ─► BEGIN ─► each write in a savepoint ─► COMMIT = write log, sync
+//!                                                                │             │
+//!          quiet: sync watermark, checkpoint, prune              │         watermark, are the files
+//!                                                                │         still ours? ─► replies
+//!                                                                ▼
+//!                      full: rolled back; endings once more with the reserve released
+//!                      any other failure: rolled back, `Broken` until opened anew
+//! ```
+//!
+//! States: fine ─► broken or gone, read-only from the start; none is left while the agent lives. A failed sync is
+//! not tried again: the kernel may have dropped the pages and would then report success.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use rusqlite::{Connection, ErrorCode};
+
+use crate::{
+    error::{StoreError, from_sqlite},
+    fact::Head,
+    files::Files,
+    lock::Lock,
+    note::{Bounds, Clock},
+    record,
+    reserve::Reserve,
+    tx::{Tx, View},
+    watermark::Watermark,
+};
+
+/// Most jobs that share a commit.
+const LARGEST_BATCH: usize = 128;
+/// Without a job for so long, housekeeping is done.
+const QUIET: Duration = Duration::from_millis(200);
+/// Commits after which the log is brought into the database even if it never gets quiet.
+const COMMITS_A_CHECKPOINT: u64 = 256;
+/// Housekeeping forgets old records at most so often, unless there were many commits.
+const PRUNE_EVERY: Duration = Duration::from_secs(3600);
+/// Commits after which old records are forgotten at the next quiet moment.
+const COMMITS_A_PRUNE: u64 = 256;
+
+/// What may be done on a full disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// What begins something.
+    Ordinary,
+    /// What ends something: may use the reserve.
+    Ending,
+}
+
+/// A write and whoever waits for it.
+pub(crate) trait Write: Send {
+    /// Its class.
+    fn class(&self) -> Class;
+    /// Does it; called again if the transaction was rolled back for others' sake.
+    fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError>;
+    /// Tells its caller.
+    fn reply(self: Box<Self>, outcome: Result<(), StoreError>);
+}
+
+/// A read, reply included.
+pub(crate) type Read = Box<dyn FnOnce(&View<'_>) + Send>;
+
+/// Work for the thread.
+pub(crate) enum Job {
+    /// A read.
+    Read(Read),
+    /// A write.
+    Write(Box<dyn Write>),
+}
+
+/// Counts for those who look on.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    /// Jobs that wait.
+    pub(crate) waiting: AtomicUsize,
+    /// Commits, one sync each.
+    pub(crate) commits: AtomicU64,
+    /// Writes in them.
+    pub(crate) writes: AtomicU64,
+}
+
+/// What can be asked of the store.
+#[derive(Debug, Clone)]
+pub(crate) enum Condition {
+    /// Everything.
+    Fine,
+    /// Reading; the error is what writes are answered with.
+    Refusing(StoreError),
+}
+
+/// Everything that the thread owns.
+pub(crate) struct Engine {
+    pub(crate) connection: Connection,
+    pub(crate) files: Files,
+    pub(crate) head: Head,
+    pub(crate) condition: Condition,
+    pub(crate) sealed: bool,
+    pub(crate) watermark: Watermark,
+    pub(crate) reserve: Reserve,
+    pub(crate) bounds: Bounds,
+    pub(crate) clock: Clock,
+    pub(crate) instance: String,
+    pub(crate) boot_id: String,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) commits_since_checkpoint: u64,
+    pub(crate) commits_since_prune: u64,
+    pub(crate) pruned: Option<Instant>,
+    /// Dropped last: whoever has the lock may open the database.
+    pub(crate) _lock: Lock,
+}
+
+/// A write in a batch.
+struct Entry {
+    job: Box<dyn Write>,
+    outcome: Result<(), StoreError>,
+}
+
+/// Why a batch did not come about.
+enum Failure {
+    Full,
+    Broken(StoreError),
+}
+
+impl Engine {
+    /// Serves jobs until nobody can send any more.
+    pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
+        loop {
+            let first = if self.commits_since_checkpoint > 0 {
+                match jobs.recv_timeout(QUIET) {
+                    Ok(job) => job,
+                    Err(RecvTimeoutError::Timeout) => {
+                        self.tidy();
+                        continue;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+            } else {
+                match jobs.recv() {
+                    Ok(job) => job,
+                    Err(_) => break,
+                }
+            };
+            let mut batch = vec![first];
+            while batch.len() < LARGEST_BATCH
+                && let Ok(job) = jobs.try_recv()
+            {
+                batch.push(job);
+            }
+            self.counters.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
+            self.serve(batch);
+            if self.commits_since_checkpoint >= COMMITS_A_CHECKPOINT {
+                self.checkpoint();
+            }
+        }
+        if self.commits_since_checkpoint > 0 {
+            self.tidy();
+        }
+    }
+
+    fn serve(&mut self, batch: Vec<Job>) {
+        let mut writes = Vec::new();
+        let now = (self.clock)();
+        for job in batch {
+            match job {
+                Job::Read(read) => {
+                    let view = View { connection: &self.connection, head: &self.head, now, sealed: self.sealed };
+                    // Whoever waits for a read that panicked is told by the loss of its sender.
+                    let _ = catch_unwind(AssertUnwindSafe(|| read(&view)));
+                }
+                Job::Write(job) => writes.push(Entry { job, outcome: Ok(()) }),
+            }
+        }
+        if !writes.is_empty() {
+            self.write(&mut writes, now);
+            for entry in writes {
+                let outcome = entry.outcome.map_err(|error| self.files.locate(error));
+                entry.job.reply(outcome);
+            }
+        }
+    }
+
+    /// Carries a batch of writes out, each outcome noted in its entry.
+    fn write(&mut self, entries: &mut [Entry], now: Timestamp) {
+        let full = StoreError::Full { path: self.files.directory.clone() };
+        if let Condition::Refusing(error) = &self.condition {
+            return refuse(entries, |_| true, error);
+        }
+        if !self.reserve.restore() {
+            // What is left of the disk is for endings.
+            refuse(entries, |entry| entry.job.class() == Class::Ordinary, &full);
+        }
+        match self.attempt(entries, |entry| entry.outcome.is_ok(), now) {
+            Ok(()) => return,
+            Err(Failure::Broken(error)) => return refuse(entries, |entry| entry.outcome.is_ok(), &error),
+            Err(Failure::Full) => {}
+        }
+        refuse(entries, |entry| entry.job.class() == Class::Ordinary && entry.outcome.is_ok(), &full);
+        if !entries.iter().any(|entry| entry.job.class() == Class::Ending) {
+            return;
+        }
+        tracing::warn!(directory = %self.files.directory.display(), "disk full: the reserve is used to record what ends");
+        self.reserve.release();
+        let ending = |entry: &Entry| entry.job.class() == Class::Ending;
+        match self.attempt(entries, ending, now) {
+            Ok(()) => {}
+            Err(Failure::Full) => refuse(entries, ending, &full),
+            Err(Failure::Broken(error)) => refuse(entries, ending, &error),
+        }
+    }
+
+    /// One transaction of the entries that are meant. On failure nothing of it is there.
+    fn attempt(
+        &mut self,
+        entries: &mut [Entry],
+        meant: impl Fn(&Entry) -> bool,
+        now: Timestamp,
+    ) -> Result<(), Failure> {
+        let before = self.head.clone();
+        let done = self.transact(entries, meant, now);
+        if done.is_err() {
+            self.head = before;
+            if !self.connection.is_autocommit() {
+                // A transaction that can't even be rolled back ends with the connection.
+                let _ = self.connection.execute_batch("ROLLBACK");
+            }
+        }
+        if let Err(Failure::Broken(error)) = &done {
+            let cause = error.to_string();
+            tracing::error!(cause, "the store failed");
+            self.condition = Condition::Refusing(match error {
+                StoreError::Uncertain { file, cause } => {
+                    StoreError::Broken { file: file.clone(), cause: cause.clone() }
+                }
+                other => self.files.locate(other.clone()),
+            });
+        }
+        done
+    }
+
+    fn transact(
+        &mut self,
+        entries: &mut [Entry],
+        meant: impl Fn(&Entry) -> bool,
+        now: Timestamp,
+    ) -> Result<(), Failure> {
+        let before = self.head.sequence;
+        self.sql("BEGIN IMMEDIATE")?;
+        let mut successes = 0;
+        for entry in entries.iter_mut().filter(|entry| meant(entry)) {
+            let head = self.head.clone();
+            self.sql("SAVEPOINT job")?;
+            let mut tx = Tx {
+                connection: &self.connection,
+                head: &mut self.head,
+                now,
+                instance: &self.instance,
+                boot_id: &self.boot_id,
+            };
+            let ran = catch_unwind(AssertUnwindSafe(|| entry.job.run(&mut tx)));
+            entry.outcome = ran.unwrap_or_else(|_| Err(StoreError::Internal("the change panicked".to_owned())));
+            match &entry.outcome {
+                Ok(()) => successes += 1,
+                Err(StoreError::Full { .. }) => return Err(Failure::Full),
+                Err(error @ (StoreError::Broken { .. } | StoreError::Corrupt { .. })) => {
+                    return Err(Failure::Broken(error.clone()));
+                }
+                Err(_) => {
+                    self.sql("ROLLBACK TO job")?;
+                    self.head = head;
+                }
+            }
+            self.sql("RELEASE job")?;
+        }
+        if self.head.sequence == before {
+            // Every change takes a sequence number: there was none.
+            return self.sql("ROLLBACK");
+        }
+        self.head.at = now;
+        record::put(&self.connection, &self.head).map_err(failure)?;
+        if let Err(error) = self.connection.execute_batch("COMMIT") {
+            return Err(match error.sqlite_error_code() {
+                Some(ErrorCode::DiskFull) => Failure::Full,
+                Some(_) | None => Failure::Broken(StoreError::Uncertain {
+                    file: self.files.database.clone(),
+                    cause: error.to_string(),
+                }),
+            });
+        }
+        if let Err(error) = self.watermark.set(self.head.sequence) {
+            // It stays behind, which costs a check and nothing else.
+            tracing::warn!(%error, "the watermark can't be written");
+        }
+        if let Some(path) = self.files.gone() {
+            return Err(Failure::Broken(StoreError::Gone { file: path.to_owned() }));
+        }
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        self.counters.writes.fetch_add(successes, Ordering::Relaxed);
+        self.commits_since_checkpoint += 1;
+        self.commits_since_prune += 1;
+        Ok(())
+    }
+
+    fn sql(&self, sql: &str) -> Result<(), Failure> {
+        let mut statement = self.connection.prepare_cached(sql).map_err(|error| failure(from_sqlite(&error)))?;
+        statement.execute([]).map(|_| ()).map_err(|error| failure(from_sqlite(&error)))
+    }
+
+    /// What can wait for a quiet moment.
+    fn tidy(&mut self) {
+        let due =
+            self.commits_since_prune >= COMMITS_A_PRUNE || self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY);
+        if due && matches!(self.condition, Condition::Fine) && self.reserve.restore() {
+            let mut entries = [Entry { job: Box::new(Prune { bounds: self.bounds }), outcome: Ok(()) }];
+            let now = (self.clock)();
+            self.write(&mut entries, now);
+            self.commits_since_prune = 0;
+            self.pruned = Some(Instant::now());
+        }
+        if let Err(error) = self.watermark.sync() {
+            tracing::warn!(%error, "the watermark can't be synced");
+        }
+        self.checkpoint();
+    }
+
+    /// Brings the log into the database. On a full disk the log just goes on.
+    fn checkpoint(&mut self) {
+        self.commits_since_checkpoint = 0;
+        if matches!(self.condition, Condition::Refusing(_)) {
+            return;
+        }
+        let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        if let Err(error) = done {
+            tracing::warn!(%error, "the log can't be brought into the database");
+            if error.sqlite_error_code() != Some(ErrorCode::DiskFull) {
+                // A later attempt might report success for pages that the kernel dropped.
+                self.condition = Condition::Refusing(StoreError::Broken {
+                    file: self.files.database.clone(),
+                    cause: error.to_string(),
+                });
+            }
+        }
+    }
+}
+
+fn failure(error: StoreError) -> Failure {
+    match error {
+        StoreError::Full { .. } => Failure::Full,
+        other => Failure::Broken(other),
+    }
+}
+
+fn refuse(entries: &mut [Entry], which: impl Fn(&Entry) -> bool, error: &StoreError) {
+    for entry in entries.iter_mut().filter(|entry| which(entry)) {
+        entry.outcome = Err(error.clone());
+    }
+}
+
+/// Housekeeping as a write like any other.
+struct Prune {
+    bounds: Bounds,
+}
+
+impl Write for Prune {
+    fn class(&self) -> Class {
+        Class::Ordinary
+    }
+
+    fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        tx.prune(&self.bounds).map(|_| ())
+    }
+
+    fn reply(self: Box<Self>, _outcome: Result<(), StoreError>) {}
+}
+
+impl Tx<'_> {
+    /// Forgets what is beyond the bounds; how many records.
+    pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
+        let operations = self.prune_operations(bounds.operations)?;
+        let answers = self.prune_answers(bounds.answers)?;
+        let audit = self.prune_audit(bounds.audit_most, bounds.audit_least, bounds.audit_age)?;
+        let forgotten = operations + answers + audit;
+        if forgotten > 0 {
+            self.next_sequence();
+        }
+        Ok(forgotten)
+    }
+}

@@ -1,0 +1,234 @@
+//! Why the store can't be opened, and why something could not be recorded: each names the file,
+//! the cause and what to type next.
+
+use std::{io, path::PathBuf};
+
+use gpush_api::{ApiError, Code};
+
+use crate::operation::{OperationId, Stage};
+
+/// Why the store can't be opened at all.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The state directory can't be made or written.
+    #[error("the state directory {} can't be used; give a writable one with --state-dir", path.display())]
+    Unusable {
+        /// The directory, or the file in it.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another agent has it.
+    #[error("another gpushd {}has the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
+             directory with --state-dir", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
+    Held {
+        /// The directory.
+        path: PathBuf,
+        /// The other one's process, when it could be read.
+        holder: Option<u32>,
+    },
+    /// The directory is on a network file system.
+    #[error("the state directory {} is on {kind}, whose locks and syncs don't survive what gpushd must survive; \
+             give a local directory with --state-dir", path.display())]
+    NetworkFilesystem {
+        /// The directory.
+        path: PathBuf,
+        /// Name of the file system.
+        kind: &'static str,
+    },
+    /// No space to make the database or to bring it up to date.
+    #[error("no space left on the disk of {}; free some (`df -h {}`), then start gpushd again",
+            path.display(), path.display())]
+    Full {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The database can't be opened or read for a reason other than its content.
+    #[error("the database {} can't be opened: {cause}; look at the disk (`dmesg`) and at who may read the file \
+             (`ls -l {}`)", file.display(), file.display())]
+    Database {
+        /// The file.
+        file: PathBuf,
+        /// What SQLite says.
+        cause: String,
+    },
+}
+
+fn by(pid: Option<u32>, before: &str, after: &str) -> String {
+    pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
+}
+
+/// Why a transaction did not come about. Nothing of it is recorded, but for
+/// [`StoreError::Uncertain`] and [`StoreError::Gone`], after which only a restart can tell.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum StoreError {
+    /// No space. What ends an operation can still be recorded.
+    #[error("no space left on the disk of {}: only the end of what was begun can be recorded; free some (`df -h {}`)",
+            path.display(), path.display())]
+    Full {
+        /// The state directory.
+        path: PathBuf,
+    },
+    /// The database was written by a newer gpushd.
+    #[error("the database {} was written by a newer gpushd (schema {found}, this one knows {known}): it is only \
+             read; install that version again", file.display())]
+    ReadOnly {
+        /// The file.
+        file: PathBuf,
+        /// Schema of the file.
+        found: u32,
+        /// Newest that this build knows.
+        known: u32,
+    },
+    /// The database was deleted or replaced while we ran.
+    #[error("{} was deleted or replaced while gpushd ran: what is recorded may be lost; restart gpushd \
+             (`systemctl restart gpushd`), it then says what is lost", file.display())]
+    Gone {
+        /// What is not there any more.
+        file: PathBuf,
+    },
+    /// The disk failed in the middle of this transaction: a restart will show whether it counts.
+    #[error("whether this is recorded in {} is not known: {cause}; look at the disk (`dmesg`), then restart gpushd \
+             (`systemctl restart gpushd`)", file.display())]
+    Uncertain {
+        /// The file.
+        file: PathBuf,
+        /// What SQLite says.
+        cause: String,
+    },
+    /// The disk failed earlier.
+    #[error("the database {} failed: {cause}; look at the disk (`dmesg`), then restart gpushd \
+             (`systemctl restart gpushd`)", file.display())]
+    Broken {
+        /// The file.
+        file: PathBuf,
+        /// What happened.
+        cause: String,
+    },
+    /// A record is not what was written.
+    #[error(
+        "a record of {table} is damaged: {what}; restart gpushd (`systemctl restart gpushd`): it sets the \
+             damaged database aside"
+    )]
+    Corrupt {
+        /// Table.
+        table: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The operation can't go from one stage to the other.
+    #[error("operation {operation} is {from} and can't become {to}")]
+    Transition {
+        /// Which.
+        operation: OperationId,
+        /// Where it is.
+        from: Stage,
+        /// Where it was to go.
+        to: Stage,
+    },
+    /// No such operation, or it was forgotten.
+    #[error("there is no operation {0}; `gpushctl operation list` shows those that are known")]
+    NoSuchOperation(OperationId),
+    /// A record is too large to be taken.
+    #[error("a record of {table} would take {bytes} bytes; {most} are allowed")]
+    TooLarge {
+        /// Table.
+        table: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// The most.
+        most: usize,
+    },
+    /// A record could be written and not be read again: JSON nested too deeply.
+    #[error("a record of {table} could not be read again: {cause}")]
+    Unreadable {
+        /// Table.
+        table: &'static str,
+        /// Why.
+        cause: String,
+    },
+    /// SQLite refuses for a reason that is a fault of ours.
+    #[error("the database refused: {0}")]
+    Internal(String),
+    /// More work is waiting than will be taken.
+    #[error("{waiting} changes wait to be recorded; try again")]
+    Busy {
+        /// How many wait.
+        waiting: usize,
+    },
+    /// The store was closed, or its thread is gone.
+    #[error("gpushd is stopping: nothing more is recorded")]
+    Closed,
+    /// The caller's own closure refused.
+    #[error("{0}")]
+    Refused(Box<ApiError>),
+}
+
+impl From<ApiError> for StoreError {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(Box::new(error))
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        let (code, retryable) = match &error {
+            StoreError::Refused(own) => return (**own).clone(),
+            StoreError::NoSuchOperation(_) => (Code::NotFound, false),
+            StoreError::Transition { .. } => (Code::Conflict, false),
+            StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => (Code::BadRequest, false),
+            StoreError::Full { .. } | StoreError::Busy { .. } | StoreError::Closed => (Code::Unavailable, true),
+            StoreError::ReadOnly { .. } | StoreError::Gone { .. } | StoreError::Broken { .. } => {
+                (Code::Unavailable, false)
+            }
+            StoreError::Uncertain { .. } | StoreError::Corrupt { .. } | StoreError::Internal(_) => {
+                (Code::Internal, false)
+            }
+        };
+        // Each sentence ends with the way out after a semicolon, if there is one.
+        let text = error.to_string();
+        let mut api = match text.rsplit_once("; ") {
+            Some((message, hint)) => ApiError::new(code, message).hint(hint),
+            None => ApiError::new(code, text),
+        };
+        api.retryable = retryable;
+        api
+    }
+}
+
+/// What SQLite said, in the terms of [`StoreError`], while a statement ran (not at a commit).
+pub(crate) fn from_sqlite(error: &rusqlite::Error) -> StoreError {
+    use rusqlite::ErrorCode;
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => StoreError::Full { path: PathBuf::new() },
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            StoreError::Corrupt { table: "the database".to_owned(), what: error.to_string() }
+        }
+        // Faults of the machine or of others, not of the file's content.
+        Some(
+            ErrorCode::SystemIoFailure
+            | ErrorCode::CannotOpen
+            | ErrorCode::ReadOnly
+            | ErrorCode::PermissionDenied
+            | ErrorCode::DatabaseBusy
+            | ErrorCode::DatabaseLocked
+            | ErrorCode::FileLockingProtocolFailed
+            | ErrorCode::OutOfMemory,
+        ) => StoreError::Broken { file: PathBuf::new(), cause: error.to_string() },
+        Some(_) | None => StoreError::Internal(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_api_keep_the_way_out_as_their_hint() {
+        let error = ApiError::from(StoreError::Full { path: PathBuf::from("/var/lib/gpush") });
+        assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
+        assert_eq!(error.hint.as_deref(), Some("free some (`df -h /var/lib/gpush`)"));
+        let own = ApiError::new(Code::Blocked, "GPU 0 is in use");
+        assert_eq!(ApiError::from(StoreError::from(own.clone())), own);
+    }
+}

@@ -1,0 +1,65 @@
+//! Whether the files that are open are still the ones under their names: a database that was
+//! deleted takes writes as before, and gives them back to nobody.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use crate::error::StoreError;
+
+/// A file that must stay the one that it is.
+#[derive(Debug)]
+struct Watched {
+    path: PathBuf,
+    identity: Option<(u64, u64)>,
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// Files that must stay ours: database, log, lock.
+#[derive(Debug)]
+pub(crate) struct Files {
+    pub(crate) directory: PathBuf,
+    pub(crate) database: PathBuf,
+    watched: Vec<Watched>,
+}
+
+impl Files {
+    /// Files of a database that is open, by now.
+    pub(crate) fn of(directory: &Path, database: &Path) -> Self {
+        let log = PathBuf::from(format!("{}-wal", database.display()));
+        let watched = [database.to_owned(), log, directory.join("lock")];
+        let watched = watched.into_iter().map(|path| Watched { identity: identity(&path), path }).collect();
+        Self { directory: directory.to_owned(), database: database.to_owned(), watched }
+    }
+
+    /// The first that is not there any more, or is another.
+    pub(crate) fn gone(&mut self) -> Option<&Path> {
+        for file in &mut self.watched {
+            let found = identity(&file.path);
+            // The log may come into being with the first commit.
+            let first = file.identity.is_none().then(|| file.identity = found).is_some();
+            if found.is_none() || (!first && found != file.identity) {
+                return Some(&file.path);
+            }
+        }
+        None
+    }
+
+    /// Fills in what an error of a statement could not know.
+    pub(crate) fn locate(&self, error: StoreError) -> StoreError {
+        match error {
+            StoreError::Full { path } if path.as_os_str().is_empty() => {
+                StoreError::Full { path: self.directory.clone() }
+            }
+            StoreError::Broken { file, cause } if file.as_os_str().is_empty() => {
+                StoreError::Broken { file: self.database.clone(), cause }
+            }
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! What can be done to the records of operations: begun with their intent, moved from stage to
+//! stage, ended, forgotten. The stages are drawn in [`crate::operation`].
+
+use gpush_api::{ApiError, StepState};
+
+use crate::{
+    error::StoreError,
+    operation::{
+        Intent, IntentRow, NewOperation, OperationId, OperationRecord, Stage, Undo, UndoRow, UnfinishedOperation,
+    },
+    record,
+    tx::{Tx, View},
+};
+
+impl View<'_> {
+    /// Operations, oldest first.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn operations(&self) -> Result<Vec<OperationRecord>, StoreError> {
+        record::select(self.connection, "ORDER BY number", [], self.sealed)
+    }
+
+    /// One operation.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn operation(&self, id: OperationId) -> Result<Option<OperationRecord>, StoreError> {
+        Ok(record::select(self.connection, "WHERE number = ?1", [id.0.cast_signed()], self.sealed)?.pop())
+    }
+
+    /// Intent of an operation.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn intent(&self, id: OperationId) -> Result<Option<Intent>, StoreError> {
+        let rows =
+            record::select::<IntentRow>(self.connection, "WHERE operation = ?1", [id.0.cast_signed()], self.sealed)?;
+        Ok(rows.into_iter().next().map(|row| row.intent))
+    }
+
+    /// What an operation did beside driver calls, in order.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn undo(&self, id: OperationId) -> Result<Vec<Undo>, StoreError> {
+        let rest = "WHERE operation = ?1 ORDER BY position";
+        let rows = record::select::<UndoRow>(self.connection, rest, [id.0.cast_signed()], self.sealed)?;
+        Ok(rows.into_iter().map(|row| row.undo).collect())
+    }
+
+    /// Operations that have not ended, and those that ended with something still to be taken
+    /// back; oldest first, with all that recovery needs.
+    ///
+    /// # Errors
+    /// When the store can't be read, or an intent is missing.
+    pub fn unfinished(&self) -> Result<Vec<UnfinishedOperation>, StoreError> {
+        let pending = record::select::<UndoRow>(self.connection, "WHERE undone = 0", [], self.sealed)?;
+        let mut unfinished = Vec::new();
+        for record in self.operations()? {
+            if record.stage.is_final() && !pending.iter().any(|row| row.operation == record.id.0) {
+                continue;
+            }
+            let intent = self.intent(record.id)?.ok_or_else(|| StoreError::Corrupt {
+                table: "intents".to_owned(),
+                what: format!("that of {} is missing", record.id),
+            })?;
+            let undo = self.undo(record.id)?.into_iter().filter(|undo| !undo.undone).collect();
+            unfinished.push(UnfinishedOperation { record, intent, undo });
+        }
+        Ok(unfinished)
+    }
+}
+
+impl Tx<'_> {
+    /// Records an operation as queued.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn enqueue(&mut self, new: NewOperation) -> Result<OperationRecord, StoreError> {
+        self.insert(new, Stage::Queued)
+    }
+
+    /// Records an operation as running. The first driver call may be made once this is recorded.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn begin(&mut self, new: NewOperation) -> Result<OperationRecord, StoreError> {
+        self.insert(new, Stage::Running)
+    }
+
+    fn insert(&mut self, new: NewOperation, stage: Stage) -> Result<OperationRecord, StoreError> {
+        self.head.operation += 1;
+        let id = OperationId(self.head.operation);
+        let record = OperationRecord {
+            id,
+            sequence: self.next_sequence(),
+            kind: new.kind,
+            stage,
+            by: new.by,
+            boot_id: self.boot_id.to_owned(),
+            instance: self.instance.to_owned(),
+            revision: 1,
+            created_at: self.now,
+            ended_at: None,
+            progress: Vec::new(),
+            error: None,
+        };
+        record::put(self.connection, &IntentRow { operation: id.0, intent: new.intent })?;
+        record::put(self.connection, &record)?;
+        Ok(record)
+    }
+
+    /// Starts an operation that was queued or waiting, with the intent as it is now. The first
+    /// driver call may be made once this is recorded.
+    ///
+    /// # Errors
+    /// When it is not at such a stage, or can't be written.
+    pub fn start(&mut self, id: OperationId, intent: Intent) -> Result<OperationRecord, StoreError> {
+        let record = self.known(id)?;
+        match record.stage {
+            Stage::Queued | Stage::Waiting => {}
+            // What is recorded of the time before must not be overwritten by a later reading.
+            Stage::Running
+            | Stage::Cancelling
+            | Stage::Interrupted
+            | Stage::Done
+            | Stage::RolledBack
+            | Stage::Failed => {
+                return Err(StoreError::Transition { operation: id, from: record.stage, to: Stage::Running });
+            }
+        }
+        record::put(self.connection, &IntentRow { operation: id.0, intent })?;
+        self.update(record, Stage::Running, |_| {})
+    }
+
+    /// Moves an operation to a stage that is not final: `Running` again after an interruption, but
+    /// not for the first time, which is [`Tx::start`] with an intent.
+    ///
+    /// # Errors
+    /// When it can't go there ([`Stage::may_become`]), or can't be written.
+    pub fn advance(&mut self, id: OperationId, to: Stage) -> Result<OperationRecord, StoreError> {
+        let record = self.known(id)?;
+        let begins = to == Stage::Running && matches!(record.stage, Stage::Queued | Stage::Waiting);
+        if to.is_final() || begins {
+            return Err(StoreError::Transition { operation: id, from: record.stage, to });
+        }
+        self.update(record, to, |_| {})
+    }
+
+    /// Notes how far an operation is.
+    ///
+    /// # Errors
+    /// When it has ended, or it can't be written.
+    pub fn progress(&mut self, id: OperationId, progress: Vec<StepState>) -> Result<OperationRecord, StoreError> {
+        let record = self.known(id)?;
+        let stage = record.stage;
+        self.update(record, stage, |record| record.progress = progress)
+    }
+
+    /// Ends an operation. Sent through [`crate::Store::write_ending`], so that a full disk does
+    /// not keep it from being recorded.
+    ///
+    /// # Errors
+    /// When it can't end like this, or it can't be written.
+    pub fn end(&mut self, id: OperationId, to: Stage, error: Option<ApiError>) -> Result<OperationRecord, StoreError> {
+        let record = self.known(id)?;
+        if !to.is_final() {
+            return Err(StoreError::Transition { operation: id, from: record.stage, to });
+        }
+        let now = self.now;
+        self.update(record, to, |record| {
+            record.ended_at = Some(now);
+            record.error = error;
+            for progress in &mut record.progress {
+                progress.doing = None;
+            }
+        })
+    }
+
+    /// Records what has to be taken back, before it is done; its position.
+    ///
+    /// # Errors
+    /// When the operation has ended, or it can't be written.
+    pub fn note_undo(&mut self, id: OperationId, what: serde_json::Value) -> Result<u64, StoreError> {
+        let record = self.known(id)?;
+        let stage = record.stage;
+        self.update(record, stage, |_| {})?;
+        let position = self.view().undo(id)?.last().map_or(0, |last| last.position + 1);
+        record::put(self.connection, &UndoRow { operation: id.0, undo: Undo { position, what, undone: false } })?;
+        Ok(position)
+    }
+
+    /// Records that it was taken back, also after the operation has ended. `false` when there is
+    /// nothing at that position.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn undone(&mut self, id: OperationId, position: u64) -> Result<bool, StoreError> {
+        let Some(undo) = self.view().undo(id)?.into_iter().find(|undo| undo.position == position) else {
+            return Ok(false);
+        };
+        self.next_sequence();
+        record::put(self.connection, &UndoRow { operation: id.0, undo: Undo { undone: true, ..undo } })?;
+        Ok(true)
+    }
+
+    fn known(&self, id: OperationId) -> Result<OperationRecord, StoreError> {
+        self.view().operation(id)?.ok_or(StoreError::NoSuchOperation(id))
+    }
+
+    fn update(
+        &mut self,
+        mut record: OperationRecord,
+        to: Stage,
+        change: impl FnOnce(&mut OperationRecord),
+    ) -> Result<OperationRecord, StoreError> {
+        let stays = record.stage == to && !to.is_final();
+        if !stays && !record.stage.may_become(to) {
+            return Err(StoreError::Transition { operation: record.id, from: record.stage, to });
+        }
+        record.stage = to;
+        record.sequence = self.next_sequence();
+        record.revision += 1;
+        self.boot_id.clone_into(&mut record.boot_id);
+        self.instance.clone_into(&mut record.instance);
+        change(&mut record);
+        record::put(self.connection, &record)?;
+        Ok(record)
+    }
+
+    /// Forgets what ended longest ago (by sequence), so that at most `keep` that ended stay. One
+    /// with something still to be taken back is kept.
+    pub(crate) fn prune_operations(&mut self, keep: usize) -> Result<usize, StoreError> {
+        let mut ended: Vec<_> = self.view().operations()?;
+        ended.retain(|record| record.stage.is_final());
+        ended.sort_by_key(|record| record.sequence);
+        let excess = ended.len().saturating_sub(keep);
+        let mut forgotten = 0;
+        for record in &ended[..excess] {
+            if self.view().undo(record.id)?.iter().any(|undo| !undo.undone) {
+                continue;
+            }
+            let number = [record.id.0.cast_signed()];
+            record::delete::<UndoRow>(self.connection, "WHERE operation = ?1", number)?;
+            record::delete::<IntentRow>(self.connection, "WHERE operation = ?1", number)?;
+            forgotten += record::delete::<OperationRecord>(self.connection, "WHERE number = ?1", number)?;
+        }
+        Ok(forgotten)
+    }
+}

@@ -1,0 +1,164 @@
+//! How to open the store, and what opening has to say.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::{fact::Lost, store::Store};
+
+/// Where the time comes from.
+pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// How much is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bounds {
+    /// Disk space kept back for endings, bytes.
+    pub reserve: u64,
+    /// Operations that ended.
+    pub operations: usize,
+    /// Answers kept under idempotency keys.
+    pub answers: usize,
+    /// Audit records, at most.
+    pub audit_most: usize,
+    /// Audit records that are kept whatever their age.
+    pub audit_least: usize,
+    /// Age beyond which audit records are forgotten.
+    pub audit_age: SignedDuration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            reserve: 4 << 20,
+            operations: 1000,
+            answers: 10_000,
+            audit_most: 20_000,
+            audit_least: 1000,
+            audit_age: SignedDuration::from_hours(24 * 400),
+        }
+    }
+}
+
+/// How to open.
+#[derive(Clone)]
+pub struct Options {
+    /// Boot in which the agent runs; recorded with operations, conditions and losses.
+    pub boot_id: String,
+    /// How much is kept.
+    pub bounds: Bounds,
+    /// Where the time comes from.
+    pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { boot_id: String::new(), bounds: Bounds::default(), clock: Arc::new(Timestamp::now) }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options").field("boot_id", &self.boot_id).field("bounds", &self.bounds).finish_non_exhaustive()
+    }
+}
+
+/// The store, and what there is to say about it.
+#[derive(Debug)]
+pub struct Opened {
+    /// The store.
+    pub store: Store,
+    /// For the log and for health; [`Note::Lost`] and [`Note::NewerSchema`] also for the agent to
+    /// act on.
+    pub notes: Vec<Note>,
+}
+
+/// Something noticed while opening.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// A first start: there was no database.
+    Created,
+    /// The directory is in memory.
+    Volatile {
+        /// The directory.
+        directory: PathBuf,
+        /// File system.
+        kind: &'static str,
+    },
+    /// The directory is on a file system of which it can't be told what is behind it.
+    Opaque {
+        /// The directory.
+        directory: PathBuf,
+        /// File system.
+        kind: &'static str,
+    },
+    /// The database was brought forward.
+    Migrated {
+        /// From this schema.
+        from: u32,
+        /// To this one.
+        to: u32,
+    },
+    /// A newer gpushd wrote the database: nothing is recorded, changes are refused.
+    NewerSchema {
+        /// The file.
+        file: PathBuf,
+        /// Its schema.
+        found: u32,
+        /// Newest that this build knows.
+        known: u32,
+    },
+    /// What was promised is not known any more: managed GPUs are to be `held`.
+    Lost(Lost),
+    /// There is no space for the reserve: only endings are recorded until there is.
+    NoReserve {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// The clock is behind the last commit's.
+    ClockBack {
+        /// Clock at the last commit.
+        last: Timestamp,
+        /// Clock now.
+        now: Timestamp,
+    },
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Created => write!(f, "the state directory was empty; a database was made"),
+            Self::Volatile { directory, kind } => {
+                write!(f, "the state directory {} is on {kind}: a reboot forgets it", directory.display())
+            }
+            Self::Opaque { directory, kind } => write!(
+                f,
+                "the state directory {} is on {kind}: whether it survives a power failure can't be told",
+                directory.display()
+            ),
+            Self::Migrated { from, to } => write!(f, "the database was brought from schema {from} to {to}"),
+            Self::NewerSchema { file, found, known } => write!(
+                f,
+                "the database {} was written by a newer gpushd (schema {found}, this one knows {known}): it is only \
+                 read, and changes are refused; install that version again",
+                file.display()
+            ),
+            Self::Lost(lost) => {
+                write!(f, "the database was lost: {}", lost.cause)?;
+                if let Some(kept) = &lost.kept {
+                    write!(f, "; it is kept as {}", kept.display())?;
+                }
+                write!(f, "; managed GPUs are held until `gpushctl recover` or a reboot")
+            }
+            Self::NoReserve { directory } => write!(
+                f,
+                "no space left on the disk of {}: only the end of what was begun can be recorded; free some (`df -h \
+                 {}`)",
+                directory.display(),
+                directory.display()
+            ),
+            Self::ClockBack { last, now } => {
+                write!(f, "the clock was set back, from {last} to {now}: what expires does so later")
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Opening: what is there, whether it can be trusted, and what to say about it.
+//!
+//! ```text
+//! directory ─► file system fit? ─► lock ─► reserve, watermark ─► database?
+//!   none, no watermark ─────────────────────────────► made            Note::Created
+//!   none or empty, but a watermark ─────────────────► made            Note::Lost
+//!   file, schema, seals or watermark do not agree ──► set aside, made Note::Lost
+//!   older schema ───────────────────────────────────► migrated        Note::Migrated
+//!   newer schema ───────────────────────────────────► read-only       Note::NewerSchema
+//!   can't be read for another reason ───────────────► OpenError: it is left as it is
+//! ```
+//!
+//! A loss is recorded in the new database as it is made, so it is said again at every start until
+//! it is accepted.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+    sync::{Arc, mpsc},
+};
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
+
+use crate::{
+    aside,
+    engine::{Condition, Counters, Engine},
+    error::{OpenError, StoreError, from_sqlite},
+    fact::{Fact, Head, LOST, Lost},
+    files::Files,
+    filesystem::{self, Verdict},
+    lock::Lock,
+    note::{Clock, Note, Opened, Options},
+    record,
+    reserve::Reserve,
+    schema,
+    store::Store,
+    tx::View,
+    watermark::Watermark,
+};
+
+/// File name of the database in the state directory.
+const DATABASE: &str = "gpush.db";
+
+impl Store {
+    /// Opens the store of a state directory, which is made if need be and is this process's until
+    /// the store is closed.
+    ///
+    /// # Errors
+    /// When the directory can't be used, another agent has it, or the database can't be opened for
+    /// a reason other than its content.
+    pub fn open(directory: &Path, options: Options) -> Result<Opened, OpenError> {
+        open_on(directory, options, None)
+    }
+}
+
+/// What is found where the database should be.
+enum Found {
+    Nothing,
+    /// Trusted, of the schema that this build knows after migration from this one.
+    Ours(Connection, Head, u32),
+    Newer(Connection, Head, u32),
+    /// Not to be trusted, and why.
+    Damaged(String),
+}
+
+/// As [`Store::open`]; `magic` stands in for the file system's own number.
+pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) -> Result<Opened, OpenError> {
+    let unusable = |path: &Path| {
+        let path = path.to_owned();
+        move |source: io::Error| OpenError::Unusable { path, source }
+    };
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(unusable(directory))?;
+    let mut notes = Vec::new();
+    let magic = magic.map_or_else(|| filesystem::magic(directory), Ok).map_err(unusable(directory))?;
+    match filesystem::judge(magic) {
+        Verdict::Local => {}
+        Verdict::Volatile(kind) => notes.push(Note::Volatile { directory: directory.to_owned(), kind }),
+        Verdict::Opaque(kind) => notes.push(Note::Opaque { directory: directory.to_owned(), kind }),
+        Verdict::Network(kind) => {
+            return Err(OpenError::NetworkFilesystem { path: directory.to_owned(), kind });
+        }
+    }
+    let lock = Lock::take(directory)?;
+    let mut reserve = Reserve::open(directory, options.bounds.reserve).map_err(unusable(&directory.join("reserve")))?;
+    let (watermark, mark) = Watermark::open(directory).map_err(unusable(&directory.join("watermark")))?;
+    let clock: Clock = {
+        let clock = Arc::clone(&options.clock);
+        // What is recorded comes back as it was: the tables keep milliseconds.
+        Arc::new(move || {
+            let now = clock();
+            Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
+        })
+    };
+    let now = clock();
+    let database = directory.join(DATABASE);
+
+    let mut condition = Condition::Fine;
+    let mut sealed = true;
+    let lost = |cause: String, kept| Lost { at: now, boot_id: options.boot_id.clone(), cause, kept };
+    let (connection, head) = match inspect(&database, mark)? {
+        Found::Ours(connection, head, from) => {
+            if from < schema::KNOWN {
+                notes.push(Note::Migrated { from, to: schema::KNOWN });
+            }
+            (connection, head)
+        }
+        Found::Newer(connection, head, found) => {
+            let known = schema::KNOWN;
+            condition = Condition::Refusing(StoreError::ReadOnly { file: database.clone(), found, known });
+            sealed = false;
+            notes.push(Note::NewerSchema { file: database.clone(), found, known });
+            (connection, head)
+        }
+        Found::Nothing => {
+            let loss = mark.map(|_| lost(format!("{} was deleted", database.display()), None));
+            if loss.is_none() {
+                notes.push(Note::Created);
+            }
+            make(&database, &mut reserve, mark, now, loss.as_ref())?
+        }
+        Found::Damaged(cause) => {
+            let kept = aside::set_aside(&database, now).map_err(unusable(&database))?;
+            let loss = lost(format!("{}: {cause}", database.display()), kept);
+            make(&database, &mut reserve, mark, now, Some(&loss))?
+        }
+    };
+    fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(unusable(directory))?;
+    if sealed && let Err(error) = watermark.set(head.sequence) {
+        // It stays behind, which costs a check and nothing else.
+        tracing::warn!(%error, "the watermark can't be written");
+    }
+
+    let view = View { connection: &connection, head: &head, now, sealed };
+    // A newer gpushd may keep this elsewhere.
+    if let Some(loss) = if sealed { view.lost().map_err(|error| database_error(&database, &error))? } else { None } {
+        notes.push(Note::Lost(loss));
+    }
+    if head.at > now {
+        notes.push(Note::ClockBack { last: head.at, now });
+    }
+    if !reserve.restore() {
+        notes.push(Note::NoReserve { directory: directory.to_owned() });
+    }
+
+    let counters = Arc::new(Counters::default());
+    let instance = uuid::Uuid::new_v4().to_string();
+    let engine = Engine {
+        files: Files::of(directory, &database),
+        connection,
+        head,
+        condition,
+        sealed,
+        watermark,
+        reserve,
+        bounds: options.bounds,
+        clock,
+        instance: instance.clone(),
+        boot_id: options.boot_id,
+        counters: Arc::clone(&counters),
+        commits_since_checkpoint: 0,
+        commits_since_prune: 0,
+        pruned: None,
+        _lock: lock,
+    };
+    let (sender, jobs) = mpsc::channel();
+    let thread = std::thread::Builder::new()
+        .name("store".to_owned())
+        .spawn(move || engine.run(&jobs))
+        .map_err(unusable(directory))?;
+    Ok(Opened { store: Store::new(sender, thread, counters, directory.to_owned(), instance), notes })
+}
+
+fn database_error(file: &Path, error: &StoreError) -> OpenError {
+    if matches!(error, StoreError::Full { .. }) {
+        return OpenError::Full { path: file.parent().unwrap_or(file).to_owned() };
+    }
+    OpenError::Database { file: file.to_owned(), cause: error.to_string() }
+}
+
+fn connect(file: &Path) -> Result<Connection, StoreError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(file, flags).map_err(|error| from_sqlite(&error))?;
+    // Alone on the file: no shared memory beside it that a full tmpfs could take from under us.
+    let settings = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;
+        PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF; PRAGMA wal_autocheckpoint = 0;";
+    connection.execute_batch(settings).map_err(|error| from_sqlite(&error))?;
+    keep_log_at_close(&connection, true)?;
+    Ok(connection)
+}
+
+/// Whether closing leaves the log as it is. Until a database is known to be sound, looking at it
+/// must not change it: it may have to be set aside.
+fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreError> {
+    let set = connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep);
+    set.map(|_| ()).map_err(|error| from_sqlite(&error))
+}
+
+fn inspect(file: &Path, mark: Option<u64>) -> Result<Found, OpenError> {
+    match OpenOptions::new().read(true).write(true).open(file) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(source) => return Err(OpenError::Unusable { path: file.to_owned(), source }),
+    }
+    match examine(file, mark) {
+        Ok(found) => Ok(found),
+        Err(StoreError::Corrupt { table, what }) => Ok(Found::Damaged(format!("{table}: {what}"))),
+        // A statement of ours that the file's own content makes impossible.
+        Err(StoreError::Internal(what)) => Ok(Found::Damaged(what)),
+        Err(error) => Err(database_error(file, &error)),
+    }
+}
+
+fn examine(file: &Path, mark: Option<u64>) -> Result<Found, StoreError> {
+    let sqlite = |error: rusqlite::Error| from_sqlite(&error);
+    let connection = connect(file)?;
+    let tables: i64 =
+        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sqlite)?;
+    let version = schema::version(&connection)?;
+    if version == 0 && tables == 0 {
+        return Ok(match mark {
+            // A first start that did not get far.
+            None => Found::Nothing,
+            Some(_) => Found::Damaged("it is empty".to_owned()),
+        });
+    }
+    let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0)).map_err(sqlite)?;
+    if mode != "wal" || connection.is_readonly("main").map_err(sqlite)? {
+        return Ok(Found::Damaged("its header is not the one that was written".to_owned()));
+    }
+    schema::check_file(&connection, version)?;
+    if version > schema::KNOWN {
+        connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
+        // How far it came is for its own gpushd to say.
+        let head = Head { sequence: mark.unwrap_or(0), operation: 0, generation: 0, at: Timestamp::MIN };
+        let head = head_of(&connection, false).unwrap_or(head);
+        return Ok(Found::Newer(connection, head, version));
+    }
+    schema::check_tables(&connection, version)?;
+    if version < schema::KNOWN {
+        schema::migrate(&connection, schema::MIGRATIONS, version, |_| Ok(()))?;
+    }
+    let head = head_of(&connection, true)?;
+    let view = View { connection: &connection, head: &head, now: Timestamp::MIN, sealed: true };
+    view.check_records()?;
+    view.unfinished()?;
+    if let Some(mark) = mark.filter(|mark| head.sequence < *mark) {
+        return Ok(Found::Damaged(format!(
+            "it ends at change {}, yet {mark} was recorded: part of it is damaged, or an old copy was put back",
+            head.sequence
+        )));
+    }
+    keep_log_at_close(&connection, false)?;
+    Ok(Found::Ours(connection, head, version))
+}
+
+fn head_of(connection: &Connection, sealed: bool) -> Result<Head, StoreError> {
+    let mut heads = record::select::<Head>(connection, "", [], sealed)?;
+    match (heads.pop(), heads.is_empty()) {
+        (Some(head), true) => Ok(head),
+        (Some(_) | None, _) => {
+            Err(StoreError::Corrupt { table: "head".to_owned(), what: "it is not one row".to_owned() })
+        }
+    }
+}
+
+/// Makes a database where there is none, or an empty one. Numbers go on after `mark`, so that no
+/// operation's is given twice.
+fn make(
+    file: &Path,
+    reserve: &mut Reserve,
+    mark: Option<u64>,
+    now: Timestamp,
+    lost: Option<&Lost>,
+) -> Result<(Connection, Head), OpenError> {
+    if !reserve.standing() {
+        return Err(OpenError::Full { path: file.parent().unwrap_or(file).to_owned() });
+    }
+    let first = mark.map_or(0, |mark| mark + 1);
+    let head = Head { sequence: first, operation: first, generation: first, at: now };
+    let made = || -> Result<Connection, StoreError> {
+        let connection = connect(file)?;
+        connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|error| from_sqlite(&error))?;
+        schema::migrate(&connection, schema::MIGRATIONS, 0, |transaction| {
+            record::put(transaction, &head)?;
+            if let Some(lost) = lost {
+                let value = serde_json::to_string(lost).map_err(|error| StoreError::Internal(error.to_string()))?;
+                record::put(transaction, &Fact { name: LOST.to_owned(), value })?;
+            }
+            Ok(())
+        })?;
+        keep_log_at_close(&connection, false)?;
+        Ok(connection)
+    };
+    let mut outcome = made();
+    if matches!(outcome, Err(StoreError::Full { .. })) {
+        reserve.release();
+        outcome = made();
+    }
+    outcome.map(|connection| (connection, head)).map_err(|error| database_error(file, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_file_system_is_refused_before_anything_is_made_on_it() {
+        let scratch = tempfile::tempdir().unwrap();
+        let error = open_on(scratch.path(), Options::default(), Some(0x6969)).unwrap_err();
+        assert!(matches!(error, OpenError::NetworkFilesystem { kind: "NFS", .. }), "{error}");
+        assert!(error.to_string().contains("--state-dir"), "{error}");
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_in_memory_is_allowed_and_said() {
+        let scratch = tempfile::tempdir().unwrap();
+        let opened = open_on(scratch.path(), Options::default(), Some(0x0102_1994)).unwrap();
+        assert!(opened.notes.contains(&Note::Volatile { directory: scratch.path().to_owned(), kind: "tmpfs" }));
+        assert!(opened.notes.contains(&Note::Created));
+    }
+}

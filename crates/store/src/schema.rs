@@ -1,0 +1,145 @@
+//! The tables, how older files are brought up to them, and how a file is recognised.
+//!
+//! Migrations go forward only. Two things never change, so that any gpushd can tell what a file
+//! is: `user_version` in SQLite's header, and the table `facts` with its fact `schema`. Both say
+//! the same, or the file is damaged.
+
+use rusqlite::Connection;
+
+use crate::{
+    error::{StoreError, from_sqlite},
+    fact::Fact,
+    record,
+};
+
+/// `gpsh`, in SQLite's header.
+pub(crate) const APPLICATION_ID: i32 = 0x6770_7368;
+
+/// Each brings a file from the schema before to its own; the first makes an empty file.
+pub(crate) const MIGRATIONS: &[&str] = &["
+    CREATE TABLE facts (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE head (id INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, operation INTEGER NOT NULL,
+        generation INTEGER NOT NULL, at INTEGER NOT NULL, seal INTEGER NOT NULL);
+    CREATE TABLE operations (number INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, kind TEXT NOT NULL,
+        stage TEXT NOT NULL, actor TEXT NOT NULL, boot_id TEXT NOT NULL, instance TEXT NOT NULL,
+        revision INTEGER NOT NULL, created_at INTEGER NOT NULL, ended_at INTEGER, progress TEXT NOT NULL,
+        error TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE TABLE intents (operation INTEGER PRIMARY KEY, intent TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE TABLE undo (operation INTEGER NOT NULL, position INTEGER NOT NULL, what TEXT NOT NULL,
+        undone INTEGER NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (operation, position)) WITHOUT ROWID;
+    CREATE TABLE overrides (gpu TEXT NOT NULL PRIMARY KEY, rule TEXT NOT NULL, layout TEXT NOT NULL,
+        author TEXT NOT NULL, reason TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER,
+        generation INTEGER NOT NULL, sequence INTEGER NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE conditions (scope TEXT NOT NULL, kind TEXT NOT NULL, cause TEXT NOT NULL, reason TEXT NOT NULL,
+        actor TEXT NOT NULL, since INTEGER NOT NULL, boot_id TEXT NOT NULL, sequence INTEGER NOT NULL,
+        seal INTEGER NOT NULL, PRIMARY KEY (scope, kind, cause)) WITHOUT ROWID;
+    CREATE TABLE answers (uid INTEGER NOT NULL, name TEXT NOT NULL, request TEXT NOT NULL, operation TEXT NOT NULL,
+        status INTEGER NOT NULL, body TEXT NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
+        sequence INTEGER NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (uid, name)) WITHOUT ROWID;
+    CREATE TABLE audit (sequence INTEGER PRIMARY KEY, at INTEGER NOT NULL, actor TEXT NOT NULL,
+        action TEXT NOT NULL, object TEXT NOT NULL, result TEXT NOT NULL, detail TEXT NOT NULL,
+        seal INTEGER NOT NULL);
+"];
+
+/// Newest schema that this build knows.
+pub(crate) const KNOWN: u32 = MIGRATIONS.len() as u32;
+
+/// Schema of a file, as its header says; 0 for an empty one.
+pub(crate) fn version(connection: &Connection) -> Result<u32, StoreError> {
+    let number: i64 = pragma(connection, "user_version")?;
+    u32::try_from(number).map_err(|_| damaged(format!("its schema number is {number}")))
+}
+
+/// Brings a file from schema `from` to the last of `migrations`, in one transaction together with
+/// what `also` does.
+pub(crate) fn migrate(
+    connection: &Connection,
+    migrations: &[&str],
+    from: u32,
+    also: impl FnOnce(&Connection) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let transaction = connection.unchecked_transaction().map_err(|error| from_sqlite(&error))?;
+    for migration in migrations.iter().skip(from as usize) {
+        transaction.execute_batch(migration).map_err(|error| from_sqlite(&error))?;
+    }
+    let to = migrations.len() as u32;
+    record::put(&transaction, &Fact { name: "schema".to_owned(), value: to.to_string() })?;
+    transaction.pragma_update(None, "user_version", to).map_err(|error| from_sqlite(&error))?;
+    transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(|error| from_sqlite(&error))?;
+    also(&transaction)?;
+    transaction.commit().map_err(|error| from_sqlite(&error))
+}
+
+/// Whether a file that calls itself ours, of schema `version`, is whole as a file.
+pub(crate) fn check_file(connection: &Connection, version: u32) -> Result<(), StoreError> {
+    if pragma::<i64>(connection, "application_id")? != i64::from(APPLICATION_ID) {
+        return Err(damaged("it is not a database of gpushd".to_owned()));
+    }
+    let mut statement = connection.prepare("PRAGMA integrity_check(3)").map_err(|error| from_sqlite(&error))?;
+    let found = statement.query_map([], |row| row.get::<_, String>(0)).map_err(|error| from_sqlite(&error))?;
+    let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| from_sqlite(&error))?;
+    if found != ["ok"] {
+        return Err(damaged(found.join("; ")));
+    }
+    let facts = record::select::<Fact>(connection, "WHERE name = 'schema'", [], true)?;
+    match facts.as_slice() {
+        [fact] if fact.value == version.to_string() => Ok(()),
+        [] | [_, ..] => Err(damaged("its header and its content differ in the schema".to_owned())),
+    }
+}
+
+/// Whether the tables are those of our own migrations up to `version`, to the letter.
+pub(crate) fn check_tables(connection: &Connection, version: u32) -> Result<(), StoreError> {
+    let fresh = Connection::open_in_memory().map_err(|error| from_sqlite(&error))?;
+    for migration in MIGRATIONS.iter().take(version as usize) {
+        fresh.execute_batch(migration).map_err(|error| from_sqlite(&error))?;
+    }
+    if tables(connection)? == tables(&fresh)? {
+        Ok(())
+    } else {
+        Err(damaged("its tables are not those that were made".to_owned()))
+    }
+}
+
+fn tables(connection: &Connection) -> Result<Vec<[Option<String>; 4]>, StoreError> {
+    let sql = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name";
+    let mut statement = connection.prepare(sql).map_err(|error| from_sqlite(&error))?;
+    let rows = statement
+        .query_map([], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]))
+        .map_err(|error| from_sqlite(&error))?;
+    // A damaged text is damage, whatever rusqlite calls it.
+    rows.collect::<Result<_, _>>().map_err(|error| damaged(error.to_string()))
+}
+
+fn pragma<T: rusqlite::types::FromSql>(connection: &Connection, name: &str) -> Result<T, StoreError> {
+    connection.pragma_query_value(None, name, |row| row.get(0)).map_err(|error| from_sqlite(&error))
+}
+
+fn damaged(what: String) -> StoreError {
+    StoreError::Corrupt { table: "the database".to_owned(), what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_brought_forward_step_by_step_or_not_at_all() {
+        let connection = Connection::open_in_memory().unwrap();
+        migrate(&connection, MIGRATIONS, 0, |_| Ok(())).unwrap();
+        assert_eq!(version(&connection).unwrap(), KNOWN);
+        check_file(&connection, KNOWN).unwrap();
+        check_tables(&connection, KNOWN).unwrap();
+
+        let later = [MIGRATIONS, &["ALTER TABLE audit ADD COLUMN host TEXT", "no SQL at all"]].concat();
+        let error = migrate(&connection, &later, KNOWN, |_| Ok(())).unwrap_err();
+        assert!(matches!(error, StoreError::Internal(_)), "{error}");
+        // The step that worked is taken back with the one that did not.
+        check_tables(&connection, KNOWN).unwrap();
+        check_file(&connection, KNOWN).unwrap();
+
+        migrate(&connection, &later[..later.len() - 1], KNOWN, |_| Ok(())).unwrap();
+        check_file(&connection, KNOWN + 1).unwrap();
+        assert!(check_tables(&connection, KNOWN).is_err());
+    }
+}

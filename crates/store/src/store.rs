@@ -1,0 +1,219 @@
+//! The handle: cheap to clone, never blocks the caller unless asked to.
+
+use std::{
+    fmt,
+    future::Future,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{Arc, atomic::Ordering, mpsc::Sender},
+    task::{Context, Poll},
+    thread::JoinHandle,
+};
+
+use tokio::sync::oneshot;
+
+use crate::{
+    engine::{Class, Counters, Job, Write},
+    error::StoreError,
+    tx::{Tx, View},
+};
+
+/// Jobs that may wait; more are refused with [`StoreError::Busy`].
+const MOST_WAITING: usize = 4096;
+
+/// The store, open. The last handle's drop waits for what was sent and closes the database.
+#[derive(Clone)]
+pub struct Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    counters: Arc<Counters>,
+    directory: PathBuf,
+    instance: String,
+}
+
+/// What a transaction will have come to: a future, or [`Pending::wait`] where there is no runtime.
+/// The transaction takes place whether or not anybody waits for it.
+#[must_use = "whether it is recorded is known only from its outcome"]
+#[derive(Debug)]
+pub struct Pending<T> {
+    outcome: oneshot::Receiver<Result<T, StoreError>>,
+}
+
+/// Counts since the store was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Statistics {
+    /// Jobs that wait for the thread.
+    pub waiting: usize,
+    /// Commits, one sync each.
+    pub commits: u64,
+    /// Writes that they recorded.
+    pub writes: u64,
+}
+
+impl<T> Pending<T> {
+    /// Waits, blocking the thread. Not from within an asynchronous runtime.
+    ///
+    /// # Errors
+    /// Those of the transaction.
+    pub fn wait(self) -> Result<T, StoreError> {
+        self.outcome.blocking_recv().unwrap_or(Err(StoreError::Closed))
+    }
+}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.outcome).poll(context).map(|outcome| outcome.unwrap_or(Err(StoreError::Closed)))
+    }
+}
+
+struct Typed<T, F> {
+    class: Class,
+    change: F,
+    made: Option<T>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<T, F> Write for Typed<T, F>
+where
+    T: Send,
+    F: FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send,
+{
+    fn class(&self) -> Class {
+        self.class
+    }
+
+    fn run(&mut self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        self.made = None;
+        self.made = Some((self.change)(tx)?);
+        Ok(())
+    }
+
+    fn reply(self: Box<Self>, outcome: Result<(), StoreError>) {
+        let Self { made, reply, .. } = *self;
+        // Whoever asked may have gone.
+        let _ = reply.send(outcome.and_then(|()| made.ok_or(StoreError::Closed)));
+    }
+}
+
+impl Store {
+    pub(crate) fn new(
+        jobs: Sender<Job>,
+        thread: JoinHandle<()>,
+        counters: Arc<Counters>,
+        directory: PathBuf,
+        instance: String,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { jobs: Some(jobs), thread: Some(thread), counters, directory, instance }) }
+    }
+
+    /// Records what `change` does, all of it or nothing; its value once that is durable. A closure
+    /// that returns an error leaves nothing behind. It runs on the store's thread, must not block
+    /// or use the store, and may be called more than once: each time the one before left nothing.
+    pub fn write<T, F>(&self, change: F) -> Pending<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
+    {
+        self.submit(Class::Ordinary, change)
+    }
+
+    /// As [`Store::write`], for what ends something (finish, rollback, release, expiry): on a full
+    /// disk it may use the reserve.
+    pub fn write_ending<T, F>(&self, change: F) -> Pending<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
+    {
+        self.submit(Class::Ending, change)
+    }
+
+    /// Reads. Sees everything of which anybody was told that it is recorded, nothing else.
+    pub fn read<T, F>(&self, look: F) -> Pending<T>
+    where
+        T: Send + 'static,
+        F: FnOnce(&View<'_>) -> Result<T, StoreError> + Send + 'static,
+    {
+        let (reply, outcome) = oneshot::channel();
+        let job = Job::Read(Box::new(move |view| {
+            let _ = reply.send(look(view));
+        }));
+        // Reads are not refused for their number: nothing of theirs waits on the disk.
+        self.send(job);
+        Pending { outcome }
+    }
+
+    /// Answers once the thread has come round: for a watchdog.
+    pub fn ping(&self) -> Pending<()> {
+        self.read(|_| Ok(()))
+    }
+
+    fn submit<T, F>(&self, class: Class, change: F) -> Pending<T>
+    where
+        T: Send + 'static,
+        F: FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
+    {
+        let (reply, outcome) = oneshot::channel();
+        let waiting = self.inner.counters.waiting.load(Ordering::Relaxed);
+        if waiting >= MOST_WAITING && class == Class::Ordinary {
+            let _ = reply.send(Err(StoreError::Busy { waiting }));
+        } else {
+            self.send(Job::Write(Box::new(Typed { class, change, made: None, reply })));
+        }
+        Pending { outcome }
+    }
+
+    fn send(&self, job: Job) {
+        if let Some(jobs) = &self.inner.jobs {
+            self.inner.counters.waiting.fetch_add(1, Ordering::Relaxed);
+            // A thread that is gone took the reply's sender with it: whoever waits hears `Closed`.
+            let _ = jobs.send(job);
+        }
+    }
+
+    /// The state directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.inner.directory
+    }
+
+    /// Name of this life of the agent, recorded with each operation that it changes.
+    #[must_use]
+    pub fn instance(&self) -> &str {
+        &self.inner.instance
+    }
+
+    /// Counts since it was opened.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        let counters = &self.inner.counters;
+        Statistics {
+            waiting: counters.waiting.load(Ordering::Relaxed),
+            commits: counters.commits.load(Ordering::Relaxed),
+            writes: counters.writes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("directory", &self.inner.directory).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take()
+            // The last handle may have been in a closure that the thread itself ran.
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}

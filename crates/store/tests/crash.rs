@@ -1,0 +1,165 @@
+//! Kills and failing disks, on a process of its own that commits as fast as it can
+//! (`scene/writer.rs`). System calls are failed and killed at by `strace`; where it is missing,
+//! those tests say that they were skipped.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
+
+mod scene;
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader},
+    time::Duration,
+};
+
+use gpush_store::{AuditQuery, Store};
+use scene::{
+    lost,
+    writer::{THREADS, child, commit, have_strace, reached, roomy, told},
+};
+
+#[test]
+fn the_process_that_is_killed() {
+    scene::writer::role();
+}
+
+#[test]
+fn killed_at_any_moment_it_keeps_what_it_told_and_nothing_by_halves() {
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = scratch.path().join("state");
+    const ROUNDS: u64 = 40;
+    let (mut recorded, mut beyond) = (0, 0);
+    let mut before = BTreeMap::new();
+    for round in 0..ROUNDS {
+        let mut process = child(&[], "forever", &directory).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line == "ready"), "round {round}");
+        // Any moment will do; these are spread, and no two rounds have the same.
+        let reader = std::thread::spawn(move || told(lines));
+        std::thread::sleep(Duration::from_micros(500 + round * 1733 % 60_000));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let told = reader.join().unwrap();
+        let opened = Store::open(&directory, roomy()).unwrap();
+        assert_eq!(lost(&opened.notes), None, "round {round}");
+        let now = reached(&opened.store);
+        for thread in 0..THREADS {
+            let (there, before) = (now[&thread], before.get(&thread).copied().unwrap_or(0));
+            let told = told.get(&thread).copied().unwrap_or(before);
+            // Each thread has one transaction under way at most.
+            assert!(there >= told && there <= told + 1, "round {round}: thread {thread} {told} told, {there} there");
+            recorded += told - before;
+            beyond += there - told;
+        }
+        before = now;
+    }
+    println!("{ROUNDS} kills: {recorded} transactions told as recorded, all there; {beyond} more, each whole");
+    assert!(recorded > ROUNDS);
+}
+
+/// The process is killed at its n-th call of each kind, for every n that it reaches.
+#[test]
+fn killed_at_each_write_and_sync_it_keeps_what_it_told() {
+    if !have_strace("kills at each write and sync") {
+        return;
+    }
+    let mut points = BTreeMap::new();
+    // A first start, and one with something there already.
+    for first in [true, false] {
+        for call in ["pwrite64", "fdatasync", "fsync", "fallocate", "ftruncate", "unlink"] {
+            for number in 1..200 {
+                let scratch = tempfile::tempdir().unwrap();
+                let directory = scratch.path().join("state");
+                if !first {
+                    let store = Store::open(&directory, roomy()).unwrap().store;
+                    commit(&store, 0, 1).unwrap();
+                }
+                let before = u64::from(!first);
+                let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
+                let strace = ["-o", "/dev/null", "-e", &trace, "-e", &inject];
+                let output = child(&strace, "few 3", &directory).output().unwrap();
+                let text = String::from_utf8(output.stdout).unwrap();
+                let told = told(text.lines().map(str::to_owned)).get(&0).copied().unwrap_or(before);
+                let opened = Store::open(&directory, roomy()).unwrap();
+                let what = format!("{call} {number}, first start {first}");
+                assert_eq!(lost(&opened.notes), None, "{what}");
+                let there = reached(&opened.store)[&0];
+                assert!(there >= told && there <= told + 1, "{what}: {told} told, {there} there");
+                if text.contains("ending Ok") {
+                    assert_eq!(told, before + 3, "{what}");
+                    break;
+                }
+                *points.entry(call).or_insert(0) += 1;
+            }
+        }
+    }
+    println!("killed at {} points: {points:?}", points.values().sum::<i32>());
+    assert!(points["pwrite64"] > 20 && points["fdatasync"] > 3, "{points:?}");
+}
+
+#[test]
+fn a_disk_that_fails_or_is_full_at_each_call_is_told_and_loses_nothing() {
+    if !have_strace("failing disks at each write and sync") {
+        return;
+    }
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    for (call, error) in [("pwrite64", "EIO"), ("fdatasync", "EIO"), ("pwrite64", "ENOSPC")] {
+        let mut in_a_row = 0;
+        for number in 1..200 {
+            let scratch = tempfile::tempdir().unwrap();
+            let directory = scratch.path().join("state");
+            let store = Store::open(&directory, roomy()).unwrap().store;
+            commit(&store, 0, 1).unwrap();
+            drop(store);
+            let (trace, inject) = (format!("trace={call}"), format!("inject={call}:error={error}:when={number}"));
+            let strace = ["-o", "/dev/null", "-e", &trace, "-e", &inject];
+            let output = child(&strace, "few 3", &directory).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let what = format!("{call} {error} {number}:\n{text}");
+            let key = |outcome: &str| format!("{call} {error}: {outcome}");
+            let opened = Store::open(&directory, roomy()).unwrap();
+            assert_eq!(lost(&opened.notes), None, "{what}");
+            // `reached` wants them without a gap; what was refused leaves one, so look directly.
+            let trail = opened.store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
+            let there = |number: &str| trail.iter().filter(|one| one.object == number).count();
+            for number in text.lines().filter_map(|line| line.strip_prefix("recorded 0 ")) {
+                assert_eq!(there(number), 1, "{what}");
+            }
+            let boot = opened.store.read(|view| view.last_boot()).wait().unwrap();
+            let ended = text.contains("ending Ok");
+            assert!(!ended || boot.as_deref() == Some("boot-2"), "{what}");
+            let errors: Vec<_> = text.lines().filter(|line| line.starts_with("error ")).collect();
+            let outcome = if text.contains("refused") {
+                "not opened"
+            } else if let Some(first) = errors.first() {
+                // Once the disk failed, nothing is told as recorded; once it was full, endings are.
+                let after_first = text.split_once(first).unwrap().1;
+                if error == "ENOSPC" {
+                    assert!(first.contains("Full") && ended, "{what}");
+                } else {
+                    assert!(first.contains("Uncertain") || first.contains("Broken"), "{what}");
+                    assert!(!after_first.contains("recorded") && !ended, "{what}");
+                }
+                "told"
+            } else if ended {
+                if text.lines().filter(|line| line.starts_with("recorded")).count() == 3 { "survived" } else { "?" }
+            } else {
+                // The last transaction was the one that failed.
+                assert!(text.contains("ending Err"), "{what}");
+                "told"
+            };
+            assert_ne!(outcome, "?", "{what}");
+            *counts.entry(key(outcome)).or_default() += 1;
+            // Some calls may fail unnoticed (the watermark's), but not several in a row: then there
+            // are no more such calls.
+            in_a_row = if outcome == "survived" { in_a_row + 1 } else { 0 };
+            if in_a_row == 3 {
+                break;
+            }
+        }
+    }
+    println!("{counts:?}");
+    assert!(counts["pwrite64 EIO: told"] > 5 && counts["fdatasync EIO: told"] > 2, "{counts:?}");
+    assert!(counts["pwrite64 ENOSPC: told"] > 5, "{counts:?}");
+}

@@ -1,0 +1,205 @@
+//! Power cuts: every write and sync of a committing process is written down by `strace`, and the
+//! disk is put together as a cut at any moment might leave it, with any part of what was not
+//! synced. Also the promise itself: a sync between two replies, and nothing pending at a reply.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
+
+mod scene;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use gpush_store::Store;
+use scene::{
+    lost,
+    writer::{child, commit, have_strace, reached, roomy},
+};
+
+#[test]
+fn the_process_that_is_killed() {
+    scene::writer::role();
+}
+
+/// A call that matters, as strace wrote it down.
+#[derive(Debug)]
+enum Event {
+    Write { file: String, offset: usize, bytes: Vec<u8> },
+    Cut { file: String, length: usize },
+    Synced { file: String },
+    Told(u64),
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    text.split("\\x").skip(1).map(|pair| u8::from_str_radix(&pair[..2], 16).unwrap()).collect()
+}
+
+/// Reads a trace made with `-y -xx`. A call that another thread's line interrupts counts from its
+/// end, where it has effect for sure.
+fn events(trace: &str) -> Vec<Event> {
+    let mut unfinished: BTreeMap<&str, String> = BTreeMap::new();
+    let mut events = Vec::new();
+    for line in trace.lines() {
+        let (pid, rest) = line.split_once(' ').unwrap();
+        let mut call = rest.trim_start().to_owned();
+        if let Some(begun) = call.strip_suffix(" <unfinished ...>") {
+            unfinished.insert(pid, begun.to_owned());
+            continue;
+        }
+        if call.starts_with("<... ") {
+            let end = call.split_once(" resumed>").unwrap().1.to_owned();
+            call = unfinished.remove(pid).unwrap() + &end;
+        }
+        let (name, arguments) = call.split_once('(').unwrap_or((&call, ""));
+        // The file name is in hex as well: `7<\x2f…>`.
+        let file = arguments.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(path, _)| {
+            let path = if path.contains("\\x") { String::from_utf8(unhex(path)).unwrap() } else { path.to_owned() };
+            path.rsplit('/').next().unwrap_or_default().to_owned()
+        });
+        let Some(file) = file else { continue };
+        let data = || arguments.split('"').nth(1).map(unhex).unwrap();
+        let last = || {
+            let inside = arguments.rsplit_once(')').unwrap().0;
+            inside.rsplit(", ").next().unwrap().trim().parse::<usize>().unwrap()
+        };
+        assert!(!call.contains("= -1"), "{call}");
+        match name {
+            "pwrite64" => events.push(Event::Write { file, offset: last(), bytes: data() }),
+            "ftruncate" => events.push(Event::Cut { file, length: last() }),
+            "fdatasync" | "fsync" => events.push(Event::Synced { file }),
+            "write" => {
+                let text = String::from_utf8(data()).unwrap();
+                if let Some(number) = text.trim().strip_prefix("recorded 0 ") {
+                    events.push(Event::Told(number.parse().unwrap()));
+                }
+            }
+            other => panic!("{other}"),
+        }
+    }
+    events
+}
+
+/// Content of files, some changes of which may not have reached the disk yet.
+#[derive(Default, Clone)]
+struct Disk {
+    durable: BTreeMap<String, Vec<u8>>,
+    pending: Vec<(String, usize, Option<Vec<u8>>)>,
+}
+
+impl Disk {
+    fn change(file: &mut Vec<u8>, offset: usize, bytes: Option<&[u8]>) {
+        match bytes {
+            Some(bytes) => {
+                file.resize(file.len().max(offset + bytes.len()), 0);
+                file[offset..offset + bytes.len()].copy_from_slice(bytes);
+            }
+            None => file.resize(offset, 0),
+        }
+    }
+
+    fn sync(&mut self, name: &str) {
+        let (due, rest) = std::mem::take(&mut self.pending).into_iter().partition(|change| change.0 == name);
+        self.pending = rest;
+        let due: Vec<(String, usize, Option<Vec<u8>>)> = due;
+        for (file, offset, bytes) in due {
+            Self::change(self.durable.entry(file).or_default(), offset, bytes.as_deref());
+        }
+    }
+
+    /// What a power cut leaves when of the pending changes only those happen that `keep` says.
+    fn cut(&self, keep: impl Fn(usize) -> bool) -> BTreeMap<String, Vec<u8>> {
+        let mut left = self.durable.clone();
+        for (number, (file, offset, bytes)) in self.pending.iter().enumerate() {
+            if keep(number) {
+                Self::change(left.entry(file.clone()).or_default(), *offset, bytes.as_deref());
+            }
+        }
+        left
+    }
+}
+
+#[test]
+fn a_power_cut_at_any_moment_keeps_what_was_told() {
+    if !have_strace("order of durability and power cuts") {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = scratch.path().join("state");
+    let store = Store::open(&directory, roomy()).unwrap().store;
+    commit(&store, 0, 1).unwrap();
+    drop(store);
+    // Hundreds of stores are opened: in memory where there is such a place.
+    let shared = Path::new("/dev/shm");
+    let memory = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
+    let memory = memory.or_else(|_| tempfile::tempdir()).unwrap();
+    let mut disk = Disk::default();
+    for name in ["gpush.db", "watermark"] {
+        disk.durable.insert(name.to_owned(), fs::read(directory.join(name)).unwrap());
+    }
+    let trace = scratch.path().join("trace");
+    let calls = "trace=pwrite64,ftruncate,fdatasync,fsync,write";
+    let strace = ["-y", "-xx", "-s", "70000", "-e", calls, "-o", trace.to_str().unwrap()];
+    // So many that the log is brought into the database among them.
+    const COMMITS: u64 = 260;
+    let output = child(&strace, &format!("few {COMMITS}"), &directory).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).contains("ending Ok"));
+    let events = events(&fs::read_to_string(&trace).unwrap());
+
+    let ours = ["gpush.db", "gpush.db-wal", "watermark"];
+    let (mut told, mut syncs, mut syncs_then) = (1, 0, 0);
+    let (mut cuts, mut checkpointed) = (0, false);
+    for (position, event) in events.iter().enumerate() {
+        match event {
+            Event::Write { file, offset, bytes } if ours.contains(&file.as_str()) => {
+                disk.pending.push((file.clone(), *offset, Some(bytes.clone())));
+                checkpointed |= file == "gpush.db";
+            }
+            Event::Cut { file, length } if ours.contains(&file.as_str()) => {
+                disk.pending.push((file.clone(), *length, None));
+            }
+            Event::Synced { file } => {
+                disk.sync(file);
+                syncs += u64::from(file == "gpush.db-wal");
+            }
+            Event::Told(number) => {
+                // The promise itself: a sync of the log between two replies, and nothing of it
+                // pending at a reply.
+                assert!(syncs > syncs_then, "no sync before reply {number}");
+                assert!(disk.pending.iter().all(|change| change.0 != "gpush.db-wal"), "reply {number}");
+                (told, syncs_then) = (*number, syncs);
+            }
+            Event::Write { .. } | Event::Cut { .. } => {}
+        }
+        // All events around the checkpoint, and a sample of the rest.
+        let near = |event: &Event| match event {
+            Event::Write { file, .. } | Event::Cut { file, .. } | Event::Synced { file } => file == "gpush.db",
+            Event::Told(_) => false,
+        };
+        let window = &events[position.saturating_sub(3)..(position + 12).min(events.len())];
+        if !(position < 60 || position % 61 == 0 || window.iter().any(near)) {
+            continue;
+        }
+        for way in 0..3usize {
+            let keep = |number: usize| match way {
+                0 => false,
+                1 => true,
+                // Any part of it, in any order.
+                _ => (number.wrapping_mul(0x9e37_79b9) ^ position.wrapping_mul(0x85eb_ca6b)) >> (way + 5) & 1 == 1,
+            };
+            let target = memory.path().join("cut");
+            let _ = fs::remove_dir_all(&target);
+            fs::create_dir(&target).unwrap();
+            for (name, bytes) in disk.cut(keep) {
+                fs::write(target.join(name), bytes).unwrap();
+            }
+            let opened = Store::open(&target, roomy()).unwrap();
+            let what = format!("event {position} of {}, way {way}", events.len());
+            assert_eq!(lost(&opened.notes), None, "{what}");
+            let there = reached(&opened.store)[&0];
+            assert!(there >= told && there <= told + 1, "{what}: {told} told, {there} there");
+            cuts += 1;
+        }
+    }
+    assert_eq!(told, COMMITS + 1);
+    assert!(checkpointed, "a checkpoint was among it");
+    println!("{told} replies, each after a sync of its own; {cuts} power cuts over {} events", events.len());
+}

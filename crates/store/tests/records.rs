@@ -1,0 +1,309 @@
+//! What the agent does with the store, in quiet times: the life of each kind of record, that a
+//! transaction is whole, that many share a sync, that reopening changes nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
+
+mod scene;
+
+use gpush_api::{ApiError, Code, StepState};
+use gpush_store::{
+    Answer, AuditQuery, Bounds, ConditionKind, NewAnswer, NewCondition, Note, OperationId, Options, Scope, Stage,
+    Store, StoreError,
+};
+use jiff::{SignedDuration, Timestamp};
+use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
+
+#[test]
+fn an_operation_lives_as_drawn_and_survives_reopening() {
+    let scratch = tempfile::tempdir().unwrap();
+    let opened = open(scratch.path());
+    assert_eq!(opened.notes.iter().filter(|note| **note == Note::Created).count(), 1);
+    let store = opened.store;
+    let first = store.write(|tx| tx.enqueue(operation("mig.apply", 1))).wait().unwrap();
+    assert_eq!((first.id.to_string().as_str(), first.stage, first.revision), ("op-1", Stage::Queued, 1));
+    assert_eq!((first.boot_id.as_str(), first.instance.as_str()), ("boot-1", store.instance()));
+    let second = store.write(|tx| tx.begin(operation("mig.apply", 2))).wait().unwrap();
+    let id = first.id;
+    let started = store.write(move |tx| tx.start(id, intent(3))).wait().unwrap();
+    assert_eq!((started.stage, started.revision), (Stage::Running, 2));
+    // The reading from before is not overwritten once there may have been a driver call.
+    let again = store.write(move |tx| tx.start(id, intent(4))).wait().unwrap_err();
+    assert!(matches!(again, StoreError::Transition { from: Stage::Running, .. }), "{again}");
+
+    let step = StepState { gpu: 0, done: 1, total: 4, doing: Some("x".to_owned()), rolling_back: false, error: None };
+    let step = vec![step];
+    let told = store.write(move |tx| tx.progress(id, step.clone())).wait().unwrap();
+    assert_eq!(told.progress[0].doing.as_deref(), Some("x"));
+    let stop = serde_json::json!({ "start": "nvidia-dcgm.service" });
+    let position = store.write(move |tx| tx.note_undo(id, stop.clone())).wait().unwrap();
+    let more = store.write(move |tx| tx.note_undo(id, serde_json::json!(2))).wait().unwrap();
+    assert_eq!((position, more), (0, 1));
+    assert!(store.write(move |tx| tx.undone(id, 1)).wait().unwrap());
+    assert!(!store.write(move |tx| tx.undone(id, 2)).wait().unwrap());
+    drop(store);
+
+    // The next agent finds both, with everything it needs.
+    let store = open(scratch.path()).store;
+    let found = store.read(|view| view.unfinished()).wait().unwrap();
+    assert_eq!(found.iter().map(|one| one.record.id).collect::<Vec<_>>(), [first.id, second.id]);
+    assert_eq!((found[0].intent.clone(), found[0].undo.len()), (intent(3), 1));
+    assert_ne!(found[0].record.instance, store.instance());
+    let taken = store.write(move |tx| tx.advance(id, Stage::Interrupted)).wait().unwrap();
+    assert_eq!(taken.instance, store.instance());
+    let error = ApiError::new(Code::DriverError, "it broke");
+    let ended = {
+        let error = error.clone();
+        store.write_ending(move |tx| tx.end(id, Stage::RolledBack, Some(error.clone()))).wait().unwrap()
+    };
+    assert_eq!((ended.error, ended.progress[0].doing.clone()), (Some(error), None));
+    assert!(ended.ended_at.is_some());
+    // It ended, but a service is still to be started again.
+    let found = store.read(|view| view.unfinished()).wait().unwrap();
+    assert_eq!(found.iter().map(|one| one.record.stage).collect::<Vec<_>>(), [Stage::RolledBack, Stage::Running]);
+    assert!(store.write_ending(move |tx| tx.undone(id, 0)).wait().unwrap());
+    assert_eq!(store.read(|view| view.unfinished()).wait().unwrap().len(), 1);
+
+    for (to, allowed) in [(Stage::Done, false), (Stage::Running, false), (Stage::Failed, false)] {
+        let outcome =
+            store.write(move |tx| if to.is_final() { tx.end(id, to, None) } else { tx.advance(id, to) }).wait();
+        assert_eq!(outcome.is_ok(), allowed, "{to}");
+    }
+    let unknown = store.write(|tx| tx.end(OperationId(99), Stage::Done, None)).wait().unwrap_err();
+    assert_eq!(unknown, StoreError::NoSuchOperation(OperationId(99)));
+}
+
+#[test]
+fn a_transaction_is_whole_or_nothing_and_one_failing_spares_the_others() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    store.write(|tx| tx.set_override(override_of("GPU-0", "first"))).wait().unwrap();
+    let before = store.read(everything).wait().unwrap();
+    let refused = ApiError::new(Code::Conflict, "GPU 0 is being changed by op-7");
+    let own = refused.clone();
+    // All in one go, so that they share a batch.
+    let fails = store.write(move |tx| {
+        tx.begin(operation("mig.apply", 1))?;
+        tx.clear_override("GPU-0")?;
+        tx.audit(audit("mig.apply", "GPU-0"))?;
+        Err::<(), _>(StoreError::from(own.clone()))
+    });
+    let panics = store.write(|tx| {
+        tx.begin(operation("mig.apply", 1))?;
+        if tx.read(|view| view.sequence()) > 0 {
+            panic!("on purpose");
+        }
+        Ok(())
+    });
+    let error = fails.wait().unwrap_err();
+    assert_eq!(ApiError::from(error), refused);
+    assert!(matches!(panics.wait(), Err(StoreError::Internal(_))));
+    assert_eq!(store.read(everything).wait().unwrap(), before);
+    let large = store.write(|tx| {
+        tx.set_override(override_of("GPU-1", "small"))?;
+        tx.set_override(override_of("GPU-0", &"x".repeat(2 << 20)))
+    });
+    assert!(matches!(large.wait(), Err(StoreError::TooLarge { table: "overrides", .. })));
+    assert_eq!(store.read(everything).wait().unwrap(), before);
+    // What is written must be readable at the next start.
+    let deep = (0..200).fold(serde_json::Value::Null, |inner, _| serde_json::json!([inner]));
+    let deep = store.write(move |tx| tx.audit(gpush_store::NewAudit { detail: deep.clone(), ..audit("x", "y") }));
+    assert!(matches!(deep.wait(), Err(StoreError::Unreadable { table: "audit", .. })));
+    assert_eq!(store.read(everything).wait().unwrap(), before);
+    // And it goes on, with the number that the failed one did not use.
+    let next = store.write(|tx| tx.begin(operation("mig.apply", 1))).wait().unwrap();
+    assert_eq!(next.id, OperationId(1));
+}
+
+#[tokio::test]
+async fn many_callers_share_a_sync() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    // The thread is kept busy until all are there.
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let block = store.read(move |_| {
+        let _ = wait.recv();
+        Ok(())
+    });
+    const MANY: usize = 100;
+    let all: Vec<_> = (0..MANY).map(|n| store.write(move |tx| tx.audit(audit("x", &n.to_string())))).collect();
+    go.send(()).unwrap();
+    block.await.unwrap();
+    let mut sequences = Vec::new();
+    for pending in all {
+        sequences.push(pending.await.unwrap());
+    }
+    assert!(sequences.is_sorted());
+    let statistics = store.statistics();
+    println!("{} writes in {} commits", statistics.writes, statistics.commits);
+    assert_eq!(statistics.writes, MANY as u64);
+    assert!(statistics.commits <= 2, "{statistics:?}");
+    // A transaction without a change costs no commit.
+    store.write(|tx| tx.answer(1, "k", b"r")).await.unwrap();
+    assert_eq!(store.statistics().commits, statistics.commits);
+    store.ping().await.unwrap();
+}
+
+#[test]
+fn overrides_end_by_hand_or_by_time_and_count_generations() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let made = store.write(|tx| tx.set_override(override_of("GPU-1", "a test"))).wait().unwrap();
+    assert_eq!(made.generation, 1);
+    let later = store
+        .write(|tx| {
+            let expires_at = Some(tx.now());
+            tx.set_override(gpush_store::NewOverride { expires_at, ..override_of("GPU-0", "an hour") })
+        })
+        .wait()
+        .unwrap();
+    assert_eq!(later.generation, 2);
+    drop(store);
+    let store = open(scratch.path()).store;
+    assert_eq!(store.read(|view| view.overrides()).wait().unwrap(), [made.clone(), later.clone()]);
+    assert_eq!(store.read(|view| view.expired_overrides()).wait().unwrap(), std::slice::from_ref(&later));
+    assert_eq!(store.write_ending(|tx| tx.clear_override("GPU-0")).wait().unwrap(), Some(later));
+    assert_eq!(store.write_ending(|tx| tx.clear_override("GPU-0")).wait().unwrap(), None);
+    assert_eq!(store.read(|view| Ok(view.generation())).wait().unwrap(), 3);
+}
+
+#[test]
+fn conditions_are_told_apart_by_their_cause() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let set = store
+        .write(|tx| {
+            let host = NewCondition { scope: Scope::Host, kind: ConditionKind::Maintenance, ..condition("", "admin") };
+            Ok([
+                tx.set_condition(condition("GPU-0", "admin"))?,
+                tx.set_condition(condition("GPU-0", "xid-79"))?,
+                tx.set_condition(host)?,
+            ])
+        })
+        .wait()
+        .unwrap();
+    let gpu = Scope::Gpu("GPU-0".to_owned());
+    let cleared = {
+        let gpu = gpu.clone();
+        store.write(move |tx| tx.clear_conditions(&gpu, ConditionKind::Cordon, Some("xid-79"))).wait().unwrap()
+    };
+    assert_eq!(cleared, [set[1].clone()]);
+    drop(store);
+    let store = open(scratch.path()).store;
+    assert_eq!(store.read(|view| view.conditions()).wait().unwrap(), [set[0].clone(), set[2].clone()]);
+    let cleared = store.write(move |tx| tx.clear_conditions(&gpu, ConditionKind::Cordon, None)).wait().unwrap();
+    assert_eq!(cleared, [set[0].clone()]);
+}
+
+#[test]
+fn an_answer_is_given_again_to_the_same_user_key_and_request() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut store = open(scratch.path()).store;
+    let expires_at = Timestamp::now() + SignedDuration::from_hours(1);
+    let kept = |key: &str, expires_at| NewAnswer {
+        uid: 1000,
+        key: key.to_owned(),
+        request: b"POST /v1/mig/apply {}",
+        operation: Some(OperationId(1)),
+        status: 202,
+        body: serde_json::json!({ "id": "op-1" }),
+        expires_at,
+    };
+    store
+        .write(move |tx| {
+            tx.keep_answer(kept("key", expires_at))?;
+            tx.keep_answer(kept("old", Timestamp::UNIX_EPOCH))
+        })
+        .wait()
+        .unwrap();
+    for _ in 0..2 {
+        let [known, other, user, old] = store
+            .read(|view| {
+                Ok([
+                    view.answer(1000, "key", b"POST /v1/mig/apply {}")?,
+                    view.answer(1000, "key", b"POST /v1/mig/apply {1}")?,
+                    view.answer(1001, "key", b"POST /v1/mig/apply {}")?,
+                    view.answer(1000, "old", b"POST /v1/mig/apply {}")?,
+                ])
+            })
+            .wait()
+            .unwrap();
+        let Answer::Known(known) = known else { panic!("{known:?}") };
+        assert_eq!((known.status, known.operation, known.key.as_str()), (202, Some(OperationId(1)), "key"));
+        assert_eq!((other, user, old), (Answer::OtherRequest, Answer::None, Answer::None));
+        drop(store);
+        store = open(scratch.path()).store;
+    }
+}
+
+#[test]
+fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bounds =
+        Bounds { operations: 3, answers: 2, audit_most: 50, audit_least: 10, reserve: 1 << 16, ..Bounds::default() };
+    let open = |clock: Timestamp| {
+        let options = Options { bounds, clock: std::sync::Arc::new(move || clock), ..options() };
+        Store::open(scratch.path(), options).unwrap()
+    };
+    let start = Timestamp::from_second(1_800_000_000).unwrap();
+    let store = open(start).store;
+    for n in 0..70u64 {
+        store
+            .write(move |tx| {
+                if n < 8 {
+                    let id = tx.begin(operation("x", n))?.id;
+                    if n == 0 {
+                        tx.note_undo(id, serde_json::json!(1))?;
+                    }
+                    tx.end(id, Stage::Done, None)?;
+                    tx.keep_answer(NewAnswer {
+                        uid: 1,
+                        key: n.to_string(),
+                        request: b"",
+                        operation: None,
+                        status: 200,
+                        body: serde_json::Value::Null,
+                        expires_at: tx.now() + SignedDuration::from_hours(1),
+                    })?;
+                }
+                tx.audit(audit("x", &n.to_string()))
+            })
+            .wait()
+            .unwrap();
+    }
+    // Closing tidies up.
+    drop(store);
+    let look = |store: &Store| {
+        store
+            .read(|view| {
+                let operations: Vec<u64> = view.operations()?.iter().map(|record| record.id.0).collect();
+                let trail = view.audit(&AuditQuery::default())?;
+                let known = (0..8).filter(|n| view.answer(1, &n.to_string(), b"") != Ok(Answer::None)).count();
+                Ok((operations, trail.len(), trail.last().map(|last| last.object.clone()), known))
+            })
+            .wait()
+            .unwrap()
+    };
+    let store = open(start).store;
+    // The first has something to be taken back.
+    assert_eq!(look(&store), (vec![1, 6, 7, 8], 50, Some("69".to_owned()), 2));
+    drop(store);
+    // A clock far ahead: ten records stay. Then back again: said, and order holds.
+    let store = open(start + SignedDuration::from_hours(24 * 365 * 50)).store;
+    store.write(|tx| tx.audit(audit("x", "ahead"))).wait().unwrap();
+    drop(store);
+    let opened = open(start);
+    assert!(opened.notes.iter().any(|note| matches!(note, Note::ClockBack { .. })), "{:?}", opened.notes);
+    let store = opened.store;
+    let trail = look(&store);
+    assert_eq!((trail.1, trail.2), (10, Some("ahead".to_owned())));
+    store.write(|tx| tx.audit(audit("x", "back"))).wait().unwrap();
+    let last = AuditQuery { latest: true, limit: 2, ..AuditQuery::default() };
+    let last = store.read(move |view| view.audit(&last)).wait().unwrap();
+    assert_eq!(last.iter().map(|one| one.object.as_str()).collect::<Vec<_>>(), ["ahead", "back"]);
+    let about = AuditQuery { object: Some("69".to_owned()), ..AuditQuery::default() };
+    assert_eq!(store.read(move |view| view.audit(&about)).wait().unwrap().len(), 1);
+    let after = AuditQuery { after: last[0].sequence, limit: 5, ..AuditQuery::default() };
+    assert_eq!(store.read(move |view| view.audit(&after)).wait().unwrap(), last[1..]);
+    let _ = actor(0);
+}

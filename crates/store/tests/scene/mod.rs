@@ -1,0 +1,118 @@
+//! What the tests of the store have in common: records to write, and a look at everything in it.
+
+#![allow(dead_code, reason = "each test program uses its part of it")]
+
+pub(crate) mod writer;
+
+use std::{fmt::Write as _, path::Path};
+
+use gpush_api::{Actor, GpuInstance, GpuPlan, Mig, Placement};
+use gpush_store::{
+    AuditQuery, GpuIntent, Intent, NewAudit, NewCondition, NewOperation, NewOverride, Note, Opened, Options, Store,
+    StoreError, View,
+};
+
+pub(crate) fn actor(uid: u32) -> Actor {
+    Actor { uid, user: Some(format!("user{uid}")), pid: Some(4000 + uid) }
+}
+
+/// An intent of a real shape: one GPU with seven instances before.
+pub(crate) fn intent(mark: u64) -> Intent {
+    let instance = |id: u32| GpuInstance {
+        id,
+        profile_id: 19,
+        profile: "1g.10gb".to_owned(),
+        placement: Placement { start: id as u8, size: 1 },
+        memory: None,
+        compute: Vec::new(),
+        processes: Vec::new(),
+    };
+    let before = Mig {
+        enabled: true,
+        pending: true,
+        memory_slices: 8,
+        compute_slices: 7,
+        instances: (0..7).map(instance).collect(),
+        profiles: Vec::new(),
+    };
+    let plan = GpuPlan {
+        gpu: 0,
+        uuid: "GPU-0".to_owned(),
+        name: "NVIDIA H100".to_owned(),
+        layout: vec!["3g.40gb".to_owned(), "2g.20gb".to_owned()],
+        steps: Vec::new(),
+        keeps: vec![1, 2],
+        enables_mig: false,
+        refusal: None,
+        error: None,
+    };
+    Intent { gpus: vec![GpuIntent { before, plan, mig_after: true }], more: serde_json::json!({ "mark": mark }) }
+}
+
+pub(crate) fn operation(kind: &str, mark: u64) -> NewOperation {
+    NewOperation { kind: kind.to_owned(), by: actor(1000), intent: intent(mark) }
+}
+
+pub(crate) fn audit(action: &str, object: &str) -> NewAudit {
+    NewAudit {
+        by: Some(actor(0)),
+        action: action.to_owned(),
+        object: object.to_owned(),
+        result: "accepted".to_owned(),
+        detail: serde_json::json!({ "layout": ["1g.10gb"] }),
+    }
+}
+
+pub(crate) fn override_of(gpu: &str, reason: &str) -> NewOverride {
+    NewOverride {
+        gpu: gpu.to_owned(),
+        rule: Some("rule 1".to_owned()),
+        layout: vec!["3g.40gb".to_owned(), "1g.10gb*2".to_owned()],
+        author: actor(0),
+        reason: reason.to_owned(),
+        expires_at: None,
+    }
+}
+
+pub(crate) fn condition(gpu: &str, cause: &str) -> NewCondition {
+    NewCondition {
+        scope: gpush_store::Scope::Gpu(gpu.to_owned()),
+        kind: gpush_store::ConditionKind::Cordon,
+        cause: cause.to_owned(),
+        reason: "fan replaced".to_owned(),
+        by: Some(actor(0)),
+    }
+}
+
+pub(crate) fn options() -> Options {
+    Options { boot_id: "boot-1".to_owned(), ..Options::default() }
+}
+
+pub(crate) fn open(directory: &Path) -> Opened {
+    Store::open(directory, options()).unwrap()
+}
+
+pub(crate) fn lost(notes: &[Note]) -> Option<&gpush_store::Lost> {
+    notes.iter().find_map(|note| if let Note::Lost(lost) = note { Some(lost) } else { None })
+}
+
+/// Everything that the store holds, as text.
+pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
+    let mut text = String::new();
+    for operation in view.operations()? {
+        let (intent, undo) = (view.intent(operation.id)?, view.undo(operation.id)?);
+        writeln!(text, "{operation:?} {intent:?} {undo:?}").unwrap();
+    }
+    for one in view.overrides()? {
+        writeln!(text, "{one:?}").unwrap();
+    }
+    for one in view.conditions()? {
+        writeln!(text, "{one:?}").unwrap();
+    }
+    for one in view.audit(&AuditQuery::default())? {
+        writeln!(text, "{one:?}").unwrap();
+    }
+    writeln!(text, "{:?} {:?}", view.answer(1000, "key", b"request")?, view.last_boot()?).unwrap();
+    writeln!(text, "{:?} sequence {} generation {}", view.lost()?, view.sequence(), view.generation()).unwrap();
+    Ok(text)
+}

@@ -1,0 +1,157 @@
+//! A process that commits as fast as it can, to be killed: the test program run again with
+//! `GPUSH_STORE_ROLE` set. Its test `the_process_that_is_killed` takes the role, and does nothing
+//! in an ordinary run.
+
+#![allow(dead_code, reason = "each test program uses its part of it")]
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+
+use std::{
+    collections::BTreeMap,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use gpush_store::{AuditQuery, Bounds, Options, Stage, Store, StoreError};
+
+use super::{audit, lost, operation, options, override_of};
+
+pub(crate) const THREADS: u64 = 4;
+
+pub(crate) fn roomy() -> Options {
+    let bounds = Bounds { operations: usize::MAX, audit_most: 1_000_000, ..Bounds::default() };
+    Options { bounds, ..options() }
+}
+
+/// One transaction of many parts, of which each thread makes number 1, 2, 3 and so on.
+pub(crate) fn commit(store: &Store, thread: u64, number: u64) -> Result<u64, StoreError> {
+    let write = store.write(move |tx| {
+        let id = tx.begin(operation(&format!("thread {thread}"), number))?.id;
+        tx.note_undo(id, serde_json::json!(number))?;
+        tx.set_override(override_of(&format!("GPU-{thread}"), &number.to_string()))?;
+        tx.end(id, Stage::Done, None)?;
+        tx.undone(id, 0)?;
+        tx.audit(audit(&format!("thread {thread}"), &number.to_string()))?;
+        Ok(number)
+    });
+    write.wait()
+}
+
+/// How far each thread came, by what the store holds; fails if any transaction is there in part
+/// or one in between is missing.
+pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
+    let read = store.read(|view| {
+        let mut reached = BTreeMap::new();
+        let operations = view.operations()?;
+        let trail = view.audit(&AuditQuery::default())?;
+        let overrides = view.overrides()?;
+        for thread in 0..THREADS {
+            let name = format!("thread {thread}");
+            let numbers: Vec<u64> =
+                trail.iter().filter(|one| one.action == name).map(|one| one.object.parse().unwrap()).collect();
+            let last = numbers.len() as u64;
+            assert_eq!(numbers, (1..=last).collect::<Vec<_>>(), "{name}");
+            let of_thread: Vec<_> = operations.iter().filter(|one| one.kind == name).collect();
+            assert_eq!(of_thread.len() as u64, last, "{name}");
+            for (number, record) in (1..).zip(&of_thread) {
+                assert_eq!(record.stage, Stage::Done);
+                let intent = view.intent(record.id)?.unwrap();
+                assert_eq!(intent.more["mark"], number, "{name}");
+                assert_eq!(view.undo(record.id)?.iter().map(|undo| undo.undone).collect::<Vec<_>>(), [true]);
+            }
+            let set = overrides.iter().find(|one| one.gpu == format!("GPU-{thread}"));
+            assert_eq!(set.map_or(0, |one| one.reason.parse().unwrap()), last, "{name}");
+            reached.insert(thread, last);
+        }
+        Ok(reached)
+    });
+    read.wait().unwrap()
+}
+
+fn say(line: &str) {
+    // One line, one write: a reader never sees half of it.
+    std::io::stdout().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
+    std::io::stdout().flush().unwrap();
+}
+
+/// The process that is killed. Roles: `forever` commits from all threads; `few N` commits N times
+/// from one and leaves without closing; `open` opens and closes.
+pub(crate) fn role() {
+    let Ok(role) = std::env::var("GPUSH_STORE_ROLE") else { return };
+    let directory = PathBuf::from(std::env::var_os("GPUSH_STORE_DIRECTORY").unwrap());
+    let store = match Store::open(&directory, roomy()) {
+        Ok(opened) => {
+            if let Some(lost) = lost(&opened.notes) {
+                say(&format!("\nlost {}", lost.cause));
+            }
+            opened.store
+        }
+        Err(error) => return say(&format!("\nrefused {error}")),
+    };
+    if role == "open" {
+        return drop(store);
+    }
+    let from = reached(&store);
+    say("\nready");
+    if let Some(count) = role.strip_prefix("few ") {
+        for number in from[&0] + 1..=from[&0] + count.parse::<u64>().unwrap() {
+            match commit(&store, 0, number) {
+                Ok(number) => say(&format!("\nrecorded 0 {number}")),
+                Err(error) => say(&format!("\nerror {error:?}")),
+            }
+        }
+        let ended = store.write_ending(|tx| tx.record_boot("boot-2")).wait();
+        say(&format!("\nending {ended:?}"));
+        std::process::exit(0);
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (store, first) = (&store, from[&thread] + 1);
+            scope.spawn(move || {
+                for number in first.. {
+                    say(&format!("\nrecorded {thread} {}", commit(store, thread, number).unwrap()));
+                }
+            });
+        }
+    });
+}
+
+pub(crate) fn child(strace: &[&str], role: &str, directory: &Path) -> Command {
+    let own = std::env::current_exe().unwrap();
+    let mut command = if strace.is_empty() {
+        Command::new(own)
+    } else {
+        let mut command = Command::new("strace");
+        command.args(["-f", "-qq"]).args(strace).arg(own);
+        command
+    };
+    command
+        .args(["--exact", "the_process_that_is_killed", "--nocapture"])
+        .env("GPUSH_STORE_ROLE", role)
+        .env("GPUSH_STORE_DIRECTORY", directory)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    command
+}
+
+pub(crate) fn have_strace(what: &str) -> bool {
+    // It may be there and not be allowed to trace.
+    let works = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
+    let works = works.is_ok_and(|output| output.status.success());
+    if !works {
+        println!("SKIPPED {what}: strace is not installed or may not trace here");
+    }
+    works
+}
+
+/// Highest number told as recorded by each thread, in the output of the process.
+pub(crate) fn told(lines: impl Iterator<Item = String>) -> BTreeMap<u64, u64> {
+    let mut told = BTreeMap::new();
+    for line in lines {
+        if let Some((thread, number)) = line.strip_prefix("recorded ").and_then(|rest| rest.split_once(' ')) {
+            told.insert(thread.parse().unwrap(), number.parse().unwrap());
+        }
+        assert!(!line.starts_with("lost") && !line.starts_with("refused"), "{line}");
+    }
+    told
+}

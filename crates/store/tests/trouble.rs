@@ -1,0 +1,244 @@
+//! Trouble around the store: a full disk, a second agent, files deleted under it, a newer one's
+//! database, a directory that can't be used.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "the methods alone are not general over lifetimes")]
+
+mod scene;
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use gpush_store::{Bounds, NewOperation, Note, OpenError, Opened, Options, Stage, Store, StoreError};
+use scene::{audit, everything, lost, open, operation, options, override_of};
+
+#[test]
+fn a_second_agent_is_told_who_has_the_directory_and_may_have_it_afterwards() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("a/b");
+    let first = open(&path);
+    let error = Store::open(&path, options()).unwrap_err().to_string();
+    let pid = std::process::id();
+    assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the state directory")), "{error}");
+    assert!(error.contains(&format!("`kill {pid}`")), "{error}");
+    let clone = first.store.clone();
+    drop(first);
+    assert!(Store::open(&path, options()).is_err(), "a handle is left");
+    drop(clone);
+    open(&path);
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_names_the_option() {
+    let error = Store::open(Path::new("/dev/null/gpush"), options()).unwrap_err();
+    assert!(error.to_string().contains("--state-dir"), "{error}");
+    let scratch = tempfile::tempdir().unwrap();
+    fs::create_dir(scratch.path().join("gpush.db")).unwrap();
+    let error = Store::open(scratch.path(), options()).unwrap_err();
+    assert!(matches!(&error, OpenError::Unusable { path, .. } if path.ends_with("gpush.db")), "{error}");
+}
+
+#[test]
+fn what_is_deleted_or_replaced_under_us_is_noticed_before_success_is_told() {
+    type Way = (&'static str, fn(&Path));
+    let ways: [Way; 6] = [
+        ("database deleted", |directory| fs::remove_file(directory.join("gpush.db")).unwrap()),
+        ("log deleted", |directory| fs::remove_file(directory.join("gpush.db-wal")).unwrap()),
+        ("lock deleted", |directory| fs::remove_file(directory.join("lock")).unwrap()),
+        ("directory deleted", |directory| fs::remove_dir_all(directory).unwrap()),
+        ("directory moved", |directory| fs::rename(directory, directory.with_extension("old")).unwrap()),
+        ("database replaced", |directory| {
+            fs::copy(directory.join("gpush.db"), directory.join("copy")).unwrap();
+            fs::rename(directory.join("copy"), directory.join("gpush.db")).unwrap();
+        }),
+    ];
+    for (what, way) in ways {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = scratch.path().join("state");
+        let store = open(&directory).store;
+        store.write(|tx| tx.audit(audit("x", "before"))).wait().unwrap();
+        way(&directory);
+        let error = store.write(|tx| tx.audit(audit("x", "after"))).wait().unwrap_err();
+        assert!(matches!(error, StoreError::Gone { .. }), "{what}: {error}");
+        assert!(error.to_string().contains("systemctl restart gpushd"), "{what}: {error}");
+        // For good, also for what ends something.
+        let again = store.write_ending(|tx| tx.audit(audit("x", "after"))).wait().unwrap_err();
+        assert!(matches!(again, StoreError::Gone { .. }), "{what}: {again}");
+        drop(store);
+        // The next agent has everything that was told as recorded, or says that it has not.
+        if !what.starts_with("directory") {
+            let opened = open(&directory);
+            let trail = opened.store.read(|view| view.audit(&gpush_store::AuditQuery::default())).wait().unwrap();
+            let there = trail.first().is_some_and(|first| first.object == "before");
+            assert_eq!(there, lost(&opened.notes).is_none(), "{what}: {:?}", opened.notes);
+            assert!(what != "database deleted" || !there, "{what}");
+        }
+    }
+    println!("{} ways", ways.len());
+}
+
+#[test]
+fn a_newer_database_is_read_and_not_written() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
+    drop(store);
+    // What a next schema would do: another column, sealed with the rest.
+    let file = scratch.path().join("gpush.db");
+    let newer = rusqlite::Connection::open(&file).unwrap();
+    newer
+        .execute_batch(
+            "ALTER TABLE overrides ADD COLUMN enforcement TEXT; UPDATE overrides SET enforcement = 'report', seal = 1;
+             CREATE TABLE leases (id INTEGER PRIMARY KEY); PRAGMA user_version = 2;",
+        )
+        .unwrap();
+    newer.close().unwrap();
+    // The header alone is not believed: a flipped bit there must not pass for a newer schema.
+    let before = fs::read(&file).unwrap();
+    let opened = open(scratch.path());
+    assert!(lost(&opened.notes).unwrap().cause.contains("differ in the schema"), "{:?}", opened.notes);
+    drop(opened);
+    for entry in fs::read_dir(scratch.path()).unwrap() {
+        fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    fs::write(&file, before).unwrap();
+    let newer = rusqlite::Connection::open(&file).unwrap();
+    let seal = seal_of_schema_fact("2");
+    newer.execute("UPDATE facts SET value = '2', seal = ?1 WHERE name = 'schema'", [seal]).unwrap();
+    newer.close().unwrap();
+
+    let before = fs::read(&file).unwrap();
+    let opened = open(scratch.path());
+    let note = Note::NewerSchema { file: file.clone(), found: 2, known: 1 };
+    assert!(opened.notes.contains(&note), "{:?}", opened.notes);
+    let found = opened.store.read(|view| view.overrides()).wait().unwrap();
+    assert_eq!(found[0].reason, "kept");
+    for ending in [false, true] {
+        let change = |tx: &mut gpush_store::Tx<'_>| tx.clear_override("GPU-0");
+        let outcome = if ending { opened.store.write_ending(change) } else { opened.store.write(change) };
+        let error = outcome.wait().unwrap_err();
+        assert_eq!(error, StoreError::ReadOnly { file: file.clone(), found: 2, known: 1 });
+        assert!(error.to_string().contains("newer gpushd"), "{error}");
+    }
+    drop(opened);
+    assert_eq!(fs::read(&file).unwrap(), before, "not a byte was changed");
+}
+
+/// The seal over a fact, worked out anew from its description: FNV-1a over the table's name, then
+/// of each text its kind 3, its length in 8 bytes, and itself.
+fn seal_of_schema_fact(value: &str) -> i64 {
+    let mut bytes = b"facts".to_vec();
+    for text in ["schema", value] {
+        bytes.push(3);
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.bytes());
+    }
+    let step = |state: u64, byte: &u8| (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).cast_signed()
+}
+
+/// A small file system of our own; `None`, said, where we may not make one.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: &Path, size: &str) -> Option<Self> {
+        fs::create_dir_all(at).unwrap();
+        let made =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "gpush-test"]).arg(at).output();
+        match made {
+            Ok(output) if output.status.success() => Some(Self(at.to_owned())),
+            Ok(_) | Err(_) => {
+                println!("SKIPPED a full disk: no small file system can be mounted here (needs root)");
+                None
+            }
+        }
+    }
+
+    /// Takes all space but `left` bytes.
+    fn fill(&self, left: usize) {
+        let mut file = File::create(self.0.join("filler")).unwrap();
+        let block = vec![1; 4096];
+        while file.write_all(&block).is_ok() {}
+        let length = file.metadata().unwrap().len();
+        file.set_len(length - (left.next_multiple_of(4096) as u64).min(length)).unwrap();
+    }
+
+    fn free(&self) {
+        fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn small(directory: &Path) -> Result<Opened, OpenError> {
+    Store::open(directory, Options { bounds: Bounds { reserve: 1 << 20, ..Bounds::default() }, ..options() })
+}
+
+#[test]
+fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
+    let scratch = tempfile::tempdir().unwrap();
+    let Some(disk) = Disk::mount(&scratch.path().join("disk"), "5m") else { return };
+    let mut refused = 0;
+    // Each number of pages left: the disk is full at another write each time.
+    const LEFT: usize = 60;
+    for left in 0..LEFT {
+        let directory = disk.0.join(format!("state-{left}"));
+        let store = small(&directory).unwrap().store;
+        let id = store.write(|tx| Ok(tx.begin(operation("mig.apply", 7))?.id)).wait().unwrap();
+        disk.fill(left * 4096);
+        let mut recorded = store.read(everything).wait().unwrap();
+        // Ordinary changes go on until one is refused, which leaves nothing of itself.
+        let error = loop {
+            let change = store.write(|tx| {
+                let n = tx.read(|view| view.sequence());
+                tx.set_override(override_of(&format!("GPU-{n}"), &"long ".repeat(1000)))?;
+                tx.audit(audit("mig.apply", "GPU-0"))
+            });
+            match change.wait() {
+                Ok(_) => recorded = store.read(everything).wait().unwrap(),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, StoreError::Full { path: directory.clone() });
+        assert!(error.to_string().contains("`df -h"), "{error}");
+        refused += 1;
+        assert_eq!(store.read(everything).wait().unwrap(), recorded, "{left} pages left");
+        // Both ends of the queue in one go: the end is recorded, the beginning is not.
+        let large = NewOperation { kind: "x".repeat(100_000), ..operation("mig.apply", 8) };
+        let begin = store.write(move |tx| tx.begin(large.clone()));
+        let end = store.write_ending(move |tx| {
+            tx.audit(audit("mig.apply", "done"))?;
+            tx.end(id, Stage::Done, None)
+        });
+        assert!(matches!(begin.wait(), Err(StoreError::Full { .. })), "{left} pages left");
+        assert_eq!(end.wait().unwrap().stage, Stage::Done, "{left} pages left");
+        for _ in 0..20 {
+            store.write_ending(|tx| tx.audit(audit("mig.apply", "more endings"))).wait().unwrap();
+        }
+        let recorded = store.read(everything).wait().unwrap();
+        drop(store);
+        // A restart on the full disk finds the same.
+        let opened = small(&directory).unwrap();
+        assert_eq!(opened.store.read(everything).wait().unwrap(), recorded, "{left} pages left");
+        assert!(opened.store.read(|view| view.unfinished()).wait().unwrap().is_empty());
+        disk.free();
+        // With space again it goes on by itself.
+        opened.store.write(|tx| tx.begin(operation("mig.apply", 9))).wait().unwrap();
+        drop(opened);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+    println!("disk full with 0 to {} pages left: {refused} refusals, {LEFT} ends recorded", LEFT - 1);
+
+    disk.fill(0);
+    let error = small(&disk.0.join("new")).unwrap_err();
+    assert!(matches!(error, OpenError::Unusable { .. } | OpenError::Full { .. }), "{error}");
+    assert!(error.to_string().contains("state directory") || error.to_string().contains("df -h"), "{error}");
+}
