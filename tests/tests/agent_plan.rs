@@ -10,7 +10,7 @@ use serde_json::json;
 fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
     let body = json!({ "gpus": gpus, "layout": { "entries": entries } });
     let answer = agent.post("/v1/mig/plan", &body);
-    serde_json::from_value::<Plans>(answer.json()).unwrap().plans
+    serde_json::from_value::<Plans>(answer.json()).expect("an answer with plans").plans
 }
 
 /// A process that came a moment ago is in the way at once, not when a cached reading has aged.
