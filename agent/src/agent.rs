@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gpush_nvml::Hardware;
+use gpush_store::{Note, Store};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -18,6 +19,10 @@ pub(crate) type Shared = Arc<Agent>;
 pub(crate) struct Agent {
     /// The config in force.
     pub(crate) settings: Settings,
+    /// What must not be forgotten.
+    pub(crate) store: Store,
+    /// What was noticed when it was opened.
+    pub(crate) notes: Vec<Note>,
     /// The driver, behind its worker. Only `observe` reads with it, only `apply` changes with it.
     pub(crate) hardware: Hardware,
     /// The hardware as last seen.
@@ -26,7 +31,7 @@ pub(crate) struct Agent {
     pub(crate) people: People,
     /// What is being done.
     pub(crate) operations: Operations,
-    /// What is wrong with GPUs by the agent's own doing.
+    /// What stands against working with GPUs.
     pub(crate) conditions: Conditions,
     /// How far the layouts at start are.
     pub(crate) startup: Startup,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus};
 use gpush_nvml::DriverError;
 
-use crate::{agent::Agent, auth::Asker, view};
+use crate::{agent::Agent, auth::Asker, durable, view};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
@@ -31,6 +31,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     let driver = driver(agent).await;
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
+    causes.extend(durable::health(&agent.notes));
     let mut count = 0;
     match (&driver, view::host(agent).await) {
         (Err(error), _) => causes.push(view::no_driver(error)),

@@ -1,7 +1,7 @@
 //! The life of the agent: start, serve, stop.
 //!
 //! ```text
-//! socket taken over ─► config ─► log ─► state directory locked ─► socket ─► serving ─► READY
+//! socket taken over ─► config ─► log ─► store opened ─► socket ─► serving ─► READY
 //!                                                                              │ SIGHUP: config again
 //!                                                                              ▼ SIGTERM
 //!                               nothing new begins ─► operations end ─► connections end ─► gone
@@ -14,6 +14,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use gpush_api::ApiError;
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use sd_notify::NotifyState;
@@ -21,6 +22,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     agent::Agent,
+    apply,
+    conditions::Conditions,
+    durable::{self, Remembered},
     http,
     listen::{
         accept,
@@ -34,8 +38,10 @@ use crate::{
     settings::Settings,
     signals::{self, Asked, Signals},
     startup::{self, Startup},
-    state_dir::StateDir,
 };
+
+/// Stands for the boot when its id can't be read.
+const UNKNOWN_BOOT: &str = "unknown";
 
 /// How long the driver worker may take to end.
 const WORKER_END: Duration = Duration::from_millis(500);
@@ -53,7 +59,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let _log = logging::start(&filter).map_err(anyhow::Error::msg)?;
-    let state_dir = StateDir::lock(&paths.state_dir)?;
+    let boot = startup::boot_id(&paths.boot_id_file);
+    // Before the socket: the one that may not have the state directory must not be asked anything.
+    let remembered = durable::open(&paths.state_dir, boot.as_deref().unwrap_or(UNKNOWN_BOOT))?;
+    // The last handle waits for what is being recorded, so it is dropped here, off the runtime.
+    let store = remembered.store.clone();
     let listening = match handed_over {
         Some(listening) => listening,
         None => Listening::bind(
@@ -67,8 +77,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .build()
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
-    let result = runtime.block_on(serve(settings, &paths, state_dir, listening, options));
+    let result = runtime.block_on(serve(settings, boot, remembered, listening, options));
     runtime.shutdown_timeout(RUNTIME_END);
+    drop(store);
     result
 }
 
@@ -88,8 +99,8 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 async fn serve(
     settings: Settings,
-    paths: &Paths,
-    state_dir: StateDir,
+    boot: Result<String, ApiError>,
+    remembered: Remembered,
     listening: Listening,
     options: Options,
 ) -> anyhow::Result<()> {
@@ -97,19 +108,25 @@ async fn serve(
     let hardware = Hardware::start(options);
     let people = People::start().context("a thread can't be started")?;
     let startup = Startup::default();
-    let due = startup.due(&settings.config(), &state_dir, &paths.boot_id_file);
+    let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
+    let Remembered { store, notes, last_boot, unfinished, conditions } = remembered;
+    let due = startup.due(&settings.config(), boot, last_boot.as_deref());
     let agent = Arc::new(Agent {
         settings,
         observer: Observer::new(hardware.clone(), people.clone()),
         hardware,
         people,
-        operations: Operations::default(),
-        conditions: Default::default(),
+        operations: Operations::new(store.clone()),
+        conditions: Conditions::of_the_store(conditions),
+        store,
+        notes,
         startup,
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
     });
+    // Their GPUs are theirs before anybody is served.
+    apply::take_over(&agent, unfinished, &boot_id);
     let name = listening.name.clone();
     let (listener, socket_file) = listening.split();
     let closing = CancellationToken::new();
@@ -117,8 +134,7 @@ async fn serve(
     say(&[NotifyState::Ready, NotifyState::Status(&format!("serving on {name}"))]);
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
-    let state_dir = Arc::new(state_dir);
-    let startup = tokio::spawn(startup::run(Arc::clone(&agent), Arc::clone(&state_dir), due));
+    let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
 
     let ended = loop {
         tokio::select! {
@@ -148,7 +164,6 @@ async fn serve(
     // Unlinked before the lock goes: the next agent never sees a stale file of ours.
     drop(socket_file);
     let _ = tokio::time::timeout(WORKER_END, agent.hardware.stop()).await;
-    drop(state_dir);
     tracing::info!("stopped");
     result.context("the accept loop broke off")?.context("the socket can't be served")
 }

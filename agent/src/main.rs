@@ -19,6 +19,7 @@ mod agent;
 mod apply;
 mod auth;
 mod conditions;
+mod durable;
 mod health;
 mod http;
 mod life;
@@ -32,7 +33,6 @@ mod redact;
 mod settings;
 mod signals;
 mod startup;
-mod state_dir;
 mod view;
 
 fn main() -> ExitCode {

@@ -22,13 +22,9 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, LayoutSource, Mode, OperationState, PlanRequest};
 use gpush_core::config::Config;
-use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, task::JoinSet};
 
-use crate::{agent::Shared, apply, auth::Asker, state_dir::StateDir, view};
-
-/// File of the state directory that holds the boot.
-const RECORD: &str = "boot.json";
+use crate::{agent::Shared, apply, auth::Asker, view};
 
 /// Between two looks for a driver that is not there, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -44,12 +40,6 @@ const FOLLOW: Duration = Duration::from_secs(60);
 pub(crate) struct Startup {
     troubles: Mutex<Vec<(Option<String>, ApiError)>>,
     reloaded: Notify,
-}
-
-/// The boot on record.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Boot {
-    boot_id: String,
 }
 
 impl Startup {
@@ -79,13 +69,13 @@ pub(crate) struct Due {
     /// Whether the layouts are applied.
     shape: bool,
     /// What is recorded once they are.
-    record: Option<Boot>,
+    record: Option<String>,
 }
 
 impl Startup {
     /// Compares this boot with the one on record.
-    pub(crate) fn due(&self, config: &Config, state_dir: &StateDir, boot_id_file: &Path) -> Due {
-        let boot = match boot_id(boot_id_file) {
+    pub(crate) fn due(&self, config: &Config, boot: Result<String, ApiError>, recorded: Option<&str>) -> Due {
+        let boot = match boot {
             Ok(boot) => boot,
             Err(error) => {
                 tracing::error!("{error}: layouts are not applied at start");
@@ -93,7 +83,7 @@ impl Startup {
                 return Due { shape: false, record: None };
             }
         };
-        let same = recorded(state_dir).as_ref() == Some(&boot);
+        let same = recorded == Some(boot.as_str());
         if same && !config.auto_reconcile {
             tracing::info!("started again on the same boot: what stands is left as it is");
         }
@@ -103,10 +93,10 @@ impl Startup {
 }
 
 /// Applies what is to be applied without anybody asking, until the agent stops.
-pub(crate) async fn run(agent: Shared, state_dir: Arc<StateDir>, due: Due) {
+pub(crate) async fn run(agent: Shared, due: Due) {
     let stopping = agent.stopping.clone();
     let work = async {
-        at_start(&agent, &state_dir, due).await;
+        at_start(&agent, due).await;
         let mut pause = RECONCILE.0;
         loop {
             let reloaded = tokio::time::timeout(pause, agent.startup.reloaded.notified()).await.is_ok();
@@ -124,49 +114,33 @@ pub(crate) async fn run(agent: Shared, state_dir: Arc<StateDir>, due: Due) {
     }
 }
 
-async fn at_start(agent: &Shared, state_dir: &StateDir, due: Due) {
+async fn at_start(agent: &Shared, due: Due) {
     if due.shape {
         shape(agent, "mig.start").await;
     }
     let Some(boot) = due.record else { return };
-    let text = serde_json::to_string(&boot).unwrap_or_default();
-    if let Err(error) = state_dir.replace(RECORD, &text) {
-        let path = state_dir.path().join(RECORD);
-        tracing::error!("{} can't be written: {error}", path.display());
-        let message = format!("the boot can't be recorded in {}", path.display());
+    if let Err(error) = agent.store.write(move |tx| tx.record_boot(&boot)).await {
+        tracing::error!("the boot can't be recorded: {error}");
         agent.startup.note(
             None,
-            ApiError::new(Code::Internal, message)
+            ApiError::new(Code::Internal, "the boot can't be recorded")
                 .cause(error.to_string())
                 .hint("until it can, the config's layouts are applied again each time gpushd starts"),
         );
     }
 }
 
-fn boot_id(file: &Path) -> Result<Boot, ApiError> {
+/// The id of this boot.
+///
+/// # Errors
+/// When the file can't be read, or is empty.
+pub(crate) fn boot_id(file: &Path) -> Result<String, ApiError> {
     let broken = |why: String| {
         ApiError::new(Code::Internal, format!("the boot id can't be read from {}", file.display())).cause(why)
     };
     let text = std::fs::read_to_string(file).map_err(|error| broken(error.to_string()))?;
     let boot_id = text.trim().to_owned();
-    if boot_id.is_empty() { Err(broken("the file is empty".to_owned())) } else { Ok(Boot { boot_id }) }
-}
-
-fn recorded(state_dir: &StateDir) -> Option<Boot> {
-    let text = match state_dir.read(RECORD) {
-        Ok(text) => text?,
-        Err(error) => {
-            tracing::warn!("{RECORD} in the state directory can't be read, as if there were none: {error}");
-            return None;
-        }
-    };
-    match serde_json::from_str(&text) {
-        Ok(boot) => Some(boot),
-        Err(error) => {
-            tracing::warn!("{RECORD} in the state directory makes no sense, as if there were none: {error}");
-            None
-        }
-    }
+    if boot_id.is_empty() { Err(broken("the file is empty".to_owned())) } else { Ok(boot_id) }
 }
 
 /// Gives every GPU that a rule claims for MIG its layout, if it differs; whether all have it now.
@@ -229,20 +203,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_back_and_nonsense_counts_as_none() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = StateDir::lock(scratch.path()).unwrap();
-        assert_eq!(recorded(&dir), None);
-        let boot = Boot { boot_id: "b-1".to_owned() };
-        dir.replace(RECORD, &serde_json::to_string(&boot).unwrap()).unwrap();
-        assert_eq!(recorded(&dir), Some(boot));
-        for nonsense in ["", "{", "[]", "{\"boot_id\": 7}"] {
-            dir.replace(RECORD, nonsense).unwrap();
-            assert_eq!(recorded(&dir), None, "{nonsense}");
-        }
-    }
-
-    #[test]
     fn a_boot_id_that_is_missing_or_empty_is_said() {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("boot_id");
@@ -250,6 +210,6 @@ mod tests {
         std::fs::write(&file, "\n").unwrap();
         assert_eq!(boot_id(&file).unwrap_err().causes, ["the file is empty"]);
         std::fs::write(&file, "b-1\n").unwrap();
-        assert_eq!(boot_id(&file).unwrap().boot_id, "b-1");
+        assert_eq!(boot_id(&file).unwrap(), "b-1");
     }
 }

@@ -4,6 +4,7 @@
 use gpush_api::{ApiError, Gpu, GpuState, Memory, Mode};
 use gpush_core::desired;
 use gpush_nvml::{DriverError, ErrorKind};
+use gpush_store::ConditionKind;
 
 use crate::{
     agent::Agent,
@@ -84,10 +85,10 @@ fn state(agent: &Agent, unsettled: &[String], sight: &Sight) -> (GpuState, Vec<S
     if let Some(reading) = &sight.reading {
         reasons.extend(reading.warnings.iter().cloned());
     }
-    if let Some(error) = agent.conditions.of(uuid) {
+    let degraded = agent.conditions.about(uuid, ConditionKind::Degraded);
+    if !degraded.is_empty() {
         state = GpuState::Degraded;
-        reasons.push(error.message);
-        reasons.extend(error.causes);
+        reasons.extend(degraded.into_iter().map(|one| one.reason));
     }
     if let Some(holder) = agent.operations.holder(uuid) {
         state = GpuState::Changing;

@@ -4,9 +4,8 @@
 //! matter how far the change came. A failed step is tried again from another fresh reading: what
 //! broke the change may be over.
 
-use gpush_api::{ApiError, Code, GpuInstance};
+use gpush_api::{ApiError, Code, GpuInstance, Mig};
 use gpush_core::{geometry::Geometry, plan, refusal};
-use gpush_nvml::Reading;
 
 use super::{
     Part,
@@ -42,10 +41,10 @@ pub(super) async fn back(agent: &Shared, part: &Part) -> Result<(), Trouble> {
 
 async fn once(agent: &Shared, part: &Part) -> Result<(), Trouble> {
     let reading = step::read(agent, part).await?;
-    if same(&part.before, &reading) {
+    if same(part.before.as_ref(), reading.mig.as_ref()) {
         return Ok(());
     }
-    let (Some(before), Some(now)) = (&part.before.mig, &reading.mig) else {
+    let (Some(before), Some(now)) = (&part.before, &reading.mig) else {
         let message = format!("{}: it has no MIG any more", part.label());
         return Err(Trouble::Failed(ApiError::new(Code::DriverError, message)));
     };
@@ -70,16 +69,16 @@ async fn once(agent: &Shared, part: &Part) -> Result<(), Trouble> {
         step::set_mode(agent, part, before.enabled).await?;
     }
     let reading = step::read(agent, part).await?;
-    if same(&part.before, &reading) {
+    if same(part.before.as_ref(), reading.mig.as_ref()) {
         return Ok(());
     }
     let message = format!("{}: the driver reported success, but the previous layout is not back", part.label());
     Err(Trouble::Failed(ApiError::new(Code::DriverError, message)))
 }
 
-/// Whether two readings show the same layout. Ids of instances are the driver's and may differ.
-pub(super) fn same(one: &Reading, other: &Reading) -> bool {
-    match (&one.mig, &other.mig) {
+/// Whether the same layout stands in both. Ids of instances are the driver's and may differ.
+pub(super) fn same(one: Option<&Mig>, other: Option<&Mig>) -> bool {
+    match (one, other) {
         (None, None) => true,
         (Some(one), Some(other)) => {
             (one.enabled, one.pending) == (other.enabled, other.pending)
@@ -89,9 +88,11 @@ pub(super) fn same(one: &Reading, other: &Reading) -> bool {
     }
 }
 
-type Shape = Vec<(gpush_api::Placement, u32, Vec<(Option<gpush_api::Placement>, u32)>)>;
+/// Instances by where they are and what they are.
+pub(super) type Shape = Vec<(gpush_api::Placement, u32, Vec<(Option<gpush_api::Placement>, u32)>)>;
 
-fn shape(instances: &[GpuInstance]) -> Shape {
+/// What stands, without the ids.
+pub(super) fn shape(instances: &[GpuInstance]) -> Shape {
     let mut shape: Shape = instances
         .iter()
         .map(|instance| {

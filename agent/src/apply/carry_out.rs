@@ -14,8 +14,8 @@
 use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, OperationState};
+use gpush_store::NewAudit;
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     Part,
@@ -23,24 +23,37 @@ use super::{
     forward::{Forward, forward},
     step::Trouble,
 };
-use crate::{agent::Shared, operation::Ongoing};
+use crate::{agent::Shared, conditions::Change, operation::Ongoing};
 
 /// Carries an operation out in the background. The agent does not end before it has.
-pub(super) fn spawn(agent: &Shared, ongoing: Ongoing, parts: Vec<Part>) {
-    let tasks = agent.tasks.clone();
+pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
+    in_background(agent, ongoing, move |agent, ongoing| async move { carry_out(&agent, ongoing, &parts).await });
+}
+
+/// Runs the work of an operation so that the operation ends even if the work breaks off.
+pub(super) fn in_background<F>(
+    agent: &Shared,
+    ongoing: Arc<Ongoing>,
+    work: impl FnOnce(Shared, Arc<Ongoing>) -> F + Send + 'static,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
     let agent = Arc::clone(agent);
+    let tasks = agent.tasks.clone();
     tasks.spawn(async move {
-        let id = ongoing.id();
-        let work = tokio::spawn(carry_out(Arc::clone(&agent), ongoing, parts));
+        let number = ongoing.number();
+        let work = tokio::spawn(work(Arc::clone(&agent), ongoing));
         if let Err(error) = work.await {
-            tracing::error!(op = id, "the operation broke off: {error}");
-            let message = format!("operation {id} broke off by a fault of gpushd");
-            agent.operations.abandon(&id, ApiError::new(Code::Internal, message).hint("see the log of gpushd"));
+            tracing::error!(op = %number, "the operation broke off: {error}");
+            let message = format!("operation {number} broke off by a fault of gpushd");
+            let error = ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
+            agent.operations.abandon(number, error).await;
         }
     });
 }
 
-async fn carry_out(agent: Shared, ongoing: Ongoing, parts: Vec<Part>) {
+/// Carries out an operation that is recorded as running.
+pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Part]) {
     let operation = ongoing.snapshot();
     tracing::info!(
         op = operation.id,
@@ -53,25 +66,56 @@ async fn carry_out(agent: Shared, ongoing: Ongoing, parts: Vec<Part>) {
             .collect::<Vec<_>>()
             .join("; ")
     );
-    ongoing.update(|operation| operation.state = OperationState::Running);
-    let ongoing = Arc::new(ongoing);
-    let ends = all_forward(&agent, &ongoing, &parts).await;
+    let ends = all_forward(agent, &ongoing, parts).await;
     let failed = ends.iter().find_map(|end| match end {
-        Forward::Troubled(trouble) => Some(trouble.clone()),
+        Forward::Troubled(trouble) => Some(trouble.error().clone()),
         Forward::Done | Forward::Stopped => None,
     });
-    let (state, error) = match failed {
-        None => (OperationState::Done, None),
-        Some(trouble) => {
-            let (state, error) = all_back(&agent, &ongoing, &parts, &ends, trouble).await;
-            (state, Some(error))
-        }
-    };
-    for part in &parts {
+    let stopped = ends.iter().any(|end| matches!(end, Forward::Stopped));
+    match failed.or_else(|| stopped.then(|| cancelled(&operation.id))) {
+        None => finish(agent, ongoing, parts, OperationState::Done, None, Vec::new()).await,
+        Some(why) => go_back(agent, ongoing, parts, &ends, why).await,
+    }
+}
+
+/// Why an operation is taken back that somebody cancelled.
+pub(super) fn cancelled(id: &str) -> ApiError {
+    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled"))
+}
+
+/// Restores what stood before, on all GPUs of an operation, because of `why`.
+pub(super) async fn go_back(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
+    if ongoing.snapshot().state != OperationState::Cancelling
+        && let Err(error) = ongoing.advance(OperationState::Cancelling).await
+    {
+        // What counts is what is done now; the next agent would try the way forward once more.
+        tracing::warn!(op = ongoing.id(), "that it is taken back can't be recorded: {error}");
+    }
+    let (state, error, changes) = all_back(agent, &ongoing, parts, ends, why).await;
+    finish(agent, ongoing, parts, state, Some(error), changes).await;
+}
+
+/// Ends an operation, with all that follows from how it ended.
+pub(super) async fn finish(
+    agent: &Shared,
+    ongoing: Arc<Ongoing>,
+    parts: &[Part],
+    state: OperationState,
+    error: Option<ApiError>,
+    mut changes: Vec<Change>,
+) {
+    let operation = ongoing.snapshot();
+    for part in parts {
         match state {
-            OperationState::Done => agent.conditions.mend(&part.plan.uuid),
+            OperationState::Done => changes.push(Change::mend(&part.plan.uuid)),
             // Rolled back to what stood before: a GPU that was degraded then still is.
-            OperationState::RolledBack | OperationState::Queued | OperationState::Running | OperationState::Failed => {}
+            OperationState::RolledBack
+            | OperationState::Failed
+            | OperationState::Queued
+            | OperationState::Waiting
+            | OperationState::Running
+            | OperationState::Cancelling
+            | OperationState::Interrupted => {}
         }
         agent.observer.outdate(&part.plan.uuid);
     }
@@ -79,19 +123,30 @@ async fn carry_out(agent: Shared, ongoing: Ongoing, parts: Vec<Part>) {
         None => tracing::info!(op = operation.id, "{} is done", operation.kind),
         Some(error) => tracing::error!(
             op = operation.id,
-            "{} ended {state:?}: {error}{}",
+            "{} ended {state}: {error}{}",
             operation.kind,
             error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>()
         ),
     }
-    // Every task that shared it has ended.
-    if let Some(ongoing) = Arc::into_inner(ongoing) {
-        ongoing.end(state, error);
-    }
+    changes.iter().for_each(|change| agent.conditions.take_in(change));
+    let audit = NewAudit {
+        by: None,
+        action: operation.kind,
+        object: operation.id,
+        result: state.name().to_owned(),
+        detail: error.as_ref().map_or(serde_json::Value::Null, |error| serde_json::json!({ "error": error.message })),
+    };
+    ongoing
+        .end(state, error, move |tx| {
+            changes.iter().try_for_each(|change| change.record(tx))?;
+            tx.audit(audit.clone()).map(|_| ())
+        })
+        .await;
 }
 
 async fn all_forward(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {
-    let abort = CancellationToken::new();
+    // Cancelled with the operation, and by the first trouble.
+    let abort = ongoing.cancelled().child_token();
     let mut tasks = JoinSet::new();
     for part in parts {
         let (agent, ongoing, part, abort) = (Arc::clone(agent), Arc::clone(ongoing), part.clone(), abort.clone());
@@ -113,20 +168,22 @@ async fn all_back(
     ongoing: &Arc<Ongoing>,
     parts: &[Part],
     ends: &[Forward],
-    trouble: Trouble,
-) -> (OperationState, ApiError) {
-    let mut error = trouble.error().clone();
+    why: ApiError,
+) -> (OperationState, ApiError, Vec<Change>) {
+    let mut error = why;
+    let id = ongoing.id();
+    let mut changes = Vec::new();
     let mut tasks = JoinSet::new();
     let mut left = Vec::new();
     for (part, end) in parts.iter().zip(ends) {
         match end {
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
             Forward::Troubled(Trouble::Unknown(trouble)) => {
-                agent.conditions.degrade(&part.plan.uuid, trouble.clone());
+                changes.push(Change::degrade(&part.plan.uuid, &id, trouble));
                 left.push((part.clone(), "is in a state that is not known"));
             }
             // Nothing was to be done on it, so there is nothing to take back.
-            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) if part.is_empty() => {}
+            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) if part.is_untouched() => {}
             Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => {
                 let (agent, ongoing, part) = (Arc::clone(agent), Arc::clone(ongoing), part.clone());
                 tasks.spawn(async move {
@@ -153,14 +210,14 @@ async fn all_back(
         match trouble {
             Trouble::Lost(_) => left.push((part, "is lost")),
             Trouble::Failed(why) | Trouble::Unknown(why) => {
-                agent.conditions.degrade(&part.plan.uuid, why);
+                changes.push(Change::degrade(&part.plan.uuid, &id, &why));
                 left.push((part, "could not be given its previous layout back"));
             }
         }
     }
     if left.is_empty() {
         error.causes.push("the previous layout stands again, read back".to_owned());
-        return (OperationState::RolledBack, error);
+        return (OperationState::RolledBack, error, changes);
     }
     for (part, what) in &left {
         error.causes.push(format!("{} {what}", part.label()));
@@ -169,5 +226,5 @@ async fn all_back(
         let gpu = left[0].0.plan.gpu;
         error = error.hint(format!("see what stands with `gpushctl gpu show {gpu}`, then apply a layout again"));
     }
-    (OperationState::Failed, error)
+    (OperationState::Failed, error, changes)
 }

@@ -16,7 +16,7 @@ use crate::{agent::Shared, operation::Ongoing};
 pub(super) enum Forward {
     /// It is as planned, read back.
     Done,
-    /// Stopped before a step because another GPU failed.
+    /// Stopped before a step because another GPU failed, or the operation was cancelled.
     Stopped,
     /// Something went wrong.
     Troubled(Trouble),
@@ -39,8 +39,7 @@ pub(super) async fn forward(agent: &Shared, ongoing: &Ongoing, part: &Part, abor
 
 async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &CancellationToken) -> Result<bool, Trouble> {
     let position = part.position;
-    let instances = part.before.mig.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
-    let mut ground = Ground::of(instances);
+    let mut ground = Ground::of(&part.stands);
     if part.plan.enables_mig {
         if abort.is_cancelled() {
             return Ok(false);

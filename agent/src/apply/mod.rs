@@ -13,33 +13,52 @@
 //! | `carry_out` | the operation as a whole: forward on all GPUs, or back on all |
 //! | `forward` | the steps on one GPU |
 //! | `back` | the previous layout on one GPU |
+//! | `recover` | what an agent that died left half done |
 //! | `step` | one step: the driver call, what it came to, whether it landed |
 
 mod back;
 mod carry_out;
 mod forward;
+mod recover;
 mod step;
+
+pub(crate) use self::recover::take_over;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Operation, PlanRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuInstance, GpuPlan, Mig, Operation, PlanRequest};
 use gpush_core::desired::plan_host;
 use gpush_nvml::Reading;
+use gpush_store::{GpuIntent, Intent, NewAudit};
 
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{
+    agent::Shared,
+    auth::Asker,
+    operation::{self, New},
+    view,
+};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Position in the operation's plans.
     pub(super) position: usize,
     /// What to do.
     pub(super) plan: GpuPlan,
-    /// How the GPU was when it was planned: what a rollback restores.
-    pub(super) before: Arc<Reading>,
+    /// How the GPU was when the operation began: what a rollback restores. `None` on a part
+    /// without MIG.
+    pub(super) before: Option<Mig>,
+    /// What stood when the plan was made: what its steps begin with.
+    pub(super) stands: Vec<GpuInstance>,
 }
 
 impl Part {
+    /// Of a plan made on `reading`, where `before` stood when the operation began.
+    pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
+        let stands = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
+        Self { position, plan, before, stands }
+    }
+
     /// The GPU in messages.
     pub(super) fn label(&self) -> String {
         format!("GPU {} ({})", self.plan.gpu, self.plan.uuid)
@@ -48,6 +67,12 @@ impl Part {
     /// Whether carrying it out changes anything.
     pub(super) fn is_empty(&self) -> bool {
         self.plan.steps.is_empty() && !self.plan.enables_mig
+    }
+
+    /// Whether nothing is, and nothing was, to be done: then there is nothing to take back.
+    pub(super) fn is_untouched(&self) -> bool {
+        let before = self.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
+        self.is_empty() && back::shape(before) == back::shape(&self.stands)
     }
 }
 
@@ -86,11 +111,27 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     Ok(plans)
 }
 
-/// Begins to carry out what `request` asks.
+/// Begins to carry out what `request` asks. Once it is called it goes through, whether or not
+/// anybody waits for it: an operation that is recorded is carried out.
 ///
 /// # Errors
 /// When it is refused; then nothing was touched.
 pub(crate) async fn begin(
+    agent: &Shared,
+    asker: &Asker,
+    kind: &str,
+    request: &PlanRequest,
+) -> Result<Operation, ApiError> {
+    let (shared, asker, kind, request) = (Arc::clone(agent), asker.clone(), kind.to_owned(), request.clone());
+    let beginning = agent.tasks.spawn(async move { begin_recorded(&shared, &asker, &kind, &request).await });
+    beginning.await.unwrap_or_else(|error| {
+        Err(ApiError::new(Code::Internal, "the operation could not be begun by a fault of gpushd")
+            .cause(error.to_string())
+            .hint("see the log of gpushd: `journalctl -u gpushd`"))
+    })
+}
+
+async fn begin_recorded(
     agent: &Shared,
     asker: &Asker,
     kind: &str,
@@ -107,14 +148,14 @@ pub(crate) async fn begin(
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
     let meant = plan_host(&config, &gpus, request)?.plans;
-    let reservation = agent.operations.reserve(&meant.iter().map(|p| (p.gpu, p.uuid.clone())).collect::<Vec<_>>())?;
+    let claim = agent.operations.claim(&operation::gpus(&meant))?;
 
     let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
-    let mut before = Vec::new();
+    let mut readings = Vec::new();
     for ((_, outcome), plan) in agent.observer.now(&uuids).await.into_iter().zip(&meant) {
-        before.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
+        readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
     }
-    let gpus = renewed(agent, asker, &before).await?;
+    let gpus = renewed(agent, asker, &readings).await?;
     let plans = plan_host(&config, &gpus, request)?.plans;
     if plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
         let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
@@ -124,17 +165,59 @@ pub(crate) async fn begin(
         return Err(error);
     }
 
-    let actor = asker.actor(agent.people.user(asker.peer.uid).await);
-    // Nothing is awaited from here on: either the operation exists and is carried out, or neither.
+    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let parts: Vec<Part> = std::iter::zip(plans, &readings)
+        .enumerate()
+        .map(|(position, (plan, reading))| Part::new(position, plan, bare(reading), reading))
+        .collect();
+    let new = New {
+        kind: kind.to_owned(),
+        by: by.clone(),
+        reason: None,
+        intent: intent(&parts),
+        also: audited(kind.to_owned(), by, &parts),
+    };
     if agent.stopping.is_cancelled() {
         return Err(stopping());
     }
-    let parts = plans.iter().cloned().zip(before).enumerate();
-    let parts = parts.map(|(position, (plan, before))| Part { position, plan, before }).collect();
-    let ongoing = reservation.begin(kind, actor, plans);
+    let ongoing = agent.operations.begin(claim, new).await?;
     let operation = ongoing.snapshot();
     carry_out::spawn(agent, ongoing, parts);
     Ok(operation)
+}
+
+/// How a GPU is, as far as a rollback needs it.
+fn bare(reading: &Reading) -> Option<Mig> {
+    let mut mig = reading.mig.clone()?;
+    mig.profiles.clear();
+    for instance in &mut mig.instances {
+        instance.processes.clear();
+        instance.memory = None;
+        instance.compute.iter_mut().for_each(|compute| compute.processes.clear());
+    }
+    Some(mig)
+}
+
+/// The whole of it, for the journal.
+fn intent(parts: &[Part]) -> Intent {
+    let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
+    Intent { gpus: gpus.collect(), more: serde_json::Value::Null }
+}
+
+/// The record of the audit trail that goes with a new operation.
+fn audited(action: String, by: gpush_api::Actor, parts: &[Part]) -> operation::Also {
+    let gpus: Vec<_> =
+        parts.iter().map(|part| serde_json::json!({ "gpu": part.plan.uuid, "layout": part.plan.layout })).collect();
+    Box::new(move |tx, record| {
+        let audit = NewAudit {
+            by: Some(by.clone()),
+            action: action.clone(),
+            object: record.id.to_string(),
+            result: "accepted".to_owned(),
+            detail: serde_json::json!({ "gpus": gpus }),
+        };
+        tx.audit(audit).map(|_| ())
+    })
 }
 
 /// All GPUs, those of the operation as in its own readings.

@@ -33,10 +33,11 @@ pub(super) struct OneParameters {
 #[cfg_attr(feature = "openapi", utoipa::path(
     get, path = "/v1/operations", operation_id = "listOperations", tag = "operations",
     responses((status = 200, description = "The answer", body = Vec<Operation>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Json<Vec<Operation>> {
-    let mut operations = agent.operations.all();
+pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Json<Vec<Operation>>, Failure> {
+    let mut operations = agent.operations.list(None, 200).await?;
+    operations.reverse();
     operations.iter_mut().for_each(|operation| redact::operation(operation, &asker));
-    Json(operations)
+    Ok(Json(operations))
 }
 
 /// One operation, at once or when it has changed.
@@ -55,7 +56,7 @@ pub(super) async fn one(
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST);
             agent.operations.wait(&id, after, wait).await?
         }
-        None => agent.operations.get(&id)?,
+        None => agent.operations.get(&id).await?,
     };
     redact::operation(&mut operation, &asker);
     Ok(Json(operation))

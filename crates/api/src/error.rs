@@ -21,6 +21,8 @@ pub enum Code {
     Blocked,
     /// Another operation has the GPU.
     Conflict,
+    /// Somebody wanted it taken back.
+    Cancelled,
     /// The part, its mode or its driver can't do this.
     Unsupported,
     /// The driver is not there, not loaded or of another version than its library.
@@ -56,7 +58,7 @@ impl Code {
             Self::Unsupported => 7,
             Self::DriverTimeout | Self::TimedOut => 8,
             Self::NotFound => 2,
-            Self::DriverUnavailable | Self::DriverError | Self::GpuLost | Self::Internal => 1,
+            Self::Cancelled | Self::DriverUnavailable | Self::DriverError | Self::GpuLost | Self::Internal => 1,
         }
     }
 
@@ -67,7 +69,7 @@ impl Code {
             Self::BadRequest => 400,
             Self::Denied => 403,
             Self::NotFound => 404,
-            Self::Blocked | Self::Conflict => 409,
+            Self::Blocked | Self::Conflict | Self::Cancelled => 409,
             Self::UnknownProfile | Self::LayoutImpossible | Self::Unsupported | Self::ConfigInvalid => 422,
             Self::Internal | Self::DriverError | Self::GpuLost => 500,
             Self::DriverUnavailable | Self::Unavailable | Self::Unreachable => 503,

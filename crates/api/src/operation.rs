@@ -1,11 +1,14 @@
 //! Operations: plans being carried out.
 //!
 //! ```text
-//! queued ──► running ──► done
-//!               │
-//!               ├──────► rolled_back   a step failed, the previous layout stands again
-//!               └──────► failed        a step failed, and its rollback too (GPU degraded),
-//!                                      or its outcome is not known (GPU unknown)
+//!  queued ──► waiting (for idle instances)        ┌──► done          as planned, read back
+//!     │          │                                │
+//!     ├──────────┴──► running ────────────────────┼──► rolled_back   as before, read back; also when
+//!     │          │       │                        │                  it ended before it began
+//!     └──────────┴───────┴──► cancelling ─────────┤
+//!                                                 └──► failed        at least one GPU is neither:
+//!                                                                    degraded, unknown or lost
+//!  the agent ended in any of these four ──► interrupted ──► running, cancelling, or an end
 //! ```
 
 use jiff::Timestamp;
@@ -32,25 +35,64 @@ pub struct Actor {
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum OperationState {
-    /// Accepted, not begun.
+    /// Accepted; another operation has its GPUs.
     Queued,
+    /// Accepted; instances in its way are in use.
+    Waiting,
     /// Being carried out.
     Running,
+    /// Being taken back: a step failed, or somebody cancelled it.
+    Cancelling,
+    /// gpushd ended in the middle of it; the next one takes it over.
+    Interrupted,
     /// Every GPU is as planned, read back from the hardware.
     Done,
-    /// Something failed; every GPU is as it was before.
+    /// Something failed, or it was cancelled; every GPU is as it was before.
     RolledBack,
     /// Something failed and at least one GPU is neither as planned nor as before.
     Failed,
 }
 
+impl std::fmt::Display for OperationState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 impl OperationState {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Queued,
+        Self::Waiting,
+        Self::Running,
+        Self::Cancelling,
+        Self::Interrupted,
+        Self::Done,
+        Self::RolledBack,
+        Self::Failed,
+    ];
+
     /// Whether nothing more will happen.
     #[must_use]
     pub fn is_final(self) -> bool {
         match self {
-            Self::Queued | Self::Running => false,
+            Self::Queued | Self::Waiting | Self::Running | Self::Cancelling | Self::Interrupted => false,
             Self::Done | Self::RolledBack | Self::Failed => true,
+        }
+    }
+
+    /// As it is written in JSON and in sentences.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Cancelling => "cancelling",
+            Self::Interrupted => "interrupted",
+            Self::Done => "done",
+            Self::RolledBack => "rolled_back",
+            Self::Failed => "failed",
         }
     }
 }
@@ -80,9 +122,9 @@ pub struct StepState {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Operation {
-    /// `op-<number>`, unique within this agent's life.
+    /// `op-<number>`, unique in the life of the state directory.
     pub id: String,
-    /// Counts changes, for `GET /v1/operations/{id}?after=N&wait_ms=M`.
+    /// Another one after each change, for `GET /v1/operations/{id}?after=N&wait_ms=M`.
     pub revision: u64,
     /// What it does: `mig.apply`.
     pub kind: String,
@@ -97,10 +139,16 @@ pub struct Operation {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ended_at: Option<Timestamp>,
+    /// Why, in the words of whoever asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Plans, one a GPU.
     pub plans: Vec<GpuPlan>,
     /// Progress, one a GPU, in the order of `plans`.
     pub progress: Vec<StepState>,
+    /// What else happened to it, oldest first: a restart of gpushd, what it waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// What went wrong as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,

@@ -62,7 +62,13 @@ fn measure(directory: &std::path::Path) -> Result<(), Box<dyn std::error::Error>
         let start = Instant::now();
         bare.prepare_cached("INSERT INTO t (text) VALUES (?1)")?.execute([&text])?;
         let bare_time = start.elapsed();
-        let new = NewOperation { kind: "mig.apply".to_owned(), by: by(), intent: intent() };
+        let new = NewOperation {
+            kind: "mig.apply".to_owned(),
+            by: by(),
+            reason: None,
+            intent: intent(),
+            progress: Vec::new(),
+        };
         let start = Instant::now();
         runtime.block_on(store.write(move |tx| {
             let record = tx.begin(new.clone())?;

@@ -177,4 +177,23 @@ impl Tx<'_> {
         }
         Ok(cleared)
     }
+
+    /// Clears what a reboot mends: degraded GPUs, and those held for a loss, of any boot but this
+    /// one. Instances and the promises about them don't outlive a boot. What an administrator set
+    /// stays.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn forget_conditions_of_other_boots(&mut self, boot_id: &str) -> Result<(), StoreError> {
+        for one in self.view().conditions()? {
+            let mended = match one.kind {
+                ConditionKind::Degraded | ConditionKind::Held => one.boot_id != boot_id,
+                ConditionKind::Cordon | ConditionKind::Maintenance => false,
+            };
+            if mended {
+                self.clear_conditions(&one.scope, one.kind, Some(&one.cause))?;
+            }
+        }
+        Ok(())
+    }
 }

@@ -3,9 +3,9 @@
 
 use std::{io, path::PathBuf};
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, OperationState};
 
-use crate::operation::{OperationId, Stage};
+use crate::operation::OperationId;
 
 /// Why the store can't be opened at all.
 #[derive(Debug, thiserror::Error)]
@@ -122,9 +122,9 @@ pub enum StoreError {
         /// Which.
         operation: OperationId,
         /// Where it is.
-        from: Stage,
+        from: OperationState,
         /// Where it was to go.
-        to: Stage,
+        to: OperationState,
     },
     /// No such operation, or it was forgotten.
     #[error("there is no operation {0}; `gpushctl operation list` shows those that are known")]

@@ -1,12 +1,12 @@
 //! What can be done to the records of operations: begun with their intent, moved from stage to
 //! stage, ended, forgotten. The stages are drawn in [`crate::operation`].
 
-use gpush_api::{ApiError, StepState};
+use gpush_api::{ApiError, OperationState, StepState};
 
 use crate::{
     error::StoreError,
     operation::{
-        Intent, IntentRow, NewOperation, OperationId, OperationRecord, Stage, Undo, UndoRow, UnfinishedOperation,
+        Intent, IntentRow, NewOperation, OperationId, OperationRecord, Undo, UndoRow, UnfinishedOperation, may_become,
     },
     record,
     tx::{Tx, View},
@@ -19,6 +19,27 @@ impl View<'_> {
     /// When the store can't be read.
     pub fn operations(&self) -> Result<Vec<OperationRecord>, StoreError> {
         record::select(self.connection, "ORDER BY number", [], self.sealed)
+    }
+
+    /// The last `limit` operations before number `before` (of all, without it), newest first.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn latest_operations(
+        &self,
+        before: Option<OperationId>,
+        limit: usize,
+    ) -> Result<Vec<OperationRecord>, StoreError> {
+        let before = before.map_or(i64::MAX, |id| i64::try_from(id.0).unwrap_or(i64::MAX));
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rest = "WHERE number < ?1 ORDER BY number DESC LIMIT ?2";
+        record::select(self.connection, rest, [before, limit], self.sealed)
+    }
+
+    /// Number of the last operation; 0 before the first.
+    #[must_use]
+    pub fn last_operation(&self) -> OperationId {
+        OperationId(self.head.operation)
     }
 
     /// One operation.
@@ -78,7 +99,7 @@ impl Tx<'_> {
     /// # Errors
     /// When it can't be written.
     pub fn enqueue(&mut self, new: NewOperation) -> Result<OperationRecord, StoreError> {
-        self.insert(new, Stage::Queued)
+        self.insert(new, OperationState::Queued)
     }
 
     /// Records an operation as running. The first driver call may be made once this is recorded.
@@ -86,10 +107,10 @@ impl Tx<'_> {
     /// # Errors
     /// When it can't be written.
     pub fn begin(&mut self, new: NewOperation) -> Result<OperationRecord, StoreError> {
-        self.insert(new, Stage::Running)
+        self.insert(new, OperationState::Running)
     }
 
-    fn insert(&mut self, new: NewOperation, stage: Stage) -> Result<OperationRecord, StoreError> {
+    fn insert(&mut self, new: NewOperation, stage: OperationState) -> Result<OperationRecord, StoreError> {
         self.head.operation += 1;
         let id = OperationId(self.head.operation);
         let record = OperationRecord {
@@ -103,7 +124,9 @@ impl Tx<'_> {
             revision: 1,
             created_at: self.now,
             ended_at: None,
-            progress: Vec::new(),
+            reason: new.reason,
+            progress: new.progress,
+            notes: Vec::new(),
             error: None,
         };
         record::put(self.connection, &IntentRow { operation: id.0, intent: new.intent })?;
@@ -111,41 +134,57 @@ impl Tx<'_> {
         Ok(record)
     }
 
-    /// Starts an operation that was queued or waiting, with the intent as it is now. The first
-    /// driver call may be made once this is recorded.
+    /// Starts an operation that was queued or waiting, with the intent and the steps to come as
+    /// they are now. The first driver call may be made once this is recorded.
     ///
     /// # Errors
     /// When it is not at such a stage, or can't be written.
-    pub fn start(&mut self, id: OperationId, intent: Intent) -> Result<OperationRecord, StoreError> {
+    pub fn start(
+        &mut self,
+        id: OperationId,
+        intent: Intent,
+        progress: Vec<StepState>,
+    ) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         match record.stage {
-            Stage::Queued | Stage::Waiting => {}
+            OperationState::Queued | OperationState::Waiting => {}
             // What is recorded of the time before must not be overwritten by a later reading.
-            Stage::Running
-            | Stage::Cancelling
-            | Stage::Interrupted
-            | Stage::Done
-            | Stage::RolledBack
-            | Stage::Failed => {
-                return Err(StoreError::Transition { operation: id, from: record.stage, to: Stage::Running });
+            OperationState::Running
+            | OperationState::Cancelling
+            | OperationState::Interrupted
+            | OperationState::Done
+            | OperationState::RolledBack
+            | OperationState::Failed => {
+                return Err(StoreError::Transition { operation: id, from: record.stage, to: OperationState::Running });
             }
         }
         record::put(self.connection, &IntentRow { operation: id.0, intent })?;
-        self.update(record, Stage::Running, |_| {})
+        self.update(record, OperationState::Running, |record| record.progress = progress)
     }
 
     /// Moves an operation to a stage that is not final: `Running` again after an interruption, but
     /// not for the first time, which is [`Tx::start`] with an intent.
     ///
     /// # Errors
-    /// When it can't go there ([`Stage::may_become`]), or can't be written.
-    pub fn advance(&mut self, id: OperationId, to: Stage) -> Result<OperationRecord, StoreError> {
+    /// When it can't go there ([`OperationState::may_become`]), or can't be written.
+    pub fn advance(&mut self, id: OperationId, to: OperationState) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
-        let begins = to == Stage::Running && matches!(record.stage, Stage::Queued | Stage::Waiting);
+        let begins =
+            to == OperationState::Running && matches!(record.stage, OperationState::Queued | OperationState::Waiting);
         if to.is_final() || begins {
             return Err(StoreError::Transition { operation: id, from: record.stage, to });
         }
         self.update(record, to, |_| {})
+    }
+
+    /// Notes, for people, what else happened to an operation.
+    ///
+    /// # Errors
+    /// When it has ended, or it can't be written.
+    pub fn note(&mut self, id: OperationId, note: String) -> Result<OperationRecord, StoreError> {
+        let record = self.known(id)?;
+        let stage = record.stage;
+        self.update(record, stage, |record| record.notes.push(note))
     }
 
     /// Notes how far an operation is.
@@ -163,7 +202,12 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// When it can't end like this, or it can't be written.
-    pub fn end(&mut self, id: OperationId, to: Stage, error: Option<ApiError>) -> Result<OperationRecord, StoreError> {
+    pub fn end(
+        &mut self,
+        id: OperationId,
+        to: OperationState,
+        error: Option<ApiError>,
+    ) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         if !to.is_final() {
             return Err(StoreError::Transition { operation: id, from: record.stage, to });
@@ -212,11 +256,11 @@ impl Tx<'_> {
     fn update(
         &mut self,
         mut record: OperationRecord,
-        to: Stage,
+        to: OperationState,
         change: impl FnOnce(&mut OperationRecord),
     ) -> Result<OperationRecord, StoreError> {
         let stays = record.stage == to && !to.is_final();
-        if !stays && !record.stage.may_become(to) {
+        if !stays && !may_become(record.stage, to) {
             return Err(StoreError::Transition { operation: record.id, from: record.stage, to });
         }
         record.stage = to;

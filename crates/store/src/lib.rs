@@ -56,7 +56,9 @@ pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError};
 pub use fact::Lost;
 pub use note::{Bounds, Note, Opened, Options};
-pub use operation::{GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Stage, Undo, UnfinishedOperation};
+pub use operation::{
+    GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
+};
 pub use overrides::{NewOverride, Override};
 pub use store::{Pending, Statistics, Store};
 pub use tx::{Tx, View};

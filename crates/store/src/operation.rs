@@ -21,7 +21,7 @@
 
 use std::fmt;
 
-use gpush_api::{Actor, ApiError, GpuPlan, Mig, StepState};
+use gpush_api::{Actor, ApiError, GpuPlan, Mig, OperationState, StepState};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -40,98 +40,32 @@ impl fmt::Display for OperationId {
     }
 }
 
-/// Where an operation is; drawn in the module documentation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Accepted; another operation has its GPUs.
-    Queued,
-    /// Accepted; instances in its way are in use.
-    Waiting,
-    /// Being carried out: the hardware may be anything between before and after.
-    Running,
-    /// To be taken back.
-    Cancelling,
-    /// An agent ended while it was in one of the stages above.
-    Interrupted,
-    /// Everything is as planned, read back.
-    Done,
-    /// Everything is as before, read back.
-    RolledBack,
-    /// At least one GPU is neither.
-    Failed,
-}
-
-impl Stage {
-    /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Queued,
-        Self::Waiting,
-        Self::Running,
-        Self::Cancelling,
-        Self::Interrupted,
-        Self::Done,
-        Self::RolledBack,
-        Self::Failed,
-    ];
-
-    /// Whether nothing more will happen.
-    #[must_use]
-    pub fn is_final(self) -> bool {
-        match self {
-            Self::Queued | Self::Waiting | Self::Running | Self::Cancelling | Self::Interrupted => false,
-            Self::Done | Self::RolledBack | Self::Failed => true,
-        }
-    }
-
-    /// Whether an operation may go from here to `next`.
-    #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
-        match (self, next) {
-            // What ended has ended; a stage is not left for itself.
-            (Self::Done | Self::RolledBack | Self::Failed, _) => false,
-            (_, Self::Queued) => false,
-            // Once it has run, the time before must stay as recorded: no waiting and planning anew.
-            (_, Self::Waiting) => self == Self::Queued,
-            (_, Self::Running) => matches!(self, Self::Queued | Self::Waiting | Self::Interrupted),
-            (_, Self::Cancelling | Self::Interrupted) => self != next,
-            // Before it runs nothing is changed, so nothing can be done or half done.
-            (_, Self::Done) => matches!(self, Self::Running | Self::Cancelling | Self::Interrupted),
-            (_, Self::RolledBack | Self::Failed) => true,
-        }
-    }
-
-    /// Name in the table and in sentences.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Waiting => "waiting",
-            Self::Running => "running",
-            Self::Cancelling => "cancelling",
-            Self::Interrupted => "interrupted",
-            Self::Done => "done",
-            Self::RolledBack => "rolled_back",
-            Self::Failed => "failed",
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+/// Whether an operation may go from one state to another; drawn in the module documentation.
+#[must_use]
+pub fn may_become(from: OperationState, to: OperationState) -> bool {
+    use OperationState::{Cancelling, Done, Failed, Interrupted, Queued, RolledBack, Running, Waiting};
+    match (from, to) {
+        // What ended has ended; a state is not left for itself.
+        (Done | RolledBack | Failed, _) => false,
+        (_, Queued) => false,
+        // Once it has run, the time before must stay as recorded: no waiting and planning anew.
+        (_, Waiting) => from == Queued,
+        (_, Running) => matches!(from, Queued | Waiting | Interrupted),
+        (_, Cancelling | Interrupted) => from != to,
+        // Before it runs nothing is changed, so nothing can be done or half done.
+        (_, Done) => matches!(from, Running | Cancelling | Interrupted),
+        (_, RolledBack | Failed) => true,
     }
 }
 
 /// What is to be done to one GPU, and how it was.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuIntent {
-    /// MIG mode and instances before, as read; profiles and processes may be left out.
-    pub before: Mig,
-    /// The plan: GPU by UUID, layout aimed at, steps, instances kept.
+    /// MIG mode and instances before, as read; profiles and processes may be left out. `None` on a
+    /// part without MIG, of which nothing is asked.
+    pub before: Option<Mig>,
+    /// The plan: GPU by UUID, layout aimed at, whether MIG mode is switched on, steps, instances kept.
     pub plan: GpuPlan,
-    /// MIG mode aimed at.
-    pub mig_after: bool,
 }
 
 /// Everything that recovery needs beside the hardware.
@@ -151,8 +85,12 @@ pub struct NewOperation {
     pub kind: String,
     /// Who asked.
     pub by: Actor,
+    /// Why, in their words.
+    pub reason: Option<String>,
     /// What is known now of what it will do. An operation that waits is planned anew when it starts.
     pub intent: Intent,
+    /// How far each GPU is: nowhere, with the number of its steps.
+    pub progress: Vec<StepState>,
 }
 
 /// An operation as recorded.
@@ -165,7 +103,7 @@ pub struct OperationRecord {
     /// What it does.
     pub kind: String,
     /// Where it is.
-    pub stage: Stage,
+    pub stage: OperationState,
     /// Who asked.
     pub by: Actor,
     /// Boot in which it last changed.
@@ -178,8 +116,12 @@ pub struct OperationRecord {
     pub created_at: Timestamp,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
+    /// Why, in the words of whoever asked.
+    pub reason: Option<String>,
     /// For people: how far each GPU is.
     pub progress: Vec<StepState>,
+    /// For people: what else happened to it, oldest first.
+    pub notes: Vec<String>,
     /// What went wrong.
     pub error: Option<ApiError>,
 }
@@ -220,7 +162,9 @@ impl Record for OperationRecord {
         "revision",
         "created_at",
         "ended_at",
+        "reason",
         "progress",
+        "notes",
         "error",
     ];
 
@@ -235,7 +179,9 @@ impl Record for OperationRecord {
         columns.put_number(self.revision)?;
         columns.put_time(self.created_at);
         columns.put_time_or_null(self.ended_at);
+        columns.put_json(&self.reason)?;
         columns.put_json(&self.progress)?;
+        columns.put_json(&self.notes)?;
         columns.put_json(&self.error)
     }
 
@@ -246,7 +192,7 @@ impl Record for OperationRecord {
             kind: columns.text()?,
             stage: {
                 let name = columns.text()?;
-                let stage = Stage::ALL.into_iter().find(|stage| stage.name() == name);
+                let stage = OperationState::ALL.into_iter().find(|stage| stage.name() == name);
                 stage.ok_or_else(|| columns.corrupt(&format!("there is no stage {name:?}")))?
             },
             by: columns.json()?,
@@ -255,7 +201,9 @@ impl Record for OperationRecord {
             revision: columns.number()?,
             created_at: columns.time()?,
             ended_at: columns.time_or_null()?,
+            reason: columns.json()?,
             progress: columns.json()?,
+            notes: columns.json()?,
             error: columns.json()?,
         })
     }
@@ -308,24 +256,28 @@ impl Record for UndoRow {
 
 #[cfg(test)]
 mod tests {
-    use super::Stage;
+    use gpush_api::OperationState::{
+        self, Cancelling, Done, Failed, Interrupted, Queued, RolledBack, Running, Waiting,
+    };
+
+    use super::may_become;
 
     #[test]
-    fn stages_change_as_drawn() {
+    fn states_change_as_drawn() {
         let mut allowed = Vec::new();
-        for from in Stage::ALL {
-            for to in Stage::ALL {
-                if from.may_become(to) {
+        for from in OperationState::ALL {
+            for to in OperationState::ALL {
+                if may_become(from, to) {
                     assert!(!from.is_final() && from != to);
                     allowed.push((from, to));
                 }
             }
             // Whatever happens, it can end; and what has not ended can be interrupted.
-            assert_eq!(from.may_become(Stage::Failed), !from.is_final());
-            assert_eq!(from.may_become(Stage::Interrupted), !from.is_final() && from != Stage::Interrupted);
+            assert_eq!(may_become(from, Failed), !from.is_final());
+            assert_eq!(may_become(from, Interrupted), !from.is_final() && from != Interrupted);
         }
-        assert!(!Stage::Queued.may_become(Stage::Done) && !Stage::Cancelling.may_become(Stage::Running));
-        assert!(Stage::Interrupted.may_become(Stage::Running) && Stage::Waiting.may_become(Stage::RolledBack));
+        assert!(!may_become(Queued, Done) && !may_become(Cancelling, Running));
+        assert!(may_become(Interrupted, Running) && may_become(Waiting, RolledBack));
         assert_eq!(allowed.len(), 25, "{allowed:?}");
     }
 }

@@ -22,8 +22,8 @@ pub(crate) const MIGRATIONS: &[&str] = &["
         generation INTEGER NOT NULL, at INTEGER NOT NULL, seal INTEGER NOT NULL);
     CREATE TABLE operations (number INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, kind TEXT NOT NULL,
         stage TEXT NOT NULL, actor TEXT NOT NULL, boot_id TEXT NOT NULL, instance TEXT NOT NULL,
-        revision INTEGER NOT NULL, created_at INTEGER NOT NULL, ended_at INTEGER, progress TEXT NOT NULL,
-        error TEXT NOT NULL, seal INTEGER NOT NULL);
+        revision INTEGER NOT NULL, created_at INTEGER NOT NULL, ended_at INTEGER, reason TEXT NOT NULL,
+        progress TEXT NOT NULL, notes TEXT NOT NULL, error TEXT NOT NULL, seal INTEGER NOT NULL);
     CREATE TABLE intents (operation INTEGER PRIMARY KEY, intent TEXT NOT NULL, seal INTEGER NOT NULL);
     CREATE TABLE undo (operation INTEGER NOT NULL, position INTEGER NOT NULL, what TEXT NOT NULL,
         undone INTEGER NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (operation, position)) WITHOUT ROWID;

@@ -12,7 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpush_store::{NewAnswer, OpenError, Stage, Store};
+use gpush_api::OperationState;
+use gpush_store::{NewAnswer, OpenError, Store};
 use jiff::Timestamp;
 use scene::{audit, condition, everything, intent, lost, open, operation, options, override_of};
 
@@ -42,7 +43,7 @@ fn fill(store: &Store) {
                 let id = tx.begin(operation("mig.apply", n))?.id;
                 tx.note_undo(id, serde_json::json!({ "start": "nvidia-dcgm.service" }))?;
                 if n % 8 != 0 {
-                    tx.end(id, Stage::Done, None)?;
+                    tx.end(id, OperationState::Done, None)?;
                 }
                 tx.set_override(override_of(&format!("GPU-{}", n % 8), &format!("reason {n}")))?;
                 tx.set_condition(condition(&format!("GPU-{}", n % 8), &format!("xid-{}", n % 3)))?;

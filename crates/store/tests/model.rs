@@ -8,7 +8,8 @@ mod scene;
 
 use std::collections::BTreeMap;
 
-use gpush_store::{AuditQuery, ConditionKind, OperationId, Scope, Stage, Store, StoreError};
+use gpush_api::OperationState;
+use gpush_store::{AuditQuery, ConditionKind, OperationId, Scope, Store, StoreError};
 use proptest::prelude::*;
 use scene::{audit, condition, intent, open, operation, override_of};
 
@@ -54,7 +55,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// An operation: stage, mark of its intent, revision, undo list.
-type Kept = (Stage, u64, u64, Vec<bool>);
+type Kept = (OperationState, u64, u64, Vec<bool>);
 
 #[derive(Debug, Default, PartialEq)]
 struct Model {
@@ -109,18 +110,18 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             model.operations.insert(record.id.0, (record.stage, mark, 1, Vec::new()));
         }
         Action::Start(id) => {
-            let outcome = store.write(move |tx| tx.start(OperationId(id), intent(mark))).wait();
+            let outcome = store.write(move |tx| tx.start(OperationId(id), intent(mark), Vec::new())).wait();
             match model.operations.get_mut(&id) {
                 None => assert_eq!(outcome, Err(StoreError::NoSuchOperation(OperationId(id)))),
-                Some(kept) if matches!(kept.0, Stage::Queued | Stage::Waiting) => {
-                    assert_eq!(outcome.unwrap().stage, Stage::Running);
-                    (kept.0, kept.1, kept.2) = (Stage::Running, mark, kept.2 + 1);
+                Some(kept) if matches!(kept.0, OperationState::Queued | OperationState::Waiting) => {
+                    assert_eq!(outcome.unwrap().stage, OperationState::Running);
+                    (kept.0, kept.1, kept.2) = (OperationState::Running, mark, kept.2 + 1);
                 }
                 Some(_) => assert!(matches!(outcome, Err(StoreError::Transition { .. }))),
             }
         }
         Action::Advance(id, stage) | Action::End(id, stage) => {
-            let (to, ends) = (Stage::ALL[stage], matches!(action, Action::End(..)));
+            let (to, ends) = (OperationState::ALL[stage], matches!(action, Action::End(..)));
             let id_ = OperationId(id);
             let outcome = if ends {
                 store.write_ending(move |tx| tx.end(id_, to, None)).wait()
@@ -130,10 +131,15 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             match model.operations.get_mut(&id) {
                 None => assert_eq!(outcome, Err(StoreError::NoSuchOperation(id_))),
                 // A stage may be confirmed, an end not.
-                Some(kept) if to == Stage::Running && matches!(kept.0, Stage::Queued | Stage::Waiting) => {
+                Some(kept)
+                    if to == OperationState::Running
+                        && matches!(kept.0, OperationState::Queued | OperationState::Waiting) =>
+                {
                     assert!(matches!(outcome, Err(StoreError::Transition { .. })));
                 }
-                Some(kept) if to.is_final() == ends && (kept.0.may_become(to) || (kept.0 == to && !ends)) => {
+                Some(kept)
+                    if to.is_final() == ends && (gpush_store::may_become(kept.0, to) || (kept.0 == to && !ends)) =>
+                {
                     assert_eq!(outcome.unwrap().stage, to);
                     (kept.0, kept.2) = (to, kept.2 + 1);
                 }

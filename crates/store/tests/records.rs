@@ -6,10 +6,11 @@
 
 mod scene;
 
+use gpush_api::OperationState;
 use gpush_api::{ApiError, Code, StepState};
 use gpush_store::{
-    Answer, AuditQuery, Bounds, ConditionKind, NewAnswer, NewCondition, Note, OperationId, Options, Scope, Stage,
-    Store, StoreError,
+    Answer, AuditQuery, Bounds, ConditionKind, NewAnswer, NewCondition, Note, OperationId, Options, Scope, Store,
+    StoreError,
 };
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
@@ -21,15 +22,15 @@ fn an_operation_lives_as_drawn_and_survives_reopening() {
     assert_eq!(opened.notes.iter().filter(|note| **note == Note::Created).count(), 1);
     let store = opened.store;
     let first = store.write(|tx| tx.enqueue(operation("mig.apply", 1))).wait().unwrap();
-    assert_eq!((first.id.to_string().as_str(), first.stage, first.revision), ("op-1", Stage::Queued, 1));
+    assert_eq!((first.id.to_string().as_str(), first.stage, first.revision), ("op-1", OperationState::Queued, 1));
     assert_eq!((first.boot_id.as_str(), first.instance.as_str()), ("boot-1", store.instance()));
     let second = store.write(|tx| tx.begin(operation("mig.apply", 2))).wait().unwrap();
     let id = first.id;
-    let started = store.write(move |tx| tx.start(id, intent(3))).wait().unwrap();
-    assert_eq!((started.stage, started.revision), (Stage::Running, 2));
+    let started = store.write(move |tx| tx.start(id, intent(3), Vec::new())).wait().unwrap();
+    assert_eq!((started.stage, started.revision), (OperationState::Running, 2));
     // The reading from before is not overwritten once there may have been a driver call.
-    let again = store.write(move |tx| tx.start(id, intent(4))).wait().unwrap_err();
-    assert!(matches!(again, StoreError::Transition { from: Stage::Running, .. }), "{again}");
+    let again = store.write(move |tx| tx.start(id, intent(4), Vec::new())).wait().unwrap_err();
+    assert!(matches!(again, StoreError::Transition { from: OperationState::Running, .. }), "{again}");
 
     let step = StepState { gpu: 0, done: 1, total: 4, doing: Some("x".to_owned()), rolling_back: false, error: None };
     let step = vec![step];
@@ -49,27 +50,32 @@ fn an_operation_lives_as_drawn_and_survives_reopening() {
     assert_eq!(found.iter().map(|one| one.record.id).collect::<Vec<_>>(), [first.id, second.id]);
     assert_eq!((found[0].intent.clone(), found[0].undo.len()), (intent(3), 1));
     assert_ne!(found[0].record.instance, store.instance());
-    let taken = store.write(move |tx| tx.advance(id, Stage::Interrupted)).wait().unwrap();
+    let taken = store.write(move |tx| tx.advance(id, OperationState::Interrupted)).wait().unwrap();
     assert_eq!(taken.instance, store.instance());
     let error = ApiError::new(Code::DriverError, "it broke");
     let ended = {
         let error = error.clone();
-        store.write_ending(move |tx| tx.end(id, Stage::RolledBack, Some(error.clone()))).wait().unwrap()
+        store.write_ending(move |tx| tx.end(id, OperationState::RolledBack, Some(error.clone()))).wait().unwrap()
     };
     assert_eq!((ended.error, ended.progress[0].doing.clone()), (Some(error), None));
     assert!(ended.ended_at.is_some());
     // It ended, but a service is still to be started again.
     let found = store.read(|view| view.unfinished()).wait().unwrap();
-    assert_eq!(found.iter().map(|one| one.record.stage).collect::<Vec<_>>(), [Stage::RolledBack, Stage::Running]);
+    assert_eq!(
+        found.iter().map(|one| one.record.stage).collect::<Vec<_>>(),
+        [OperationState::RolledBack, OperationState::Running]
+    );
     assert!(store.write_ending(move |tx| tx.undone(id, 0)).wait().unwrap());
     assert_eq!(store.read(|view| view.unfinished()).wait().unwrap().len(), 1);
 
-    for (to, allowed) in [(Stage::Done, false), (Stage::Running, false), (Stage::Failed, false)] {
+    for (to, allowed) in
+        [(OperationState::Done, false), (OperationState::Running, false), (OperationState::Failed, false)]
+    {
         let outcome =
             store.write(move |tx| if to.is_final() { tx.end(id, to, None) } else { tx.advance(id, to) }).wait();
         assert_eq!(outcome.is_ok(), allowed, "{to}");
     }
-    let unknown = store.write(|tx| tx.end(OperationId(99), Stage::Done, None)).wait().unwrap_err();
+    let unknown = store.write(|tx| tx.end(OperationId(99), OperationState::Done, None)).wait().unwrap_err();
     assert_eq!(unknown, StoreError::NoSuchOperation(OperationId(99)));
 }
 
@@ -255,7 +261,7 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
                     if n == 0 {
                         tx.note_undo(id, serde_json::json!(1))?;
                     }
-                    tx.end(id, Stage::Done, None)?;
+                    tx.end(id, OperationState::Done, None)?;
                     tx.keep_answer(NewAnswer {
                         uid: 1,
                         key: n.to_string(),

@@ -13,7 +13,8 @@ use std::{
     process::Command,
 };
 
-use gpush_store::{Bounds, NewOperation, Note, OpenError, Opened, Options, Stage, Store, StoreError};
+use gpush_api::OperationState;
+use gpush_store::{Bounds, NewOperation, Note, OpenError, Opened, Options, Store, StoreError};
 use scene::{audit, everything, lost, open, operation, options, override_of};
 
 #[test]
@@ -216,10 +217,10 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
         let begin = store.write(move |tx| tx.begin(large.clone()));
         let end = store.write_ending(move |tx| {
             tx.audit(audit("mig.apply", "done"))?;
-            tx.end(id, Stage::Done, None)
+            tx.end(id, OperationState::Done, None)
         });
         assert!(matches!(begin.wait(), Err(StoreError::Full { .. })), "{left} pages left");
-        assert_eq!(end.wait().unwrap().stage, Stage::Done, "{left} pages left");
+        assert_eq!(end.wait().unwrap().stage, OperationState::Done, "{left} pages left");
         for _ in 0..20 {
             store.write_ending(|tx| tx.audit(audit("mig.apply", "more endings"))).wait().unwrap();
         }

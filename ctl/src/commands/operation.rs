@@ -118,7 +118,10 @@ fn succeeded(one: &Operation) -> bool {
     match one.state {
         gpush_api::OperationState::Done => true,
         gpush_api::OperationState::Queued
+        | gpush_api::OperationState::Waiting
         | gpush_api::OperationState::Running
+        | gpush_api::OperationState::Cancelling
+        | gpush_api::OperationState::Interrupted
         | gpush_api::OperationState::RolledBack
         | gpush_api::OperationState::Failed => false,
     }

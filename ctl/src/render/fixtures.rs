@@ -279,6 +279,8 @@ pub(crate) fn operation(state: OperationState) -> Operation {
         by: Actor { uid: 0, user: Some("root".into()), pid: Some(4242) },
         created_at: Timestamp::from_second(READ_AT).unwrap(),
         ended_at: state.is_final().then(|| Timestamp::from_second(READ_AT + 2).unwrap()),
+        reason: None,
+        notes: Vec::new(),
         progress: progress.collect(),
         plans,
         error: None,

@@ -15,7 +15,10 @@ use super::{
 pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     match of {
         OperationState::Queued => ("queued", PLAIN),
+        OperationState::Waiting => ("waiting", PLAIN),
         OperationState::Running => ("running", NOTE),
+        OperationState::Cancelling => ("going back", NOTE),
+        OperationState::Interrupted => ("interrupted", NOTE),
         OperationState::Done => ("done", NEW),
         OperationState::RolledBack => ("rolled back", BAD),
         OperationState::Failed => ("failed", BAD),
@@ -27,7 +30,12 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     let first = || operation.progress.iter().find_map(|p| p.error.clone());
     let error = operation.error.clone().or_else(first);
     match operation.state {
-        OperationState::Queued | OperationState::Running | OperationState::Done => error,
+        OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Done => error,
         OperationState::RolledBack | OperationState::Failed => Some(
             error.unwrap_or_else(|| ApiError::new(Code::Internal, format!("{} failed without a word", operation.id))),
         ),
@@ -56,7 +64,11 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         out.push(plan::headline(&number, &look.clean(product(&plan.name)), &look.clean(address), look));
         match operation.state {
             OperationState::Done => out.extend(done(plan, was.as_ref(), gpu.as_ref().filter(|_| just), look)),
-            OperationState::Queued | OperationState::Running => out.extend(under_way(operation, plan, look)),
+            OperationState::Queued
+            | OperationState::Waiting
+            | OperationState::Running
+            | OperationState::Cancelling
+            | OperationState::Interrupted => out.extend(under_way(operation, plan, look)),
             OperationState::RolledBack => out.extend(as_before(operation, plan, look)),
             OperationState::Failed if was_taken_back(operation, plan.gpu) => {
                 out.extend(as_before(operation, plan, look));
@@ -71,8 +83,16 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let text = look.wrap("", &format!("{}: as wanted, nothing to do", gpu_numbers(&same)));
         out.extend(text.iter().map(|l| paint(QUIET, l)));
     }
+    for note in &operation.notes {
+        out.extend(look.wrap("", &look.clean(note)).iter().map(|line| paint(QUIET, line)));
+    }
     match operation.state {
-        OperationState::Done | OperationState::Queued | OperationState::Running => {}
+        OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Done => {}
         OperationState::RolledBack | OperationState::Failed => {
             // The whole's error may repeat a GPU's: it is said once.
             let said = changed.iter().filter_map(|plan| error_of(operation, plan.gpu)).collect::<Vec<_>>();

@@ -104,6 +104,8 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
         by: Actor { uid: 0, user: Some("root".into()), pid: Some(1) },
         created_at: now,
         ended_at: state.is_final().then_some(now),
+        reason: None,
+        notes: Vec::new(),
         plans: vec![plan(), as_wanted()],
         progress: vec![progress(0, done, 4), progress(1, 0, 0)],
         error: None,

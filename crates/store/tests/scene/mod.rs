@@ -46,11 +46,11 @@ pub(crate) fn intent(mark: u64) -> Intent {
         refusal: None,
         error: None,
     };
-    Intent { gpus: vec![GpuIntent { before, plan, mig_after: true }], more: serde_json::json!({ "mark": mark }) }
+    Intent { gpus: vec![GpuIntent { before: Some(before), plan }], more: serde_json::json!({ "mark": mark }) }
 }
 
 pub(crate) fn operation(kind: &str, mark: u64) -> NewOperation {
-    NewOperation { kind: kind.to_owned(), by: actor(1000), intent: intent(mark) }
+    NewOperation { kind: kind.to_owned(), by: actor(1000), reason: None, intent: intent(mark), progress: Vec::new() }
 }
 
 pub(crate) fn audit(action: &str, object: &str) -> NewAudit {

@@ -12,7 +12,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpush_store::{AuditQuery, Bounds, Options, Stage, Store, StoreError};
+use gpush_api::OperationState;
+use gpush_store::{AuditQuery, Bounds, Options, Store, StoreError};
 
 use super::{audit, lost, operation, options, override_of};
 
@@ -29,7 +30,7 @@ pub(crate) fn commit(store: &Store, thread: u64, number: u64) -> Result<u64, Sto
         let id = tx.begin(operation(&format!("thread {thread}"), number))?.id;
         tx.note_undo(id, serde_json::json!(number))?;
         tx.set_override(override_of(&format!("GPU-{thread}"), &number.to_string()))?;
-        tx.end(id, Stage::Done, None)?;
+        tx.end(id, OperationState::Done, None)?;
         tx.undone(id, 0)?;
         tx.audit(audit(&format!("thread {thread}"), &number.to_string()))?;
         Ok(number)
@@ -54,7 +55,7 @@ pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
             let of_thread: Vec<_> = operations.iter().filter(|one| one.kind == name).collect();
             assert_eq!(of_thread.len() as u64, last, "{name}");
             for (number, record) in (1..).zip(&of_thread) {
-                assert_eq!(record.stage, Stage::Done);
+                assert_eq!(record.stage, OperationState::Done);
                 let intent = view.intent(record.id)?.unwrap();
                 assert_eq!(intent.more["mark"], number, "{name}");
                 assert_eq!(view.undo(record.id)?.iter().map(|undo| undo.undone).collect::<Vec<_>>(), [true]);

@@ -1,0 +1,198 @@
+//! What an agent that died left half done, brought to an end.
+//!
+//! The journal says how each GPU was and what was to become of it; the hardware says how it is. No
+//! mark of single steps is needed:
+//!
+//! ```text
+//! interrupted ─► wait for the driver ─► read each GPU
+//!                                          ├─ all as planned ──────────────────────► done
+//!                                          ├─ all as before ───────────────────────► rolled back
+//!                                          ├─ another boot: what was made is gone ─► failed
+//!                                          ├─ between, a plan to the end stands ───► running, the rest of it
+//!                                          └─ between, none stands, or it was
+//!                                             being taken back ────────────────────► cancelling, back
+//! ```
+//!
+//! It is done while the API is already served: until then the GPUs are the operation's, as they
+//! were. An agent that dies in here leaves the next one the same task.
+
+use std::{sync::Arc, time::Duration};
+
+use gpush_api::{ApiError, Code, GpuPlan, LayoutSource, OperationState, PlanRequest};
+use gpush_core::desired::plan_host;
+use gpush_nvml::{DriverError, ErrorKind, Reading};
+use gpush_store::{GpuIntent, UnfinishedOperation};
+
+use super::{
+    Part, back,
+    carry_out::{self, carry_out, finish, go_back},
+    forward::Forward,
+    renewed,
+    step::Trouble,
+};
+use crate::{agent::Shared, auth::Asker, operation::Ongoing};
+
+/// Between two looks at a GPU that can't be read, at first and at most.
+const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
+
+/// Looks at a GPU that can't be read although there is a driver.
+const LOOKS: u32 = 6;
+
+/// Takes over what was left, as far as it was begun; the rest of the work goes on in the
+/// background. To be called before anybody is served: the GPUs are claimed when it returns.
+pub(crate) fn take_over(agent: &Shared, unfinished: Vec<UnfinishedOperation>, boot_id: &str) {
+    for left in unfinished {
+        if left.record.stage.is_final() {
+            continue;
+        }
+        let ongoing = agent.operations.take_over(&left);
+        let same_boot = left.record.boot_id == boot_id;
+        tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
+        carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
+            recover(&agent, ongoing, left, same_boot).await;
+        });
+    }
+}
+
+async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperation, same_boot: bool) {
+    ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
+    let back_wanted = match left.record.stage {
+        OperationState::Queued | OperationState::Waiting => {
+            let error = ApiError::new(Code::Unavailable, format!("gpushd ended before {} began", ongoing.id()))
+                .cause("nothing of it was done")
+                .hint("ask for it again");
+            return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error), Vec::new()).await;
+        }
+        OperationState::Cancelling => true,
+        OperationState::Running
+        | OperationState::Interrupted
+        | OperationState::Done
+        | OperationState::RolledBack
+        | OperationState::Failed => false,
+    };
+    if left.record.stage == OperationState::Running
+        && let Err(error) = ongoing.advance(OperationState::Interrupted).await
+    {
+        tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
+    }
+    let Some(looks) = look(agent, &left.intent.gpus).await else { return };
+    let mut readings = Vec::new();
+    let mut ends = Vec::new();
+    for look in looks {
+        match look {
+            Ok(reading) => {
+                readings.push(Some(reading));
+                ends.push(Forward::Stopped);
+            }
+            Err(trouble) => {
+                readings.push(None);
+                ends.push(Forward::Troubled(trouble));
+            }
+        }
+    }
+    let whole: Option<Vec<Arc<Reading>>> = readings.iter().cloned().collect();
+    let plans = match &whole {
+        Some(readings) => plans(agent, &left.intent.gpus, readings).await,
+        None => None,
+    };
+    let parts: Vec<Part> = left
+        .intent
+        .gpus
+        .iter()
+        .enumerate()
+        .map(|(position, gpu)| {
+            let plan = plans.as_ref().map_or(&gpu.plan, |plans| &plans[position]).clone();
+            let stands = readings[position].as_ref().and_then(|reading| reading.mig.as_ref());
+            let stands = stands.map(|mig| mig.instances.clone()).unwrap_or_default();
+            Part { position, plan, before: gpu.before.clone(), stands }
+        })
+        .collect();
+
+    let to_do = plans.as_ref().is_some_and(|plans| plans.iter().all(|plan| plan.error.is_none()));
+    let as_planned = to_do && parts.iter().all(Part::is_empty);
+    let as_before = std::iter::zip(&parts, &readings).all(|(part, reading)| {
+        reading.as_ref().is_some_and(|reading| back::same(part.before.as_ref(), reading.mig.as_ref()))
+    });
+    let interrupted = |message: &str| ApiError::new(Code::Unavailable, message.to_owned());
+    if as_planned {
+        finish(agent, ongoing, &parts, OperationState::Done, None, Vec::new()).await;
+    } else if as_before {
+        let error = interrupted("gpushd ended before anything was changed, or after all was taken back")
+            .cause("the previous layout stands, read back")
+            .hint("ask for it again");
+        finish(agent, ongoing, &parts, OperationState::RolledBack, Some(error), Vec::new()).await;
+    } else if !same_boot {
+        let error = interrupted("the host was restarted in the middle of the operation")
+            .cause("MIG instances don't survive a restart: neither the new layout stands nor the previous one")
+            .hint("`gpushctl status` shows what stands; `gpushctl mig apply` gives the GPUs the config's layouts");
+        finish(agent, ongoing, &parts, OperationState::Failed, Some(error), Vec::new()).await;
+    } else if to_do && !back_wanted {
+        match ongoing.advance(OperationState::Running).await {
+            Ok(()) => carry_out(agent, ongoing, &parts).await,
+            // It stays as it is recorded: without a journal nothing is begun.
+            Err(error) => tracing::error!(op = ongoing.id(), "it can't be carried on: {error}"),
+        }
+    } else {
+        let why = match parts.iter().find_map(|part| part.plan.error.clone()) {
+            Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
+            None if back_wanted => interrupted("gpushd ended while the operation was taken back"),
+            None => interrupted("gpushd ended in the middle of the operation, which can't be carried on"),
+        };
+        go_back(agent, ongoing, &parts, &ends, why).await;
+    }
+}
+
+/// Each GPU as it is now, once there is a driver; `None` when the agent stops before.
+async fn look(agent: &Shared, gpus: &[GpuIntent]) -> Option<Vec<Result<Arc<Reading>, Trouble>>> {
+    let mut looks = Vec::new();
+    for gpu in gpus {
+        let label = format!("GPU {} ({})", gpu.plan.gpu, gpu.plan.uuid);
+        let (mut pause, mut looked) = (LOOK.0, 0);
+        looks.push(loop {
+            match agent.observer.read_now(&gpu.plan.uuid).await {
+                Ok(reading) => break Ok(reading),
+                Err(error) if is_gone(&error) => {
+                    break Err(Trouble::Lost(explained(&label, "is not there any more", &error)));
+                }
+                Err(error) if !error.is_driver_unavailable() && looked >= LOOKS => {
+                    break Err(Trouble::Unknown(explained(&label, "can't be read", &error)));
+                }
+                Err(error) => {
+                    looked += u32::from(!error.is_driver_unavailable());
+                    tracing::info!("{label} can't be read yet: {error}");
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(LOOK.1),
+                () = agent.stopping.cancelled() => return None,
+            }
+        });
+    }
+    Some(looks)
+}
+
+fn is_gone(error: &DriverError) -> bool {
+    matches!(error.kind, ErrorKind::GpuIsLost | ErrorKind::NotFound)
+}
+
+fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
+    let said = error.to_api();
+    ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
+}
+
+/// What is left to do on each GPU, made anew; `None` when it can't even be asked.
+async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) -> Option<Vec<GpuPlan>> {
+    let asker = Asker::agent();
+    let host = renewed(agent, &asker, readings).await.ok()?;
+    let config = agent.settings.config();
+    let again = |gpu: &GpuIntent| {
+        let layout = LayoutSource::Entries(gpu.plan.layout.clone());
+        let request = PlanRequest { gpus: vec![gpu.plan.uuid.clone()], layout };
+        match plan_host(&config, &host, &request) {
+            Ok(mut plans) if plans.plans.len() == 1 => plans.plans.remove(0),
+            Ok(_) => GpuPlan { error: Some(ApiError::new(Code::NotFound, "the GPU is gone")), ..gpu.plan.clone() },
+            Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },
+        }
+    };
+    Some(gpus.iter().map(again).collect())
+}

@@ -1,0 +1,85 @@
+//! The store as the agent finds it at start: opened, what it remembers, what it has to say.
+
+use std::path::Path;
+
+use gpush_api::{ApiError, Code};
+use gpush_store::{Bounds, Condition, Note, OpenError, Opened, Options, Store, StoreError, UnfinishedOperation, View};
+
+/// What the agent before left.
+#[derive(Debug)]
+pub(crate) struct Remembered {
+    /// The store.
+    pub(crate) store: Store,
+    /// What was noticed while opening it.
+    pub(crate) notes: Vec<Note>,
+    /// Boot whose layouts at start are done with.
+    pub(crate) last_boot: Option<String>,
+    /// Operations that have not ended, or not taken back everything, oldest first.
+    pub(crate) unfinished: Vec<UnfinishedOperation>,
+    /// Conditions of GPUs.
+    pub(crate) conditions: Vec<Condition>,
+}
+
+/// Opens the store of a state directory, which is this process's until the last handle is gone.
+/// Blocks: it is for the time before there is a runtime.
+///
+/// # Errors
+/// When it can't be had, above all because another agent has it.
+pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenError> {
+    let options = Options { boot_id: boot_id.to_owned(), bounds: Bounds::default(), ..Options::default() };
+    let Opened { store, notes } = Store::open(directory, options)?;
+    for note in &notes {
+        if is_trouble(note) {
+            tracing::warn!("{note}");
+        } else {
+            tracing::info!("{note}");
+        }
+    }
+    let boot = boot_id.to_owned();
+    let cleared = store.write_ending(move |tx| tx.forget_conditions_of_other_boots(&boot));
+    if let Err(error) = cleared.wait() {
+        tracing::warn!("conditions of an earlier boot can't be cleared: {error}");
+    }
+    let remembered =
+        store.read(|view: &View<'_>| Ok::<_, StoreError>((view.last_boot()?, view.unfinished()?, view.conditions()?)));
+    // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
+    // taken over.
+    let (last_boot, unfinished, conditions) = remembered.wait().unwrap_or_else(|error| {
+        tracing::error!("what the agent before left can't be read: {error}");
+        Default::default()
+    });
+    Ok(Remembered { store, notes, last_boot, unfinished, conditions })
+}
+
+fn is_trouble(note: &Note) -> bool {
+    match note {
+        Note::Created | Note::Migrated { .. } => false,
+        Note::Volatile { .. }
+        | Note::Opaque { .. }
+        | Note::NewerSchema { .. }
+        | Note::Lost(_)
+        | Note::NoReserve { .. }
+        | Note::ClockBack { .. } => true,
+    }
+}
+
+/// What was noticed while opening, as causes of ill health. A loss is told by the GPUs that are
+/// held for it.
+pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
+    notes.iter().filter_map(|note| {
+        let code = match note {
+            Note::NewerSchema { .. } | Note::NoReserve { .. } => Code::Unavailable,
+            Note::Created
+            | Note::Migrated { .. }
+            | Note::Volatile { .. }
+            | Note::Opaque { .. }
+            | Note::Lost(_)
+            | Note::ClockBack { .. } => return None,
+        };
+        let text = note.to_string();
+        Some(match text.split_once("; ") {
+            Some((message, hint)) => ApiError::new(code, message).hint(hint),
+            None => ApiError::new(code, text),
+        })
+    })
+}

@@ -1,0 +1,273 @@
+//! Operations: what is being done, what was done, and who waits for it.
+//!
+//! The states are those of [`gpush_api::operation`]. Those that go on live in memory, each with its
+//! watchers; all of them are in the journal, which answers for those that ended. What an agent that
+//! died left behind is taken over by `recovery`.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `claims` | which GPU is whose |
+//! | `ongoing` | one operation that has not ended, for whoever carries it out |
+//! | `wire` | a record of the journal as the API shows it |
+
+mod claims;
+mod ongoing;
+mod wire;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState};
+use gpush_store::{Intent, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use self::claims::Claims;
+pub(crate) use self::{claims::Claim, ongoing::Ongoing};
+
+/// All operations. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Operations(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    claims: Claims,
+    /// Those that have not ended, and those whose end could not be recorded.
+    live: Mutex<BTreeMap<OperationId, Live>>,
+}
+
+#[derive(Debug, Clone)]
+struct Live {
+    watch: watch::Sender<Operation>,
+    cancelled: CancellationToken,
+}
+
+/// What is recorded together with a new operation, in its transaction. It may be called more than
+/// once.
+pub(crate) type Also = Box<dyn FnMut(&mut Tx<'_>, &OperationRecord) -> Result<(), StoreError> + Send>;
+
+/// An operation that shall be.
+pub(crate) struct New {
+    /// What it does: `mig.apply`.
+    pub(crate) kind: String,
+    /// Who asked.
+    pub(crate) by: Actor,
+    /// Why.
+    pub(crate) reason: Option<String>,
+    /// How things are, and what they are to become.
+    pub(crate) intent: Intent,
+    /// What is recorded with it.
+    pub(crate) also: Also,
+}
+
+impl Operations {
+    /// Those of this store, none of them going on yet.
+    pub(crate) fn new(store: Store) -> Self {
+        Self(Arc::new(Inner { store, claims: Claims::default(), live: Mutex::default() }))
+    }
+
+    fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    fn live(&self) -> MutexGuard<'_, BTreeMap<OperationId, Live>> {
+        self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Claims GPUs, given as (index, UUID).
+    ///
+    /// # Errors
+    /// When one of them is another operation's, which is named.
+    pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+        self.0.claims.claim(gpus)
+    }
+
+    /// Claims GPUs for an operation once it is their turn.
+    pub(crate) async fn claim_in_turn(&self, uuids: &[String], ongoing: &Ongoing) -> Claim {
+        self.0.claims.claim_in_turn(uuids, &format!("operation {}", ongoing.id())).await
+    }
+
+    /// Who is changing the GPU, if somebody is.
+    pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
+        self.0.claims.holder(uuid)
+    }
+
+    /// Number of operations that have not ended.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.live().values().filter(|live| !live.watch.borrow().state.is_final()).count()
+    }
+
+    /// Records an operation as begun: the first driver call may be made once this returns.
+    ///
+    /// # Errors
+    /// When it can't be recorded; then there is none.
+    pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
+        let record = self.record(new, |tx, new| tx.begin(new)).await?;
+        claim.name(&format!("operation {}", record.0.id));
+        Ok(self.admit(record, Some(claim)))
+    }
+
+    /// Records an operation that stands in line.
+    ///
+    /// # Errors
+    /// When it can't be recorded; then there is none.
+    pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
+        let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
+        Ok(self.admit(record, None))
+    }
+
+    async fn record(
+        &self,
+        new: New,
+        insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
+    ) -> Result<(OperationRecord, Intent), ApiError> {
+        let New { kind, by, reason, intent, mut also } = new;
+        let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
+        let new = NewOperation { kind, by, reason, intent: intent.clone(), progress };
+        let written = self.store().write(move |tx| {
+            let record = insert(tx, new.clone())?;
+            also(tx, &record)?;
+            Ok(record)
+        });
+        Ok((written.await?, intent))
+    }
+
+    /// Takes over what another agent left, as interrupted; it is to be carried on. What was not
+    /// begun claims nothing.
+    pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<Ongoing> {
+        let uuids: Vec<_> = left.intent.gpus.iter().map(|gpu| (gpu.plan.gpu, gpu.plan.uuid.clone())).collect();
+        let begun = !matches!(left.record.stage, OperationState::Queued | OperationState::Waiting);
+        // Operations that ran at the same time had different GPUs.
+        let claim = if begun { self.claim(&uuids).ok() } else { None };
+        if let Some(claim) = &claim {
+            claim.name(&format!("operation {}", left.record.id));
+        }
+        self.admit((left.record.clone(), left.intent.clone()), claim)
+    }
+
+    fn admit(&self, (record, intent): (OperationRecord, Intent), claim: Option<Claim>) -> Arc<Ongoing> {
+        let id = record.id;
+        let watch = watch::Sender::new(wire::operation(record, intent));
+        let cancelled = CancellationToken::new();
+        self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone() });
+        Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
+    }
+
+    /// Those that have not ended, oldest first.
+    pub(crate) fn going_on(&self) -> Vec<Operation> {
+        self.live().values().map(|live| live.watch.borrow().clone()).collect()
+    }
+
+    /// The last `limit` before operation `before`, newest first, with their plans.
+    ///
+    /// # Errors
+    /// When the journal can't be read.
+    pub(crate) async fn list(&self, before: Option<OperationId>, limit: usize) -> Result<Vec<Operation>, ApiError> {
+        let read = self.store().read(move |view| {
+            let mut list = Vec::new();
+            for record in view.latest_operations(before, limit)? {
+                let intent = view.intent(record.id)?.unwrap_or_default();
+                list.push((record.id, wire::operation(record, intent)));
+            }
+            Ok(list)
+        });
+        let list = read.await?;
+        let live = self.live();
+        // Memory is ahead of the journal for those that go on.
+        let newest = |(id, recorded): (OperationId, Operation)| {
+            live.get(&id).map_or(recorded, |live| live.watch.borrow().clone())
+        };
+        Ok(list.into_iter().map(newest).collect())
+    }
+
+    /// One as it is now.
+    ///
+    /// # Errors
+    /// When there is none of that id, or the journal can't be read.
+    pub(crate) async fn get(&self, id: &str) -> Result<Operation, ApiError> {
+        let number = wire::id(id);
+        if let Some(live) = number.and_then(|number| self.live().get(&number).cloned()) {
+            return Ok(live.watch.borrow().clone());
+        }
+        let Some(number) = number else { return Err(unknown(id)) };
+        let read = self.store().read(move |view| {
+            let record = view.operation(number)?;
+            let intent = view.intent(number)?.unwrap_or_default();
+            Ok((record.map(|record| wire::operation(record, intent)), view.last_operation()))
+        });
+        match read.await? {
+            (Some(operation), _) => Ok(operation),
+            (None, last) if number.0 > 0 && number <= last => {
+                Err(unknown(id).cause("of those that ended long ago no record is kept"))
+            }
+            (None, _) => Err(unknown(id)),
+        }
+    }
+
+    /// One once its revision is another than `after`, or as it is after `wait`.
+    ///
+    /// # Errors
+    /// Those of [`Operations::get`].
+    pub(crate) async fn wait(&self, id: &str, after: u64, wait: Duration) -> Result<Operation, ApiError> {
+        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned());
+        let Some(live) = live else { return self.get(id).await };
+        let mut watch = live.watch.subscribe();
+        let changed = watch.wait_for(|operation| operation.revision != after || operation.state.is_final());
+        let _ = tokio::time::timeout(wait, changed).await.map(|found| found.is_ok());
+        Ok(watch.borrow().clone())
+    }
+
+    /// Wants an operation taken back. It ends by itself then.
+    ///
+    /// # Errors
+    /// When there is none of that id, or it has ended.
+    pub(crate) async fn cancel(&self, id: &str) -> Result<Operation, ApiError> {
+        if let Some(live) = wire::id(id).and_then(|number| self.live().get(&number).cloned()) {
+            let now = live.watch.borrow().clone();
+            if !now.state.is_final() {
+                live.cancelled.cancel();
+                return Ok(now);
+            }
+        }
+        let ended = self.get(id).await?;
+        Err(ApiError::new(Code::Conflict, format!("operation {id} has ended already: {}", ended.state))
+            .hint(format!("see what became of it with `gpushctl operation show {id}`")))
+    }
+
+    /// Ends an operation whose work broke off; its GPUs are free already.
+    pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
+        let Some(live) = self.live().get(&id).cloned() else { return };
+        let kept = error.clone();
+        let written =
+            self.store().write_ending(move |tx| tx.end(id, OperationState::Failed, Some(kept.clone())).map(|_| ()));
+        let recorded = written.await;
+        live.watch.send_modify(|operation| {
+            operation.state = OperationState::Failed;
+            operation.error = Some(error);
+            operation.ended_at = Some(jiff::Timestamp::now());
+            operation.revision += 1;
+        });
+        if recorded.is_ok() {
+            self.forget(id);
+        }
+    }
+
+    /// The journal answers for it from now on.
+    fn forget(&self, id: OperationId) {
+        self.live().remove(&id);
+    }
+}
+
+/// The GPU of a plan, as a refusal names it.
+pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
+    plans.iter().map(|plan| (plan.gpu, plan.uuid.clone())).collect()
+}
+
+fn unknown(id: &str) -> ApiError {
+    ApiError::new(Code::NotFound, format!("there is no operation {id:?}"))
+        .hint("`gpushctl operation list` shows those that are known")
+}

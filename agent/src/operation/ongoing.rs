@@ -1,0 +1,158 @@
+//! One operation that has not ended, for whoever carries it out.
+//!
+//! What matters after a crash is in the journal before it happens: the intent before the first
+//! driver call, the turn to rolling back before the first step back, the end before anybody hears
+//! of it. Progress is for people: it is written without waiting.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gpush_api::{ApiError, GpuPlan, Operation, OperationState, StepState};
+use gpush_store::{Intent, OperationId, StoreError, Tx};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{Claim, Operations, wire};
+
+/// An operation that goes on. Its GPUs are free once it is dropped.
+#[derive(Debug)]
+pub(crate) struct Ongoing {
+    pub(super) id: OperationId,
+    pub(super) operations: Operations,
+    pub(super) watch: watch::Sender<Operation>,
+    /// Somebody wants it taken back.
+    pub(super) cancelled: CancellationToken,
+    pub(super) claim: Mutex<Option<Claim>>,
+}
+
+impl Ongoing {
+    /// As it is now.
+    pub(crate) fn snapshot(&self) -> Operation {
+        self.watch.borrow().clone()
+    }
+
+    /// Its id, `op-<number>`.
+    pub(crate) fn id(&self) -> String {
+        self.id.to_string()
+    }
+
+    /// Its number in the journal.
+    pub(crate) fn number(&self) -> OperationId {
+        self.id
+    }
+
+    /// Ends when somebody wants it taken back.
+    pub(crate) fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Operation)) {
+        self.watch.send_modify(|operation| {
+            change(operation);
+            operation.revision += 1;
+        });
+    }
+
+    /// Changes the progress of one GPU by its position in the plans.
+    pub(crate) fn progress(&self, position: usize, change: impl FnOnce(&mut StepState)) {
+        let mut lasting = None;
+        self.update(|operation| {
+            let Some(progress) = operation.progress.get_mut(position) else { return };
+            let before = progress.clone();
+            change(progress);
+            if (before.done, before.rolling_back, &before.error)
+                != (progress.done, progress.rolling_back, &progress.error)
+            {
+                lasting = Some(operation.progress.clone());
+            }
+        });
+        if let Some(mut progress) = lasting {
+            progress.iter_mut().for_each(|gpu| gpu.doing = None);
+            let id = self.id;
+            // For people: nothing waits for it, and its loss costs nothing.
+            drop(self.operations.store().write(move |tx| tx.progress(id, progress.clone()).map(|_| ())));
+        }
+    }
+
+    /// Says what else happened to it.
+    pub(crate) fn note(&self, note: impl Into<String>) {
+        let (id, note) = (self.id, note.into());
+        self.update(|operation| operation.notes.push(note.clone()));
+        drop(self.operations.store().write(move |tx| tx.note(id, note.clone()).map(|_| ())));
+    }
+
+    /// Starts one that was queued or waiting: its GPUs are `claim`, its plan is as it is now. The
+    /// first driver call may be made once this returns.
+    ///
+    /// # Errors
+    /// When it can't be recorded; then it has not started.
+    pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
+        claim.name(&format!("operation {}", self.id));
+        let id = self.id;
+        let progress: Vec<StepState> = plans.iter().map(wire::not_begun).collect();
+        let recorded = progress.clone();
+        self.operations.store().write(move |tx| tx.start(id, intent.clone(), recorded.clone())).await?;
+        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
+        self.update(|operation| {
+            operation.state = OperationState::Running;
+            operation.plans = plans;
+            operation.progress = progress;
+        });
+        Ok(())
+    }
+
+    /// Moves it to a state that is not final, durably.
+    ///
+    /// # Errors
+    /// When it can't go there, or it can't be recorded.
+    pub(crate) async fn advance(&self, to: OperationState) -> Result<(), ApiError> {
+        let id = self.id;
+        self.operations.store().write_ending(move |tx| tx.advance(id, to).map(|_| ())).await?;
+        self.update(|operation| operation.state = to);
+        Ok(())
+    }
+
+    /// Ends it, together with what `also` records. Its GPUs are free before anybody is told, so
+    /// that whoever waited for the end can go on with them.
+    ///
+    /// An end that can't be recorded is told all the same, with that as a cause: the hardware is as
+    /// it is, and the next agent finds out from the hardware.
+    pub(crate) async fn end(
+        self: Arc<Self>,
+        state: OperationState,
+        error: Option<ApiError>,
+        mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
+    ) {
+        let (id, kept) = (self.id, error.clone());
+        let recorded = self
+            .operations
+            .store()
+            .write_ending(move |tx| {
+                also(tx)?;
+                tx.end(id, state, kept.clone()).map(|_| ())
+            })
+            .await;
+        let mut error = error;
+        let lost = recorded.as_ref().err().map(|cause| {
+            tracing::error!(op = %id, "its end can't be recorded: {cause}");
+            format!("its end could not be recorded: {cause}")
+        });
+        if let Some(lost) = &lost
+            && let Some(error) = &mut error
+        {
+            error.causes.push(lost.clone());
+        }
+        drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.update(|operation| {
+            operation.state = state;
+            operation.error = error;
+            operation.ended_at = Some(jiff::Timestamp::now());
+            operation.notes.extend(lost.filter(|_| operation.error.is_none()));
+            for progress in &mut operation.progress {
+                progress.doing = None;
+            }
+        });
+        if recorded.is_ok() {
+            self.operations.forget(id);
+        }
+    }
+}
