@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use gpush_api::{ApiError, Code};
-use gpush_store::{Bounds, Condition, Note, OpenError, Opened, Options, Store, StoreError, UnfinishedOperation, View};
+use gpush_store::{
+    BootRecord, Bounds, Condition, Note, OpenError, Opened, Options, Store, StoreError, UnfinishedOperation, View,
+};
 
 /// What the agent before left.
 #[derive(Debug)]
@@ -12,8 +14,8 @@ pub(crate) struct Remembered {
     pub(crate) store: Store,
     /// What was noticed while opening it.
     pub(crate) notes: Vec<Note>,
-    /// Boot whose layouts at start are done with.
-    pub(crate) last_boot: Option<String>,
+    /// How far the layouts of the last boot were.
+    pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, or not taken back everything, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
     /// Conditions of GPUs.

@@ -60,7 +60,8 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     }
     let status = if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
     let gpus = u32::try_from(count).unwrap_or(u32::MAX);
-    Health { status, causes, simulated, gpus, pid: std::process::id() }
+    let layouts_at_start = agent.startup.layouts();
+    Health { status, causes, simulated, gpus, layouts_at_start, pid: std::process::id() }
 }
 
 fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {

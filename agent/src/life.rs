@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let _log = logging::start(&filter).map_err(anyhow::Error::msg)?;
-    let boot = startup::boot_id(&paths.boot_id_file);
+    let boot = startup::boot::id(&paths.boot_id_file);
     // Before the socket: the one that may not have the state directory must not be asked anything.
     let remembered = durable::open(&paths.state_dir, boot.as_deref().unwrap_or(UNKNOWN_BOOT))?;
     // The last handle waits for what is being recorded, so it is dropped here, off the runtime.
@@ -110,7 +110,7 @@ async fn serve(
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let Remembered { store, notes, last_boot, unfinished, conditions } = remembered;
-    let due = startup.due(&settings.config(), boot, last_boot.as_deref());
+    let due = startup.due(&settings.config(), boot, last_boot);
     let agent = Arc::new(Agent {
         settings,
         observer: Observer::new(hardware.clone(), people.clone()),

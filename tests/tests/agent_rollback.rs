@@ -39,7 +39,12 @@ fn check(host: &Host, agent: &Agent, operation: &Operation, before: &[String], a
             assert!(error.message.starts_with("GPU 0 (GPU-"), "{error:?}");
             assert!(operation.progress[0].rolling_back && operation.progress[0].error.is_some());
         }
-        OperationState::Queued | OperationState::Running | OperationState::Failed => {
+        OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Failed => {
             panic!("{operation:?}\n{}", agent.log())
         }
     }

@@ -1,11 +1,14 @@
 //! Layouts at start: a new boot, the same boot, a driver that comes later, drift.
 
+use std::time::{Duration, Instant};
+
 use gpush_api::OperationState;
 use gpush_tests::{
-    agent::{Agent, Setup, gi_at, truth},
+    agent::{Agent, PATIENCE, Setup, gi_at, truth},
     host::Host,
 };
-use serde_json::json;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
 const CONFIG: &str = r#"
 [[gpu]]
@@ -69,13 +72,7 @@ fn a_killed_agent_starts_again_without_reshaping() {
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
     // The boot is recorded once the layouts are applied; killed before, it would apply them again.
-    let record = Setup::on(&host).state_dir().join("boot.json");
-    let mut tries = 0;
-    while !record.exists() {
-        tries += 1;
-        assert!(tries < 1_000_000, "{}", agent.log());
-        std::thread::yield_now();
-    }
+    complete(&agent);
     assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
     let agent = Agent::start(&host, config);
@@ -96,41 +93,152 @@ fn auto_reconcile_puts_drift_right_at_start() {
     assert_eq!(truth(&host, 0).len(), 4);
     // And after a reload.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
-    agent.signal(nix::sys::signal::Signal::SIGHUP);
+    agent.signal(Signal::SIGHUP);
     applied(&agent, 3);
     assert_eq!(truth(&host, 1).len(), 4);
 }
 
+/// Polls until `found` finds something.
+fn until<T>(agent: &Agent, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < end, "no {what}\n{}", agent.log());
+        // Health can't be waited for; asking all the time would take the agent's processor.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits for a cause in health that says this about a GPU.
+fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
+    until(agent, says, || {
+        let health = agent.get("/v1/health").json();
+        let about = |cause: &&Value| cause["message"].as_str().is_some_and(|m| m.contains(&format!("GPU {gpu} (GPU-")));
+        let causes = health["causes"].as_array()?.clone();
+        causes.iter().filter(about).find(|cause| cause.to_string().contains(says)).cloned()
+    })
+}
+
+/// What is on record of the boot.
+fn record(agent: &Agent) -> Value {
+    agent.get("/v1/health").json()["layouts_at_start"].clone()
+}
+
+fn complete(agent: &Agent) {
+    until(agent, "complete record", || (record(agent)["complete"] == json!(true)).then_some(()));
+}
+
+/// The operations on a GPU.
+fn on(agent: &Agent, gpu: u32) -> Vec<OperationState> {
+    agent.settle().into_iter().filter(|op| op.plans[0].gpu == gpu).map(|op| op.state).collect()
+}
+
 #[test]
-fn one_gpu_that_cannot_have_its_layout_costs_no_other() {
+fn one_gpu_that_cannot_have_its_layout_costs_no_other_and_is_not_tried_for_ever() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc INSUFFICIENT_RESOURCES");
     let agent = Agent::start(&host, CONFIG);
-    let mut tries = 0;
-    let all = loop {
-        let all = agent.settle();
-        if all.len() == 2 {
-            break all;
-        }
-        tries += 1;
-        assert!(tries < 20_000, "{}", agent.log());
-    };
-    let state = |gpu| all.iter().find(|op| op.plans[0].gpu == gpu).unwrap().state;
-    assert_eq!((state(0), state(1)), (OperationState::RolledBack, OperationState::Done));
+    let trouble = told(&agent, 0, "tried 1 of 6 times");
+    assert!(trouble["causes"].to_string().contains("gpushd tries again by itself"), "{trouble}");
+    assert_eq!(record(&agent)["complete"], json!(false), "it is still being tried");
+    let trouble = told(&agent, 0, "tried 6 times");
+    assert!(trouble["causes"].to_string().contains("`gpushctl mig apply --gpu 0`"), "{trouble}");
+    complete(&agent);
+    assert_eq!(on(&agent, 0), [OperationState::RolledBack; 6]);
+    assert_eq!(on(&agent, 1), [OperationState::Done]);
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (0, 4));
-    let mut health = agent.get("/v1/health").json();
-    while health["causes"] == json!([]) {
-        health = agent.get("/v1/health").json();
-        tries += 1;
-        assert!(tries < 20_000, "{}", agent.log());
-    }
-    assert_eq!(health["status"], "degraded");
-    assert!(health["causes"][0]["message"].as_str().unwrap().starts_with("GPU 0 (GPU-"), "{health}");
+    assert_eq!(agent.get("/v1/health").json()["status"], "degraded");
     // Mended by hand, it is well again.
     host.clear_faults();
     let mended = agent.follow(agent.begin_with(&json!({ "gpus": ["0"] })).unwrap());
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
+    // It had its verdict: a restart on this boot does not begin again.
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    agent.stop();
+    let agent = Agent::start(&host, CONFIG);
+    let _ = agent.gpus();
+    agent.stop();
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+}
+
+#[test]
+fn a_driver_error_that_passes_costs_no_gpu_its_layout() {
+    for (fault, says) in [
+        // The apply fails and is rolled back; the worker dies in it; the GPU can't be read.
+        ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 2 --rc UNKNOWN", "tried 1 of 6 times"),
+        ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before", "tried 1 of 6 times"),
+        ("nvmlDeviceGetMigMode --gpu 0 --times 6 --rc UNKNOWN", "looks again by itself"),
+    ] {
+        let host = Host::up("dgx-a100");
+        host.fault(fault);
+        let agent = Agent::start(&host, CONFIG);
+        told(&agent, 0, says);
+        complete(&agent);
+        assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
+        assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
+        assert_eq!(on(&agent, 1), [OperationState::Done], "{fault}");
+        let health = agent.get("/v1/health").json();
+        assert_eq!(health["status"], "ok", "{fault}: {health}");
+    }
+}
+
+#[test]
+fn gpus_without_a_name_keep_the_boot_open_and_settled_ones_are_left_alone() {
+    let host = Host::up("dgx-a100");
+    host.fault("nvmlDeviceGetUUID --gpu 1 --rc UNKNOWN");
+    let agent = Agent::start(&host, CONFIG);
+    until(&agent, "GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
+    let health = agent.get("/v1/health").json();
+    assert!(health["causes"].to_string().contains("whether a layout is due on GPU 1"), "{health}");
+    assert_eq!(truth(&host, 0).len(), 4);
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    agent.stop();
+    // Started again on this boot, it goes on with the GPU that has a name now, and with no other.
+    host.clear_faults();
+    let agent = Agent::start(&host, CONFIG);
+    complete(&agent);
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(truth(&host, 1).len(), 4);
+    assert!(agent.settle().iter().all(|op| op.plans[0].gpu == 1), "{:?}", agent.settle());
+    assert!(agent.get("/v1/health").json()["causes"].to_string() == "[]");
+}
+
+#[test]
+fn a_stop_during_layouts_at_start_ends_what_was_begun_and_leaves_the_rest_to_the_next_start() {
+    let host = Host::up("dgx-a100");
+    // GPU 0 takes its time, GPU 1 can't be read.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
+    host.fault("nvmlDeviceGetMigMode --gpu 1 --rc UNKNOWN");
+    let mut agent = Agent::start(&host, CONFIG);
+    until(&agent, "operation", || {
+        let all = agent.get("/v1/operations").json();
+        all.as_array().filter(|all| !all.is_empty()).cloned()
+    });
+    agent.signal(Signal::SIGTERM);
+    assert!(agent.wait().success(), "{}", agent.log());
+    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 0));
+    host.clear_faults();
+    host.start_trace();
+    let agent = Agent::start(&host, CONFIG);
+    complete(&agent);
+    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
+    assert!(host.trace().iter().all(|call| call.gpu == Some(1)), "{:?}", host.trace());
+}
+
+#[test]
+fn a_stop_before_there_is_a_driver_leaves_all_layouts_to_the_next_start() {
+    let host = Host::up("dgx-a100");
+    host.fault("nvmlInit* --rc DRIVER_NOT_LOADED");
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(agent.get("/v1/gpus").status, 503);
+    agent.stop();
+    host.clear_faults();
+    let agent = Agent::start(&host, CONFIG);
+    complete(&agent);
+    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
 }
 
 #[test]

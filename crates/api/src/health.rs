@@ -42,6 +42,17 @@ pub enum HealthStatus {
     Degraded,
 }
 
+/// How far the layouts are that gpushd applies by itself after each boot.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LayoutsAtStart {
+    /// Whether none is due any more.
+    pub complete: bool,
+    /// GPUs, by UUID, on which none is due: they have it, it was refused for good, or no rule
+    /// claims them.
+    pub settled: Vec<String>,
+}
+
 /// `GET /v1/health`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -54,6 +65,9 @@ pub struct Health {
     pub simulated: bool,
     /// Number of GPUs that the driver shows.
     pub gpus: u32,
+    /// How far the layouts of this boot are; absent when it can't be told which boot this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layouts_at_start: Option<LayoutsAtStart>,
     /// Pid of the agent.
     pub pid: u32,
 }

@@ -17,7 +17,7 @@ pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory, Mig,
     Placement, Process, ProcessKind, USERS_UNKNOWN,
 };
-pub use health::{Driver, Health, HealthStatus, Version};
+pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
 pub use operation::{Actor, Operation, OperationState, StepState};
 pub use plan::{ApplyRequest, Blocker, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
 pub use policy::{ConfigView, Mode, NamedLayout, RuleView};

@@ -1,6 +1,6 @@
 //! Single facts about the store and the host: schema, last boot, what was lost.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -88,8 +88,32 @@ pub struct Lost {
     pub kept: Option<PathBuf>,
 }
 
+/// What was done of the layouts that a boot wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootRecord {
+    /// The kernel's id of the boot.
+    pub boot_id: String,
+    /// GPUs, by UUID, on which no layout of this boot is due any more: they have it, it was
+    /// refused for good, or no rule claims them.
+    pub settled: BTreeSet<String>,
+    /// Whether none is due on any GPU.
+    pub complete: bool,
+}
+
+impl BootRecord {
+    /// Of a boot on which nothing was done yet.
+    #[must_use]
+    pub fn new(boot_id: String) -> Self {
+        Self { boot_id, settled: BTreeSet::new(), complete: false }
+    }
+}
+
 pub(crate) const LOST: &str = "lost";
-const BOOT: &str = "boot_id";
+const BOOT: &str = "boot";
+
+fn corrupt(fact: &str, error: &serde_json::Error) -> StoreError {
+    StoreError::Corrupt { table: fact.to_owned(), what: error.to_string() }
+}
 
 impl View<'_> {
     pub(crate) fn fact(&self, name: &str) -> Result<Option<String>, StoreError> {
@@ -97,12 +121,13 @@ impl View<'_> {
         Ok(facts.into_iter().next().map(|fact| fact.value))
     }
 
-    /// Boot id that was last recorded with [`Tx::record_boot`].
+    /// The boot that was last recorded with [`Tx::record_boot`].
     ///
     /// # Errors
     /// When the store can't be read.
-    pub fn last_boot(&self) -> Result<Option<String>, StoreError> {
-        self.fact(BOOT)
+    pub fn last_boot(&self) -> Result<Option<BootRecord>, StoreError> {
+        let Some(text) = self.fact(BOOT)? else { return Ok(None) };
+        serde_json::from_str(&text).map(Some).map_err(|error| corrupt(BOOT, &error))
     }
 
     /// What was lost and is not accepted yet.
@@ -111,21 +136,19 @@ impl View<'_> {
     /// When the store can't be read.
     pub fn lost(&self) -> Result<Option<Lost>, StoreError> {
         let Some(text) = self.fact(LOST)? else { return Ok(None) };
-        let corrupt =
-            |error: serde_json::Error| StoreError::Corrupt { table: LOST.to_owned(), what: error.to_string() };
-        serde_json::from_str(&text).map(Some).map_err(corrupt)
+        serde_json::from_str(&text).map(Some).map_err(|error| corrupt(LOST, &error))
     }
 }
 
 impl Tx<'_> {
-    /// Records the boot in which we run, once what has to be done at a new boot is done or
-    /// journalled.
+    /// Records how far the layouts of a boot are, in place of what was recorded of any boot.
     ///
     /// # Errors
     /// When it can't be written.
-    pub fn record_boot(&mut self, boot_id: &str) -> Result<(), StoreError> {
+    pub fn record_boot(&mut self, boot: &BootRecord) -> Result<(), StoreError> {
         self.next_sequence();
-        record::put(self.connection, &Fact { name: BOOT.to_owned(), value: boot_id.to_owned() })
+        let value = serde_json::to_string(boot).map_err(|error| StoreError::Internal(error.to_string()))?;
+        record::put(self.connection, &Fact { name: BOOT.to_owned(), value })
     }
 
     /// Goes on after a loss; what it was. `None` when nothing was lost.

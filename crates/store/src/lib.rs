@@ -54,7 +54,7 @@ pub use answer::{Answer, NewAnswer, StoredAnswer};
 pub use audit::{AuditQuery, AuditRecord, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError};
-pub use fact::Lost;
+pub use fact::{BootRecord, Lost};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,

@@ -56,7 +56,7 @@ fn fill(store: &Store) {
                     body: serde_json::json!({ "id": id.to_string(), "n": n }),
                     expires_at: Timestamp::MAX,
                 })?;
-                tx.record_boot("boot-1")?;
+                tx.record_boot(&gpush_store::BootRecord::new("boot-1".to_owned()))?;
                 tx.audit(audit("mig.apply", "GPU-0"))
             })
             .wait()

@@ -211,6 +211,7 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
             causes: Vec::new(),
             simulated,
             gpus: u32::try_from(gpus.len()).unwrap(),
+            layouts_at_start: None,
             pid: 812,
         },
         gpus,

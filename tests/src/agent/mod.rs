@@ -45,6 +45,7 @@ pub struct Agent {
     config: PathBuf,
     log: PathBuf,
     notify: UnixDatagram,
+    started: jiff::Timestamp,
     _public: Option<tempfile::TempDir>,
 }
 
@@ -302,14 +303,14 @@ impl Agent {
         }
     }
 
-    /// Waits until no operation goes on, and gives all there were.
+    /// Waits until no operation goes on, and gives all that this agent began, oldest first.
     ///
     /// # Panics
     /// When one does not end.
     #[must_use]
     pub fn settle(&self) -> Vec<Operation> {
         let all: Vec<Operation> = serde_json::from_value(self.get("/v1/operations").json()).expect("operations");
-        all.into_iter().map(|operation| self.follow(operation)).collect()
+        all.into_iter().filter(|one| one.created_at >= self.started).map(|one| self.follow(one)).collect()
     }
 }
 

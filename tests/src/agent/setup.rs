@@ -161,10 +161,12 @@ impl<'h> Setup<'h> {
     fn spawn(mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
         let socket = at.map_or(socket, Path::to_owned);
+        // What is recorded is so to the millisecond.
+        let started = jiff::Timestamp::from_millisecond(jiff::Timestamp::now().as_millisecond()).expect("a time");
         let child = command.spawn().expect("gpushd can be started");
         // The command holds what was handed to the child; its other end shall see it close.
         drop(command);
-        let mut agent = Agent { child, socket, config, log, notify, _public: None };
+        let mut agent = Agent { child, socket, config, log, notify, started, _public: None };
         agent.wait_for("READY=1");
         agent
     }

@@ -101,7 +101,7 @@ pub(crate) fn role() {
                 Err(error) => say(&format!("\nerror {error:?}")),
             }
         }
-        let ended = store.write_ending(|tx| tx.record_boot("boot-2")).wait();
+        let ended = store.write_ending(|tx| tx.record_boot(&gpush_store::BootRecord::new("boot-2".to_owned()))).wait();
         say(&format!("\nending {ended:?}"));
         std::process::exit(0);
     }

@@ -1,0 +1,93 @@
+//! One GPU given its config's layout, and what came of it.
+//!
+//! ```text
+//! begin ─► refused ─┬─ another operation has the GPU ────────────► Theirs
+//!   │               ├─ the driver, or a GPU that is not there ───► NotYet   nothing was touched
+//!   │               └─ the plan: impossible, in use ─────────────► Never    nothing was touched
+//!   └────► operation ─┬─ done ───────────────────────────────────► Given
+//!                     └─ rolled back, failed ────────────────────► Failed   instances were touched
+//! ```
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Gpu, LayoutSource, OperationState, PlanRequest};
+
+use crate::{agent::Shared, apply, auth::Asker};
+
+/// How often an operation that goes on is looked at again.
+const FOLLOW: Duration = Duration::from_secs(60);
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// It has its layout.
+    Given,
+    /// Somebody else is changing it, and that is what they want of it.
+    Theirs(ApiError),
+    /// Refused for a reason that lasts until somebody changes something; nothing was touched.
+    Never(ApiError),
+    /// Refused for a reason that may pass by itself; nothing was touched.
+    NotYet(ApiError),
+    /// It was tried, and failed on the way.
+    Failed(ApiError),
+    /// Not begun, since the agent stops.
+    Stopping,
+}
+
+/// Gives a GPU the layout of its rule. An operation that was begun is followed to its end.
+pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
+    let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Config };
+    let asker = Asker::agent();
+    let begun = tokio::select! {
+        biased;
+        () = agent.stopping.cancelled() => return Outcome::Stopping,
+        begun = apply::begin(agent, &asker, kind, &request) => begun,
+    };
+    let mut operation = match begun {
+        Ok(operation) => operation,
+        Err(_) if agent.stopping.is_cancelled() => return Outcome::Stopping,
+        Err(error) => return refused(error),
+    };
+    while !operation.state.is_final() {
+        operation = match agent.operations.wait(&operation.id, operation.revision, FOLLOW).await {
+            Ok(operation) => operation,
+            Err(error) => return Outcome::NotYet(error),
+        };
+    }
+    match (operation.state, operation.error) {
+        (OperationState::Done, _) => Outcome::Given,
+        (_, Some(error)) => Outcome::Failed(error),
+        (_, None) => Outcome::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
+    }
+}
+
+/// What a refusal comes to.
+fn refused(error: ApiError) -> Outcome {
+    match error.code {
+        Code::Conflict => Outcome::Theirs(error),
+        // A GPU that is lost comes back with a reset, and its layout is due then as now.
+        Code::DriverUnavailable
+        | Code::DriverError
+        | Code::DriverTimeout
+        | Code::GpuLost
+        | Code::Cancelled
+        | Code::Denied
+        | Code::NotFound
+        | Code::Unavailable
+        | Code::Unreachable
+        | Code::TimedOut
+        | Code::Internal => Outcome::NotYet(error),
+        Code::BadRequest
+        | Code::UnknownProfile
+        | Code::LayoutImpossible
+        | Code::Blocked
+        | Code::Unsupported
+        | Code::ConfigInvalid => Outcome::Never(error),
+    }
+}
+
+/// Says in the log why a GPU has not got its layout.
+pub(super) fn log(gpu: &Gpu, error: &ApiError) {
+    let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
+    tracing::error!(gpu = gpu.uuid, "{error}{causes}");
+}

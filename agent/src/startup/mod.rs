@@ -1,0 +1,215 @@
+//! Layouts at start, and drift put right by itself where the config wants that.
+//!
+//! Instances don't survive a reboot, so the config's layouts are applied when the agent starts on
+//! another boot than the one it has on record. On the same boot it leaves alone what it finds: the
+//! difference may be somebody's intent. With `auto_reconcile` it is put right all the same, at
+//! start, after a reload and whenever it is found.
+//!
+//! ```text
+//! start ─► this boot on record as complete? ── yes ─► drift is shown
+//!             │ no                                      │ auto_reconcile
+//!             ▼                                         ▼
+//!         each GPU not on record ─► layouts           put right
+//! ```
+//!
+//! | file | subject |
+//! |---|---|
+//! | `boot` | the boot in which the agent runs |
+//! | `layouts` | the layouts of a boot, GPU by GPU, until each has its verdict |
+//! | `give` | one GPU given its layout, and what came of it |
+
+pub(crate) mod boot;
+mod give;
+mod layouts;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Gpu, LayoutsAtStart, Mode};
+use gpush_core::config::Config;
+use gpush_store::BootRecord;
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+
+use self::{give::Outcome, layouts::Layouts};
+use crate::{agent::Shared, auth::Asker, view};
+
+/// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
+const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+
+/// What went wrong with the layouts at start.
+#[derive(Debug, Default)]
+pub(crate) struct Startup {
+    troubles: Mutex<Vec<(Subject, ApiError)>>,
+    /// What is on record of this boot.
+    recorded: Mutex<Option<BootRecord>>,
+    reloaded: Notify,
+}
+
+/// What a trouble is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Subject {
+    /// The boot and its record.
+    Boot,
+    /// GPUs that can't be identified.
+    Unidentified,
+    /// A GPU by UUID.
+    Gpu(String),
+}
+
+impl Startup {
+    /// What went wrong, as far as it still matters: a GPU that has its layout by now is well.
+    pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let drifts = |uuid: &str| gpus.iter().any(|gpu| gpu.uuid == uuid && !gpu.drift.is_empty());
+        troubles.retain(|(subject, _)| match subject {
+            Subject::Boot | Subject::Unidentified => true,
+            Subject::Gpu(uuid) => drifts(uuid),
+        });
+        troubles.iter().map(|(_, error)| error.clone()).collect()
+    }
+
+    /// How far the layouts of this boot are, by the record.
+    pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
+        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let layouts = |record: &BootRecord| LayoutsAtStart {
+            complete: record.complete,
+            settled: record.settled.iter().cloned().collect(),
+        };
+        recorded.as_ref().map(layouts)
+    }
+
+    fn recorded(&self, record: BootRecord) {
+        *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+    }
+
+    /// The config is another.
+    pub(crate) fn reloaded(&self) {
+        self.reloaded.notify_one();
+    }
+
+    fn note(&self, subject: Subject, error: ApiError) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        troubles.retain(|(other, _)| *other != subject);
+        troubles.push((subject, error));
+    }
+
+    fn forget(&self, subject: &Subject) {
+        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        troubles.retain(|(other, _)| other != subject);
+    }
+}
+
+/// What is to be done at start, by the config that the agent starts with.
+#[derive(Debug)]
+pub(crate) struct Due {
+    /// What is on record of this boot, when layouts may still be due on it.
+    record: Option<BootRecord>,
+    /// Whether drift is put right at once.
+    reconcile: bool,
+}
+
+impl Startup {
+    /// Compares this boot with the one on record.
+    pub(crate) fn due(&self, config: &Config, boot: Result<String, ApiError>, recorded: Option<BootRecord>) -> Due {
+        let boot_id = match boot {
+            Ok(boot_id) => boot_id,
+            Err(error) => {
+                tracing::error!("{error}: layouts are not applied at start");
+                self.note(Subject::Boot, error);
+                return Due { record: None, reconcile: false };
+            }
+        };
+        let recorded = recorded.filter(|record| record.boot_id == boot_id);
+        self.recorded(recorded.clone().unwrap_or_else(|| BootRecord::new(boot_id.clone())));
+        match recorded {
+            None => Due { record: Some(BootRecord::new(boot_id)), reconcile: false },
+            Some(record) if record.complete => {
+                if !config.auto_reconcile {
+                    tracing::info!("started again on the same boot: what stands is left as it is");
+                }
+                Due { record: None, reconcile: config.auto_reconcile }
+            }
+            Some(record) => {
+                tracing::info!(
+                    "started again on the same boot, whose layouts were not all applied: going on with them"
+                );
+                Due { record: Some(record), reconcile: config.auto_reconcile }
+            }
+        }
+    }
+}
+
+/// Applies what is to be applied without anybody asking. When the agent stops, nothing new is
+/// begun; what was begun is seen to its end, and recorded.
+pub(crate) async fn run(agent: Shared, due: Due) {
+    let mut layouts = due.record.map(Layouts::new);
+    let mut pause = RECONCILE.0;
+    let mut reconcile_at = Instant::now() + if due.reconcile { Duration::ZERO } else { pause };
+    while !agent.stopping.is_cancelled() {
+        let mut next = reconcile_at;
+        if let Some(due) = &mut layouts {
+            match due.round(&agent).await {
+                Some(again) => next = next.min(again),
+                None => layouts = None,
+            }
+        }
+        if Instant::now() >= reconcile_at {
+            // What can't be put right is not tried every minute: each attempt may cost instances.
+            pause = if reconcile(&agent, layouts.as_ref()).await { RECONCILE.0 } else { (pause * 2).min(RECONCILE.1) };
+            reconcile_at = Instant::now() + pause;
+            next = next.min(reconcile_at);
+        }
+        tokio::select! {
+            () = agent.stopping.cancelled() => {}
+            () = agent.startup.reloaded.notified() => {
+                pause = RECONCILE.0;
+                reconcile_at = Instant::now();
+            }
+            () = sleep_until(next) => {}
+        }
+    }
+}
+
+/// Gives every GPU that a rule claims for MIG its layout, if it differs; whether all have it now.
+/// Those whose layout of this boot is still due are left to that.
+async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
+    if !agent.settings.config().auto_reconcile {
+        return true;
+    }
+    let asker = Asker::agent();
+    let gpus = tokio::select! {
+        gpus = view::gpus(agent, &asker) => gpus,
+        () = agent.stopping.cancelled() => return true,
+    };
+    // Without a driver there is nothing to put right, and nothing was tried.
+    let Ok(gpus) = gpus else { return true };
+    let mut tasks = JoinSet::new();
+    for gpu in gpus {
+        let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
+        if gpu.mode != Mode::Mig || gpu.drift.is_empty() || due {
+            continue;
+        }
+        let agent = Arc::clone(agent);
+        tasks.spawn(async move {
+            match give::give(&agent, "mig.reconcile", &gpu).await {
+                Outcome::Given | Outcome::Stopping => true,
+                Outcome::Theirs(error) => {
+                    tracing::info!(gpu = gpu.uuid, "left alone: {error}");
+                    false
+                }
+                Outcome::Never(error) | Outcome::NotYet(error) | Outcome::Failed(error) => {
+                    give::log(&gpu, &error);
+                    agent.startup.note(Subject::Gpu(gpu.uuid), error);
+                    false
+                }
+            }
+        });
+    }
+    tasks.join_all().await.into_iter().all(|given| given)
+}
