@@ -124,9 +124,14 @@ layout = ["3g.40gb", "4g.40gb"]
 "#;
     let host = Host::up("mixed");
     let agent = Agent::start(&host, "");
+    let mut tries = 0;
+    // Until then the layouts of this boot are due, whatever the config says meanwhile.
+    while agent.get("/v1/health").json()["layouts_at_start"]["complete"] != json!(true) {
+        tries += 1;
+        assert!(tries < 100_000, "{}", agent.log());
+    }
     agent.write_config(config);
     agent.signal(nix::sys::signal::Signal::SIGHUP);
-    let mut tries = 0;
     while agent.get("/v1/config").json()["rules"].as_array().unwrap().is_empty() {
         tries += 1;
         assert!(tries < 100_000, "{}", agent.log());

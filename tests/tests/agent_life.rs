@@ -90,14 +90,18 @@ fn a_second_sigterm_ends_it_at_once() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
-    let _operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
+    let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.wait().signal(), Some(Signal::SIGTERM as i32), "{}", agent.log());
     host.clear_faults();
-    // The next one finds what there is.
+    // The next one carries on what was broken off.
     let agent = Agent::start(&host, "");
+    let operation = agent.follow(operation);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+    assert!(operation.notes[0].contains("gpushd ended while it was running"), "{:?}", operation.notes);
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
 }
 

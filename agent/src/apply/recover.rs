@@ -5,12 +5,12 @@
 //!
 //! ```text
 //! interrupted ─► wait for the driver ─► read each GPU
-//!                                          ├─ all as planned ──────────────────────► done
-//!                                          ├─ all as before ───────────────────────► rolled back
-//!                                          ├─ another boot: what was made is gone ─► failed
-//!                                          ├─ between, a plan to the end stands ───► running, the rest of it
-//!                                          └─ between, none stands, or it was
-//!                                             being taken back ────────────────────► cancelling, back
+//!                                          ├─ all as planned ────────────────────────► done
+//!                                          ├─ same boot, not being taken back,
+//!                                          │  and a plan to the end stands ──────────► running, the rest of it
+//!                                          ├─ all as before ─────────────────────────► rolled back
+//!                                          ├─ another boot: what was made is gone ───► failed
+//!                                          └─ between ───────────────────────────────► cancelling, back
 //! ```
 //!
 //! It is done while the API is already served: until then the GPUs are the operation's, as they
@@ -116,6 +116,12 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     let interrupted = |message: &str| ApiError::new(Code::Unavailable, message.to_owned());
     if as_planned {
         finish(agent, ongoing, &parts, OperationState::Done, None, Vec::new()).await;
+    } else if to_do && same_boot && !back_wanted {
+        match ongoing.advance(OperationState::Running).await {
+            Ok(()) => carry_out(agent, ongoing, &parts).await,
+            // It stays as it is recorded: without a journal nothing is begun.
+            Err(error) => tracing::error!(op = ongoing.id(), "it can't be carried on: {error}"),
+        }
     } else if as_before {
         let error = interrupted("gpushd ended before anything was changed, or after all was taken back")
             .cause("the previous layout stands, read back")
@@ -126,12 +132,6 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
             .cause("MIG instances don't survive a restart: neither the new layout stands nor the previous one")
             .hint("`gpushctl status` shows what stands; `gpushctl mig apply` gives the GPUs the config's layouts");
         finish(agent, ongoing, &parts, OperationState::Failed, Some(error), Vec::new()).await;
-    } else if to_do && !back_wanted {
-        match ongoing.advance(OperationState::Running).await {
-            Ok(()) => carry_out(agent, ongoing, &parts).await,
-            // It stays as it is recorded: without a journal nothing is begun.
-            Err(error) => tracing::error!(op = ongoing.id(), "it can't be carried on: {error}"),
-        }
     } else {
         let why = match parts.iter().find_map(|part| part.plan.error.clone()) {
             Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
