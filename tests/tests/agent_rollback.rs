@@ -100,6 +100,14 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
             host.clear_faults();
         }
     }
+    let log = agent.log();
+    let died: Vec<&str> = log.lines().filter(|line| line.contains("WARN the driver worker died")).collect();
+    assert_eq!(died.len(), 2 * calls.len(), "{died:#?}");
+    let uuid = agent.gpu(0).uuid;
+    for line in died {
+        assert!(line.contains("signal SIGKILL, while ") && line.contains(&uuid), "{line}");
+        assert!(line.contains("is read from the hardware"), "{line}");
+    }
     println!("{} kills of the worker: {done} went on to the target, {back} back", done + back);
 }
 
@@ -134,6 +142,11 @@ fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
     assert!(seen.contains(&GpuState::Unknown), "{seen:?}\n{}", agent.log());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
     check(&host, &agent, &operation, &before, &after);
+    // By now the GPU is well, and the hint says nothing else.
+    let error = operation.error.unwrap();
+    let hint = error.hint.unwrap();
+    assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
+    assert!(error.causes.iter().any(|cause| cause.contains("no effect")), "{:?}", error.causes);
     // Other GPUs were served meanwhile and are now.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }
@@ -181,6 +194,22 @@ fn a_gpu_that_falls_off_the_bus_is_named_and_the_others_go_back() {
         let refused = agent.begin(&[&operation.plans[0].uuid], AFTER).unwrap_err();
         assert_eq!(refused.code, Code::GpuLost, "{refused:?}");
     }
+}
+
+#[test]
+fn a_handle_that_nobody_lists_is_refused_with_the_way_to_its_holder() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    let before = truth(&host, 0);
+    host.fault("nvmlGpuInstanceDestroy --gpu 0 --rc IN_USE");
+    let operation = agent.apply(&["0"], &["7g.80gb"]);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}");
+    let error = operation.error.unwrap();
+    assert_eq!(error.code, Code::Blocked);
+    let hint = error.hint.unwrap();
+    assert!(hint.contains("`fuser -v /dev/nvidia*`") && hint.contains("`gpushctl gpu show GPU-"), "{hint}");
+    assert_eq!(truth(&host, 0), before);
 }
 
 #[test]

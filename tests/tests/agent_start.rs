@@ -20,16 +20,8 @@ layout = ["3g.40gb", "2g.20gb", "1g.10gb*2"]
 
 /// Waits until the layouts at start are applied.
 fn applied(agent: &Agent, operations: usize) {
-    let mut tries = 0;
-    loop {
-        let all = agent.settle();
-        if all.len() >= operations {
-            assert!(all.iter().all(|op| op.state == OperationState::Done), "{all:?}");
-            return;
-        }
-        tries += 1;
-        assert!(tries < 20_000, "{}", agent.log());
-    }
+    let all = until(agent, "operations", || Some(agent.settle()).filter(|all| all.len() >= operations));
+    assert!(all.iter().all(|op| op.state == OperationState::Done), "{all:?}");
 }
 
 #[test]
@@ -179,7 +171,8 @@ fn a_driver_error_that_passes_costs_no_gpu_its_layout() {
         complete(&agent);
         assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
-        assert_eq!(on(&agent, 1), [OperationState::Done], "{fault}");
+        // A worker that dies takes the other GPU's call with it.
+        assert_eq!(on(&agent, 1).last(), Some(&OperationState::Done), "{fault}");
         let health = agent.get("/v1/health").json();
         assert_eq!(health["status"], "ok", "{fault}: {health}");
     }
@@ -254,6 +247,11 @@ fn a_driver_that_comes_after_the_agent_is_found_and_gets_its_layouts() {
     let health = agent.get("/v1/health").json();
     assert_eq!((&health["status"], &health["gpus"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
+    // It is said once, however often it is looked for.
+    until(&agent, "third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
+    let log = agent.log();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
+    assert!(matches!(warnings[..], [one] if one.contains("no driver yet")), "{warnings:#?}");
     host.clear_faults();
     applied(&agent, 2);
     assert_eq!(truth(&host, 0).len(), 4);
@@ -279,14 +277,9 @@ fn a_layout_blocked_at_start_tells_nobody_who_blocks_it() {
     agent.stop();
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"4g.24gb\"]\n";
     let agent = Setup::on(&host).named("second").config(config).start();
-    let mut tries = 0;
-    let health = loop {
+    let health = until(&agent, "blocked layout", || {
         let health = agent.get("/v1/health").json();
-        if health["causes"][0]["code"] == "blocked" {
-            break health.to_string();
-        }
-        tries += 1;
-        assert!(tries < 20_000, "{health}\n{}", agent.log());
-    };
+        (health["causes"][0]["code"] == "blocked").then(|| health.to_string())
+    });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
 }

@@ -96,7 +96,7 @@ pub(super) async fn take(agent: &Shared, part: &Part, step: &Step, ground: &mut 
         Err(error) => {
             let trouble = format!("{}: {} failed", part.label(), words(step));
             let reading = judge(agent, part, &trouble, &error).await?;
-            if landed(step, &reading, ground) { Ok(()) } else { Err(Trouble::Failed(explain(&trouble, &error))) }
+            if landed(step, &reading, ground) { Ok(()) } else { Err(Trouble::Failed(without_effect(&trouble, &error))) }
         }
     }
 }
@@ -120,7 +120,7 @@ pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Resu
         Err(error) => {
             let reading = judge(agent, part, &trouble, &error).await?;
             let there = reading.mig.as_ref().is_some_and(|mig| mig.enabled == enabled && mig.pending == enabled);
-            if there { Ok(()) } else { Err(Trouble::Failed(explain(&trouble, &error))) }
+            if there { Ok(()) } else { Err(Trouble::Failed(without_effect(&trouble, &error))) }
         }
     }
 }
@@ -175,6 +175,16 @@ fn explain(trouble: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
     // Whether to ask again is the asker's to judge once the operation has ended.
     ApiError { message: trouble.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
+}
+
+/// The same for a call that was settled, and the hardware shows nothing of it: it can't land any more.
+fn without_effect(trouble: &str, error: &DriverError) -> ApiError {
+    let explained = explain(trouble, error).cause("the call has ended and the hardware shows no effect of it");
+    if !error.may_land() && error.kind != ErrorKind::Unsettled {
+        return explained;
+    }
+    explained
+        .hint("what held the driver up may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`; then apply again")
 }
 
 async fn call(agent: &Shared, part: &Part, step: &Step, ground: &mut Ground) -> Result<(), DriverError> {

@@ -166,12 +166,16 @@ impl DriverError {
                 format!("look at `dmesg | grep -i xid`; {gpu} is back only after a reset or a reboot")
             }
             ErrorKind::ResetRequired => format!("reset it when it is idle: `nvidia-smi --gpu-reset -i {gpu}`"),
-            ErrorKind::InUse => format!("see who holds it: `gpushctl gpu show {gpu}`"),
+            // The driver also counts open handles, of which its process lists say nothing.
+            ErrorKind::InUse => format!(
+                "see who holds it: `gpushctl gpu show {gpu}`; if that names nobody, a program holds it open: \
+                 `fuser -v /dev/nvidia*` names it, often a monitor (nv-hostengine, dcgm-exporter, nvidia-persistenced)"
+            ),
             ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
                 format!("see what it can do: `gpushctl gpu show {gpu}`; a newer driver may know more")
             }
             ErrorKind::Deadline { may_land: true } | ErrorKind::Unsettled => {
-                format!("{gpu} stays `unknown` until the driver answers: `gpushctl gpu show {gpu}`")
+                format!("look again: `gpushctl gpu show {gpu}`; it is `unknown` for as long as the call has not returned")
             }
             ErrorKind::InsufficientResources => format!("see what is there: `gpushctl gpu show {gpu}`"),
             ErrorKind::OperatingSystem => "check the device cgroup of gpushd".to_owned(),
@@ -246,6 +250,14 @@ mod tests {
         let differ = hint(ErrorKind::LibRmVersionMismatch);
         assert_eq!(differ.code, Code::DriverUnavailable);
         assert!(differ.hint.is_some_and(|h| h.contains("reboot") && h.contains("modprobe")));
+    }
+
+    #[test]
+    fn in_use_without_a_process_says_how_to_find_the_holder() {
+        let hint = DriverError::new(ErrorKind::InUse, "nvmlGpuInstanceDestroy").on("GPU-1").hint().unwrap();
+        for part in ["`gpushctl gpu show GPU-1`", "`fuser -v /dev/nvidia*`", "nv-hostengine", "nvidia-persistenced"] {
+            assert!(hint.contains(part), "{part}: {hint}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     error::{DriverError, ErrorKind},
-    proto::{Answer, ToParent, ToWorker},
+    proto::{Answer, Request, ToParent, ToWorker},
     reading,
 };
 
@@ -92,6 +92,22 @@ pub(super) async fn run(
     }
 }
 
+/// Says in the log that a worker died of itself: what it did, and what follows for whoever waits.
+fn mourn(pid: Option<u32>, how: &str, calls: &[&Request]) {
+    let during = |request: &&Request| match request.gpu() {
+        Some(gpu) => format!("{} ({})", request.name(), gpu.uuid),
+        None => request.name().to_owned(),
+    };
+    let during: Vec<String> = calls.iter().map(during).collect();
+    let during = if during.is_empty() { "it had no call".to_owned() } else { format!("while {}", during.join(", ")) };
+    let follows = match (calls.is_empty(), calls.iter().any(|request| request.is_mutation())) {
+        (true, _) => "the next call starts another",
+        (false, false) => "another is started and asked again",
+        (false, true) => "another is started, and what the change has come to is read from the hardware",
+    };
+    tracing::warn!(pid, "the driver worker died: {how}, {during}; {follows}");
+}
+
 impl Supervisor {
     /// Remembers who asked, and makes an event of it.
     fn note(&mut self, message: Message) -> Event {
@@ -126,8 +142,11 @@ impl Supervisor {
                 None
             }
             Report::Gone { how } => {
-                tracing::debug!(worker, how, "driver worker gone");
-                self.lines.remove(&worker);
+                let line = self.lines.remove(&worker);
+                match self.machine.in_hand(worker) {
+                    Some(calls) => mourn(line.and_then(|line| line.pid), &how, &calls),
+                    None => tracing::debug!(worker, how, "driver worker gone"),
+                }
                 Some(Event::Gone { worker, how })
             }
         }
@@ -167,7 +186,12 @@ impl Supervisor {
             }
             Effect::Kill(worker) => {
                 if let Some(line) = self.lines.get(&worker) {
-                    tracing::warn!(worker, pid = line.pid, "killing an abandoned driver worker");
+                    let calls = self.machine.abandoned().get(&worker).map(|abandoned| abandoned.calls.join(", "));
+                    match calls.filter(|calls| !calls.is_empty()) {
+                        Some(calls) => tracing::warn!(pid = line.pid, "killing a driver worker that hangs in {calls}"),
+                        // One that found no driver has nothing else to do.
+                        None => tracing::debug!(worker, pid = line.pid, "ending a driver worker"),
+                    }
                     line.kill();
                 }
             }

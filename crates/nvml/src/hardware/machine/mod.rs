@@ -339,6 +339,18 @@ impl Machine {
         }
     }
 
+    /// What a worker has in hand, while it is one that shall not end: then its end is a crash.
+    pub(super) fn in_hand(&self, worker: WorkerId) -> Option<Vec<&Request>> {
+        let wanted = match self.service {
+            Service::Starting { worker, .. }
+            | Service::Serving { worker }
+            | Service::Ending { worker, kill_at: None } => Some(worker),
+            Service::Idle | Service::Ending { kill_at: Some(_), .. } | Service::Failed { .. } => None,
+        };
+        let calls = self.flights.values().filter(|flight| flight.worker == worker).map(|flight| &flight.request);
+        (wanted == Some(worker)).then(|| calls.collect())
+    }
+
     /// The worker that starts, serves or ends.
     pub(super) fn worker(&self) -> Option<WorkerId> {
         match self.service {
