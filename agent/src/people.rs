@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Mig, Process};
+use gpush_api::{Mig, Process, text};
 use gpush_nvml::Reading;
 use nix::unistd::{Uid, User};
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
@@ -147,15 +147,15 @@ impl Thread {
         {
             return name.clone();
         }
-        let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
+        let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| text::plain(&user.name));
         self.names.insert(uid, (Instant::now(), name.clone()));
         name
     }
 }
 
-/// A command line fit to be shown: no control characters, not too long.
+/// A command line fit to be shown: by the rule of [`text`], not too long.
 fn shown(command: &str) -> Option<String> {
-    let text: String = command.chars().map(|c| if c.is_control() { ' ' } else { c }).take(COMMAND).collect();
+    let text: String = command.chars().map(text::plain_char).take(COMMAND).collect();
     let text = text.trim_end();
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_command_line_is_cut_and_cleaned() {
-        assert_eq!(shown("a\x1b[31m\nb").as_deref(), Some("a [31m b"));
+        assert_eq!(shown("a\x1b[31m\nb").as_deref(), Some("a?[31m b"));
+        assert_eq!(shown("py\u{200b}thon \u{202e}gpj.exe").as_deref(), Some("py?thon ?gpj.exe"));
         assert_eq!(shown(&"é".repeat(300)).unwrap().chars().count(), COMMAND);
         assert_eq!(shown(" \n"), None);
     }

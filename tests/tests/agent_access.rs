@@ -133,6 +133,28 @@ fn others_see_that_somebody_is_there_and_no_more() {
     let _ = own.wait();
 }
 
+/// A command line is its owner's to write; the API shows none of what deceives a reader.
+#[test]
+fn a_command_line_cannot_drive_or_deceive_the_terminal_it_is_shown_on() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
+    let mut own = Command::new("sh");
+    own.args(["-c", "read line", "\u{1b}[2Jtr\u{200b}ain\u{202e}yp.\nx"]).stdin(Stdio::piped());
+    let mut own = own.spawn().expect("sh can be started");
+    let place = format!("--gpu 0 --gi {} --ci 0 --pid {}", gi_at(&host, 0, 0), own.id());
+    let words: Vec<&str> = std::iter::once("add").chain(place.split(' ')).collect();
+    host.sim("process", &words);
+    agent.settle_reads();
+    let seen = agent.get("/v1/gpus/0").json();
+    assert_eq!(
+        seen["mig"]["instances"][0]["compute"][0]["processes"][0]["command"], "sh -c read line ?[2Jtr?ain?yp. x",
+        "{seen}"
+    );
+    drop(own.stdin.take());
+    let _ = own.wait();
+}
+
 #[test]
 fn one_user_cannot_use_up_the_connections() {
     if !can_be_somebody_else() {

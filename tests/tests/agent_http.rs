@@ -18,6 +18,10 @@ fn every_mistake_is_answered_in_json_with_its_status() {
     let agent = Agent::start(&host, "");
     let json_type = "content-type: application/json\r\n";
     let large = vec![b' '; 70_000];
+    let list = |what: &str, count: usize| format!("[{}]", vec![format!("{what:?}"); count].join(","));
+    let selectors = format!("{{\"gpus\": {}}}", list("0", 257)).into_bytes();
+    let layout = |entries: String| format!("{{\"layout\": {{\"entries\": {entries}}}}}").into_bytes();
+    let (entries, long) = (layout(list("1g.6gb", 65)), layout(list(&"x".repeat(5000), 1)));
     let mut tried = 0;
     for (method, path, headers, body, status, says) in [
         ("GET", "/", "", &b""[..], 404, "there is no"),
@@ -42,6 +46,9 @@ fn every_mistake_is_answered_in_json_with_its_status() {
         ("POST", "/v1/mig/apply", json_type, b"{\"layout\": {\"entries\": 7}}", 400, "layout.entries"),
         ("POST", "/v1/mig/apply", json_type, b"\xff\xfe", 400, "the body"),
         ("POST", "/v1/mig/apply", json_type, &large, 413, "65536 bytes"),
+        ("POST", "/v1/mig/plan", json_type, &selectors, 400, "at most 256"),
+        ("POST", "/v1/mig/apply", json_type, &entries, 400, "more than 64 entries"),
+        ("POST", "/v1/mig/plan", json_type, &long, 400, "longer than 4096 bytes"),
     ] {
         let answer = agent.request(method, path, headers, body);
         assert_eq!(answer.status, status, "{method} {path}: {}", String::from_utf8_lossy(&answer.body));

@@ -33,7 +33,7 @@ fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     let agent = Agent::start(&host, "");
     let (status, log) = Setup::on(&host).named("second").socket(agent.socket()).refused();
     assert_eq!(status.code(), Some(1));
-    assert!(log.contains("another program listens on"), "{log}");
+    assert!(log.contains(&format!("another gpushd (pid {}) has the socket", agent.pid())), "{log}");
     assert_eq!(agent.get("/v1/version").status, 200);
     let socket = agent.socket().to_owned();
     agent.kill();
@@ -47,6 +47,34 @@ fn a_live_socket_is_refused_and_a_stale_one_replaced() {
     let (_, log) = Setup::on(&host).refused();
     assert!(log.contains("is not a socket"), "{log}");
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "precious");
+}
+
+#[test]
+fn of_ten_agents_at_once_on_one_socket_one_serves_and_the_others_name_it() {
+    let host = Host::up("a30x4");
+    let socket = host.scratch("shared.sock");
+    // Twice: beside nothing, and beside the file of one that was killed.
+    for round in 0..2 {
+        let started: Vec<_> = std::thread::scope(|scope| {
+            let agents: Vec<_> = (0..10)
+                .map(|n| {
+                    let setup = Setup::on(&host).named(&format!("{round}-{n}")).socket(&socket);
+                    scope.spawn(|| setup.try_start())
+                })
+                .collect();
+            agents.into_iter().map(|agent| agent.join().unwrap()).collect()
+        });
+        let (served, refused): (Vec<_>, Vec<_>) = started.into_iter().partition(Result::is_ok);
+        assert_eq!((served.len(), refused.len()), (1, 9), "round {round}");
+        let agent = served.into_iter().flatten().next().unwrap();
+        for (status, log) in refused.into_iter().filter_map(Result::err) {
+            assert_eq!(status.code(), Some(1), "{log}");
+            assert!(log.contains(&format!("another gpushd (pid {}) has the socket", agent.pid())), "{log}");
+        }
+        assert_eq!(agent.get("/v1/health").json()["pid"], agent.pid());
+        agent.kill();
+        assert!(socket.exists());
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! socket   makes or takes over the listening socket; stale files replaced, live ones refused
+//! lock     one agent a socket path
 //! accept   the loop: credentials, caps, one task a connection
 //! peer     who is at the other end, by the kernel's word
 //! caps     connections per uid and in all
@@ -13,6 +14,7 @@
 
 pub(crate) mod accept;
 mod caps;
+mod lock;
 mod pace;
 pub(crate) mod peer;
 pub(crate) mod socket;

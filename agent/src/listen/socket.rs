@@ -2,7 +2,8 @@
 //!
 //! Made by us, it is bound under another name, given its owner and mode, and renamed: nobody can
 //! connect before the mode is right. A socket file whose agent is gone is replaced; one that
-//! somebody listens on is not, and neither is a file that is no socket.
+//! somebody listens on is not, and neither is a file that is no socket. All of that happens under
+//! the lock of that path, which is kept for as long as the socket is: see [`super::lock`].
 
 use std::{
     ffi::OsString,
@@ -16,6 +17,8 @@ use std::{
 };
 
 use nix::unistd::{Gid, Group};
+
+use super::lock::{LockError, SocketLock};
 
 /// Who may connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +40,24 @@ pub(crate) enum SocketError {
         /// Why.
         source: io::Error,
     },
-    /// Somebody answers on it.
+    /// Another agent serves there, or is about to.
+    #[error("another gpushd {}has the socket {}; stop it (`systemctl stop gpushd`{}), or give another path with \
+             --socket", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
+    Held {
+        /// The socket.
+        path: PathBuf,
+        /// The other one, when it could be read.
+        holder: Option<u32>,
+    },
+    /// Its lock can't be had.
+    #[error("the lock {} of the socket can't be used; remove what is there, or give another path with --socket", path.display())]
+    Lock {
+        /// The lock's file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something that is no gpushd answers on it.
     #[error("another program listens on {}; stop it, or give another path with --socket", path.display())]
     Live {
         /// The socket.
@@ -80,6 +100,10 @@ pub(crate) enum SocketError {
     },
 }
 
+fn by(pid: Option<u32>, before: &str, after: &str) -> String {
+    pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
+}
+
 /// A socket to accept from.
 #[derive(Debug)]
 pub(crate) struct Listening {
@@ -87,8 +111,16 @@ pub(crate) struct Listening {
     pub(crate) listener: UnixListener,
     /// What to call it in logs.
     pub(crate) name: String,
-    /// File to remove at the end, with its inode; `None` when systemd owns it.
-    ours: Option<(PathBuf, u64)>,
+    /// File to remove at the end; `None` when systemd owns it.
+    ours: Option<Ours>,
+}
+
+/// A socket file of ours.
+#[derive(Debug)]
+struct Ours {
+    path: PathBuf,
+    inode: u64,
+    _lock: SocketLock,
 }
 
 impl Listening {
@@ -127,6 +159,10 @@ impl Listening {
                 .create(dir)
                 .map_err(|source| SocketError::Directory { path: here(), source })?;
         }
+        let lock = SocketLock::take(path).map_err(|error| match error {
+            LockError::Held { holder } => SocketError::Held { path: here(), holder },
+            LockError::Unusable { path, source } => SocketError::Lock { path, source },
+        })?;
         refuse_unless_free(path)?;
         let mut draft = OsString::from(path);
         draft.push(".new");
@@ -148,7 +184,10 @@ impl Listening {
             Ok(inode)
         };
         match finish() {
-            Ok(inode) => Ok(Self { listener, name: path.display().to_string(), ours: Some((here(), inode)) }),
+            Ok(inode) => {
+                let ours = Ours { path: here(), inode, _lock: lock };
+                Ok(Self { listener, name: path.display().to_string(), ours: Some(ours) })
+            }
             Err(error) => {
                 let _ = fs::remove_file(&draft);
                 Err(failed(error))
@@ -162,13 +201,14 @@ impl Listening {
     }
 }
 
-/// The socket's file, removed when dropped unless another agent has replaced it by then.
+/// The socket's file, removed when dropped unless somebody has replaced it by then; its lock goes
+/// after it.
 #[derive(Debug)]
-pub(crate) struct SocketFile(Option<(PathBuf, u64)>);
+pub(crate) struct SocketFile(Option<Ours>);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Some((path, inode)) = &self.0
+        if let Some(Ours { path, inode, .. }) = &self.0
             && fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
         {
             let _ = fs::remove_file(path);
@@ -218,11 +258,16 @@ mod tests {
         let path = scratch.path().join("run/gpushd.sock");
         let first = Listening::bind(&path, &access()).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        let error = Listening::bind(&path, &access()).unwrap_err().to_string();
+        let pid = std::process::id();
+        assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the socket")), "{error}");
+        drop(first);
+        // Somebody who knows nothing of our lock.
+        fs::remove_file(&path).unwrap_or_default();
+        let other = UnixListener::bind(&path).unwrap();
         assert!(matches!(Listening::bind(&path, &access()), Err(SocketError::Live { .. })));
         // Killed: the file stays, nobody listens.
-        let (listener, file) = first.split();
-        drop(listener);
-        std::mem::forget(file);
+        drop(other);
         assert!(path.exists());
         let second = Listening::bind(&path, &access()).unwrap();
         UnixStream::connect(&path).unwrap();
@@ -232,12 +277,12 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_a_successor_is_left() {
+    fn a_file_that_replaced_ours_is_left() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
-        let (listener, file) = Listening::bind(&path, &access()).unwrap().split();
-        drop(listener);
-        let _second = Listening::bind(&path, &access()).unwrap();
+        let (_listener, file) = Listening::bind(&path, &access()).unwrap().split();
+        fs::remove_file(&path).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
         drop(file);
         assert!(path.exists());
     }

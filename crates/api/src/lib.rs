@@ -1,6 +1,7 @@
 //! Wire types of the gpush API: what `gpushd` says and its clients read.
 //!
-//! Nothing here does anything: serde types, error codes and their exit statuses. `gpush-core`
+//! Nothing here does anything: serde types, error codes and their exit statuses, and which
+//! characters of foreign text are shown. `gpush-core`
 //! reads the same types, so that a saved answer of the agent (`gpushctl gpu list --json`) is a
 //! state that can be planned on offline. JSON made from them is stable within `v1`: fields are
 //! added, never renamed or removed.
@@ -11,6 +12,7 @@ pub mod health;
 pub mod operation;
 pub mod plan;
 pub mod policy;
+pub mod text;
 
 pub use error::{ApiError, Code};
 pub use gpu::{

@@ -1,14 +1,16 @@
 //! Text of others within messages of ours: in backticks, on one line, of bounded length.
 //!
-//! What people typed is echoed in almost every error. A control character in it must not reach a
-//! terminal or a log, and a pasted page must not bury the message.
+//! What people typed is echoed in almost every error. What drives or deceives a terminal
+//! ([`gpush_api::text`]) must not reach one, nor a log, and a pasted page must not bury the message.
 
 use std::fmt;
+
+use gpush_api::text::is_plain;
 
 /// Longest echo in characters.
 const MOST: usize = 80;
 
-/// Shows a text in backticks, control characters escaped, cut at 80 characters.
+/// Shows a text in backticks, what is not plain escaped, cut at 80 characters.
 #[derive(Debug, Clone, Copy)]
 pub struct Quoted<'a>(pub &'a str);
 
@@ -20,7 +22,7 @@ impl fmt::Display for Quoted<'_> {
                 f.write_str("…")?;
                 break;
             }
-            if c.is_control() { write!(f, "{}", c.escape_unicode())? } else { write!(f, "{c}")? }
+            if is_plain(c) { write!(f, "{c}")? } else { write!(f, "{}", c.escape_unicode())? }
         }
         f.write_str("`")
     }
@@ -33,6 +35,7 @@ mod tests {
     #[test]
     fn nothing_of_a_terminal_gets_through() {
         assert_eq!(Quoted("a\u{1b}[31m\n").to_string(), "`a\\u{1b}[31m\\u{a}`");
+        assert_eq!(Quoted("a\u{202e}b").to_string(), "`a\\u{202e}b`");
         assert!(Quoted(&"x".repeat(5000)).to_string().chars().count() < 100);
     }
 }

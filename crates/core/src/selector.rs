@@ -23,6 +23,9 @@ use gpush_api::{ApiError, Code, Gpu};
 
 use crate::quote::Quoted;
 
+/// Most selectors that are resolved at once: several for each GPU of the largest host.
+pub const MOST: usize = 256;
+
 /// Which GPUs are meant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Selector {
@@ -222,7 +225,15 @@ impl Selector {
     ///
     /// # Errors
     /// A text that is no selector, or that names no GPU of these; the error lists what there is.
+    /// More than [`MOST`] selectors: texts come from anybody who can reach the socket, and each
+    /// costs a look at every GPU.
     pub fn resolve<S: AsRef<str>>(texts: &[S], gpus: &[Gpu]) -> Result<Vec<usize>, ApiError> {
+        let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
+        if count > MOST {
+            let message = format!("{count} GPU selectors are too many: at most {MOST} are taken at once");
+            return Err(ApiError::new(Code::BadRequest, message)
+                .hint("name many GPUs by a range (0-63), by product name (*A100*), or as `all`"));
+        }
         let mut found = Vec::new();
         for text in texts.iter().flat_map(|text| text.as_ref().split(',')) {
             let selector: Self = text.parse().map_err(|error: SelectorError| {

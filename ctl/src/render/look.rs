@@ -1,6 +1,7 @@
 //! What the output may look like: width, characters, colours, and how text is fitted into it.
 
 use anstyle::{AnsiColor, Style};
+use gpush_api::text::{REPLACEMENT, plain_char};
 use jiff::Timestamp;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -60,15 +61,14 @@ impl Look {
         }
     }
 
-    /// Foreign text (a command line, a user name) made harmless: no control characters, which
-    /// could drive the reader's terminal, and nothing that the character set lacks.
+    /// Foreign text (a command line, a user name) made harmless, by the rule of the agent, which an
+    /// older one may not keep; and nothing that the character set lacks.
     pub(crate) fn clean(&self, text: &str) -> String {
-        let fit = |c: char| match self.charset {
-            // Zero-width characters could make one name look like another.
-            Charset::Utf8 => !c.is_control() && c.width().is_some_and(|w| w > 0),
-            Charset::Ascii => c.is_ascii() && !c.is_control(),
+        let shown = |c: char| match self.charset {
+            Charset::Ascii if !c.is_ascii() => REPLACEMENT,
+            Charset::Ascii | Charset::Utf8 => plain_char(c),
         };
-        text.chars().map(|c| if fit(c) { c } else { '?' }).collect()
+        text.chars().map(shown).collect()
     }
 
     /// Text cut to so many columns, with an ellipsis where something is missing.
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_command_line_cannot_drive_the_terminal() {
-        assert_eq!(look(Charset::Utf8).clean("a\x1b[2Jb\u{9b}c\nd\u{200b}e\u{202e}"), "a?[2Jb?c?d?e?");
+        assert_eq!(look(Charset::Utf8).clean("a\x1b[2Jb\u{9b}c\nd\u{200b}e\u{202e}"), "a?[2Jb?c d?e?");
         assert_eq!(look(Charset::Utf8).clean("Jürgen"), "Jürgen");
         assert_eq!(look(Charset::Ascii).clean("Jürgen"), "J?rgen");
     }

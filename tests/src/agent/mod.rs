@@ -109,6 +109,13 @@ impl Agent {
     /// # Panics
     /// When it ends before, or nothing comes.
     pub fn wait_for(&mut self, line: &str) {
+        if let Err(status) = self.says(line) {
+            panic!("gpushd ended ({status}) before it said {line}:\n{}", self.log());
+        }
+    }
+
+    /// The same; its exit status when it ends before.
+    fn says(&mut self, line: &str) -> Result<(), ExitStatus> {
         let until = Instant::now() + PATIENCE;
         self.notify.set_read_timeout(Some(Duration::from_millis(20))).expect("a timeout can be set");
         let mut buffer = [0; 4096];
@@ -116,10 +123,10 @@ impl Agent {
             if let Ok(length) = self.notify.recv(&mut buffer)
                 && String::from_utf8_lossy(&buffer[..length]).lines().any(|said| said == line)
             {
-                return;
+                return Ok(());
             }
             if let Ok(Some(status)) = self.child.try_wait() {
-                panic!("gpushd ended ({status}) before it said {line}:\n{}", self.log());
+                return Err(status);
             }
             assert!(Instant::now() < until, "gpushd did not say {line}:\n{}", self.log());
         }

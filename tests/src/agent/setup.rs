@@ -158,7 +158,26 @@ impl<'h> Setup<'h> {
         self.spawn(Some(socket))
     }
 
+    /// Starts it and waits until it serves, or has ended instead: then its exit status and what it
+    /// said.
+    ///
+    /// # Errors
+    /// When it ends.
+    pub fn try_start(mut self) -> Result<Agent, (ExitStatus, String)> {
+        let mut agent = self.begin(None);
+        match agent.says("READY=1") {
+            Ok(()) => Ok(agent),
+            Err(status) => Err((status, agent.log())),
+        }
+    }
+
     fn spawn(mut self, at: Option<&Path>) -> Agent {
+        let mut agent = self.begin(at);
+        agent.wait_for("READY=1");
+        agent
+    }
+
+    fn begin(&mut self, at: Option<&Path>) -> Agent {
         let (mut command, socket, config, log, notify) = self.command();
         let socket = at.map_or(socket, Path::to_owned);
         // What is recorded is so to the millisecond.
@@ -166,9 +185,7 @@ impl<'h> Setup<'h> {
         let child = command.spawn().expect("gpushd can be started");
         // The command holds what was handed to the child; its other end shall see it close.
         drop(command);
-        let mut agent = Agent { child, socket, config, log, notify, started, _public: None };
-        agent.wait_for("READY=1");
-        agent
+        Agent { child, socket, config, log, notify, started, _public: None }
     }
 
     /// Starts it and waits until it ends by itself: its exit status and what it said.

@@ -113,6 +113,19 @@ fn equal_gpus_are_listed_together() {
     assert_eq!(inventory(&gpus), "there are 7 GPUs: 0-2 NVIDIA A100-SXM4-80GB, 4-7 NVIDIA A100-SXM4-80GB");
 }
 
+#[test]
+fn more_selectors_than_any_host_has_use_for_are_refused_by_their_number() {
+    let gpus = preset::gpus("dgx-a100").unwrap();
+    assert_eq!(Selector::resolve(&["0"; MOST], &gpus).unwrap(), [0]);
+    assert_eq!(Selector::resolve(&[vec!["0"; MOST].join(",")], &gpus).unwrap(), [0]);
+    for texts in [vec!["0".to_owned(); MOST + 1], vec![vec!["0"; MOST].join(","), "1".to_owned()]] {
+        let error = Selector::resolve(&texts, &gpus).unwrap_err();
+        assert_eq!(error.code, Code::BadRequest);
+        assert_eq!(error.message, "257 GPU selectors are too many: at most 256 are taken at once");
+        assert!(error.hint.is_some());
+    }
+}
+
 proptest! {
     #[test]
     fn garbage_never_panics_and_good_text_is_canonical(text in "\\PC{0,40}|[0-9a-fGPU:.*?-]{0,40}") {

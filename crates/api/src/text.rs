@@ -1,0 +1,78 @@
+//! Foreign text made fit to be shown: the one rule of the agent, which shows it to everybody who
+//! may ask, and of its clients, which put it on a terminal.
+//!
+//! A command line or a user name is chosen by whoever owns it. Control characters could drive the
+//! reader's terminal, bidirectional ones turn the order of what stands beside them, and characters
+//! without width make one name look like another.
+
+use unicode_width::UnicodeWidthChar;
+
+/// Stands for a character that is not shown.
+pub const REPLACEMENT: char = '?';
+
+/// Whether a character is shown as itself, in its place: no control character, no line break of
+/// Unicode's own, none that has no width. Those that only turn the direction of text have none.
+#[must_use]
+pub fn is_plain(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{2028}' | '\u{2029}' | '\u{fff9}'..='\u{fffb}')
+        && c.width().is_some_and(|w| w > 0)
+}
+
+/// A character as it is shown: itself, a blank for a line break or a tab, else [`REPLACEMENT`].
+#[must_use]
+pub fn plain_char(c: char) -> char {
+    if is_plain(c) {
+        c
+    } else if c.is_whitespace() {
+        ' '
+    } else {
+        REPLACEMENT
+    }
+}
+
+/// A text as it is shown, character by character.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    text.chars().map(plain_char).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_deceives_or_drives_a_terminal_is_replaced() {
+        let mut tried = 0;
+        for c in [
+            '\0',
+            '\u{7}',
+            '\u{1b}',
+            '\u{7f}',
+            '\u{9b}',
+            '\u{ad}',
+            '\u{61c}',
+            '\u{200b}',
+            '\u{200c}',
+            '\u{200d}',
+            '\u{200e}',
+            '\u{200f}',
+            '\u{202a}',
+            '\u{202e}',
+            '\u{2060}',
+            '\u{2066}',
+            '\u{2069}',
+            '\u{feff}',
+            '\u{fff9}',
+            '\u{e0041}',
+            '\u{fe0f}',
+            '\u{301}',
+        ] {
+            assert_eq!(plain(&format!("a{c}b")), "a?b", "{}", c.escape_unicode());
+            tried += 1;
+        }
+        println!("{tried} characters");
+        assert_eq!(plain("a\nb\tc\u{2028}d\u{85}e"), "a b c d e");
+        assert_eq!(plain("é 漢字 🚀 ✓ \u{a0}x"), "é 漢字 🚀 ✓ \u{a0}x");
+    }
+}
