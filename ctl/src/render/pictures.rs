@@ -171,8 +171,8 @@ fn mig_devices_by_their_names() {
     let look = fixtures::look(80, UTF8);
     assert_snapshot!("mig-show", fixtures::plain(&show::mig_devices(&fixtures::mixed(), &look)));
     let empty = fixtures::mixed().split_off(3);
-    assert_eq!(show::mig_devices(&empty[..1], &look), "No GPU has MIG instances.\n");
-    assert_eq!(show::mig_devices(&empty[2..3], &look), "No GPU has MIG mode on.\n");
+    assert_eq!(show::mig_devices(&empty[..1], &look), "GPU 3 has no MIG instance.\n");
+    assert_eq!(show::mig_devices(&empty[2..3], &look), "GPU 5 has no MIG.\n");
 }
 
 #[test]

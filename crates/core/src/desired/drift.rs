@@ -4,7 +4,7 @@
 //! make a plan impossible, and the difference is there all the same. With MIG mode on, and to stay
 //! on, a GPU has no drift exactly when a plan for it would have no step.
 
-use gpush_api::{Gpu, GpuInstance, Mig, Mode};
+use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 
 use super::Wish;
 use crate::{
@@ -20,7 +20,13 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
         Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => whole(wish.mode, gpu),
         Mode::Mig => match (&gpu.mig, &wish.layout) {
-            (None, _) => vec![format!("{} has no MIG, the config wants mode mig", gpu.name)],
+            (None, _) => match gpu.state {
+                GpuState::Ready | GpuState::Changing | GpuState::Degraded => {
+                    vec![format!("{} has no MIG, the config wants mode mig", gpu.name)]
+                }
+                // It could not be read: what it has is not known.
+                GpuState::Unknown | GpuState::Lost => Vec::new(),
+            },
             (Some(_), None) => Vec::new(),
             (Some(mig), Some(layout)) => mig_drift(mig, layout),
         },
