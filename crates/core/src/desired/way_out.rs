@@ -42,7 +42,7 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish]) -> Option<String> {
 
 /// For a GPU that a rule keeps from MIG.
 pub(super) fn of_another_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
-    let other = others.map_or_else(String::new, |others| format!("choose others: {others}"));
+    let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
     if gpu.mig.is_none() {
         return if other.is_empty() { no_mig_here().to_owned() } else { format!("it has no MIG; {other}") };
     }
@@ -57,7 +57,7 @@ pub(super) fn of_another_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> S
 
 /// For a GPU without MIG.
 pub(super) fn without_mig(wish: &Wish, others: Option<&str>) -> String {
-    let other = others.map(|others| format!("choose others: {others}"));
+    let other = others.map(|others| format!("choose from: {others}"));
     match (&wish.rule, other) {
         (Some(label), other) if wish.mode == Mode::Mig => {
             let or = other.map_or_else(String::new, |other| format!("{other}; or "));
@@ -90,7 +90,7 @@ pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> Stri
             .to_owned();
     };
     if layout {
-        return format!("name the GPUs: {others}");
+        return format!("name GPUs, out of: {others}");
     }
     let free = |wish: &Wish| wish.rule.is_none();
     let first = gpus.iter().zip(wishes).find(|(gpu, wish)| gpu.mig.is_some() && free(wish)).map(|(gpu, _)| gpu);
