@@ -16,6 +16,7 @@ use std::{
 };
 
 use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState, StepState};
+use gpush_core::quote::Quoted;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -126,14 +127,14 @@ impl Operations {
         if let Some(watch) = number.filter(|n| id == format!("op-{n}")).and_then(|number| store.known.get(&number)) {
             return Ok(watch.subscribe());
         }
-        let error = ApiError::new(Code::NotFound, format!("there is no operation {id:?}"));
+        let error = ApiError::new(Code::NotFound, format!("there is no operation {}", Quoted(id)));
         Err(match number {
             Some(number) if number > 0 && number <= store.last => {
                 error.cause(format!("only the last {HISTORY} that ended are kept"))
             }
             Some(_) | None => error.cause("operations are numbered anew each time gpushd starts"),
         }
-        .hint("GET /v1/operations lists those that are known"))
+        .hint("`gpushctl operation list` shows those that are known"))
     }
 }
 
