@@ -155,23 +155,21 @@ fn drift_in_sentences() {
     let cases: &[Case] = &[
         ("as wanted", "3g.40gb*2", &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])], &[]),
         ("none wanted, none there", "none", &[], &[]),
-        ("lacks", "3g.40gb,1g.10gb*2", &[], &["lacks 3g.40gb, 1g.10gb*2"]),
-        ("lacks one of two", "3g.40gb*2", &[("3g.40gb", 4, &[])], &["lacks 3g.40gb"]),
-        ("has another", "3g.40gb", &[("2g.20gb", 2, &[])], &["has 2g.20gb@2, the layout wants 3g.40gb"]),
-        (
-            "has too many",
-            "1g.10gb",
-            &[("1g.10gb", 0, &[]), ("1g.10gb", 3, &[])],
-            &["has 1g.10gb@3, which the layout does not want"],
-        ),
-        ("has at the wrong place", "3g.40gb@0", &[("3g.40gb", 4, &[])], &["has 3g.40gb@4, the layout wants 3g.40gb@0"]),
+        ("lacks", "3g.40gb,1g.10gb*2", &[], &["missing 3g.40gb, 1g.10gb*2"]),
+        ("lacks one of two", "3g.40gb*2", &[("3g.40gb", 4, &[])], &["missing 3g.40gb"]),
+        ("has another", "3g.40gb", &[("2g.20gb", 2, &[])], &["missing 3g.40gb", "extra 2g.20gb@2"]),
+        ("has too many", "1g.10gb", &[("1g.10gb", 0, &[]), ("1g.10gb", 3, &[])], &["extra 1g.10gb@3"]),
+        ("has at the wrong place", "3g.40gb@0", &[("3g.40gb", 4, &[])], &["missing 3g.40gb@0", "extra 3g.40gb@4"]),
         ("a fixed place first", "1g.10gb,1g.10gb@4", &[("1g.10gb", 4, &[]), ("1g.10gb", 0, &[])], &[]),
-        ("none wanted", "none", &[("7g.80gb", 0, &[])], &["has 7g.80gb@0, which the layout does not want"]),
+        ("none wanted", "none", &[("7g.80gb", 0, &[])], &["extra 7g.80gb@0"]),
         (
             "compute instances differ",
             "1c.3g.40gb*3",
-            &[("3g.40gb", 4, &["1c.3g.40gb", "1c.3g.40gb"])],
-            &["3g.40gb@4 has compute instances 1c.3g.40gb*2, the layout wants compute instances 1c.3g.40gb*3"],
+            &[("3g.40gb", 4, &["1c.3g.40gb", "2c.3g.40gb"])],
+            &[
+                "compute instances of 3g.40gb@4: missing 1c.3g.40gb*2",
+                "compute instances of 3g.40gb@4: extra 2c.3g.40gb",
+            ],
         ),
         (
             "the one whose compute instances agree is taken",
@@ -193,7 +191,7 @@ fn drift_in_sentences() {
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     gpu.mig.as_mut().unwrap().instances[0].compute.clear();
     let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()) };
-    assert_eq!(drift(&wish, &gpu), ["3g.40gb@4 has no compute instance, the layout wants compute instances 3g.40gb"]);
+    assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
 }
 
 #[test]
@@ -231,7 +229,7 @@ fn describe_fills_in_what_the_config_wants() {
     describe(&config(), &mut host);
     assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
     assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
-    assert_eq!(host[1].drift, ["lacks 3g.40gb*2"]);
+    assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);
     assert_eq!(host[3].drift, ["MIG mode is on, mode exclusive wants the whole GPU"]);
     assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
 }
