@@ -277,7 +277,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     // older than that is worth a word.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     if gpu.stale && age >= OLD {
-        note(NOTE, "", &format!("old reading, taken {}: the driver gives no newer one", look.ago(gpu.observed_at)));
+        note(NOTE, "", &format!("old reading, {}: the driver has not answered since", look.ago(gpu.observed_at)));
     }
     notes
 }

@@ -72,6 +72,25 @@ impl Progress {
         }
     }
 
+    /// Says which steps are taking their time. Bars show that anyway.
+    pub(crate) fn waiting(&mut self, operation: &Operation, look: &Look) {
+        let Shown::Lines(out) = &mut self.shown else { return };
+        for now in &operation.progress {
+            let (Some(doing), false) = (&now.doing, now.error.is_some()) else { continue };
+            let doing = look.clean(doing);
+            let _ = writeln!(out, "GPU {}  {} of {} done, still {doing}", now.gpu, now.done, now.total);
+        }
+    }
+
+    /// Says something beside the steps.
+    pub(crate) fn say(&mut self, text: &str) {
+        match &mut self.shown {
+            Shown::Bars(all, _) => drop(all.println(text)),
+            Shown::Lines(out) => drop(writeln!(out, "{text}")),
+            Shown::Quiet => {}
+        }
+    }
+
     /// Takes the bars away: the result that follows says all that they said.
     pub(crate) fn end(self) {
         if let Shown::Bars(all, bars) = self.shown {
@@ -201,5 +220,24 @@ mod tests {
         let plans = gpush_api::Plans { plans: operation.plans };
         let drawn = fixtures::plain(&plan::plans(&plans, &[], &look));
         assert!(drawn.contains("  1  + MIG mode\n") && drawn.contains("  7 steps: "), "{drawn}");
+    }
+
+    #[test]
+    fn a_step_that_takes_its_time_is_named() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let sink = Sink::default();
+        let mut operation = fixtures::operation(OperationState::Running);
+        operation.progress[0].done = 1;
+        operation.progress[0].doing = Some("destroying GPU instance 3 (2g.20gb@4)".into());
+        let mut progress = Progress::to(Box::new(sink.clone()), &operation);
+        progress.update(&operation, &look);
+        progress.waiting(&operation, &look);
+        progress.say("gpushd does not answer; trying for 5 s");
+        let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
+        insta::assert_snapshot!(text, @r"
+        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
+        GPU 0  1 of 6 done, still destroying GPU instance 3 (2g.20gb@4)
+        gpushd does not answer; trying for 5 s
+        ");
     }
 }
