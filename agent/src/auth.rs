@@ -43,19 +43,20 @@ impl Asker {
         !self.blind && (self.admin || uid == Some(self.peer.uid))
     }
 
-    /// Refuses whoever is no admin.
-    pub(crate) fn must_be_admin(&self, what: &str, access: &Access) -> Result<(), ApiError> {
-        if self.admin {
-            return Ok(());
-        }
-        let groups = match access.admin_groups.as_slice() {
-            [] => "list a group of yours as `admin_groups` under [access] in the config".to_owned(),
-            [one] => format!("become a member of the group {one}"),
-            several => format!("become a member of one of the groups {}", several.join(", ")),
+    /// The refusal of whoever is no admin, called `user` if the name is known.
+    pub(crate) fn denied(&self, what: &str, user: Option<&str>, access: &Access) -> ApiError {
+        let uid = self.peer.uid;
+        let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));
+        let name = user.unwrap_or("USER");
+        let admit = match access.admin_groups.as_slice() {
+            [] => "name a group of yours in the config (admin_groups = [\"GROUP\"] under [access]), then \
+                   `systemctl reload gpushd`"
+                .to_owned(),
+            [group, ..] => format!("add you with `usermod -aG {group} {name}`, then log in again"),
         };
-        Err(ApiError::new(Code::Denied, format!("uid {} may not {what}", self.peer.uid))
+        ApiError::new(Code::Denied, format!("{who} may not {what}"))
             .cause("only root, the user that gpushd runs as, and members of its admin groups may")
-            .hint(format!("ask an administrator, use sudo, or {groups}")))
+            .hint(format!("run it with sudo, or have an administrator {admit}"))
     }
 
     /// The asker as the API records them.
@@ -103,9 +104,15 @@ mod tests {
     #[test]
     fn the_refusal_says_what_to_do() {
         let access = Access { admin_groups: vec!["gpu-admins".to_owned()] };
-        let error = Asker::new(peer(1000, &[]), &access, 990).must_be_admin("change MIG layouts", &access).unwrap_err();
+        let asker = Asker::new(peer(1000, &[]), &access, 990);
+        assert!(!asker.admin);
+        let error = asker.denied("change MIG layouts", Some("bob"), &access);
         assert_eq!(error.code, Code::Denied);
+        assert_eq!(error.message, "user bob (uid 1000) may not change MIG layouts");
+        assert!(error.hint.unwrap().contains("`usermod -aG gpu-admins bob`"));
+        let error = asker.denied("change MIG layouts", None, &Access::default());
         assert_eq!(error.message, "uid 1000 may not change MIG layouts");
-        assert!(error.hint.unwrap().contains("the group gpu-admins"));
+        let hint = error.hint.unwrap();
+        assert!(hint.contains("admin_groups") && hint.contains("systemctl reload gpushd"), "{hint}");
     }
 }

@@ -172,7 +172,17 @@ Examples:
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mig {
     /// What instances a GPU can hold, and where
-    Profiles(Which),
+    #[command(after_help = "\
+Examples:
+  gpushctl mig profiles --gpu 0
+  gpushctl mig profiles --offline dgx-b200")]
+    Profiles {
+        #[command(flatten)]
+        which: Which,
+        /// Ask no agent: those of a preset, of a file of `gpu list --json`, or - for stdin
+        #[arg(long, value_name = "PRESET|FILE")]
+        offline: Option<String>,
+    },
     /// MIG devices with the names that programs take
     #[command(after_help = "\
 A program runs on a MIG device by its UUID:

@@ -8,7 +8,7 @@ mod operation;
 mod status;
 mod version;
 
-use std::time::Duration;
+use std::{io::Write, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu};
 use gpush_client::{Client, Origin, Socket};
@@ -19,6 +19,9 @@ use crate::{
     exit::{Failure, Outcome},
     output::Output,
 };
+
+/// How long nothing is said, before it is said what is waited for.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// Carries out the command.
 pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
@@ -41,6 +44,12 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))?;
     let mut client = Client::new(socket(global)).deadline(Duration::from_secs_f64(global.timeout));
+    if !global.json {
+        client = client.when_slow(SILENCE, |deadline| {
+            let seconds = deadline.as_secs_f64();
+            let _ = writeln!(std::io::stderr(), "gpushd has not answered yet; waiting up to {seconds} s (--timeout)");
+        });
+    }
     runtime.block_on(command(&mut client))
 }
 

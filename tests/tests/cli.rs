@@ -292,6 +292,16 @@ fn an_agent_that_is_killed_in_mid_apply() {
 }
 
 #[test]
+fn an_operation_that_is_not_there() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    for args in [["operation", "show", "op-99"], ["operation", "wait", "nonsense"]] {
+        let text = run(&agent, &args);
+        assert!(text.contains("hint: `gpushctl operation list`") && text.ends_with("[exit 2]\n"), "{text}");
+    }
+}
+
+#[test]
 fn a_gpu_that_falls_off_the_bus() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
     let agent = Agent::start(&host, "");

@@ -27,7 +27,10 @@ pub(super) async fn apply(
     asker: Asker,
     Body(request): Body<ApplyRequest>,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
-    asker.must_be_admin("change MIG layouts", &agent.settings.config().access)?;
+    if !asker.admin {
+        let user = agent.people.user(asker.peer.uid).await;
+        return Err(asker.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
+    }
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
     let operation = apply::begin(&agent, &asker, "mig.apply", &request).await?;
     Ok((StatusCode::ACCEPTED, Json(operation)))

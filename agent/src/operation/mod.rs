@@ -268,6 +268,6 @@ pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
 }
 
 fn unknown(id: &str) -> ApiError {
-    ApiError::new(Code::NotFound, format!("there is no operation {id:?}"))
+    ApiError::new(Code::NotFound, format!("there is no operation {}", Quoted(id)))
         .hint("`gpushctl operation list` shows those that are known")
 }

@@ -105,7 +105,7 @@ pub struct StepState {
     pub gpu: u32,
     /// Steps carried out and read back.
     pub done: u32,
-    /// Steps in all.
+    /// Steps in all: the plan's, and the switch of MIG mode where it has one.
     pub total: u32,
     /// Step in progress, in words.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -25,19 +25,40 @@ pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Client {
     wire: Wire,
     deadline: Duration,
+    slow: Option<Slow>,
+}
+
+/// What is done, once, when an answer takes long.
+struct Slow {
+    after: Duration,
+    tell: Box<dyn Fn(Duration) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Slow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slow").field("after", &self.after).finish_non_exhaustive()
+    }
 }
 
 impl Client {
     /// A client of the agent behind `socket`; nothing is opened yet.
     #[must_use]
     pub fn new(socket: Socket) -> Self {
-        Self { wire: Wire::new(socket), deadline: DEFAULT_DEADLINE }
+        Self { wire: Wire::new(socket), deadline: DEFAULT_DEADLINE, slow: None }
     }
 
     /// Sets how long each answer may take.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Calls `tell` with the deadline the first time that an answer takes longer than `after`, so that
+    /// nobody wonders. A wait that was asked for ([`Client::operation_after`]) is not counted.
+    #[must_use]
+    pub fn when_slow(mut self, after: Duration, tell: impl Fn(Duration) + Send + Sync + 'static) -> Self {
+        self.slow = Some(Slow { after, tell: Box::new(tell) });
         self
     }
 
@@ -144,8 +165,20 @@ impl Client {
 
     async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
         let question = Question::get(path);
-        let answer = self.wire.ask(&question, self.deadline).await?;
+        let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
+    }
+
+    async fn ask(&mut self, question: &Question<'_>) -> Result<Answer, Error> {
+        let mut asking = std::pin::pin!(self.wire.ask(question, self.deadline));
+        if let Some(slow) = self.slow.take_if(|slow| slow.after < self.deadline) {
+            if let Ok(answered) = tokio::time::timeout(slow.after, &mut asking).await {
+                self.slow = Some(slow);
+                return answered;
+            }
+            (slow.tell)(self.deadline);
+        }
+        asking.await
     }
 
     async fn post<B: Serialize, T: DeserializeOwned>(
@@ -159,7 +192,7 @@ impl Client {
             Error::new(Kind::Connect, error.cause(e.to_string()))
         })?;
         let question = Question { method: "POST", path, body: Bytes::from(body), changes };
-        let answer = self.wire.ask(&question, self.deadline).await?;
+        let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
 

@@ -57,11 +57,16 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         Refusal::Blocked { blockers } => blocked(gpu, blockers),
         Refusal::MigOff { reset_pending: true } => {
             ApiError::new(Code::Unsupported, format!("MIG mode of {gpu} changes only with a reset, which is still due"))
-                .hint(format!("stop what uses the GPU, then `nvidia-smi --gpu-reset -i {index}`"))
+                .hint(format!(
+                    "stop what uses the GPU, and gpushd, which holds it open: `systemctl stop gpushd`, \
+                     `nvidia-smi --gpu-reset -i {index}`, `systemctl start gpushd`"
+                ))
         }
         Refusal::MigOff { reset_pending: false } => {
-            ApiError::new(Code::Unsupported, format!("MIG mode is off on {gpu}"))
-                .hint(format!("switch it on with `nvidia-smi -i {index} -mig 1`, then reset the GPU if it says so"))
+            ApiError::new(Code::Unsupported, format!("MIG mode is off on {gpu}")).hint(format!(
+                "switch it on while gpushd, which holds the GPU open, is stopped: `systemctl stop gpushd`, \
+                     `nvidia-smi -i {index} -mig 1`, `nvidia-smi --gpu-reset -i {index}`, `systemctl start gpushd`"
+            ))
         }
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
             .hint("choose GPUs that have it: `gpushctl gpu list` shows them"),
@@ -105,7 +110,7 @@ fn instance(blocker: &Blocker) -> String {
 }
 
 /// `pid 4711 (alice, python train.py)`, as far as it is known.
-fn holder(process: &Process) -> String {
+pub(crate) fn holder(process: &Process) -> String {
     let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();
     match (process.pid, about.as_slice()) {
         (Some(pid), []) => format!("pid {pid}"),

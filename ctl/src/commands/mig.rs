@@ -5,7 +5,7 @@ use gpush_client::Client;
 use gpush_core::layout;
 
 use crate::{
-    args::{Global, Mig, Offline, Wanted},
+    args::{Global, Mig, Offline, Wanted, Which},
     exit::{DIFFERS, Outcome},
     offline,
     output::Output,
@@ -14,14 +14,10 @@ use crate::{
 
 pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
     match command {
-        Mig::Profiles(which) => super::ask(global, async |client| {
-            let gpus = super::select(client.gpus(true).await?, &which)?;
-            if gpus.is_empty() && !out.json {
-                return Err(super::no_gpu().into());
-            }
-            out.show(&gpus, |look| profiles::profiles(&gpus, look))?;
-            Ok(0)
-        }),
+        Mig::Profiles { which, offline: Some(host) } => show_profiles(offline::host(&host)?, &which, out),
+        Mig::Profiles { which, offline: None } => {
+            super::ask(global, async |client| show_profiles(client.gpus(true).await?, &which, out))
+        }
         Mig::Show(which) => super::ask(global, async |client| {
             let gpus = super::select(client.gpus(false).await?, &which)?;
             if gpus.is_empty() && !out.json {
@@ -39,6 +35,15 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
             super::ask(global, async |client| apply(client, &wanted, quiet, wait, out).await)
         }
     }
+}
+
+fn show_profiles(gpus: Vec<gpush_api::Gpu>, which: &Which, out: &Output) -> Outcome {
+    let gpus = super::select(gpus, which)?;
+    if gpus.is_empty() && !out.json {
+        return Err(super::no_gpu().into());
+    }
+    out.show(&gpus, |look| profiles::profiles(&gpus, look))?;
+    Ok(0)
 }
 
 /// The layout that was typed: nothing is the config's, a name or entries are told apart by their form.

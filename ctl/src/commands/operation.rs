@@ -25,6 +25,9 @@ const POLL: Duration = Duration::from_secs(20);
 /// Between two tries to reach an agent that went away.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// How long an agent that went away is waited for.
+const AWAY: Duration = Duration::from_secs(5);
+
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
     match command {
         args::Operation::List => {
@@ -146,7 +149,7 @@ async fn follow(
     let limit = tokio::time::sleep(Duration::from_secs_f64(wait.unwrap_or(30.0 * 86_400.0)));
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(limit, interrupt);
-    let mut away: Option<Instant> = None;
+    let (mut away, mut told_away): (Option<Instant>, bool) = (None, false);
     loop {
         progress.update(one, &out.look);
         if one.state.is_final() {
@@ -155,10 +158,22 @@ async fn follow(
         if wait == Some(0.0) {
             return Ok(Watched::TooLong);
         }
-        let asked = tokio::select! {
-            _ = &mut interrupt => return Ok(Watched::Interrupted),
-            () = &mut limit => return Ok(Watched::TooLong),
-            asked = client.operation_after(&one.id, one.revision, POLL) => asked,
+        let asked = {
+            let asking = client.operation_after(&one.id, one.revision, POLL);
+            let silence = tokio::time::sleep(super::SILENCE);
+            tokio::pin!(asking, silence);
+            let mut silent = true;
+            loop {
+                tokio::select! {
+                    _ = &mut interrupt => return Ok(Watched::Interrupted),
+                    () = &mut limit => return Ok(Watched::TooLong),
+                    () = &mut silence, if silent => {
+                        progress.waiting(one, &out.look);
+                        silent = false;
+                    }
+                    asked = &mut asking => break asked,
+                }
+            }
         };
         match asked {
             // An agent that was started anew may have given the id to something else.
@@ -168,14 +183,18 @@ async fn follow(
                 return Err(lost_sight(one, cause).into());
             }
             Ok(newer) => {
-                away = None;
+                (away, told_away) = (None, false);
                 *one = newer;
             }
             Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
                 // An agent that restarts is back soon; one that is gone shall not be waited for in vain.
                 let since = *away.get_or_insert_with(Instant::now);
-                if since.elapsed() > Duration::from_secs(5) {
+                if since.elapsed() > AWAY {
                     return Err(lost_sight(one, error.error.message).into());
+                }
+                if since.elapsed() > super::SILENCE && !told_away {
+                    told_away = true;
+                    progress.say(&format!("gpushd does not answer; trying for {} s", AWAY.as_secs()));
                 }
                 tokio::time::sleep(RETRY).await;
             }

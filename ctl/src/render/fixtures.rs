@@ -131,7 +131,11 @@ pub(crate) fn mixed() -> Vec<Gpu> {
     bare.compute.clear();
     bare.memory = None;
     let mut drifting = gpu(1, a100, 81_920, Some(mig(8, vec![split, bare])));
-    drifting.drift = vec!["1g.10gb@6 is missing".into(), "2g.20gb@4 (GI 5) has no compute instance".into()];
+    drifting.drift = vec![
+        "compute instances of 2g.20gb@4: missing 2g.20gb".into(),
+        "missing 1g.10gb*2".into(),
+        "extra 1g.20gb@6".into(),
+    ];
 
     let small = (0..7)
         .map(|n| instance(7 + u32::from(n), if n == 6 { "1g.10gb+me" } else { "1g.10gb" }, n, 1, (12, 9_728), &[]));

@@ -23,6 +23,9 @@ pub(crate) const INDENT: usize = 2;
 /// Longest profile-and-placement text in a table; longer ones push their own line only.
 const LONGEST_WHAT: usize = 20;
 
+/// Age in seconds from which a reading is called old.
+const OLD: i64 = 3;
+
 /// A line of what can be used: an instance, a compute instance in it, or the whole GPU.
 pub(crate) struct Row {
     mark: &'static str,
@@ -199,8 +202,8 @@ fn short_uuid(uuid: &str) -> &str {
     uuid.char_indices().nth("MIG-00000000".len()).map_or(uuid, |(at, _)| &uuid[..at])
 }
 
-/// One line, aligned to `columns`.
-pub(crate) fn row(row: &Row, columns: Columns, look: &Look) -> String {
+/// One line, aligned to `columns`; a second for its processes where there is no room for their pids.
+fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
     let mut out = " ".repeat(INDENT);
     let mut taken = INDENT;
     let push = |text: &str, style: Style, columns: usize, out: &mut String, taken: &mut usize| {
@@ -229,40 +232,52 @@ pub(crate) fn row(row: &Row, columns: Columns, look: &Look) -> String {
         }
     }
     let room = look.width.saturating_sub(taken);
-    if row.remark.is_empty() {
-        let processes: Vec<_> = row.processes.iter().collect();
+    let processes: Vec<_> = row.processes.iter().collect();
+    let mut below = None;
+    if !row.remark.is_empty() {
+        out += &paint(NOTE, &look.fit(row.remark, room));
+    } else if !look.wraps || who::least(&processes, look) <= room {
         out += &who::line(&processes, room, look);
     } else {
-        out += &paint(NOTE, &look.fit(row.remark, room));
+        let indent = INDENT + 2;
+        below = Some(" ".repeat(indent) + &who::line(&processes, look.width.saturating_sub(indent), look));
     }
     out.truncate(out.trim_end().len());
-    out
+    std::iter::once(out).chain(below).collect()
 }
 
 /// What one should know about it: state, drift, a reset that is due, an old reading.
 pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut note = |style: Style, text: &str| {
-        let lines = look.wrap("  ! ", &look.clean(text));
+    let mut note = |style: Style, label: &str, text: &str| {
+        let lines = look.wrap(&format!("  ! {label}"), &look.clean(text));
         notes.extend(lines.iter().map(|line| paint(style, line)));
     };
     let (word, style) = state(gpu.state);
     if gpu.state != GpuState::Ready && gpu.reasons.is_empty() {
-        note(style, &format!("{word}: {}", unexplained(gpu.state)));
+        note(style, "", &format!("{word}: {}", unexplained(gpu.state)));
     }
     for reason in &gpu.reasons {
-        note(style, &format!("{word}: {reason}"));
+        note(style, "", &format!("{word}: {reason}"));
     }
     match &gpu.mig {
-        Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "MIG mode comes on with the next GPU reset"),
-        Some(Mig { enabled: true, pending: false, .. }) => note(NOTE, "MIG mode goes off with the next GPU reset"),
+        Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "", "MIG mode comes on with the next GPU reset"),
+        Some(Mig { enabled: true, pending: false, .. }) => note(NOTE, "", "MIG mode goes off with the next GPU reset"),
         Some(_) | None => {}
     }
     for drift in &gpu.drift {
-        note(NOTE, &format!("drift: {drift}"));
+        // What is missing and what is too much stand one below the other.
+        let (label, text) = ["missing", "extra"]
+            .iter()
+            .find_map(|word| Some((format!("drift: {word:<7} "), drift.strip_prefix(word)?.strip_prefix(' ')?)))
+            .unwrap_or_else(|| ("drift: ".to_owned(), drift.as_str()));
+        note(NOTE, &label, text);
     }
-    if gpu.stale {
-        note(NOTE, &format!("old reading, taken {}: the driver gives no newer one", look.ago(gpu.observed_at)));
+    // A reading is good for a second, and a slow driver may take a while for the next: only what is
+    // older than that is worth a word.
+    let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
+    if gpu.stale && age >= OLD {
+        note(NOTE, "", &format!("old reading, {}: the driver has not answered since", look.ago(gpu.observed_at)));
     }
     notes
 }
@@ -285,7 +300,7 @@ pub(crate) fn block(gpu: &Gpu, rows: &[Row], columns: Columns, lines: bool, look
         out.extend(slices::of(mig, INDENT, look));
     }
     if lines || mig.is_none() {
-        out.extend(rows.iter().map(|r| row(r, columns, look)));
+        out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
     }
     out.extend(notes(gpu, look));
     out

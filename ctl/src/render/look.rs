@@ -19,7 +19,8 @@ pub(crate) enum Charset {
 pub(crate) struct Look {
     /// Columns.
     pub(crate) width: usize,
-    /// Whether tables may wrap to the columns: a pipe's reader wants a line a row.
+    /// Whether tables may wrap, and text be cut, to the columns: a pipe's reader wants a line a row,
+    /// and all of it.
     pub(crate) wraps: bool,
     /// Characters.
     pub(crate) charset: Charset,
@@ -71,9 +72,10 @@ impl Look {
         text.chars().map(shown).collect()
     }
 
-    /// Text cut to so many columns, with an ellipsis where something is missing.
+    /// Text cut to so many columns, with an ellipsis where something is missing. Into a pipe nothing
+    /// is cut: who reads there looks for the whole.
     pub(crate) fn fit(&self, text: &str, columns: usize) -> String {
-        if width(text) <= columns {
+        if !self.wraps || width(text) <= columns {
             return text.to_owned();
         }
         let ellipsis = self.pick("…", "...");
@@ -183,6 +185,7 @@ mod tests {
         assert_eq!(utf8.fit("abcdefg", 6), "abcde…");
         assert_eq!(utf8.fit("訓練訓練", 5), "訓練…");
         assert_eq!(utf8.fit("ab defg", 4), "ab…");
+        assert_eq!(Look { wraps: false, ..utf8 }.fit("abcdefg", 6), "abcdefg", "a pipe has no edge");
         assert_eq!(look(Charset::Ascii).fit("abcdefg", 6), "abc...");
         assert_eq!(look(Charset::Ascii).fit("abcdefg", 2), "..");
     }

@@ -75,6 +75,63 @@ fn status_fits_any_width() {
     assert_eq!(tried, 480);
 }
 
+/// Every process that the asker may know, in whatever it is.
+fn pids(gpus: &[gpush_api::Gpu]) -> Vec<String> {
+    let compute = |i: &gpush_api::GpuInstance| i.compute.iter().flat_map(|c| c.processes.clone()).collect::<Vec<_>>();
+    let instances = gpus.iter().flat_map(|g| &g.mig).flat_map(|mig| &mig.instances);
+    let inside = instances.flat_map(|i| i.processes.iter().cloned().chain(compute(i)));
+    let all = gpus.iter().flat_map(|g| g.processes.clone()).chain(inside);
+    all.filter_map(|process| process.pid).map(|pid| pid.to_string()).collect()
+}
+
+#[test]
+fn no_pid_is_cut_at_sixty_columns() {
+    let gpus = fixtures::mixed();
+    let text = fits(
+        &status::status(&fixtures::status(gpus.clone(), false), false, &fixtures::look(60, UTF8)),
+        &fixtures::look(72, UTF8),
+    );
+    assert_snapshot!("status-60", text);
+    for gpu in &gpus {
+        // Of several processes the first is named, the others are counted.
+        let Some(pid) = pids(std::slice::from_ref(gpu)).first().cloned() else { continue };
+        assert!(text.split([' ', ',', '\n']).any(|word| word == pid), "{pid} is not whole:\n{text}");
+    }
+}
+
+#[test]
+fn into_a_pipe_nothing_is_cut() {
+    let mut gpus = fixtures::mixed();
+    let command = format!("python train.py --data {}", "/srv/data/".repeat(20));
+    gpus[5].processes = vec![fixtures::process(4711, "ada", &command, 100)];
+    gpus[5].name = "NVIDIA of a name that is a good deal longer than any that there is".into();
+    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let shown = [
+        status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
+        gpus.iter().map(|gpu| show::gpu(gpu, &pipe)).collect(),
+        table::gpus(&gpus, &pipe),
+    ];
+    for (at, text) in shown.iter().enumerate() {
+        assert!(!text.contains('…'), "{text}");
+        assert!(at == 2 || text.contains(&command), "{text}");
+        assert!(at == 0 || gpus.iter().all(|gpu| text.contains(&gpu.uuid)), "{text}");
+    }
+}
+
+#[test]
+fn an_old_reading_is_called_so_when_it_is_old() {
+    let look = fixtures::look(80, UTF8);
+    let mut one = fixtures::mixed().remove(0);
+    one.stale = true;
+    let said = |age: i64, one: &mut gpush_api::Gpu| {
+        one.observed_at = jiff::Timestamp::from_second(look.now.as_second() - age).unwrap();
+        gpu::notes(one, &look).join("\n").contains("old reading")
+    };
+    assert_eq!([0, 1, 2, 3, 60].map(|age| said(age, &mut one)), [false, false, false, true, true]);
+    one.stale = false;
+    assert!(!said(60, &mut one), "nobody wanted a newer one");
+}
+
 #[test]
 fn status_of_an_agent_without_a_driver() {
     let mut shown = fixtures::status(Vec::new(), false);
@@ -171,8 +228,8 @@ fn mig_devices_by_their_names() {
     let look = fixtures::look(80, UTF8);
     assert_snapshot!("mig-show", fixtures::plain(&show::mig_devices(&fixtures::mixed(), &look)));
     let empty = fixtures::mixed().split_off(3);
-    assert_eq!(show::mig_devices(&empty[..1], &look), "No GPU has MIG instances.\n");
-    assert_eq!(show::mig_devices(&empty[2..3], &look), "No GPU has MIG mode on.\n");
+    assert_eq!(show::mig_devices(&empty[..1], &look), "GPU 3 has no MIG instance.\n");
+    assert_eq!(show::mig_devices(&empty[2..3], &look), "GPU 5 has no MIG.\n");
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! GPUs for which all of it reads the same are drawn once: a host of eight that are cut alike is
 //! one picture.
 
+use anstyle::Style;
 use gpush_api::{Gpu, GpuPlan, Placement, Plans, Step};
 
 use super::{
@@ -49,8 +50,18 @@ pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig
 }
 
+/// All that is done to a GPU, in order and in words: what a plan numbers, progress counts as well.
+pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
+    let mode = plan.enables_mig.then(|| (NEW, "+ MIG mode".to_owned()));
+    let styled = |one: &Step| match one {
+        Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => (GONE, step(one)),
+        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => (NEW, step(one)),
+    };
+    mode.into_iter().chain(plan.steps.iter().map(styled))
+}
+
 /// A step in words: `+ GPU instance 2g.20gb@4`.
-pub(crate) fn step(step: &Step) -> String {
+fn step(step: &Step) -> String {
     match step {
         Step::DestroyCompute { gi, ci, profile } => format!("- compute instance {profile} (GI {gi} CI {ci})"),
         Step::DestroyGpuInstance { gi, profile, placement } => {
@@ -137,27 +148,21 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         return vec![paint(NEW, "  as wanted: nothing to do")];
     }
     let mut out = Vec::new();
-    if plan.enables_mig {
-        out.push(paint(NOTE, "  MIG mode is switched on first"));
-    }
     if let Some(mig) = gpu.and_then(|gpu| gpu.mig.as_ref()) {
         let (now, then) = cells(plan, mig);
         out.extend(labelled("now", now, mig.memory_slices, look));
         out.extend(labelled("then", then, mig.memory_slices, look));
     }
-    let digits = plan.steps.len().to_string().len();
-    for (at, one) in plan.steps.iter().enumerate() {
-        let style = match one {
-            Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => GONE,
-            Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => NEW,
-        };
+    let total = steps(plan).count();
+    let digits = total.to_string().len();
+    for (at, (style, one)) in steps(plan).enumerate() {
         let number = paint(QUIET, &format!("  {:>digits$}  ", at + 1));
-        out.push(format!("{number}{}", paint(style, &look.clean(&step(one)))));
+        out.push(format!("{number}{}", paint(style, &look.clean(&one))));
     }
     let Tally { destroys, creates, keeps } = Tally::of(plan);
     let text = format!(
         "  {}: {} destroyed, {creates} created, {keeps} kept",
-        count(plan.steps.len(), "step"),
+        count(total, "step"),
         count(destroys, "GPU instance")
     );
     out.push(paint(QUIET, &text));

@@ -7,11 +7,7 @@ use std::io::Write;
 use gpush_api::{Operation, StepState};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{
-    Charset, Look,
-    look::count,
-    plan::{self, step},
-};
+use super::{Charset, Look, look::count, plan};
 
 /// How progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +72,25 @@ impl Progress {
         }
     }
 
+    /// Says which steps are taking their time. Bars show that anyway.
+    pub(crate) fn waiting(&mut self, operation: &Operation, look: &Look) {
+        let Shown::Lines(out) = &mut self.shown else { return };
+        for now in &operation.progress {
+            let (Some(doing), false) = (&now.doing, now.error.is_some()) else { continue };
+            let doing = look.clean(doing);
+            let _ = writeln!(out, "GPU {}  {} of {} done, still {doing}", now.gpu, now.done, now.total);
+        }
+    }
+
+    /// Says something beside the steps.
+    pub(crate) fn say(&mut self, text: &str) {
+        match &mut self.shown {
+            Shown::Bars(all, _) => drop(all.println(text)),
+            Shown::Lines(out) => drop(writeln!(out, "{text}")),
+            Shown::Quiet => {}
+        }
+    }
+
     /// Takes the bars away: the result that follows says all that they said.
     pub(crate) fn end(self) {
         if let Shown::Bars(all, bars) = self.shown {
@@ -101,9 +116,9 @@ fn lines(plan: &gpush_api::GpuPlan, now: &StepState, told: &(u32, bool)) -> Vec<
     let mut out = Vec::new();
     let gpu = format!("GPU {}", plan.gpu);
     if now.done > told.0 {
-        let from = told.0 as usize;
-        let done = plan.steps.iter().enumerate().take(now.done as usize).skip(from);
-        out.extend(done.map(|(at, one)| format!("{gpu}  {}/{}  {}", at + 1, now.total, step(one))));
+        // Several may have landed since the last answer: each has its line.
+        let done = plan::steps(plan).enumerate().take(now.done as usize).skip(told.0 as usize);
+        out.extend(done.map(|(at, (_, one))| format!("{gpu}  {}/{}  {one}", at + 1, now.total)));
     }
     if now.rolling_back && !told.1 {
         let why = now.error.as_ref().map_or_else(String::new, |e| format!(": {}", e.message));
@@ -126,7 +141,7 @@ fn bars(operation: &Operation, look: &Look) -> Shown {
         if plan::as_wanted(plan) {
             return ProgressBar::hidden();
         }
-        let bar = all.add(ProgressBar::new(plan.steps.len() as u64).with_style(style.clone()));
+        let bar = all.add(ProgressBar::new(plan::steps(plan).count() as u64).with_style(style.clone()));
         bar.set_prefix(format!("GPU {}", plan.gpu));
         bar
     });
@@ -179,6 +194,50 @@ mod tests {
         GPU 0  2/6  - GPU instance 2g.20gb@4 (GI 3)
         GPU 0  3/6  + GPU instance 1g.10gb@4
         GPU 0  taking back 3 steps: the driver refused 1g.10gb@6
+        ");
+    }
+
+    #[test]
+    fn the_switch_of_mig_mode_is_a_step_of_plan_and_progress_alike() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let sink = Sink::default();
+        let mut operation = fixtures::operation(OperationState::Running);
+        operation.plans[0].enables_mig = true;
+        operation.progress[0].total += 1;
+        let mut progress = Progress::to(Box::new(sink.clone()), &operation);
+        // The agent was asked three times in all: no step is left out for that.
+        for done in [0, 3, 7] {
+            operation.progress[0].done = done;
+            progress.update(&operation, &look);
+        }
+        let told = String::from_utf8(sink.0.borrow().clone()).unwrap();
+        let told: Vec<&str> = told.lines().collect();
+        let planned: Vec<String> = plan::steps(&operation.plans[0]).map(|(_, step)| step).collect();
+        assert_eq!((planned.len(), planned[0].as_str()), (7, "+ MIG mode"));
+        let lines: Vec<String> =
+            planned.iter().enumerate().map(|(at, step)| format!("GPU 0  {}/7  {step}", at + 1)).collect();
+        assert_eq!(told, lines);
+        let plans = gpush_api::Plans { plans: operation.plans };
+        let drawn = fixtures::plain(&plan::plans(&plans, &[], &look));
+        assert!(drawn.contains("  1  + MIG mode\n") && drawn.contains("  7 steps: "), "{drawn}");
+    }
+
+    #[test]
+    fn a_step_that_takes_its_time_is_named() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let sink = Sink::default();
+        let mut operation = fixtures::operation(OperationState::Running);
+        operation.progress[0].done = 1;
+        operation.progress[0].doing = Some("destroying GPU instance 3 (2g.20gb@4)".into());
+        let mut progress = Progress::to(Box::new(sink.clone()), &operation);
+        progress.update(&operation, &look);
+        progress.waiting(&operation, &look);
+        progress.say("gpushd does not answer; trying for 5 s");
+        let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
+        insta::assert_snapshot!(text, @r"
+        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
+        GPU 0  1 of 6 done, still destroying GPU instance 3 (2g.20gb@4)
+        gpushd does not answer; trying for 5 s
         ");
     }
 }

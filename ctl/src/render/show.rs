@@ -1,11 +1,12 @@
 //! Everything about a GPU (`gpu show`), and all MIG devices with their full names (`mig show`).
 
-use gpush_api::{Architecture, Gpu, Mig, Process};
+use gpush_api::{Architecture, Gpu, GpuState, Mig, Mode, Process};
 
 use super::{
     Look, gpu,
     look::{QUIET, STRONG, count, gib, pad, paint, product},
     profiles, slices,
+    status::gpu_numbers,
     table::{Align, table},
     who,
 };
@@ -100,11 +101,17 @@ fn architecture(of: Architecture) -> &'static str {
 /// `gpushctl mig show`: instances of all GPUs, with the names that programs take.
 pub(crate) fn mig_devices(gpus: &[Gpu], look: &Look) -> String {
     let on: Vec<_> = gpus.iter().filter(|g| g.mig.as_ref().is_some_and(|m| m.enabled)).cloned().collect();
+    let which = gpu_numbers(&gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
+    let have = if gpus.len() == 1 { "has" } else { "have" };
+    let read = |gpu: &Gpu| !matches!(gpu.state, GpuState::Unknown | GpuState::Lost);
+    if gpus.iter().all(|gpu| gpu.mig.is_none() && read(gpu)) {
+        return format!("{which} {have} no MIG.\n");
+    }
     if on.is_empty() {
-        return "No GPU has MIG mode on.\n".to_owned();
+        return format!("{which} {have} no MIG instance: MIG mode is not on.\n");
     }
     if on.iter().all(|g| g.mig.as_ref().is_none_or(|m| m.instances.is_empty())) {
-        return "No GPU has MIG instances.\n".to_owned();
+        return format!("{which} {have} no MIG instance.\n");
     }
     devices(&on, true, look)
 }
@@ -145,12 +152,36 @@ fn devices(gpus: &[Gpu], with_gpu: bool, look: &Look) -> String {
         }
     }
     if rows.is_empty() {
-        return "  none yet: gpushctl mig apply --layout …\n".replace('…', look.pick("…", "..."));
+        return gpus.iter().map(|gpu| none_yet(gpu, look)).collect();
     }
     let indent = if with_gpu { 0 } else { gpu::INDENT };
     // A MIG UUID is there to be copied: it never breaks, the line may stand out instead.
     let wide = Look { width: look.width.max(110), ..*look };
     table(&all[from..], rows, indent, &wide)
+}
+
+/// Says that a GPU has no instance, and what to type so that it gets some.
+fn none_yet(gpu: &Gpu, look: &Look) -> String {
+    let index = gpu.index;
+    let text = match (&gpu.rule, gpu.mode) {
+        (Some(_), Mode::Mig) => format!("none yet: `gpushctl mig plan --gpu {index}` shows what the config wants"),
+        (None, _) => {
+            format!("none yet: `gpushctl mig apply --gpu {index} --layout {}`", example(gpu).unwrap_or("ENTRIES"))
+        }
+        (Some(rule), mode) => {
+            // A rule without a name is called `rule 1` already.
+            let word = if rule.starts_with("rule ") { "" } else { "rule " };
+            format!("none, and none to come: {word}{rule} of the config wants it {}", gpu::mode(mode))
+        }
+    };
+    look.wrap("  ", &look.clean(&text)).join("\n") + "\n"
+}
+
+/// A profile that the GPU can hold more than once.
+fn example(gpu: &Gpu) -> Option<&str> {
+    let profiles = &gpu.mig.as_ref()?.profiles;
+    let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
+    several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
 fn processes_in_words(n: usize) -> String {

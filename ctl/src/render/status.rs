@@ -1,6 +1,6 @@
 //! `gpushctl status`: who answers, every GPU, and what to do about what is wrong.
 
-use gpush_api::{Gpu, GpuState, Health, HealthStatus, Version};
+use gpush_api::{Gpu, GpuState, Health, HealthStatus, Mode, Version};
 use serde::Serialize;
 
 use super::{
@@ -97,13 +97,39 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
         }
     };
     let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
-    let drifting = those(&|g| !g.drift.is_empty() && g.state == GpuState::Ready);
-    step(&drifting, "differs from the config", "differ from the config", "gpushctl mig plan");
-    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending));
-    let list = pending.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-    let reset = format!("end what uses it, then nvidia-smi --gpu-reset -i {list}");
-    step(&pending, "waits for a reset", "wait for a reset", &reset);
+    let drifts = |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready;
+    let wants = |g: &Gpu| g.mode == Mode::Mig;
+    let drifting = those(&|g| drifts(g) && wants(g) && g.mig.is_some());
+    step(
+        &drifting,
+        "differs from the config",
+        "differ from the config",
+        "`gpushctl mig plan` shows what would be done",
+    );
+    let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
+    let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
+    step(&uncut, "has no MIG", "have no MIG", rule);
+    let whole = those(&|g| drifts(g) && !wants(g));
+    let off = while_stopped(&[format!("nvidia-smi -i {} -mig 0", list(&whole)), reset(&whole)]);
+    step(&whole, "has MIG mode on against the config", "have MIG mode on against the config", &off);
+    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !whole.contains(&g.index));
+    let off = while_stopped(&[reset(&pending)]);
+    step(&pending, "waits for a reset", "wait for a reset", &off);
     out
+}
+
+/// Commands for which the driver wants nobody to have a GPU open, the agent included.
+fn while_stopped(commands: &[String]) -> String {
+    let commands = commands.iter().map(|command| format!("`{command}`")).collect::<Vec<_>>().join(", ");
+    format!("end what uses it, `systemctl stop gpushd`, {commands}, `systemctl start gpushd`")
+}
+
+fn reset(gpus: &[u32]) -> String {
+    format!("nvidia-smi --gpu-reset -i {}", list(gpus))
+}
+
+fn list(gpus: &[u32]) -> String {
+    gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// `GPU 3`, `GPUs 0-3, 5`.

@@ -64,8 +64,10 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
         ("UUID", Left),
     ];
     // 40 characters of UUID leave no room for the rest on most terminals. Its beginning names the GPU
-    // as well, and `gpu show` has all of it. On a narrow one the PCI address gives way to it.
+    // as well, and `gpu show` has all of it. On a narrow one the PCI address gives way to it. A pipe has
+    // no edge.
     let (pci, uuid) = match look.width {
+        _ if !look.wraps => (true, usize::MAX),
         0..100 => (false, "GPU-00000000".len()),
         100..136 => (true, "GPU-00000000".len()),
         _ => (true, usize::MAX),

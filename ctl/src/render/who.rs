@@ -43,6 +43,7 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
     match processes {
         [] => String::new(),
         [one] => look.fit(&brief(one, look), room),
+        all if !look.wraps => all.iter().map(|one| brief(one, look)).collect::<Vec<_>>().join(", "),
         all => {
             let mut names: Vec<String> = Vec::new();
             let mut hidden = 0;
@@ -70,6 +71,13 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
             String::new()
         }
     }
+}
+
+/// Columns below which [`line`] would cut a pid: those of the first name and the count of the others.
+pub(crate) fn least(processes: &[&Process], look: &Look) -> usize {
+    let others = processes.len().saturating_sub(1);
+    let count = if others > 0 { format!(" +{others}").len() } else { 0 };
+    processes.first().map_or(0, |first| width(&name(first, look)) + count)
 }
 
 /// What a process uses the GPU for.

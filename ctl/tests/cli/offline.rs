@@ -122,6 +122,8 @@ fn plans_for_presets_and_saved_hosts() {
     let saved = saved(&host);
     host.write("config.toml", CONFIG);
     let cases: &[&[&str]] = &[
+        &["mig", "profiles", "--offline", "a30x4"],
+        &["mig", "profiles", "--offline", "mixed", "--gpu", "4"],
         &["mig", "plan", "--offline", "a30x4", "--gpu", "0-1", "--layout", "2g.12gb,1g.6gb*2"],
         &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "1c.3g.40gb*3,1g.10gb+me"],
         &["mig", "plan", "--offline", &saved, "--config", "config.toml"],

@@ -119,3 +119,14 @@ fn nobody_reads_the_output() {
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{output:?}");
 }
+
+#[test]
+fn what_is_waited_for_is_said_after_two_seconds() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
+    let text = host.run(&["status", "--timeout", "2.2"]);
+    assert!(text.contains("[stderr]\ngpushd has not answered yet; waiting up to 2.2 s (--timeout)\nerror: "), "{text}");
+    assert!(text.ends_with("[exit 8]\n"), "{text}");
+    let text = host.run(&["status", "--timeout", "2.2", "--json"]);
+    assert!(!text.contains("[stderr]") && text.ends_with("[exit 8]\n"), "{text}");
+}

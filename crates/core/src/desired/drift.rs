@@ -4,7 +4,7 @@
 //! make a plan impossible, and the difference is there all the same. With MIG mode on, and to stay
 //! on, a GPU has no drift exactly when a plan for it would have no step.
 
-use gpush_api::{Gpu, GpuInstance, Mig, Mode};
+use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 
 use super::Wish;
 use crate::{
@@ -20,7 +20,13 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
         Mode::Unmanaged => Vec::new(),
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => whole(wish.mode, gpu),
         Mode::Mig => match (&gpu.mig, &wish.layout) {
-            (None, _) => vec![format!("{} has no MIG, the config wants mode mig", gpu.name)],
+            (None, _) => match gpu.state {
+                GpuState::Ready | GpuState::Changing | GpuState::Degraded => {
+                    vec![format!("{} has no MIG, the config wants mode mig", gpu.name)]
+                }
+                // It could not be read: what it has is not known.
+                GpuState::Unknown | GpuState::Lost => Vec::new(),
+            },
             (Some(_), None) => Vec::new(),
             (Some(mig), Some(layout)) => mig_drift(mig, layout),
         },
@@ -49,7 +55,7 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
     let mut drift = Vec::new();
     match (mig.enabled, mig.pending) {
         (false, true) => return vec!["MIG mode is off until the GPU is reset".to_owned()],
-        (false, false) => return vec![format!("MIG mode is off, the layout wants {layout}")],
+        (false, false) => return vec!["MIG mode is off".to_owned(), format!("missing {layout}")],
         (true, false) => drift.push("MIG mode goes off with the next reset, the config wants it on".to_owned()),
         (true, true) => {}
     }
@@ -66,7 +72,7 @@ fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
 }
 
 /// Sentences about instances: those that differ in their compute instances only, then those that
-/// are there and not wanted, paired with those that are wanted and not there.
+/// are wanted and not there, then those that are there and not wanted.
 fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut have: Vec<&GpuInstance> = have.iter().collect();
     // Wanted at a fixed place first: only one instance can serve there.
@@ -76,26 +82,23 @@ fn instances(have: &[GpuInstance], target: &Target) -> Vec<String> {
     let mut sentences = Vec::new();
     want.retain(|wanted| match take(&mut have, |instance| serves(wanted, instance)) {
         Some(instance) => {
-            sentences.push(format!(
-                "{}@{} has {}, the layout wants {}",
-                instance.profile,
-                instance.placement.start,
-                listed(instance.compute.iter().map(|c| c.profile.as_str())),
-                listed(wanted.compute.iter().map(|c| c.profile.as_str())),
-            ));
+            let (missing, extra) = computes_differ(wanted, instance);
+            let place = format!("compute instances of {}@{}", instance.profile, instance.placement.start);
+            sentences.extend(differences(&format!("{place}: "), &missing, &extra));
             false
         }
         None => true,
     });
     let has: Vec<String> = have.iter().map(|i| format!("{}@{}", i.profile, i.placement.start)).collect();
     let wants = counted(want.iter().map(ToString::to_string));
-    match (has.is_empty(), wants.is_empty()) {
-        (true, true) => {}
-        (false, false) => sentences.push(format!("has {}, the layout wants {}", has.join(", "), wants.join(", "))),
-        (true, false) => sentences.push(format!("lacks {}", wants.join(", "))),
-        (false, true) => sentences.push(format!("has {}, which the layout does not want", has.join(", "))),
-    }
+    sentences.extend(differences("", &wants, &has));
     sentences
+}
+
+/// What is missing and what is too much, after `place`.
+fn differences(place: &str, missing: &[String], extra: &[String]) -> Vec<String> {
+    let one = |word: &str, what: &[String]| (!what.is_empty()).then(|| format!("{place}{word} {}", what.join(", ")));
+    [one("missing", missing), one("extra", extra)].into_iter().flatten().collect()
 }
 
 /// Removes and gives back the first that fits.
@@ -116,13 +119,17 @@ fn computes(wanted: &Wanted, instance: &GpuInstance) -> bool {
     wants == has
 }
 
-fn listed<'a>(profiles: impl Iterator<Item = &'a str>) -> String {
-    let listed = counted(profiles.map(str::to_owned));
-    if listed.is_empty() {
-        "no compute instance".to_owned()
-    } else {
-        format!("compute instances {}", listed.join(", "))
+/// Compute instances by name that are wanted and not there, and that are there and not wanted.
+fn computes_differ(wanted: &Wanted, instance: &GpuInstance) -> (Vec<String>, Vec<String>) {
+    let mut extra: Vec<_> = instance.compute.iter().collect();
+    let mut missing = Vec::new();
+    for compute in &wanted.compute {
+        match extra.iter().position(|has| has.profile_id == compute.profile_id) {
+            Some(at) => drop(extra.remove(at)),
+            None => missing.push(compute.profile.clone()),
+        }
     }
+    (counted(missing.into_iter()), counted(extra.into_iter().map(|has| has.profile.clone())))
 }
 
 /// `a, a, b` as `a*2, b`, in order of first appearance.

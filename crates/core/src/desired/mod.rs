@@ -17,6 +17,7 @@ use crate::{
 
 mod drift;
 mod plan;
+mod way_out;
 
 pub use drift::drift;
 pub use plan::plan_host;

@@ -9,7 +9,7 @@ use gpush_api::{
     USERS_UNKNOWN,
 };
 
-use super::{Wish, wishes};
+use super::{Wish, way_out, wishes};
 use crate::{
     config::Config,
     geometry::Geometry,
@@ -33,18 +33,24 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let wishes = wishes(config, gpus);
     let given = given(config, &request.layout)?;
     let chosen = chosen(gpus, &wishes, request)?;
+    let others = way_out::others(gpus, &wishes);
+    let others = others.as_deref();
     let mut wanted = Vec::new();
     for at in chosen {
         let (gpu, wish) = (&gpus[at], &wishes[at]);
         let layout = match &given {
             Some(layout) => layout.clone(),
-            None => configured(gpu, wish)?,
+            None => configured(gpu, wish, others)?,
         };
-        claimed_otherwise(gpu, wish)?;
-        wanted.push((gpu, layout));
+        claimed_otherwise(gpu, wish, others)?;
+        wanted.push((gpu, wish, layout));
     }
     let (explicit, named) = (given.is_some(), !request.gpus.is_empty());
-    let plan = |(gpu, layout): &(&Gpu, Layout)| match workable(gpu, named) {
+    let plan = |(gpu, wish, layout): &(&Gpu, &Wish, Layout)| match workable(gpu, named) {
+        Ok(()) if gpu.mig.is_none() => {
+            let refusal = Some(Refusal::NoMig);
+            GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..no_plan(gpu, layout) }
+        }
         Ok(()) => plan_gpu(gpu, layout, explicit),
         Err(error) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
     };
@@ -101,31 +107,30 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     if gpus.is_empty() {
         return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
     }
+    let layout = match request.layout {
+        LayoutSource::Config => false,
+        LayoutSource::Named(_) | LayoutSource::Entries(_) => true,
+    };
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
-    Err(error.hint(match request.layout {
-        LayoutSource::Config => {
-            "add a rule to the config ([[gpu]] match = [\"all\"] mode = \"mig\" layout = [\"3g.40gb\"]), or name GPU \
-             and layout: gpushctl mig apply --gpu 0 --layout 3g.40gb"
-        }
-        LayoutSource::Named(_) | LayoutSource::Entries(_) => "name the GPUs: --gpu 0, or --gpu all",
-    }))
+    Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
 }
 
 /// The layout of the rule that claims the GPU.
-fn configured(gpu: &Gpu, wish: &Wish) -> Result<Layout, ApiError> {
+fn configured(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<Layout, ApiError> {
     if let Some(layout) = &wish.layout {
         return Ok(layout.clone());
     }
-    claimed_otherwise(gpu, wish)?;
+    claimed_otherwise(gpu, wish, others)?;
+    // One that can't be read has no MIG to show, and may have it all the same.
+    if gpu.mig.is_none() && workable(gpu, true).is_ok() {
+        return Err(no_mig(gpu, wish, others));
+    }
     let message = format!("no config rule says which layout {} shall have", label(gpu));
-    let index = gpu.index;
-    Err(ApiError::new(Code::NotFound, message).hint(format!(
-        "name it (--gpu {index} --layout 3g.40gb), or add a rule with match = [\"{index}\"] to the config"
-    )))
+    Err(ApiError::new(Code::NotFound, message).hint(way_out::without_layout(gpu)))
 }
 
 /// Refuses GPUs that a rule gives to another mode.
-fn claimed_otherwise(gpu: &Gpu, wish: &Wish) -> Result<(), ApiError> {
+fn claimed_otherwise(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<(), ApiError> {
     let Some(rule) = &wish.rule else { return Ok(()) };
     let mode = match wish.mode {
         Mode::Mig => return Ok(()),
@@ -134,9 +139,13 @@ fn claimed_otherwise(gpu: &Gpu, wish: &Wish) -> Result<(), ApiError> {
         Mode::Mps => "mps",
         Mode::Timeslice => "timeslice",
     };
-    let message = format!("{} is in mode {mode}, by config rule `{rule}`", label(gpu));
-    Err(ApiError::new(Code::Conflict, message)
-        .hint("leave it out with --gpu, or give it mode = \"mig\" in the config and reload"))
+    let message = format!("{} is in mode {mode}, by {} of the config", label(gpu), way_out::rule(rule));
+    Err(ApiError::new(Code::Conflict, message).hint(way_out::of_another_mode(gpu, rule, others)))
+}
+
+/// The refusal of a GPU without MIG.
+fn no_mig(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> ApiError {
+    refusal::explain(&Refusal::NoMig, gpu.index, &label(gpu)).hint(way_out::without_mig(wish, others))
 }
 
 /// Refuses GPUs whose state is not known well enough to plan on.
@@ -286,15 +295,7 @@ fn used_whole(gpu: &Gpu) -> Option<ApiError> {
     if !without_reset || reset_due || gpu.processes.is_empty() {
         return None;
     }
-    let holders: Vec<String> = gpu
-        .processes
-        .iter()
-        .map(|process| match (process.pid, &process.user) {
-            (Some(pid), Some(user)) => format!("pid {pid} of {user}"),
-            (Some(pid), None) => format!("pid {pid}"),
-            (None, _) => "a process of another user".to_owned(),
-        })
-        .collect();
+    let holders: Vec<String> = gpu.processes.iter().map(refusal::holder).collect();
     let message = format!("{} has MIG mode off and is in use as a whole", label(gpu));
     Some(
         ApiError::new(Code::Blocked, message)

@@ -155,23 +155,21 @@ fn drift_in_sentences() {
     let cases: &[Case] = &[
         ("as wanted", "3g.40gb*2", &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])], &[]),
         ("none wanted, none there", "none", &[], &[]),
-        ("lacks", "3g.40gb,1g.10gb*2", &[], &["lacks 3g.40gb, 1g.10gb*2"]),
-        ("lacks one of two", "3g.40gb*2", &[("3g.40gb", 4, &[])], &["lacks 3g.40gb"]),
-        ("has another", "3g.40gb", &[("2g.20gb", 2, &[])], &["has 2g.20gb@2, the layout wants 3g.40gb"]),
-        (
-            "has too many",
-            "1g.10gb",
-            &[("1g.10gb", 0, &[]), ("1g.10gb", 3, &[])],
-            &["has 1g.10gb@3, which the layout does not want"],
-        ),
-        ("has at the wrong place", "3g.40gb@0", &[("3g.40gb", 4, &[])], &["has 3g.40gb@4, the layout wants 3g.40gb@0"]),
+        ("lacks", "3g.40gb,1g.10gb*2", &[], &["missing 3g.40gb, 1g.10gb*2"]),
+        ("lacks one of two", "3g.40gb*2", &[("3g.40gb", 4, &[])], &["missing 3g.40gb"]),
+        ("has another", "3g.40gb", &[("2g.20gb", 2, &[])], &["missing 3g.40gb", "extra 2g.20gb@2"]),
+        ("has too many", "1g.10gb", &[("1g.10gb", 0, &[]), ("1g.10gb", 3, &[])], &["extra 1g.10gb@3"]),
+        ("has at the wrong place", "3g.40gb@0", &[("3g.40gb", 4, &[])], &["missing 3g.40gb@0", "extra 3g.40gb@4"]),
         ("a fixed place first", "1g.10gb,1g.10gb@4", &[("1g.10gb", 4, &[]), ("1g.10gb", 0, &[])], &[]),
-        ("none wanted", "none", &[("7g.80gb", 0, &[])], &["has 7g.80gb@0, which the layout does not want"]),
+        ("none wanted", "none", &[("7g.80gb", 0, &[])], &["extra 7g.80gb@0"]),
         (
             "compute instances differ",
             "1c.3g.40gb*3",
-            &[("3g.40gb", 4, &["1c.3g.40gb", "1c.3g.40gb"])],
-            &["3g.40gb@4 has compute instances 1c.3g.40gb*2, the layout wants compute instances 1c.3g.40gb*3"],
+            &[("3g.40gb", 4, &["1c.3g.40gb", "2c.3g.40gb"])],
+            &[
+                "compute instances of 3g.40gb@4: missing 1c.3g.40gb*2",
+                "compute instances of 3g.40gb@4: extra 2c.3g.40gb",
+            ],
         ),
         (
             "the one whose compute instances agree is taken",
@@ -193,7 +191,7 @@ fn drift_in_sentences() {
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     gpu.mig.as_mut().unwrap().instances[0].compute.clear();
     let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()) };
-    assert_eq!(drift(&wish, &gpu), ["3g.40gb@4 has no compute instance, the layout wants compute instances 3g.40gb"]);
+    assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
 }
 
 #[test]
@@ -231,7 +229,7 @@ fn describe_fills_in_what_the_config_wants() {
     describe(&config(), &mut host);
     assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
     assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
-    assert_eq!(host[1].drift, ["lacks 3g.40gb*2"]);
+    assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);
     assert_eq!(host[3].drift, ["MIG mode is on, mode exclusive wants the whole GPU"]);
     assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
 }
@@ -318,6 +316,69 @@ fn requests_that_are_refused() {
     assert!(plan_host(&empty, &[], &PlanRequest::default()).unwrap_err().message.contains("no GPU"));
 }
 
+/// The text between the first `start` and the next `end`.
+fn between<'t>(text: &'t str, start: &str, end: &[char]) -> Option<&'t str> {
+    let (_, rest) = text.split_once(start)?;
+    Some(rest.split(end).next().unwrap_or(rest))
+}
+
+#[test]
+fn what_a_hint_says_to_type_works_for_that_gpu() {
+    const RULES: &str = r#"
+[[gpu]]
+name = "whole"
+match = ["*A100*", "*A30*", "*T4*"]
+mode = "exclusive"
+[[gpu]]
+match = ["*H100*"]
+mode = "unmanaged"
+[[gpu]]
+name = "cut"
+match = ["4"]
+mode = "mig"
+layout = "none"
+"#;
+    let host = preset::gpus("mixed").unwrap();
+    let (mut named, mut ruled) = (0, 0);
+    for rules in ["", RULES] {
+        let config = Config::parse(rules, "config.toml").unwrap_or_else(|e| panic!("{e}"));
+        let selectors = ["0", "1", "2", "3", "4", "5", "all"].map(|one| vec![one]);
+        for gpus in selectors.iter().chain([&vec![]]) {
+            for layout in [LayoutSource::Config, LayoutSource::Named("none".to_owned())] {
+                let hint = match plan_host(&config, &host, &request(gpus, layout)) {
+                    Err(error) => error.hint.unwrap(),
+                    Ok(plans) => match plans.plans.into_iter().find_map(|plan| plan.error) {
+                        Some(error) => error.hint.unwrap(),
+                        None => continue,
+                    },
+                };
+                if let Some(others) = between(&hint, "--gpu ", &[' ', ';', '`']) {
+                    let entries = between(&hint, "--layout ", &[' ', ';', '`']).unwrap_or("none");
+                    let plans = plan_host(&config, &host, &request(&[others], entries_or_none(entries)));
+                    let plans = plans.unwrap_or_else(|e| panic!("{hint}: {e:?}")).plans;
+                    assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
+                    named += 1;
+                }
+                // Of several GPUs the first in the way is told.
+                let rule = between(&hint, "add a rule (", &[')']).filter(|_| gpus[..] != ["all"]);
+                if let Some(rule) = rule {
+                    let rule = rule.replace("\", l", "\"\nl").replace("], ", "]\n");
+                    let mended = Config::parse(&format!("[[gpu]]\n{rule}\n{rules}"), "config.toml");
+                    let mended = mended.unwrap_or_else(|e| panic!("{hint}: {e}"));
+                    let plan = one(&mended, &host, &request(gpus, LayoutSource::Config));
+                    assert!(plan.error.is_none() && !plan.steps.is_empty(), "{hint}: {plan:?}");
+                    ruled += 1;
+                }
+            }
+        }
+    }
+    assert!(named > 15 && ruled >= 6, "{named} hints name GPUs, {ruled} a rule");
+}
+
+fn entries_or_none(text: &str) -> LayoutSource {
+    if text == "none" { LayoutSource::Named(text.to_owned()) } else { entries(text) }
+}
+
 #[test]
 fn one_gpu_that_cannot_does_not_hide_the_others() {
     let host = preset::gpus("mixed").unwrap();
@@ -372,7 +433,7 @@ fn mig_mode_that_is_off() {
     let (plan, _) = off("dgx-h100", &|gpu| gpu.processes.push(process(4711)));
     assert_eq!(plan.refusal, Some(Refusal::MigOff { reset_pending: false }));
     let error = plan.error.unwrap();
-    assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 of ada".to_owned()]));
+    assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
     assert!(!plan.enables_mig);
     // A layout that can't be is told as such, whatever the mode.
     let mut gpu = host().remove(0);

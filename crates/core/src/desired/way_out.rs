@@ -1,0 +1,105 @@
+//! What to type next when a GPU can't be given a layout: commands that work for that very GPU, or
+//! what to change in the config.
+
+use gpush_api::{Gpu, GpuState, Mode};
+
+use super::Wish;
+
+/// What makes a change of the config count.
+const RELOAD: &str = "then `gpushctl config check FILE` and `systemctl reload gpushd`";
+
+/// A rule in a sentence: one without a name is called `rule 2` already.
+pub(super) fn rule(label: &str) -> String {
+    if label.starts_with("rule ") { label.to_owned() } else { format!("rule `{label}`") }
+}
+
+/// A profile that the GPU can hold at least twice, as an example that works there.
+pub(super) fn example(gpu: &Gpu) -> Option<&str> {
+    let profiles = &gpu.mig.as_ref()?.profiles;
+    let several = profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
+    several.or(profiles.first()).map(|profile| profile.name.as_str())
+}
+
+/// GPUs that may be named with a layout, as `--gpu 0-2,5`; nothing when there is none.
+pub(super) fn others(gpus: &[Gpu], wishes: &[Wish]) -> Option<String> {
+    let free = |wish: &Wish| wish.mode == Mode::Mig || wish.rule.is_none();
+    let works = |gpu: &Gpu| match gpu.state {
+        GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
+        GpuState::Unknown | GpuState::Lost => false,
+    };
+    let able = gpus.iter().zip(wishes).filter(|(gpu, wish)| gpu.mig.is_some() && works(gpu) && free(wish));
+    let mut spans: Vec<(u32, u32)> = Vec::new();
+    for index in able.map(|(gpu, _)| gpu.index) {
+        match spans.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(index) => *last = index,
+            Some(_) | None => spans.push((index, index)),
+        }
+    }
+    let words: Vec<String> =
+        spans.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") }).collect();
+    (!words.is_empty()).then(|| format!("--gpu {}", words.join(",")))
+}
+
+/// For a GPU that a rule keeps from MIG.
+pub(super) fn of_another_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
+    let other = others.map_or_else(String::new, |others| format!("choose from: {others}"));
+    if gpu.mig.is_none() {
+        return if other.is_empty() { no_mig_here().to_owned() } else { format!("it has no MIG; {other}") };
+    }
+    let or = if other.is_empty() { String::new() } else { format!("{other}; or ") };
+    let (index, entries) = (gpu.index, example(gpu).unwrap_or("none"));
+    format!(
+        "{or}take it out of {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
+         [\"{entries}\"]) before {0}, {RELOAD}",
+        rule(label)
+    )
+}
+
+/// For a GPU without MIG.
+pub(super) fn without_mig(wish: &Wish, others: Option<&str>) -> String {
+    let other = others.map(|others| format!("choose from: {others}"));
+    match (&wish.rule, other) {
+        (Some(label), other) if wish.mode == Mode::Mig => {
+            let or = other.map_or_else(String::new, |other| format!("{other}; or "));
+            format!("{or}take it out of {} of the config, {RELOAD}", rule(label))
+        }
+        (_, Some(other)) => other,
+        (_, None) => no_mig_here().to_owned(),
+    }
+}
+
+fn no_mig_here() -> &'static str {
+    "no other GPU of this host can be cut either: `gpushctl gpu list`"
+}
+
+/// For a GPU that no rule claims, named without a layout.
+pub(super) fn without_layout(gpu: &Gpu) -> String {
+    let index = gpu.index;
+    let entries = example(gpu).unwrap_or("none");
+    format!(
+        "name one: --gpu {index} --layout {entries}; or add a rule with match = [\"{index}\"], mode = \"mig\" and a \
+         layout to the config, {RELOAD}"
+    )
+}
+
+/// For a request that names no GPU on a host of which no rule claims one for MIG. `layout` says that
+/// the request has a layout.
+pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> String {
+    let Some(others) = others(gpus, wishes) else {
+        return "none of them can be cut: `gpushctl gpu list` shows their modes, `gpushctl config show` the rules"
+            .to_owned();
+    };
+    if layout {
+        return format!("name GPUs, out of: {others}");
+    }
+    let free = |wish: &Wish| wish.rule.is_none();
+    let first = gpus.iter().zip(wishes).find(|(gpu, wish)| gpu.mig.is_some() && free(wish)).map(|(gpu, _)| gpu);
+    let Some((gpu, entries)) = first.and_then(|gpu| Some((gpu, example(gpu)?))) else {
+        return format!("name GPUs and a layout: {others} --layout ENTRIES");
+    };
+    let index = gpu.index;
+    format!(
+        "name GPU and layout: `gpushctl mig apply --gpu {index} --layout {entries}`; or add a rule to the config \
+         ([[gpu]] match = [\"{index}\"] mode = \"mig\" layout = [\"{entries}\"]), {RELOAD}"
+    )
+}
