@@ -37,7 +37,7 @@ pub(crate) fn plan(text: &str, config: Option<&Path>, request: &PlanRequest) -> 
     let gpus = host(text)?;
     let config = match (config, &request.layout) {
         (Some(path), _) => load(path)?,
-        (None, LayoutSource::Entries(_)) => Config::default(),
+        (None, LayoutSource::Entries(_) | LayoutSource::PerGpu(_)) => Config::default(),
         (None, LayoutSource::Named(name)) if name == "none" => Config::default(),
         (None, LayoutSource::Named(_) | LayoutSource::Config) => match environment() {
             Some(path) => load(&path)?,

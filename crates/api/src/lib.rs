@@ -19,5 +19,5 @@ pub use gpu::{
 };
 pub use health::{Driver, Health, HealthStatus, Version};
 pub use operation::{Actor, Operation, OperationState, StepState};
-pub use plan::{ApplyRequest, Blocker, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
+pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
 pub use policy::{ConfigView, Mode, NamedLayout, RuleView};
