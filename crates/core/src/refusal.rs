@@ -63,10 +63,11 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             ApiError::new(Code::Unsupported, format!("MIG mode is off on {gpu}"))
                 .hint(format!("switch it on with `nvidia-smi -i {index} -mig 1`, then reset the GPU if it says so"))
         }
-        Refusal::MigOn { reset_pending: true } => {
-            ApiError::new(Code::Unsupported, format!("MIG mode of {gpu} goes off only with a reset, which is still due"))
-                .hint(format!("stop gpushd and what uses the GPU, then `nvidia-smi --gpu-reset -i {index}`"))
-        }
+        Refusal::MigOn { reset_pending: true } => ApiError::new(
+            Code::Unsupported,
+            format!("MIG mode of {gpu} goes off only with a reset, which is still due"),
+        )
+        .hint(format!("stop gpushd and what uses the GPU, then `nvidia-smi --gpu-reset -i {index}`")),
         Refusal::MigOn { reset_pending: false } => {
             ApiError::new(Code::Unsupported, format!("MIG mode is on on {gpu}, and gpush does not switch it off yet"))
                 .hint(format!(

@@ -18,12 +18,7 @@ enum Want {
 }
 
 /// Plans for each GPU that is named, in the host's order.
-pub(super) fn plan(
-    gpus: &[Gpu],
-    wishes: &[Wish],
-    selectors: &[String],
-    each: &[GpuLayout],
-) -> Result<Plans, ApiError> {
+pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[GpuLayout]) -> Result<Plans, ApiError> {
     let bad = |message: String, hint: &str| Err(ApiError::new(Code::BadRequest, message).hint(hint));
     if !selectors.is_empty() {
         return bad("GPUs are chosen twice: by `gpus` and with their layouts".to_owned(), "leave `gpus` empty");

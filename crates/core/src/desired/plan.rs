@@ -114,7 +114,9 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
             "add a rule to the config ([[gpu]] match = [\"all\"] mode = \"mig\" layout = [\"3g.40gb\"]), or name GPU \
              and layout: gpushctl mig apply --gpu 0 --layout 3g.40gb"
         }
-        LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => "name the GPUs: --gpu 0, or --gpu all",
+        LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
+            "name the GPUs: --gpu 0, or --gpu all"
+        }
     }))
 }
 
