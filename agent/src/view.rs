@@ -59,6 +59,8 @@ fn gpu(agent: &Agent, unsettled: &[String], sight: Sight) -> Gpu {
         index: identity.index,
         uuid: identity.uuid,
         pci: identity.pci,
+        pci_id: Some(format!("0x{:08X}", identity.pci_id)),
+        pci_subsystem: identity.pci_subsystem.map(|id| format!("0x{id:08X}")),
         minor: identity.minor,
         name: identity.name,
         architecture: identity.architecture,

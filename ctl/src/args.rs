@@ -204,6 +204,7 @@ A program runs on a MIG device by its UUID:
     #[command(after_help = with_layouts!(
         "\x20 gpushctl mig apply                               as the config says
   gpushctl mig apply --gpu 0-3 training            a layout of the config
+  gpushctl mig apply -f config.yaml -c all-1g.10gb a label of a mig-parted file
   gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2"
     ))]
     Apply {
@@ -219,9 +220,38 @@ A program runs on a MIG device by its UUID:
         #[arg(long, value_name = "SECONDS", value_parser = seconds)]
         wait: Option<f64>,
     },
+    /// Write the present layouts as a mig-parted file
+    #[command(after_help = "\
+Examples:
+  gpushctl mig export -o now.yaml && gpushctl mig assert -f now.yaml
+  gpushctl mig export --gpu 0-3 --label training")]
+    Export {
+        #[command(flatten)]
+        which: Which,
+        /// Label in the file
+        #[arg(long, value_name = "NAME", default_value = "current")]
+        label: String,
+        /// File to write; stdout without it
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Print a mig-parted file as layouts and rules of gpush's config
+    #[command(after_help = "\
+Examples:
+  gpushctl mig import config.yaml                  all labels as layouts
+  gpushctl mig import config.yaml -c all-balanced  one label, with its rules")]
+    Import {
+        /// mig-parted file, or - for stdin
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Label that becomes rules
+        #[arg(long, short = 'c', value_name = "LABEL")]
+        label: Option<String>,
+    },
     /// Exit with 3 unless the GPUs are as a layout wants them
     #[command(after_help = with_layouts!(
         "\x20 gpushctl mig assert || gpushctl mig apply        as the config says
+  gpushctl mig assert -f config.yaml -c all-balanced
   gpushctl mig assert --gpu 0 --layout 7g.80gb"
     ))]
     Assert {
@@ -236,11 +266,17 @@ A program runs on a MIG device by its UUID:
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
     /// Layout of the config, by name
-    #[arg(value_name = "NAME", conflicts_with = "layout")]
+    #[arg(value_name = "NAME", conflicts_with_all = ["layout", "file"])]
     pub(crate) name: Option<String>,
     /// Layout as entries with commas between
-    #[arg(long, short, value_name = "ENTRIES")]
+    #[arg(long, short, value_name = "ENTRIES", conflicts_with = "file")]
     pub(crate) layout: Option<String>,
+    /// Layouts of a mig-parted file, or - for stdin
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Label of the mig-parted file; not needed when it has one
+    #[arg(long, short = 'c', value_name = "LABEL", requires = "file")]
+    pub(crate) label: Option<String>,
     #[command(flatten)]
     pub(crate) which: Which,
 }

@@ -5,6 +5,7 @@ mod config;
 mod gpu;
 mod mig;
 mod operation;
+mod parted;
 mod status;
 mod version;
 

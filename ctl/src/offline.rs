@@ -33,11 +33,10 @@ pub(crate) fn host(text: &str) -> Result<Vec<Gpu>, ApiError> {
 }
 
 /// Plans a request on an offline host.
-pub(crate) fn plan(text: &str, config: Option<&Path>, request: &PlanRequest) -> Result<(Plans, Vec<Gpu>), ApiError> {
-    let gpus = host(text)?;
+pub(crate) fn plan(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Plans, ApiError> {
     let config = match (config, &request.layout) {
         (Some(path), _) => load(path)?,
-        (None, LayoutSource::Entries(_)) => Config::default(),
+        (None, LayoutSource::Entries(_) | LayoutSource::PerGpu(_)) => Config::default(),
         (None, LayoutSource::Named(name)) if name == "none" => Config::default(),
         (None, LayoutSource::Named(_) | LayoutSource::Config) => match environment() {
             Some(path) => load(&path)?,
@@ -48,8 +47,7 @@ pub(crate) fn plan(text: &str, config: Option<&Path>, request: &PlanRequest) -> 
             }
         },
     };
-    let plans = desired::plan_host(&config, &gpus, request)?;
-    Ok((plans, gpus))
+    desired::plan_host(&config, gpus, request)
 }
 
 /// `GPUSH_CONFIG`.
@@ -69,11 +67,16 @@ pub(crate) fn name(path: &Path) -> String {
 
 /// Reads a file, or stdin for `-`.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ApiError> {
+    read_up_to(path, LARGEST)
+}
+
+/// The same, but no more than so many bytes.
+pub(crate) fn read_up_to(path: &Path, most: u64) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     let result = if path == Path::new("-") {
-        std::io::stdin().lock().take(LARGEST).read_to_end(&mut bytes)
+        std::io::stdin().lock().take(most).read_to_end(&mut bytes)
     } else {
-        file(path, &mut bytes)
+        file(path, most, &mut bytes)
     };
     result.map_err(|e| {
         let error = exit::io(format!("can't read {}", name(path)), &e);
@@ -84,7 +87,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, ApiError> {
 
 /// Reads a file to its end. A pipe that nobody writes to is refused, where to open it the usual way
 /// would wait for a writer; that of `<(command)` has one, or holds what one has left.
-fn file(path: &Path, bytes: &mut Vec<u8>) -> io::Result<usize> {
+fn file(path: &Path, most: u64, bytes: &mut Vec<u8>) -> io::Result<usize> {
     let mut file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if file.metadata()?.file_type().is_fifo() {
         let mut first = [0];
@@ -98,5 +101,5 @@ fn file(path: &Path, bytes: &mut Vec<u8>) -> io::Result<usize> {
     }
     // From here on a read waits for what is still to come.
     fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
-    file.take(LARGEST).read_to_end(bytes)
+    file.take(most).read_to_end(bytes)
 }

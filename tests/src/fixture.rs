@@ -65,7 +65,7 @@ impl Fixture {
             nvml: driver.nvml.clone(),
             cuda: driver.cuda.clone(),
             name: reading.identity.name.clone(),
-            pci_device_id: format!("{:04X}", reading.identity.pci_device_id),
+            pci_device_id: format!("{:04X}", reading.identity.pci_device_id()),
             architecture: reading.identity.architecture,
             memory_mib: reading.memory.total_mib,
             mig,

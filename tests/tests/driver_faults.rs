@@ -361,7 +361,7 @@ async fn a_library_without_the_newer_symbols_still_tells_what_it_can() {
     assert_eq!(uuids(&hardware).await, ["GPU-old"]);
     let reading = hardware.read("GPU-old").await.unwrap();
     assert_eq!(reading.identity.architecture, Architecture::Unknown);
-    assert_eq!((reading.identity.pci.as_str(), reading.identity.pci_device_id), ("0000:05:00.0", 0x102d));
+    assert_eq!((reading.identity.pci.as_str(), reading.identity.pci_device_id()), ("0000:05:00.0", 0x102d));
     assert_eq!((reading.memory.total_mib, reading.memory.used_mib), (11_441, 63));
     assert_eq!(reading.mig, None);
     let processes: Vec<_> = reading.processes.iter().map(|p| (p.pid.unwrap(), p.memory_mib)).collect();

@@ -64,7 +64,7 @@ async fn every_model_reads_as_its_figures_say_with_and_without_instances() {
         assert_eq!(reading.warnings, Vec::<String>::new(), "{key}");
         assert_eq!(reading.identity.architecture, architecture(&model), "{key}");
         assert_eq!(reading.memory.total_mib, model.board_memory_mib, "{key}");
-        let device = format!("{:04X}", reading.identity.pci_device_id);
+        let device = format!("{:04X}", reading.identity.pci_device_id());
         assert!(model.boards.iter().any(|b| b.device_id.eq_ignore_ascii_case(&device)), "{key}: {device}");
         assert_eq!(reading.mig.is_some(), model.has_mig(), "{key}");
         if !model.has_mig() {

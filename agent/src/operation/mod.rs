@@ -21,6 +21,7 @@ use std::{
 };
 
 use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState};
+use gpush_core::quote::Quoted;
 use gpush_store::{Intent, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

@@ -262,6 +262,12 @@ pub struct Gpu {
     pub uuid: String,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
+    /// PCI device id and vendor as NVML packs them, `0x20B210DE`; `None` when it was not told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_id: Option<String>,
+    /// The same of the PCI subsystem: who built the board.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci_subsystem: Option<String>,
     /// Device minor number: `/dev/nvidia<minor>`.
     pub minor: u32,
     /// Product name, as the driver tells it.

@@ -21,5 +21,5 @@ pub use gpu::{
 };
 pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
 pub use operation::{Actor, Operation, OperationState, StepState};
-pub use plan::{ApplyRequest, Blocker, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
+pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
 pub use policy::{ConfigView, Mode, NamedLayout, RuleView};

@@ -16,6 +16,22 @@ pub enum LayoutSource {
     Named(String),
     /// Entries such as `3g.40gb`, `1g.10gb*2`, `1g.10gb@4`, `1c.3g.40gb`, `2g.20gb:mps`.
     Entries(Vec<String>),
+    /// Each GPU its own, in one operation; `gpus` of the request stays empty then.
+    PerGpu(Vec<GpuLayout>),
+}
+
+/// What one GPU shall be, whatever the config says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct GpuLayout {
+    /// Selector of one GPU; its UUID is the one that never means another.
+    pub gpu: String,
+    /// Whether MIG mode shall be on. With `false` the layout is empty.
+    pub mig: bool,
+    /// Entries, as in [`LayoutSource::Entries`]; empty for MIG mode without any instance.
+    #[serde(default)]
+    pub layout: Vec<String>,
 }
 
 /// `POST /v1/mig/plan`.
@@ -183,6 +199,11 @@ pub enum Refusal {
     /// MIG mode is off, or changes only with a reset.
     MigOff {
         /// Whether a reset is due to switch it on.
+        reset_pending: bool,
+    },
+    /// MIG mode is on and shall be off.
+    MigOn {
+        /// Whether it is on only until a reset that is due.
         reset_pending: bool,
     },
     /// The part has no MIG.

@@ -2,9 +2,11 @@
 
 pub mod config;
 pub mod desired;
+pub mod diagnostic;
 pub mod geometry;
 pub mod layout;
 pub mod nearest;
+pub mod parted;
 pub mod plan;
 pub mod preset;
 pub mod quote;

@@ -53,6 +53,8 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         index,
         uuid: format!("{UUID_PREFIX}{index:012x}"),
         pci: format!("0000:{:02x}:00.0", gpush_geometry::preset_bus(index)),
+        pci_id: model.boards.first().map(|board| format!("0x{}10DE", board.device_id)),
+        pci_subsystem: None,
         minor: index,
         name: product(model),
         architecture: architecture(model.architecture),

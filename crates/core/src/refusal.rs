@@ -68,6 +68,18 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
                      `nvidia-smi -i {index} -mig 1`, `nvidia-smi --gpu-reset -i {index}`, `systemctl start gpushd`"
             ))
         }
+        Refusal::MigOn { reset_pending: true } => ApiError::new(
+            Code::Unsupported,
+            format!("MIG mode of {gpu} goes off only with a reset, which is still due"),
+        )
+        .hint(format!("stop gpushd and what uses the GPU, then `nvidia-smi --gpu-reset -i {index}`")),
+        Refusal::MigOn { reset_pending: false } => {
+            ApiError::new(Code::Unsupported, format!("MIG mode is on on {gpu}, and gpush does not switch it off yet"))
+                .hint(format!(
+                    "take its instances away with `gpushctl mig apply --gpu {index} --layout none`, then stop gpushd \
+                     and switch it off with `nvidia-smi -i {index} -mig 0`"
+                ))
+        }
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
             .hint("choose GPUs that have it: `gpushctl gpu list` shows them"),
     }

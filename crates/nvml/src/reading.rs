@@ -14,14 +14,24 @@ pub struct Identity {
     pub uuid: String,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
-    /// PCI device id without the vendor's: 0x20b2 is an A100.
-    pub pci_device_id: u16,
+    /// PCI device id and vendor as NVML packs them: 0x20b2_10de.
+    pub pci_id: u32,
+    /// The same of the subsystem; `None` when the driver does not say.
+    pub pci_subsystem: Option<u32>,
     /// Device minor number: `/dev/nvidia<minor>`.
     pub minor: u32,
     /// Product name, as the driver tells it.
     pub name: String,
     /// Generation.
     pub architecture: Architecture,
+}
+
+impl Identity {
+    /// PCI device id without the vendor's: 0x20b2 is an A100.
+    #[must_use]
+    pub fn pci_device_id(&self) -> u16 {
+        (self.pci_id >> 16) as u16
+    }
 }
 
 /// One GPU of the driver's enumeration. One that can't be read is listed all the same.

@@ -88,7 +88,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
 /// just now.
 pub(crate) fn never(plan: &GpuPlan) -> bool {
     match &plan.refusal {
-        Some(Refusal::Blocked { .. } | Refusal::MigOff { .. }) => false,
+        Some(Refusal::Blocked { .. } | Refusal::MigOff { .. } | Refusal::MigOn { .. }) => false,
         Some(
             Refusal::UnknownProfile { .. }
             | Refusal::NoSuchPlacement { .. }

@@ -1,12 +1,12 @@
-//! `gpushctl mig profiles|show|plan|apply|assert`.
+//! `gpushctl mig profiles|show|plan|apply|assert`; `export` and `import` are in `parted`.
 
-use gpush_api::{ApiError, ApplyRequest, Code, GpuPlan, LayoutSource, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuPlan, LayoutSource, PlanRequest, Plans};
 use gpush_client::Client;
-use gpush_core::layout;
+use gpush_core::{layout, parted};
 
 use crate::{
     args::{Global, Mig, Offline, Wanted, Which},
-    exit::{DIFFERS, Outcome},
+    exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
     render::{plan, profiles, show},
@@ -26,6 +26,8 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
             out.show(&gpus, |look| show::mig_devices(&gpus, look))?;
             Ok(0)
         }),
+        Mig::Export { which, label, output } => super::parted::export(global, &which, &label, output.as_deref(), out),
+        Mig::Import { file, label } => super::parted::import(&file, label.as_deref(), out),
         Mig::Plan { wanted, offline } => planned(global, &wanted, &offline, out, show_plan),
         Mig::Assert { wanted, offline } => planned(global, &wanted, &offline, out, assert),
         Mig::Apply { wanted, dry_run: true, .. } => {
@@ -46,11 +48,45 @@ fn show_profiles(gpus: Vec<gpush_api::Gpu>, which: &Which, out: &Output) -> Outc
     Ok(0)
 }
 
-/// The layout that was typed: nothing is the config's, a name or entries are told apart by their form.
-fn source(wanted: &Wanted) -> LayoutSource {
-    match wanted.name.as_ref().or(wanted.layout.as_ref()) {
-        None => LayoutSource::Config,
-        Some(text) => layout::source_of(text),
+/// What was typed: nothing is the config's layout, a name or entries are told apart by their form.
+enum Typed {
+    Layout(LayoutSource),
+    /// What a label of a mig-parted file means depends on the GPUs.
+    Label(parted::File, parted::Label),
+}
+
+impl Typed {
+    /// A file is read here, before anybody is asked: a wrong one is told whatever the agent's state.
+    fn of(wanted: &Wanted) -> Result<Self, ApiError> {
+        if let Some(file) = &wanted.file {
+            let file = super::parted::read(file)?;
+            let label = file.select(wanted.label.as_deref())?.clone();
+            return Ok(Self::Label(file, label));
+        }
+        Ok(Self::Layout(match wanted.name.as_ref().or(wanted.layout.as_ref()) {
+            None => LayoutSource::Config,
+            Some(text) => layout::source_of(text),
+        }))
+    }
+
+    fn request(self, wanted: &Wanted, gpus: &[Gpu]) -> Result<PlanRequest, ApiError> {
+        let only = wanted.which.gpus.clone();
+        Ok(match self {
+            Self::Layout(layout) => PlanRequest { gpus: only, layout },
+            Self::Label(file, label) => {
+                let each = parted::resolve(&file, &label, gpus, &only)?;
+                PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) }
+            }
+        })
+    }
+
+    /// The request to an agent, which is asked for its GPUs only when they matter.
+    async fn ask(self, wanted: &Wanted, client: &mut Client) -> Result<PlanRequest, Failure> {
+        let gpus = match &self {
+            Self::Layout(_) => Vec::new(),
+            Self::Label(..) => client.gpus(false).await?,
+        };
+        Ok(self.request(wanted, &gpus)?)
     }
 }
 
@@ -62,12 +98,15 @@ fn planned(
     out: &Output,
     tell: fn(&Plans, &[gpush_api::Gpu], &Output) -> Outcome,
 ) -> Outcome {
-    let request = PlanRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted) };
+    let typed = Typed::of(wanted)?;
     if let Some(host) = &how.offline {
-        let (plans, gpus) = offline::plan(host, how.config.as_deref(), &request)?;
+        let gpus = offline::host(host)?;
+        let request = typed.request(wanted, &gpus)?;
+        let plans = offline::plan(&gpus, how.config.as_deref(), &request)?;
         return tell(&plans, &gpus, out);
     }
     super::ask(global, async |client| {
+        let request = typed.ask(wanted, client).await?;
         let plans = client.plan(&request).await?;
         // Only for the drawing: the JSON is the plans alone.
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
@@ -107,7 +146,8 @@ fn assert(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
 }
 
 async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f64>, out: &Output) -> Outcome {
-    let request = ApplyRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted) };
+    let PlanRequest { gpus, layout } = Typed::of(wanted)?.ask(wanted, client).await?;
+    let request = ApplyRequest { gpus, layout };
     // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let one = client.apply(&request).await?;

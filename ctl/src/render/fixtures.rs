@@ -73,6 +73,8 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         index,
         uuid: format!("GPU-{index:08x}-1111-2222-3333-444444444444"),
         pci: format!("0000:{:02x}:00.0", 7 + index * 8),
+        pci_id: None,
+        pci_subsystem: None,
         minor: index,
         name: name.into(),
         architecture: Architecture::Ampere,

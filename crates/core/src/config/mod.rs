@@ -20,14 +20,13 @@ use gpush_api::Mode;
 
 use crate::{layout::Layout, selector::Selector};
 
-mod diagnostic;
 mod effective;
 mod parse;
 mod reader;
 mod rules;
 pub mod schema;
 
-pub use diagnostic::{ConfigErrors, Located, Problem};
+pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
 /// Largest config file that is read, in bytes.
 pub const MOST_BYTES: usize = 1 << 20;

@@ -9,12 +9,12 @@ use toml::{
 
 use super::{
     Access, Api, Config, Driver, Log, LogLevel, MOST_BYTES,
-    diagnostic::{ConfigErrors, Problem},
     reader::{Reader, Text, Value, get},
     rules,
     schema::{ACCESS, API, DRIVER, LAYOUTS, LOG, RULE, TOP},
 };
 use crate::{
+    diagnostic::{Document, FileErrors as ConfigErrors, Problem},
     layout::{self, Layout},
     nearest::nearest,
     quote::Quoted,
@@ -27,17 +27,21 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
             format!("the file has {} bytes", bytes.len()),
             format!("a config has at most {MOST_BYTES}: is this the right file?"),
         );
-        return Err(ConfigErrors::new(path, "", vec![problem]));
+        return Err(ConfigErrors::new(Document::Config, path, "", vec![problem]));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, path, error.valid_up_to()))?;
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         let problems = errors.iter().map(|error| syntax(text, &table, error)).collect();
-        return Err(ConfigErrors::new(path, text, problems));
+        return Err(ConfigErrors::new(Document::Config, path, text, problems));
     }
     let mut reader = Reader::new(text);
     let config = settings(&mut reader, table.get_ref());
-    if reader.problems.is_empty() { Ok(config) } else { Err(ConfigErrors::new(path, text, reader.problems)) }
+    if reader.problems.is_empty() {
+        Ok(config)
+    } else {
+        Err(ConfigErrors::new(Document::Config, path, text, reader.problems))
+    }
 }
 
 fn not_utf8(bytes: &[u8], path: &str, at: usize) -> ConfigErrors {
@@ -55,7 +59,7 @@ fn not_utf8(bytes: &[u8], path: &str, at: usize) -> ConfigErrors {
         format!("the file is not UTF-8: byte {at} is {byte:#04x}"),
         hint.to_owned(),
     );
-    ConfigErrors::new(path, &lossy, vec![problem])
+    ConfigErrors::new(Document::Config, path, &lossy, vec![problem])
 }
 
 /// A TOML error in our words where the parser's own lack the fix.

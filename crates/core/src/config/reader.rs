@@ -9,11 +9,8 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::{
-    diagnostic::Problem,
-    schema::{SECTIONS, Section},
-};
-use crate::{nearest::nearest, quote::Quoted};
+use super::schema::{SECTIONS, Section};
+use crate::{diagnostic::Problem, nearest::nearest, quote::Quoted};
 
 /// A value and where it stands.
 pub(super) type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;

@@ -11,12 +11,12 @@ use toml::de::{DeTable, DeValue};
 
 use super::{
     Rule, WantedLayout,
-    diagnostic::Problem,
     parse::{entries, layout_texts, unknown},
     reader::{Reader, Value, get, key_span},
     schema::RULE,
 };
 use crate::{
+    diagnostic::Problem,
     layout::{self, Layout, NONE, is_name},
     nearest::nearest,
     quote::Quoted,

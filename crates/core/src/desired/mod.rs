@@ -16,6 +16,7 @@ use crate::{
 };
 
 mod drift;
+mod each;
 mod plan;
 mod way_out;
 

@@ -9,7 +9,7 @@ use gpush_api::{
     USERS_UNKNOWN,
 };
 
-use super::{Wish, way_out, wishes};
+use super::{Wish, each, way_out, wishes};
 use crate::{
     config::Config,
     geometry::Geometry,
@@ -31,6 +31,9 @@ use crate::{
 /// can't hold its layout, or can't be worked with, is no error here: its plan says so.
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
     let wishes = wishes(config, gpus);
+    if let LayoutSource::PerGpu(each) = &request.layout {
+        return each::plan(gpus, &wishes, &request.gpus, each);
+    }
     let given = given(config, &request.layout)?;
     let chosen = chosen(gpus, &wishes, request)?;
     let others = way_out::others(gpus, &wishes);
@@ -58,25 +61,29 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
 }
 
 /// How a GPU is called in messages.
-fn label(gpu: &Gpu) -> String {
+pub(super) fn label(gpu: &Gpu) -> String {
     format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
 /// The layout that the request gives itself; `None` when it is each rule's.
 fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
     let layout = match source {
-        LayoutSource::Config => return Ok(None),
+        LayoutSource::Config | LayoutSource::PerGpu(_) => return Ok(None),
         LayoutSource::Named(name) => match config.layout(name.trim()) {
             Some(layout) => layout,
             None => return Err(no_layout(config, name.trim())),
         },
         LayoutSource::Entries(entries) => Layout::parse_list(entries).map_err(ApiError::from)?,
     };
-    if let Some(entry) = layout.shared() {
-        let message = format!("`{entry}`: sharing a MIG device through MPS is not built yet");
-        return Err(ApiError::new(Code::Unsupported, message).hint("leave `:mps` out"));
-    }
+    unshared(&layout)?;
     Ok(Some(layout))
+}
+
+/// Refuses layouts that share a MIG device.
+pub(super) fn unshared(layout: &Layout) -> Result<(), ApiError> {
+    let Some(entry) = layout.shared() else { return Ok(()) };
+    let message = format!("`{entry}`: sharing a MIG device through MPS is not built yet");
+    Err(ApiError::new(Code::Unsupported, message).hint("leave `:mps` out"))
 }
 
 fn no_layout(config: &Config, name: &str) -> ApiError {
@@ -109,7 +116,7 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     }
     let layout = match request.layout {
         LayoutSource::Config => false,
-        LayoutSource::Named(_) | LayoutSource::Entries(_) => true,
+        LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => true,
     };
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
@@ -130,7 +137,7 @@ fn configured(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<Layout, Ap
 }
 
 /// Refuses GPUs that a rule gives to another mode.
-fn claimed_otherwise(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<(), ApiError> {
+pub(super) fn claimed_otherwise(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<(), ApiError> {
     let Some(rule) = &wish.rule else { return Ok(()) };
     let mode = match wish.mode {
         Mode::Mig => return Ok(()),
@@ -149,7 +156,7 @@ fn no_mig(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> ApiError {
 }
 
 /// Refuses GPUs whose state is not known well enough to plan on.
-fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
+pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     let refuse = |code, what: &str, hint: &str| {
         let mut error = ApiError::new(code, format!("{} {what}", label(gpu)));
         error.causes.extend(gpu.reasons.iter().cloned());
@@ -178,7 +185,7 @@ fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
 }
 
 /// A plan with no steps.
-fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
+pub(super) fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
     GpuPlan {
         gpu: gpu.index,
         uuid: gpu.uuid.clone(),
@@ -192,14 +199,17 @@ fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
     }
 }
 
+/// A plan that is refused.
+pub(super) fn refused(gpu: &Gpu, mut answer: GpuPlan, refusal: Refusal) -> GpuPlan {
+    answer.error = Some(refusal::explain(&refusal, gpu.index, &label(gpu)));
+    answer.refusal = Some(refusal);
+    answer
+}
+
 /// The plan of one GPU, or why there is none.
-fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
+pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
     let mut answer = no_plan(gpu, layout);
-    let refused = |mut answer: GpuPlan, refusal: Refusal| {
-        answer.error = Some(refusal::explain(&refusal, gpu.index, &label(gpu)));
-        answer.refusal = Some(refusal);
-        answer
-    };
+    let refused = |answer, refusal| refused(gpu, answer, refusal);
     let Some(mig) = &gpu.mig else { return refused(answer, Refusal::NoMig) };
     // Nothing is asked of a GPU without MIG mode, and it holds nothing.
     if explicit && layout.is_none() && !mig.enabled && !mig.pending {

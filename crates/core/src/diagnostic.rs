@@ -1,4 +1,5 @@
-//! What is wrong with a config file: where, what, and how to mend it.
+//! What is wrong with a file: where, what, and how to mend it. The config and mig-parted files are
+//! told of in the same form.
 //!
 //! ```text
 //! /etc/gpush/config.toml:3:1: unknown key `libary` in [driver]
@@ -29,19 +30,29 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(span: Range<usize>, message: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub(crate) fn new(span: Range<usize>, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { span, message: message.into(), hint: hint.into(), also: None }
     }
 
-    pub(super) fn also(mut self, span: Range<usize>, what: impl Into<String>) -> Self {
+    pub(crate) fn also(mut self, span: Range<usize>, what: impl Into<String>) -> Self {
         self.also = Some((span, what.into()));
         self
     }
 }
 
+/// What kind of file is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Document {
+    /// gpushd's config.
+    Config,
+    /// A mig-parted file.
+    MigParted,
+}
+
 /// Everything that is wrong with one file; never nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigErrors {
+pub struct FileErrors {
+    document: Document,
     path: String,
     text: String,
     problems: Vec<Problem>,
@@ -62,11 +73,11 @@ pub struct Located {
     pub hint: String,
 }
 
-impl ConfigErrors {
-    pub(super) fn new(path: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+impl FileErrors {
+    pub(crate) fn new(document: Document, path: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| (problem.span.start, problem.span.end));
         problems.dedup();
-        Self { path: path.to_owned(), text: text.to_owned(), problems }
+        Self { document, path: path.to_owned(), text: text.to_owned(), problems }
     }
 
     /// The problems in the order of the file.
@@ -144,7 +155,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl fmt::Display for ConfigErrors {
+impl fmt::Display for FileErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, problem) in self.problems.iter().enumerate() {
             if n > 0 {
@@ -170,19 +181,26 @@ impl fmt::Display for ConfigErrors {
     }
 }
 
-impl std::error::Error for ConfigErrors {}
+impl std::error::Error for FileErrors {}
 
-impl From<&ConfigErrors> for ApiError {
-    fn from(errors: &ConfigErrors) -> Self {
+impl From<&FileErrors> for ApiError {
+    fn from(errors: &FileErrors) -> Self {
         let what = match errors.problems.len() {
             1 => "an error".to_owned(),
             n => format!("{n} errors"),
         };
-        let mut answer = Self::new(Code::ConfigInvalid, format!("the config {} has {what}", errors.path));
+        let (code, called) = match errors.document {
+            Document::Config => (Code::ConfigInvalid, "the config"),
+            Document::MigParted => (Code::BadRequest, "the mig-parted file"),
+        };
+        let mut answer = Self::new(code, format!("{called} {} has {what}", errors.path));
         for located in errors.located() {
             let Located { path, line, column, message, hint } = located;
             answer = answer.cause(format!("{path}:{line}:{column}: {message} ({hint})"));
         }
-        answer.hint(format!("mend the file, then `gpushctl config check {}`", errors.path))
+        match errors.document {
+            Document::Config => answer.hint(format!("mend the file, then `gpushctl config check {}`", errors.path)),
+            Document::MigParted => answer.hint("mend the file and ask again"),
+        }
     }
 }

@@ -1,0 +1,99 @@
+//! Plans for a request that names each GPU with what it shall be: one operation over GPUs that
+//! differ. The request stands in for the config: what it does not name is not looked at.
+
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, Plans, Refusal};
+
+use super::{
+    Wish,
+    plan::{claimed_otherwise, label, no_plan, plan_gpu, refused, unshared, workable},
+    way_out,
+};
+use crate::{layout::Layout, selector::Selector};
+
+/// What one GPU shall be.
+enum Want {
+    /// MIG mode off: used whole.
+    Off,
+    /// MIG mode on, with these instances.
+    On(Layout),
+}
+
+/// Plans for each GPU that is named, in the host's order.
+pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[GpuLayout]) -> Result<Plans, ApiError> {
+    let bad = |message: String, hint: &str| Err(ApiError::new(Code::BadRequest, message).hint(hint));
+    if !selectors.is_empty() {
+        return bad("GPUs are chosen twice: by `gpus` and with their layouts".to_owned(), "leave `gpus` empty");
+    }
+    if each.is_empty() {
+        return bad("no GPU is named".to_owned(), "name each GPU with its layout");
+    }
+    if each.len() > gpus.len() {
+        let message = format!("{} GPUs are named, there are {}", each.len(), gpus.len());
+        return bad(message, "name each GPU once, by its UUID");
+    }
+    let mut wanted: Vec<(usize, Want)> = Vec::new();
+    for one in each {
+        let at = match Selector::resolve(std::slice::from_ref(&one.gpu), gpus)?.as_slice() {
+            [at] => *at,
+            _ => return bad(format!("`{}` is not one GPU", one.gpu), "name each GPU by its UUID"),
+        };
+        if wanted.iter().any(|(other, _)| *other == at) {
+            return bad(format!("{} is named twice", label(&gpus[at])), "name each GPU once, by its UUID");
+        }
+        wanted.push((at, want(&gpus[at], one)?));
+    }
+    wanted.sort_by_key(|(at, _)| *at);
+    let others = way_out::others(gpus, wishes);
+    for (at, want) in &wanted {
+        match want {
+            Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
+            // Nothing is done to such a GPU, so no rule can be against it.
+            Want::Off => {}
+        }
+    }
+    Ok(Plans { plans: wanted.iter().map(|(at, want)| of(&gpus[*at], want)).collect() })
+}
+
+fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
+    match (one.mig, one.layout.as_slice()) {
+        (false, []) => Ok(Want::Off),
+        (false, _) => {
+            let message = format!("{} shall have MIG mode off and MIG instances", label(gpu));
+            Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or want MIG mode on"))
+        }
+        (true, []) => Ok(Want::On(Layout::none())),
+        (true, entries) => {
+            let layout = Layout::parse_list(entries).map_err(ApiError::from)?;
+            unshared(&layout)?;
+            Ok(Want::On(layout))
+        }
+    }
+}
+
+fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
+    let layout = match want {
+        Want::Off => &Layout::none(),
+        Want::On(layout) => layout,
+    };
+    match (workable(gpu, true), want) {
+        (Err(error), _) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
+        // Asked for by name, yet MIG mode is part of what is asked: a GPU without it is not as wanted.
+        (Ok(()), Want::On(layout)) => plan_gpu(gpu, layout, false),
+        (Ok(()), Want::Off) => off(gpu, no_plan(gpu, layout)),
+    }
+}
+
+/// A GPU that shall be whole: as wanted, or refused, since MIG mode is not switched off by an apply.
+fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
+    let Some(mig) = &gpu.mig else { return answer };
+    match (mig.enabled, mig.pending) {
+        (false, false) => answer,
+        (true, pending) => refused(gpu, answer, Refusal::MigOn { reset_pending: !pending }),
+        (false, true) => {
+            let plan = refused(gpu, answer, Refusal::MigOn { reset_pending: false });
+            let message = format!("{} has MIG mode off, and the next reset switches it on", label(gpu));
+            let error = ApiError::new(Code::Unsupported, message);
+            GpuPlan { error: Some(error.hint(format!("`nvidia-smi -i {} -mig 0` takes that back", gpu.index))), ..plan }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! PCI ids as device filters have them: `0xDDDDVVVV`, and `0xDDDDVVVV:0xDDDDVVVV` with the subsystem.
+
+use std::{fmt, str::FromStr};
+
+use gpush_api::Gpu;
+
+/// A part by its PCI ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId {
+    /// Device in the upper half, vendor in the lower, as NVML packs them.
+    pub id: u32,
+    /// The same of the subsystem, when the filter tells boards of one part apart.
+    pub subsystem: Option<u32>,
+}
+
+impl DeviceId {
+    /// The device's half.
+    #[must_use]
+    pub fn device(self) -> u16 {
+        (self.id >> 16) as u16
+    }
+
+    /// Whether the GPU is such a part; `None` when its ids are not known.
+    #[must_use]
+    pub fn matches(self, gpu: &Gpu) -> Option<bool> {
+        if packed(gpu.pci_id.as_deref()?)? != self.id {
+            return Some(false);
+        }
+        match self.subsystem {
+            None => Some(true),
+            Some(subsystem) => Some(packed(gpu.pci_subsystem.as_deref()?)? == subsystem),
+        }
+    }
+}
+
+/// `0x` and up to eight hexadecimal digits.
+fn packed(text: &str) -> Option<u32> {
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"))?;
+    let well = (1..=8).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    well.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+}
+
+impl FromStr for DeviceId {
+    type Err = String;
+
+    /// The error is what to write instead.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (id, subsystem) = match text.split_once(':') {
+            Some((id, subsystem)) => (packed(id), Some(packed(subsystem))),
+            None => (packed(text), None),
+        };
+        match (id, subsystem) {
+            (Some(id), None) if id > 0xffff => Ok(Self { id, subsystem: None }),
+            (Some(id), Some(Some(subsystem))) if id > 0xffff => Ok(Self { id, subsystem: Some(subsystem) }),
+            (Some(_) | None, _) => {
+                let bare = text.len() == 8 && packed(&format!("0x{text}")).is_some();
+                Err(if bare {
+                    format!("write \"0x{text}\"")
+                } else {
+                    "write PCI device and vendor together, such as \"0x20B210DE\"; `lspci -n -d 10de:` has them"
+                        .to_owned()
+                })
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "0x{:08X}", self.id)?;
+        match self.subsystem {
+            Some(subsystem) => write!(f, ":0x{subsystem:08X}"),
+            None => Ok(()),
+        }
+    }
+}

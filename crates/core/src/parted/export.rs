@@ -1,0 +1,197 @@
+//! What a host's GPUs hold, as a mig-parted file.
+//!
+//! mig-parted counts MIG devices; it can't say where they are, nor which of them share a GPU
+//! instance. Whatever of a GPU the file can't say is told beside it, and it is found by planning:
+//! the file says all of a GPU when a plan for what was written has nothing to do.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
+
+use gpush_api::{ApiError, Code, Gpu, GpuState, Mig};
+
+use crate::{
+    geometry::Geometry,
+    layout::{Entry, Layout},
+    plan::{self, Target},
+    selector::inventory,
+};
+
+/// A file that was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    /// The YAML.
+    pub text: String,
+    /// What it does not say, one sentence each.
+    pub remarks: Vec<String>,
+}
+
+/// What one GPU is, in mig-parted's terms: MIG mode off, or profiles with their counts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Off,
+    On(BTreeMap<String, u8>),
+}
+
+/// The present state of the GPUs of a host that `chosen` lets through, under one label. GPUs without
+/// MIG are left out.
+///
+/// # Errors
+/// None of them has MIG.
+pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Result<Exported, ApiError> {
+    let mut remarks = Vec::new();
+    // Groups in the order of their first GPU.
+    let mut groups: Vec<(State, Vec<usize>)> = Vec::new();
+    for (at, gpu) in gpus.iter().enumerate().filter(|(_, gpu)| chosen(gpu)) {
+        let Some(state) = state(gpu, &mut remarks) else { continue };
+        match groups.iter_mut().find(|(known, _)| *known == state) {
+            Some((_, members)) => members.push(at),
+            None => groups.push((state, vec![at])),
+        }
+    }
+    if groups.is_empty() {
+        let error = ApiError::new(Code::NotFound, "no GPU with MIG can be written down");
+        let error = remarks.into_iter().fold(error, ApiError::cause);
+        return Err(error.cause(inventory(gpus)).hint("`gpushctl status` shows what there is"));
+    }
+    let mut text = String::from("version: v1\nmig-configs:\n");
+    let _ = writeln!(text, "  {}:", key(label));
+    for (state, members) in &groups {
+        for (filter, devices) in split(gpus, members) {
+            let mut lines = Vec::new();
+            match filter.as_slice() {
+                [] => {}
+                [one] => lines.push(format!("device-filter: \"{one}\"")),
+                several => lines.push(format!("device-filter: [\"{}\"]", several.join("\", \""))),
+            }
+            lines.push(format!("devices: {devices}"));
+            match state {
+                State::Off => lines.push("mig-enabled: false".to_owned()),
+                State::On(counts) => {
+                    lines.push("mig-enabled: true".to_owned());
+                    lines.push(if counts.is_empty() { "mig-devices: {}" } else { "mig-devices:" }.to_owned());
+                    lines.extend(counts.iter().map(|(profile, count)| format!("  \"{profile}\": {count}")));
+                }
+            }
+            for (n, line) in lines.iter().enumerate() {
+                let _ = writeln!(text, "    {} {line}", if n == 0 { "-" } else { " " });
+            }
+        }
+    }
+    Ok(Exported { text, remarks })
+}
+
+/// What the file says of a GPU; nothing of one without MIG or without a reading.
+fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
+    let who = format!("GPU {}", gpu.index);
+    match gpu.state {
+        GpuState::Ready | GpuState::Changing | GpuState::Degraded => {}
+        GpuState::Unknown => {
+            remarks.push(format!("{who} is left out: it can't be read"));
+            return None;
+        }
+        GpuState::Lost => {
+            remarks.push(format!("{who} is left out: it has fallen off the bus"));
+            return None;
+        }
+    }
+    let mig = gpu.mig.as_ref()?;
+    if mig.enabled != mig.pending {
+        let to = if mig.pending { "on" } else { "off" };
+        remarks.push(format!("{who}: MIG mode goes {to} with the next reset, which the file does not say"));
+    }
+    if !mig.enabled {
+        return Some(State::Off);
+    }
+    let mut counts: BTreeMap<String, u8> = BTreeMap::new();
+    for instance in &mig.instances {
+        let name = format!("{}@{} (GPU instance {})", instance.profile, instance.placement.start, instance.id);
+        if instance.compute.is_empty() {
+            remarks.push(format!("{who}: {name} is left out: it has no compute instance, and mig-parted counts these"));
+        }
+        for compute in &instance.compute {
+            match entry(&compute.profile) {
+                Some(_) => *counts.entry(compute.profile.clone()).or_default() += 1,
+                None => {
+                    remarks.push(format!("{who}: a compute instance of {name} is left out: its profile has no name"));
+                }
+            }
+        }
+    }
+    if mig.instances.iter().all(|i| !i.compute.is_empty() && i.compute.iter().all(|c| entry(&c.profile).is_some()))
+        && !says_all(mig, &counts)
+    {
+        remarks.push(format!(
+            "{who}: its compute instances are spread over GPU instances in a way that counts don't say; what it holds \
+             differs from this file"
+        ));
+    }
+    Some(State::On(counts))
+}
+
+/// The layout entry of a profile's name.
+fn entry(profile: &str) -> Option<Entry> {
+    match Layout::parse(profile).ok()?.entries.as_slice() {
+        [entry] => Some(entry.clone()),
+        _ => None,
+    }
+}
+
+/// Whether these counts, planned for, leave the GPU as it is.
+fn says_all(mig: &Mig, counts: &BTreeMap<String, u8>) -> bool {
+    let entries = counts.iter().filter_map(|(name, count)| Some(Entry { count: *count, ..entry(name)? })).collect();
+    let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
+    let target = Target::resolve(&geometry, &Layout { entries });
+    target.and_then(|target| plan::plan(&geometry, &mig.instances, &target)).is_ok_and(|plan| plan.steps.is_empty())
+}
+
+/// Filters and `devices` that mean exactly these GPUs: all of a part by its id, the rest by index.
+fn split(gpus: &[Gpu], members: &[usize]) -> Vec<(Vec<String>, String)> {
+    if members.len() == gpus.len() {
+        return vec![(Vec::new(), "all".to_owned())];
+    }
+    let ids: BTreeSet<Option<&str>> = gpus.iter().map(|gpu| gpu.pci_id.as_deref()).collect();
+    let told_apart = ids.len() > 1 && !ids.contains(&None);
+    let all_of = |id: &str| {
+        let mut of = (0..gpus.len()).filter(|at| gpus[*at].pci_id.as_deref() == Some(id));
+        of.all(|at| members.contains(&at))
+    };
+    let mut whole: Vec<String> = Vec::new();
+    let mut single: Vec<usize> = Vec::new();
+    for at in members {
+        match gpus[*at].pci_id.as_deref().filter(|_| told_apart) {
+            Some(id) if all_of(id) => {
+                if !whole.iter().any(|known| known == id) {
+                    whole.push(id.to_owned());
+                }
+            }
+            Some(_) | None => single.push(*at),
+        }
+    }
+    let mut groups = Vec::new();
+    if !whole.is_empty() {
+        groups.push((whole, "all".to_owned()));
+    }
+    if !single.is_empty() {
+        let indexes: Vec<String> = single.iter().map(|at| gpus[*at].index.to_string()).collect();
+        let mut filter: Vec<String> = Vec::new();
+        for id in single.iter().filter_map(|at| gpus[*at].pci_id.clone()).filter(|_| told_apart) {
+            if !filter.contains(&id) {
+                filter.push(id);
+            }
+        }
+        groups.push((filter, format!("[{}]", indexes.join(", "))));
+    }
+    groups
+}
+
+/// A label as a key: as it is where YAML takes it for text, else in quotes.
+fn key(label: &str) -> String {
+    const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
+    let simple = label.starts_with(|c: char| c.is_ascii_alphabetic())
+        && label.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
+        && !WORDS.contains(&label.to_ascii_lowercase().as_str());
+    // A JSON string is a YAML one.
+    if simple { label.to_owned() } else { serde_json::Value::from(label).to_string() }
+}

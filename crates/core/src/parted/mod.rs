@@ -1,0 +1,104 @@
+//! Files of nvidia-mig-parted: read, checked, resolved for a host, and written.
+//!
+//! ```text
+//! bytes ──yaml──► nodes with their places ──read──► File ──select──► Label ──resolve──► a layout for each GPU
+//!                                                    │                                      │
+//!                                                    └──import──► layouts and rules         └──► PlanRequest
+//!                                             GPUs ──export──► text     of our config
+//! ```
+//!
+//! ```yaml
+//! version: v1
+//! mig-configs:
+//!   mixed:                                  # label
+//!     - device-filter: ["0x20B210DE"]       # group: PCI device and vendor, one or a list; all without it
+//!       devices: all                        # or a list of indexes
+//!       mig-enabled: true
+//!       mig-devices:                        # how many of each; {} is MIG mode without any instance
+//!         "1g.10gb": 2
+//!         "3g.40gb": 1
+//! ```
+//!
+//! A file that mig-parted takes is taken unchanged, but for what it would carry out half or not at
+//! all: indexes of GPUs that there are not, filters that are none, counts of 0, groups that want
+//! different things of one GPU. `docs/migrating-from-mig-parted.md` lists the differences.
+
+use crate::{diagnostic::FileErrors, layout::Layout};
+
+mod device_id;
+mod export;
+mod import;
+mod read;
+mod resolve;
+mod select;
+mod yaml;
+
+pub use device_id::DeviceId;
+pub use export::{Exported, export};
+pub use import::{Imported, import};
+pub use resolve::resolve;
+
+/// Largest file that is read, in bytes: fifty times what NVIDIA ships.
+pub const MOST_BYTES: usize = 1 << 20;
+
+/// A mig-parted file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// What the file is called in messages.
+    pub path: String,
+    /// Labels in the order of the file.
+    pub labels: Vec<Label>,
+}
+
+/// One of `mig-configs`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Label {
+    /// Its name.
+    pub name: String,
+    /// Groups in the order of the file; at least one.
+    pub groups: Vec<Group>,
+}
+
+/// Which GPUs shall be how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// Line of the file, from 1.
+    pub line: usize,
+    /// Parts that are meant; every part when empty.
+    pub filter: Vec<DeviceId>,
+    /// GPUs among them.
+    pub devices: Devices,
+    /// How they shall be.
+    pub want: Want,
+}
+
+/// `devices`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Devices {
+    /// `all`
+    All,
+    /// Indexes, rising.
+    Listed(Vec<u32>),
+}
+
+/// `mig-enabled` and `mig-devices`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Want {
+    /// MIG mode off.
+    Off,
+    /// MIG mode on, with these instances; none at all for the empty layout.
+    On(Layout),
+}
+
+impl File {
+    /// Reads a file. `path` is its name, for errors.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, up to a page.
+    pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, FileErrors> {
+        read::bytes(bytes, path)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! What a label means on a host: each GPU that it speaks of, with its layout.
+//!
+//! The answer names GPUs by UUID, so that the agent plans on the ones that were meant here even
+//! when indexes move in between.
+
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState};
+
+use super::{Devices, File, Group, Label, Want};
+use crate::{
+    quote::Quoted,
+    selector::{Selector, inventory},
+};
+
+/// The GPUs that `label` speaks of, in the host's order. `only` are selectors that leave out others;
+/// none leave out nothing.
+///
+/// # Errors
+/// The label names GPUs that there are not, wants different things of one, speaks of none, or can't
+/// be judged since the host is not known well enough. Nothing is guessed.
+pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Result<Vec<GpuLayout>, ApiError> {
+    let chosen = match only {
+        [] => None,
+        selectors => Some(Selector::resolve(selectors, gpus)?),
+    };
+    let place = |group: &Group| format!("{}:{}", file.path, group.line);
+    let mut wants: Vec<Option<&Group>> = vec![None; gpus.len()];
+    for group in &label.groups {
+        let parts = of_the_parts(group, gpus, &place(group))?;
+        for at in numbered(group, gpus, &parts, &place(group))? {
+            match wants[at] {
+                Some(earlier) if !alike(&earlier.want, &group.want) => {
+                    let gpu = &gpus[at];
+                    let message =
+                        format!("label {} wants two things of GPU {} ({})", Quoted(&label.name), gpu.index, gpu.uuid);
+                    return Err(ApiError::new(Code::BadRequest, message)
+                        .cause(format!("{}: {}", place(earlier), words(&earlier.want)))
+                        .cause(format!("{}: {}", place(group), words(&group.want)))
+                        .hint("leave it out of one of the two groups: list indexes in place of all"));
+                }
+                Some(_) => {}
+                None => wants[at] = Some(group),
+            }
+        }
+    }
+    if let Some(chosen) = &chosen {
+        let silent: Vec<String> =
+            chosen.iter().filter(|at| wants[**at].is_none()).map(|at| gpus[*at].index.to_string()).collect();
+        if !silent.is_empty() {
+            let message = format!("label {} says nothing about GPU {}", Quoted(&label.name), silent.join(", "));
+            return Err(ApiError::new(Code::NotFound, message).hint("leave it out of --gpu, or give it a group"));
+        }
+    }
+    let meant = |at: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(at));
+    let layouts: Vec<GpuLayout> = (0..gpus.len())
+        .filter(meant)
+        .filter_map(|at| {
+            let want = &wants[at]?.want;
+            let (mig, layout) = match want {
+                Want::Off => (false, Vec::new()),
+                Want::On(layout) if layout.is_none() => (true, Vec::new()),
+                Want::On(layout) => (true, layout.canonical()),
+            };
+            Some(GpuLayout { gpu: gpus[at].uuid.clone(), mig, layout })
+        })
+        .collect();
+    if layouts.is_empty() {
+        let mut error =
+            ApiError::new(Code::NotFound, format!("label {} is for no GPU of this host", Quoted(&label.name)));
+        for group in label.groups.iter().take(8) {
+            let ids: Vec<String> = group.filter.iter().map(ToString::to_string).collect();
+            error = error.cause(format!("{}: only for {}", place(group), ids.join(", ")));
+        }
+        let ids: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.pci_id.as_deref()).collect();
+        let mut distinct = ids.clone();
+        distinct.dedup();
+        return Err(error
+            .cause(format!("{} ({})", inventory(gpus), distinct.join(", ")))
+            .hint("choose a label for these parts, or add a group with their id"));
+    }
+    Ok(layouts)
+}
+
+/// Positions of the GPUs that the filter lets through.
+fn of_the_parts(group: &Group, gpus: &[Gpu], place: &str) -> Result<Vec<usize>, ApiError> {
+    if group.filter.is_empty() {
+        return Ok((0..gpus.len()).collect());
+    }
+    let mut through = Vec::new();
+    for (at, gpu) in gpus.iter().enumerate() {
+        let answers: Vec<Option<bool>> = group.filter.iter().map(|id| id.matches(gpu)).collect();
+        if answers.contains(&Some(true)) {
+            through.push(at);
+        } else if answers.contains(&None) {
+            let message = format!("the PCI ids of GPU {} ({}) are not known", gpu.index, gpu.uuid);
+            return Err(ApiError::new(Code::BadRequest, message)
+                .cause(format!("{place}: this device-filter can't be judged without them"))
+                .hint("save the host anew with this gpushctl: `gpushctl gpu list --json > FILE`"));
+        }
+    }
+    Ok(through)
+}
+
+/// Those of `parts` that `devices` names.
+fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result<Vec<usize>, ApiError> {
+    let indexes = match &group.devices {
+        Devices::All => return Ok(parts.to_vec()),
+        // A group for other parts counts the GPUs of other hosts.
+        Devices::Listed(_) if parts.is_empty() => return Ok(Vec::new()),
+        Devices::Listed(indexes) => indexes,
+    };
+    let absent: Vec<String> =
+        indexes.iter().filter(|index| gpus.iter().all(|gpu| gpu.index != **index)).map(u32::to_string).collect();
+    if !absent.is_empty() {
+        let message = format!("{place}: there is no GPU {} on this host", absent.join(", "));
+        return Err(ApiError::new(Code::NotFound, message)
+            .cause(inventory(gpus))
+            .hint("a GPU may have fallen off the bus (`gpushctl status`); or mend `devices` in the file"));
+    }
+    // The driver numbers the GPUs that it still has: which one an index of the file means from the
+    // lost one on is a guess.
+    let lost = gpus.iter().filter(|gpu| gpu.state == GpuState::Lost).min_by_key(|gpu| gpu.index);
+    if let Some(lost) = lost
+        && let Some(unsure) = indexes.iter().find(|index| **index >= lost.index)
+    {
+        let message = format!("{place}: which GPU index {unsure} means is not sure while GPU {} is lost", lost.index);
+        return Err(ApiError::new(Code::GpuLost, message)
+            .cause(format!("GPU {} ({}) has fallen off the bus, and the driver may number those after it anew", lost.index, lost.uuid))
+            .hint("reset it or reboot the host; meanwhile name GPUs by UUID: gpushctl mig apply --gpu UUID --layout ENTRIES"));
+    }
+    Ok(parts.iter().copied().filter(|at| indexes.contains(&gpus[*at].index)).collect())
+}
+
+/// Whether two groups want the same, whatever the order in which they say it.
+fn alike(one: &Want, other: &Want) -> bool {
+    match (one, other) {
+        (Want::Off, Want::Off) => true,
+        (Want::On(one), Want::On(other)) => {
+            let sorted = |layout: &crate::layout::Layout| {
+                let mut entries = layout.canonical();
+                entries.sort_unstable();
+                entries
+            };
+            sorted(one) == sorted(other)
+        }
+        (Want::Off, Want::On(_)) | (Want::On(_), Want::Off) => false,
+    }
+}
+
+fn words(want: &Want) -> String {
+    match want {
+        Want::Off => "MIG mode off".to_owned(),
+        Want::On(layout) if layout.is_none() => "MIG mode on, no instance".to_owned(),
+        Want::On(layout) => layout.to_string(),
+    }
+}

@@ -1,0 +1,210 @@
+//! YAML as nodes that know where they stand.
+//!
+//! The parser gives events; serde on top of it would stop at the first error and forget the places
+//! of the rest. Anchors, aliases and merge keys (`<<`) are followed, since people use them in such
+//! files; what they could blow up is bounded.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    rc::Rc,
+};
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+
+/// Deepest nesting; a mig-parted file has five levels.
+const DEEPEST: usize = 32;
+
+/// Most entries that merge keys may copy.
+const MOST_MERGED: usize = 10_000;
+
+/// A value of the file.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// In characters.
+    pub(super) span: Range<usize>,
+    /// Line, from 1.
+    pub(super) line: usize,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Text; `plain` without quotes, so that it may be meant as a number or a truth value.
+    Scalar { text: String, plain: bool },
+    /// A list.
+    List(Vec<Rc<Node>>),
+    /// A mapping, in the order of the file.
+    Map(Vec<Entry>),
+}
+
+/// A key with its value.
+pub(super) type Entry = (Rc<Node>, Rc<Node>);
+
+/// What is wrong, where.
+#[derive(Debug)]
+pub(super) struct Wrong {
+    /// In characters.
+    pub(super) span: Range<usize>,
+    pub(super) message: String,
+    pub(super) hint: &'static str,
+    /// Where the first of two equal keys is.
+    pub(super) first: Option<Range<usize>>,
+}
+
+impl Wrong {
+    fn at(span: Range<usize>, message: impl Into<String>, hint: &'static str) -> Self {
+        Self { span, message: message.into(), hint, first: None }
+    }
+}
+
+impl Node {
+    /// The text of a scalar.
+    pub(super) fn text(&self) -> Option<&str> {
+        match &self.kind {
+            Kind::Scalar { text, .. } => Some(text),
+            Kind::List(_) | Kind::Map(_) => None,
+        }
+    }
+
+    /// What it is, with its article.
+    pub(super) fn what(&self) -> &'static str {
+        match &self.kind {
+            Kind::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null") => "nothing",
+            Kind::Scalar { .. } => "a single value",
+            Kind::List(_) => "a list",
+            Kind::Map(_) => "a mapping",
+        }
+    }
+}
+
+/// A list or mapping that is not at its end.
+struct Open {
+    span: Range<usize>,
+    line: usize,
+    anchor: usize,
+    items: Vec<Rc<Node>>,
+    map: bool,
+}
+
+/// Reads the one document of a text; `None` when there is none.
+pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, Wrong> {
+    let mut builder = Builder { anchors: BTreeMap::new(), stack: Vec::new(), merged: 0 };
+    let mut root = None;
+    for event in Parser::new_from_str(text) {
+        let (event, span) = event.map_err(|error| {
+            let at = error.marker().index();
+            Wrong::at(at..at + 1, format!("this is not YAML: {}", error.info()), "the file is YAML: https://yaml.org")
+        })?;
+        let done = match event {
+            Event::DocumentStart(_) if root.is_some() => {
+                let what = "a second document begins here";
+                return Err(Wrong::at(place(&span), what, "keep one document: labels stand side by side in it"));
+            }
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
+                continue;
+            }
+            Event::Alias(anchor) => match builder.anchors.get(&anchor) {
+                Some(node) => builder.put(Rc::clone(node), 0),
+                None => return Err(Wrong::at(place(&span), "this alias is within its own anchor", "write it out")),
+            },
+            Event::Scalar(text, style, anchor, tag) => {
+                let string = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
+                let plain = style == ScalarStyle::Plain && !string;
+                let kind = Kind::Scalar { text: text.into_owned(), plain };
+                builder.put(Rc::new(Node { span: place(&span), line: span.start.line(), kind }), anchor)
+            }
+            Event::SequenceStart(anchor, _) => builder.open(&span, anchor, false)?,
+            Event::MappingStart(anchor, _) => builder.open(&span, anchor, true)?,
+            Event::SequenceEnd | Event::MappingEnd => builder.close()?,
+        };
+        root = root.or(done);
+    }
+    Ok(root)
+}
+
+fn place(span: &Span) -> Range<usize> {
+    span.start.index()..span.end.index()
+}
+
+struct Builder {
+    anchors: BTreeMap<usize, Rc<Node>>,
+    stack: Vec<Open>,
+    merged: usize,
+}
+
+impl Builder {
+    /// Puts a whole node where it belongs; gives it back when it is the root.
+    fn put(&mut self, node: Rc<Node>, anchor: usize) -> Option<Rc<Node>> {
+        if anchor != 0 {
+            self.anchors.insert(anchor, Rc::clone(&node));
+        }
+        match self.stack.last_mut() {
+            Some(open) => {
+                open.items.push(node);
+                None
+            }
+            None => Some(node),
+        }
+    }
+
+    fn open(&mut self, span: &Span, anchor: usize, map: bool) -> Result<Option<Rc<Node>>, Wrong> {
+        if self.stack.len() >= DEEPEST {
+            return Err(Wrong::at(place(span), "this is nested too deep", "a mig-parted file has five levels"));
+        }
+        let line = span.start.line();
+        self.stack.push(Open { span: place(span), line, anchor, items: Vec::new(), map });
+        Ok(None)
+    }
+
+    fn close(&mut self) -> Result<Option<Rc<Node>>, Wrong> {
+        let Some(open) = self.stack.pop() else { return Ok(None) };
+        let kind = if open.map { Kind::Map(self.entries(open.items)?) } else { Kind::List(open.items) };
+        let node = Rc::new(Node { span: open.span, line: open.line, kind });
+        Ok(self.put(node, open.anchor))
+    }
+
+    /// Keys with their values: none twice, merge keys carried out.
+    fn entries(&mut self, items: Vec<Rc<Node>>) -> Result<Vec<Entry>, Wrong> {
+        let mut entries = Vec::new();
+        let mut seen: BTreeMap<String, Range<usize>> = BTreeMap::new();
+        let mut merges = Vec::new();
+        let mut items = items.into_iter();
+        while let (Some(key), Some(value)) = (items.next(), items.next()) {
+            let Some(text) = key.text() else {
+                return Err(Wrong::at(key.span.clone(), "a key is a single value", "write a name before the colon"));
+            };
+            if matches!(&key.kind, Kind::Scalar { text, plain: true } if text == "<<") {
+                merges.push(value);
+                continue;
+            }
+            if let Some(first) = seen.insert(text.to_owned(), key.span.clone()) {
+                let what = format!("{} stands here a second time", crate::quote::Quoted(text));
+                return Err(Wrong { first: Some(first), ..Wrong::at(key.span.clone(), what, "keep one of the two") });
+            }
+            entries.push((key, value));
+        }
+        let mut known: BTreeSet<String> = seen.into_keys().collect();
+        for merge in merges {
+            let from = match &merge.kind {
+                Kind::List(maps) => maps.clone(),
+                Kind::Map(_) | Kind::Scalar { .. } => vec![Rc::clone(&merge)],
+            };
+            for map in from {
+                let Kind::Map(more) = &map.kind else {
+                    return Err(Wrong::at(map.span.clone(), "`<<` takes mappings", "write <<: *NAME"));
+                };
+                self.merged += more.len();
+                if self.merged > MOST_MERGED {
+                    return Err(Wrong::at(merge.span.clone(), "`<<` copies too much", "write it out"));
+                }
+                for (key, value) in more {
+                    if known.insert(key.text().unwrap_or_default().to_owned()) {
+                        entries.push((Rc::clone(key), Rc::clone(value)));
+                    }
+                }
+            }
+        }
+        Ok(entries)
+    }
+}
