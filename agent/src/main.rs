@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod agent;
+mod answers;
 mod apply;
 mod auth;
 mod conditions;

@@ -1,15 +1,17 @@
 //! Applying layouts: from a request to an operation that ends in a layout read back.
 //!
 //! ```text
-//! request ─► which GPUs ─► reserve them ─► read each anew ─► plan each ─► every plan stands?
-//!                              │                                              │ no: refused,
-//!                              └─ another operation's: refused                │ nothing touched
-//!                                                                             ▼ yes
-//!                                             operation: all GPUs at once, steps one by one
+//! request ─► which GPUs ─► claim them ─► read each anew ─► plan each ─► every plan stands?
+//!                              │                                            │ no: refused, nothing
+//!                              └─ another operation's: refused,             │ touched, or in line
+//!                                 or in line                                ▼ yes
+//!                       journal ─► operation: all GPUs at once, steps one by one
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
+//! | `begin` | from a request to an operation on record |
+//! | `line` | an operation that waits for its turn, or for instances to be idle |
 //! | `carry_out` | the operation as a whole: forward on all GPUs, or back on all |
 //! | `forward` | the steps on one GPU |
 //! | `back` | the previous layout on one GPU |
@@ -17,26 +19,25 @@
 //! | `step` | one step: the driver call, what it came to, whether it landed |
 
 mod back;
+mod begin;
 mod carry_out;
 mod forward;
+mod line;
 mod recover;
 mod step;
 
-pub(crate) use self::recover::take_over;
+pub(crate) use self::{
+    begin::{Order, begin},
+    recover::take_over,
+};
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, GpuInstance, GpuPlan, Mig, Operation, PlanRequest};
+use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest};
 use gpush_core::desired::plan_host;
 use gpush_nvml::Reading;
-use gpush_store::{GpuIntent, Intent, NewAudit};
 
-use crate::{
-    agent::Shared,
-    auth::Asker,
-    operation::{self, New},
-    view,
-};
+use crate::{agent::Shared, auth::Asker, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -57,6 +58,11 @@ impl Part {
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let stands = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
         Self { position, plan, before, stands }
+    }
+
+    /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
+    pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
+        Self { position, plan, before: None, stands: Vec::new() }
     }
 
     /// The GPU in messages.
@@ -111,115 +117,6 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     Ok(plans)
 }
 
-/// Begins to carry out what `request` asks. Once it is called it goes through, whether or not
-/// anybody waits for it: an operation that is recorded is carried out.
-///
-/// # Errors
-/// When it is refused; then nothing was touched.
-pub(crate) async fn begin(
-    agent: &Shared,
-    asker: &Asker,
-    kind: &str,
-    request: &PlanRequest,
-) -> Result<Operation, ApiError> {
-    let (shared, asker, kind, request) = (Arc::clone(agent), asker.clone(), kind.to_owned(), request.clone());
-    let beginning = agent.tasks.spawn(async move { begin_recorded(&shared, &asker, &kind, &request).await });
-    beginning.await.unwrap_or_else(|error| {
-        Err(ApiError::new(Code::Internal, "the operation could not be begun by a fault of gpushd")
-            .cause(error.to_string())
-            .hint("see the log of gpushd: `journalctl -u gpushd`"))
-    })
-}
-
-async fn begin_recorded(
-    agent: &Shared,
-    asker: &Asker,
-    kind: &str,
-    request: &PlanRequest,
-) -> Result<Operation, ApiError> {
-    let stopping = || {
-        ApiError::new(Code::Unavailable, "gpushd is stopping and begins nothing new")
-            .hint("ask again when it has started: `systemctl status gpushd`")
-            .retryable()
-    };
-    if agent.stopping.is_cancelled() {
-        return Err(stopping());
-    }
-    let config = agent.settings.config();
-    let gpus = view::gpus(agent, asker).await?;
-    let meant = plan_host(&config, &gpus, request)?.plans;
-    let claim = agent.operations.claim(&operation::gpus(&meant))?;
-
-    let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
-    let mut readings = Vec::new();
-    for ((_, outcome), plan) in agent.observer.now(&uuids).await.into_iter().zip(&meant) {
-        readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
-    }
-    let gpus = renewed(agent, asker, &readings).await?;
-    let plans = plan_host(&config, &gpus, request)?.plans;
-    if plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
-        let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
-        return Err(error.hint("ask again").retryable());
-    }
-    if let Some(error) = refusal(&plans) {
-        return Err(error);
-    }
-
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
-    let parts: Vec<Part> = std::iter::zip(plans, &readings)
-        .enumerate()
-        .map(|(position, (plan, reading))| Part::new(position, plan, bare(reading), reading))
-        .collect();
-    let new = New {
-        kind: kind.to_owned(),
-        by: by.clone(),
-        reason: None,
-        intent: intent(&parts),
-        also: audited(kind.to_owned(), by, &parts),
-    };
-    if agent.stopping.is_cancelled() {
-        return Err(stopping());
-    }
-    let ongoing = agent.operations.begin(claim, new).await?;
-    let operation = ongoing.snapshot();
-    carry_out::spawn(agent, ongoing, parts);
-    Ok(operation)
-}
-
-/// How a GPU is, as far as a rollback needs it.
-fn bare(reading: &Reading) -> Option<Mig> {
-    let mut mig = reading.mig.clone()?;
-    mig.profiles.clear();
-    for instance in &mut mig.instances {
-        instance.processes.clear();
-        instance.memory = None;
-        instance.compute.iter_mut().for_each(|compute| compute.processes.clear());
-    }
-    Some(mig)
-}
-
-/// The whole of it, for the journal.
-fn intent(parts: &[Part]) -> Intent {
-    let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
-    Intent { gpus: gpus.collect(), more: serde_json::Value::Null }
-}
-
-/// The record of the audit trail that goes with a new operation.
-fn audited(action: String, by: gpush_api::Actor, parts: &[Part]) -> operation::Also {
-    let gpus: Vec<_> =
-        parts.iter().map(|part| serde_json::json!({ "gpu": part.plan.uuid, "layout": part.plan.layout })).collect();
-    Box::new(move |tx, record| {
-        let audit = NewAudit {
-            by: Some(by.clone()),
-            action: action.clone(),
-            object: record.id.to_string(),
-            result: "accepted".to_owned(),
-            detail: serde_json::json!({ "gpus": gpus }),
-        };
-        tx.audit(audit).map(|_| ())
-    })
-}
-
 /// All GPUs, those of the operation as in its own readings.
 async fn renewed(agent: &Shared, asker: &Asker, before: &[Arc<Reading>]) -> Result<Vec<Gpu>, ApiError> {
     let mut host = view::host(agent).await?;
@@ -236,18 +133,4 @@ fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {
     let message =
         format!("GPU {} ({}) can't be read, so nothing is planned and nothing was changed", plan.gpu, plan.uuid);
     ApiError { message, causes: [vec![error.message.clone()], error.causes.clone()].concat(), ..error.clone() }
-}
-
-/// Why the plans as a whole can't be carried out: the first refusal, with the others as causes.
-fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
-    let mut errors = plans.iter().filter_map(|plan| plan.error.as_ref());
-    let mut first = errors.next()?.clone();
-    for other in errors {
-        first.causes.push(other.message.clone());
-        first.causes.extend(other.causes.iter().cloned());
-    }
-    if plans.len() > 1 {
-        first.causes.push("no GPU was touched, since not every plan stands".to_owned());
-    }
-    Some(first)
 }

@@ -4,6 +4,7 @@
 //! mark of single steps is needed:
 //!
 //! ```text
+//! queued, waiting ─► in line again
 //! interrupted ─► wait for the driver ─► read each GPU
 //!                                          ├─ all as planned ────────────────────────► done
 //!                                          ├─ same boot, not being taken back,
@@ -24,10 +25,10 @@ use gpush_nvml::{DriverError, ErrorKind, Reading};
 use gpush_store::{GpuIntent, UnfinishedOperation};
 
 use super::{
-    Part, back,
+    Order, Part, back,
     carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
-    renewed,
+    line, renewed,
     step::Trouble,
 };
 use crate::{agent::Shared, auth::Asker, operation::Ongoing};
@@ -58,10 +59,15 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
     let back_wanted = match left.record.stage {
         OperationState::Queued | OperationState::Waiting => {
-            let error = ApiError::new(Code::Unavailable, format!("gpushd ended before {} began", ongoing.id()))
-                .cause("nothing of it was done")
-                .hint("ask for it again");
-            return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error), Vec::new()).await;
+            return match serde_json::from_value::<Order>(left.intent.more) {
+                Ok(order) => line::stand(agent, ongoing, order, left.record.created_at).await,
+                Err(error) => {
+                    let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
+                        .cause(error.to_string())
+                        .hint("ask for it again; nothing of it was done");
+                    finish(agent, ongoing, &[], OperationState::RolledBack, Some(error), Vec::new()).await;
+                }
+            };
         }
         OperationState::Cancelling => true,
         OperationState::Running

@@ -1,10 +1,24 @@
 //! `/v1/mig`: plans, and carrying them out.
 
+use std::time::Duration;
+
 use axum::{Json, extract::State, http::StatusCode};
-use gpush_api::{ApplyRequest, Operation, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, Operation, PlanRequest, Plans};
 
 use super::{extract::Body, failure::Failure};
-use crate::{agent::Shared, apply, auth::Asker};
+use crate::{
+    agent::Shared,
+    answers::Header,
+    apply::{self, Order},
+    auth::Asker,
+    redact,
+};
+
+/// Longest `wait_s`.
+const LONGEST_WAIT: u64 = 30 * 24 * 3600;
+
+/// Longest reason, in characters.
+const LONGEST_REASON: usize = 500;
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
 #[cfg_attr(feature = "openapi", utoipa::path(
@@ -25,13 +39,39 @@ pub(super) async fn plan(
 pub(super) async fn apply(
     State(agent): State<Shared>,
     asker: Asker,
+    header: Header,
     Body(request): Body<ApplyRequest>,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
     if !asker.admin {
         let user = agent.people.user(asker.peer.uid).await;
         return Err(asker.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
     }
+    let key = header.of(asker.peer.uid, "/v1/mig/apply", &request);
+    if let Some(key) = &key
+        && let Some(mut operation) = key.answered(&agent).await?
+    {
+        redact::operation(&mut operation, &asker);
+        return Ok((StatusCode::ACCEPTED, Json(operation)));
+    }
+    let wait = match request.wait_s {
+        Some(seconds) if seconds > LONGEST_WAIT => {
+            let message = format!("wait_s is {seconds}; at most {LONGEST_WAIT} (30 days) are allowed");
+            return Err(ApiError::new(Code::BadRequest, message).into());
+        }
+        seconds => seconds.map(Duration::from_secs),
+    };
+    let reason = request.reason.as_deref().map(reason).transpose()?;
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
-    let operation = apply::begin(&agent, &asker, "mig.apply", &request).await?;
-    Ok((StatusCode::ACCEPTED, Json(operation)))
+    let order = Order { reason, wait, key, ..Order::new("mig.apply", request) };
+    Ok((StatusCode::ACCEPTED, Json(apply::begin(&agent, &asker, order).await?)))
+}
+
+/// A reason as it is recorded and shown.
+fn reason(text: &str) -> Result<String, ApiError> {
+    let shown = gpush_api::text::plain(text.trim());
+    if shown.chars().count() > LONGEST_REASON {
+        let message = format!("the reason is longer than {LONGEST_REASON} characters");
+        return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
+    }
+    Ok(shown)
 }

@@ -37,6 +37,7 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/mig/apply", post(mig::apply))
         .route("/v1/operations", get(operations::list))
         .route("/v1/operations/{id}", get(operations::one))
+        .route("/v1/operations/{id}/cancel", post(operations::cancel))
         .route("/v1/config", get(config::show))
         .route("/v1/openapi.json", get(openapi::show))
         .fallback(no_such_path)

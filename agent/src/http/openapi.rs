@@ -32,7 +32,7 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
         ),
         paths(
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, mig::plan, mig::apply,
-            operations::list, operations::one, config::show, openapi::show
+            operations::list, operations::one, operations::cancel, config::show, openapi::show
         ),
         tags(
             (name = "gpus", description = "GPUs and their profiles"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, http::StatusCode};
 use gpush_api::Operation;
 use serde::Deserialize;
 
@@ -60,4 +60,25 @@ pub(super) async fn one(
     };
     redact::operation(&mut operation, &asker);
     Ok(Json(operation))
+}
+
+/// Wants an operation taken back: one that waits ends at once, one that runs goes back to what stood
+/// before. Follow it for its end; one that is done by then stays done.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/operations/{id}/cancel", operation_id = "cancelOperation", tag = "operations",
+    params(("id" = String, Path, description = "`op-<number>`")),
+    responses((status = 202, description = "It is being taken back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn cancel(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Part(id): Part,
+) -> Result<(StatusCode, Json<Operation>), Failure> {
+    if !asker.admin {
+        let user = agent.people.user(asker.peer.uid).await;
+        return Err(asker.denied("cancel operations", user.as_deref(), &agent.settings.config().access).into());
+    }
+    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let mut operation = agent.operations.cancel(&id, by).await?;
+    redact::operation(&mut operation, &asker);
+    Ok((StatusCode::ACCEPTED, Json(operation)))
 }

@@ -22,7 +22,9 @@ use std::{
 
 use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState};
 use gpush_core::quote::Quoted;
-use gpush_store::{Intent, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation};
+use gpush_store::{
+    Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
+};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -158,11 +160,6 @@ impl Operations {
         Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
     }
 
-    /// Those that have not ended, oldest first.
-    pub(crate) fn going_on(&self) -> Vec<Operation> {
-        self.live().values().map(|live| live.watch.borrow().clone()).collect()
-    }
-
     /// The last `limit` before operation `before`, newest first, with their plans.
     ///
     /// # Errors
@@ -222,21 +219,28 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Wants an operation taken back. It ends by itself then.
+    /// Wants an operation taken back, on record. It ends by itself then.
     ///
     /// # Errors
-    /// When there is none of that id, or it has ended.
-    pub(crate) async fn cancel(&self, id: &str) -> Result<Operation, ApiError> {
-        if let Some(live) = wire::id(id).and_then(|number| self.live().get(&number).cloned()) {
-            let now = live.watch.borrow().clone();
-            if !now.state.is_final() {
-                live.cancelled.cancel();
-                return Ok(now);
-            }
-        }
-        let ended = self.get(id).await?;
-        Err(ApiError::new(Code::Conflict, format!("operation {id} has ended already: {}", ended.state))
-            .hint(format!("see what became of it with `gpushctl operation show {id}`")))
+    /// When there is none of that id, it has ended, or the wish can't be recorded.
+    pub(crate) async fn cancel(&self, id: &str, by: Actor) -> Result<Operation, ApiError> {
+        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned());
+        let Some(live) = live.filter(|live| !live.watch.borrow().state.is_final()) else {
+            let ended = self.get(id).await?;
+            let message = format!("operation {id} has ended already: it is {}", ended.state);
+            return Err(ApiError::new(Code::Conflict, message)
+                .hint(format!("see what became of it with `gpushctl operation show {id}`")));
+        };
+        let audit = NewAudit {
+            by: Some(by),
+            action: "operation.cancel".to_owned(),
+            object: id.to_owned(),
+            result: "accepted".to_owned(),
+            detail: serde_json::Value::Null,
+        };
+        self.store().write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())).await?;
+        live.cancelled.cancel();
+        Ok(live.watch.borrow().clone())
     }
 
     /// Ends an operation whose work broke off; its GPUs are free already.

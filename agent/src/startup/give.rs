@@ -12,7 +12,11 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Gpu, LayoutSource, OperationState, PlanRequest};
 
-use crate::{agent::Shared, apply, auth::Asker};
+use crate::{
+    agent::Shared,
+    apply::{self, Order},
+    auth::Asker,
+};
 
 /// How often an operation that goes on is looked at again.
 const FOLLOW: Duration = Duration::from_secs(60);
@@ -41,7 +45,7 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
     let begun = tokio::select! {
         biased;
         () = agent.stopping.cancelled() => return Outcome::Stopping,
-        begun = apply::begin(agent, &asker, kind, &request) => begun,
+        begun = apply::begin(agent, &asker, Order::new(kind, request)) => begun,
     };
     let mut operation = match begun {
         Ok(operation) => operation,

@@ -59,6 +59,13 @@ pub struct ApplyRequest {
     /// Layout wanted.
     #[serde(default)]
     pub layout: LayoutSource,
+    /// Why, for everybody who looks at the operation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How many seconds the operation may stand in line for GPUs that another one changes, and wait
+    /// until instances in its way are idle. Without it such a request is refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_s: Option<u64>,
 }
 
 /// One step of a plan, in the order in which it is carried out.

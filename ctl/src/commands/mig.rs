@@ -147,7 +147,7 @@ fn assert(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
 
 async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f64>, out: &Output) -> Outcome {
     let PlanRequest { gpus, layout } = Typed::of(wanted)?.ask(wanted, client).await?;
-    let request = ApplyRequest { gpus, layout };
+    let request = ApplyRequest { gpus, layout, ..ApplyRequest::default() };
     // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let one = client.apply(&request).await?;

@@ -1,0 +1,94 @@
+//! Requests that are sent again: under the same `Idempotency-Key` a user gets the same operation,
+//! also from the agent after this one, and nothing is carried out twice.
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+use gpush_api::{ApiError, Code, Operation};
+use gpush_store::{Answer, NewAnswer, OperationId, StoreError, Tx};
+use jiff::SignedDuration;
+use serde::Serialize;
+
+use crate::{agent::Shared, http::failure::Failure};
+
+/// The header that carries a key.
+const HEADER: &str = "idempotency-key";
+
+/// Longest key, in bytes.
+const LONGEST: usize = 128;
+
+/// How long an answer is kept.
+const KEPT: SignedDuration = SignedDuration::from_hours(24);
+
+/// A key together with the request that it stands for.
+#[derive(Debug, Clone)]
+pub(crate) struct Key {
+    uid: u32,
+    key: String,
+    request: Vec<u8>,
+}
+
+impl Key {
+    /// Records that `operation` answers the request.
+    ///
+    /// # Errors
+    /// When it can't be recorded.
+    pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
+        let expires_at = tx.now().checked_add(KEPT).unwrap_or(jiff::Timestamp::MAX);
+        tx.keep_answer(NewAnswer {
+            uid: self.uid,
+            key: self.key.clone(),
+            request: &self.request,
+            operation: Some(operation),
+            status: 202,
+            // The operation itself says it better, whenever it is asked.
+            body: serde_json::Value::Null,
+            expires_at,
+        })
+    }
+
+    /// The operation that answered the request, as it is now.
+    ///
+    /// # Errors
+    /// When the key was used for another request, or the operation is forgotten.
+    pub(crate) async fn answered(&self, agent: &Shared) -> Result<Option<Operation>, ApiError> {
+        let own = self.clone();
+        match agent.store.read(move |view| view.answer(own.uid, &own.key, &own.request)).await? {
+            Answer::None => Ok(None),
+            Answer::OtherRequest => {
+                Err(ApiError::new(Code::Conflict, format!("the key {:?} was used for another request", self.key))
+                    .hint("give each request a key of its own; the same key only to send the same again"))
+            }
+            Answer::Known(kept) => match kept.operation {
+                Some(operation) => agent.operations.get(&operation.to_string()).await.map(Some),
+                None => Ok(None),
+            },
+        }
+    }
+}
+
+/// What the header says, before it is known for which request.
+#[derive(Debug)]
+pub(crate) struct Header(Option<String>);
+
+impl Header {
+    /// The key of `request` to `path`, asked by `uid`; `None` when none was given.
+    pub(crate) fn of<T: Serialize>(self, uid: u32, path: &str, request: &T) -> Option<Key> {
+        let mut bytes = path.as_bytes().to_vec();
+        bytes.push(0);
+        bytes.extend(serde_json::to_vec(request).unwrap_or_default());
+        self.0.map(|key| Key { uid, key, request: bytes })
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Header {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let Some(value) = parts.headers.get(HEADER) else { return Ok(Self(None)) };
+        let key = value.to_str().unwrap_or_default();
+        if key.is_empty() || key.len() > LONGEST {
+            let message = format!("the header {HEADER} is not 1 to {LONGEST} visible ASCII characters");
+            return Err(Failure::from(ApiError::new(Code::BadRequest, message).hint("a UUID does well")));
+        }
+        Ok(Self(Some(key.to_owned())))
+    }
+}

@@ -1,0 +1,207 @@
+//! From a request to an operation on record, which is then carried out.
+//!
+//! The journal has the whole intent before the first driver call. Whoever asked may go away: what
+//! is recorded is carried out.
+
+use std::{sync::Arc, time::Duration};
+
+use gpush_api::{Actor, ApiError, Code, GpuPlan, Mig, Operation, PlanRequest};
+use gpush_core::desired::plan_host;
+use gpush_nvml::Reading;
+use gpush_store::{GpuIntent, Intent, NewAudit};
+use serde::{Deserialize, Serialize};
+
+use super::{Part, carry_out, line, renewed, unreadable};
+use crate::{
+    agent::Shared,
+    answers::Key,
+    auth::Asker,
+    operation::{self, Also, Claim, New},
+    view,
+};
+
+/// What somebody wants carried out.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// Kind of the operation: `mig.apply`.
+    pub(crate) kind: String,
+    /// Which GPUs, and what they shall hold.
+    pub(crate) request: PlanRequest,
+    /// Why.
+    pub(crate) reason: Option<String>,
+    /// How long it may stand in line and wait; `None` refuses what can't begin at once.
+    pub(crate) wait: Option<Duration>,
+    /// Under which its answer is kept.
+    #[serde(skip)]
+    pub(crate) key: Option<Key>,
+}
+
+impl Order {
+    /// Without a reason, and not to be waited for.
+    pub(crate) fn new(kind: &str, request: PlanRequest) -> Self {
+        Self { kind: kind.to_owned(), request, reason: None, wait: None, key: None }
+    }
+}
+
+/// Begins to carry out an order. Once it is called it goes through, whether or not anybody waits
+/// for it.
+///
+/// # Errors
+/// When it is refused; then nothing was touched.
+pub(crate) async fn begin(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
+    let (shared, asker) = (Arc::clone(agent), asker.clone());
+    let beginning = agent.tasks.spawn(async move { accept(&shared, &asker, order).await });
+    beginning.await.unwrap_or_else(|error| {
+        Err(ApiError::new(Code::Internal, "the operation could not be begun by a fault of gpushd")
+            .cause(error.to_string())
+            .hint("see the log of gpushd: `journalctl -u gpushd`"))
+    })
+}
+
+async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
+    refuse_when_stopping(agent)?;
+    let config = agent.settings.config();
+    let gpus = view::gpus(agent, asker).await?;
+    let meant = plan_host(&config, &gpus, &order.request)?.plans;
+    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let ready = match agent.operations.claim(&operation::gpus(&meant)) {
+        Ok(claim) => Ready::look(agent, asker, &order.request, &meant, claim).await,
+        Err(held) => Err(held),
+    };
+    refuse_when_stopping(agent)?;
+    let ongoing = match ready {
+        Ok(ready) => {
+            let Ready { parts, claim } = ready;
+            let new = new(&order, by, &parts);
+            let ongoing = agent.operations.begin(claim, new).await?;
+            let operation = ongoing.snapshot();
+            carry_out::spawn(agent, ongoing, parts);
+            return Ok(operation);
+        }
+        Err(error) if order.wait.is_none() || !may_pass(&error) => return Err(error),
+        Err(_) => {
+            let parts: Vec<Part> = meant.into_iter().enumerate().map(|(at, plan)| Part::unseen(at, plan)).collect();
+            agent.operations.enqueue(new(&order, by, &parts)).await?
+        }
+    };
+    let operation = ongoing.snapshot();
+    line::spawn(agent, ongoing, order, operation.created_at);
+    Ok(operation)
+}
+
+fn refuse_when_stopping(agent: &Shared) -> Result<(), ApiError> {
+    if !agent.stopping.is_cancelled() {
+        return Ok(());
+    }
+    Err(ApiError::new(Code::Unavailable, "gpushd is stopping and begins nothing new")
+        .hint("ask again when it has started: `systemctl status gpushd`")
+        .retryable())
+}
+
+/// Whether a refusal may pass while somebody waits: another operation ends, an instance becomes
+/// idle.
+pub(super) fn may_pass(error: &ApiError) -> bool {
+    error.retryable && matches!(error.code, Code::Blocked | Code::Conflict)
+}
+
+/// An operation that can begin: its GPUs are its own, and every plan stands on readings made since.
+pub(super) struct Ready {
+    pub(super) parts: Vec<Part>,
+    pub(super) claim: Claim,
+}
+
+impl Ready {
+    /// Reads the GPUs that were claimed for `meant`, and plans them anew.
+    ///
+    /// # Errors
+    /// When one can't be read, or can't have its layout; the GPUs are free again.
+    pub(super) async fn look(
+        agent: &Shared,
+        asker: &Asker,
+        request: &PlanRequest,
+        meant: &[GpuPlan],
+        claim: Claim,
+    ) -> Result<Self, ApiError> {
+        let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
+        let mut readings = Vec::new();
+        for ((_, outcome), plan) in agent.observer.now(&uuids).await.into_iter().zip(meant) {
+            readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
+        }
+        let gpus = renewed(agent, asker, &readings).await?;
+        let plans = plan_host(&agent.settings.config(), &gpus, request)?.plans;
+        if plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
+            let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
+            return Err(error.hint("ask again").retryable());
+        }
+        if let Some(error) = refusal(&plans) {
+            return Err(error);
+        }
+        let parts = std::iter::zip(plans, &readings).enumerate();
+        let parts = parts.map(|(at, (plan, reading))| Part::new(at, plan, bare(reading), reading)).collect();
+        Ok(Self { parts, claim })
+    }
+}
+
+/// Why the plans as a whole can't be carried out: the first refusal, with the others as causes.
+fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
+    let mut errors = plans.iter().filter_map(|plan| plan.error.as_ref());
+    let mut first = errors.next()?.clone();
+    for other in errors {
+        first.causes.push(other.message.clone());
+        first.causes.extend(other.causes.iter().cloned());
+        // Waiting helps only if it helps all of them.
+        first.retryable &= other.retryable;
+    }
+    if plans.len() > 1 {
+        first.causes.push("no GPU was touched, since not every plan stands".to_owned());
+    }
+    Some(first)
+}
+
+/// How a GPU is, as far as a rollback needs it.
+fn bare(reading: &Reading) -> Option<Mig> {
+    let mut mig = reading.mig.clone()?;
+    mig.profiles.clear();
+    for instance in &mut mig.instances {
+        instance.processes.clear();
+        instance.memory = None;
+        instance.compute.iter_mut().for_each(|compute| compute.processes.clear());
+    }
+    Some(mig)
+}
+
+/// The whole of it, for the journal. The order is kept for an agent that takes it over in line.
+pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
+    let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
+    Intent { gpus: gpus.collect(), more: serde_json::to_value(order).unwrap_or_default() }
+}
+
+fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
+    New {
+        kind: order.kind.clone(),
+        by: by.clone(),
+        reason: order.reason.clone(),
+        intent: intent(order, parts),
+        also: also(order, by, parts),
+    }
+}
+
+/// What is recorded together with the operation: the audit trail, and the answer under its key.
+fn also(order: &Order, by: Actor, parts: &[Part]) -> Also {
+    let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
+    let gpus: Vec<_> =
+        parts.iter().map(|part| serde_json::json!({ "gpu": part.plan.uuid, "layout": part.plan.layout })).collect();
+    Box::new(move |tx, record| {
+        if let Some(key) = &key {
+            key.keep(tx, record.id)?;
+        }
+        let audit = NewAudit {
+            by: Some(by.clone()),
+            action: action.clone(),
+            object: record.id.to_string(),
+            result: "accepted".to_owned(),
+            detail: serde_json::json!({ "gpus": gpus, "reason": reason }),
+        };
+        tx.audit(audit).map(|_| ())
+    })
+}
