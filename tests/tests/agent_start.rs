@@ -163,7 +163,7 @@ fn a_driver_error_that_passes_costs_no_gpu_its_layout() {
         // The apply fails and is rolled back; the worker dies in it; the GPU can't be read.
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 2 --rc UNKNOWN", "tried 1 of 6 times"),
         ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before", "tried 1 of 6 times"),
-        ("nvmlDeviceGetMigMode --gpu 0 --times 6 --rc UNKNOWN", "looks again by itself"),
+        ("nvmlDeviceGetMigMode --gpu 0 --times 3 --rc UNKNOWN", "looks again by itself"),
     ] {
         let host = Host::up("dgx-a100");
         host.fault(fault);

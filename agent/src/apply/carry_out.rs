@@ -60,6 +60,7 @@ async fn carry_out(agent: Shared, ongoing: Ongoing, parts: Vec<Part>) {
         Forward::Troubled(trouble) => Some(trouble.clone()),
         Forward::Done | Forward::Stopped => None,
     });
+    let broke = failed.as_ref().map(|trouble| trouble.error().clone());
     let (state, error) = match failed {
         None => (OperationState::Done, None),
         Some(trouble) => {
@@ -75,7 +76,8 @@ async fn carry_out(agent: Shared, ongoing: Ongoing, parts: Vec<Part>) {
         }
         agent.observer.outdate(&part.plan.uuid);
     }
-    match &error {
+    // What going back came to is in the log already, holders included.
+    match &broke {
         None => tracing::info!(op = operation.id, "{} is done", operation.kind),
         Some(error) => tracing::error!(
             op = operation.id,
