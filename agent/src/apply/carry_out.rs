@@ -124,11 +124,14 @@ async fn all_back(
         match end {
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
             Forward::Troubled(Trouble::Unknown(trouble)) => {
-                agent.conditions.degrade(&part.plan.uuid, trouble.clone());
+                agent.conditions.leave_open(part, trouble.clone());
                 left.push((part.clone(), "is in a state that is not known"));
             }
-            // Nothing was to be done on it, so there is nothing to take back.
-            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) if part.is_empty() => {}
+            // Nothing was done on it, so there is nothing to take back, and what others did is theirs.
+            Forward::Troubled(Trouble::Failed(_)) if part.is_empty() => {
+                left.push((part.clone(), "is left as it stands, since this operation has not changed it"));
+            }
+            Forward::Done | Forward::Stopped if part.is_empty() => {}
             Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => {
                 let (agent, ongoing, part) = (Arc::clone(agent), Arc::clone(ongoing), part.clone());
                 tasks.spawn(async move {
@@ -154,9 +157,13 @@ async fn all_back(
         error.causes.extend(trouble.error().causes.iter().cloned());
         match trouble {
             Trouble::Lost(_) => left.push((part, "is lost")),
-            Trouble::Failed(why) | Trouble::Unknown(why) => {
+            Trouble::Failed(why) => {
                 agent.conditions.degrade(&part.plan.uuid, why);
                 left.push((part, "could not be given its previous layout back"));
+            }
+            Trouble::Unknown(why) => {
+                agent.conditions.leave_open(&part, why);
+                left.push((part, "may not have its previous layout back"));
             }
         }
     }

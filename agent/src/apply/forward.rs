@@ -67,7 +67,12 @@ async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &Cancellat
             Ok(true)
         }
         Some(difference) => {
-            let message = format!("{}: the driver reported success, but the layout is another", part.label());
+            let what = if part.is_empty() {
+                "it was as wanted, and somebody else has changed it meanwhile"
+            } else {
+                "the driver reported success, but the layout is another"
+            };
+            let message = format!("{}: {what}", part.label());
             Err(Trouble::Failed(ApiError::new(Code::DriverError, message).cause(difference)))
         }
     }
@@ -75,7 +80,7 @@ async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &Cancellat
 
 /// How a reading differs from what the plan aimed at: it is as wanted when planning it again
 /// would change nothing.
-fn difference(part: &Part, reading: &Reading) -> Option<String> {
+pub(super) fn difference(part: &Part, reading: &Reading) -> Option<String> {
     if part.is_empty() && reading.mig.as_ref().is_none_or(|mig| !mig.enabled) {
         return None;
     }

@@ -30,19 +30,28 @@ use crate::{agent::Shared, auth::Asker, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Position in the operation's plans.
-    pub(super) position: usize,
+    pub(crate) position: usize,
     /// What to do.
-    pub(super) plan: GpuPlan,
+    pub(crate) plan: GpuPlan,
     /// How the GPU was when it was planned: what a rollback restores.
-    pub(super) before: Arc<Reading>,
+    pub(crate) before: Arc<Reading>,
 }
 
 impl Part {
     /// The GPU in messages.
     pub(super) fn label(&self) -> String {
         format!("GPU {} ({})", self.plan.gpu, self.plan.uuid)
+    }
+
+    /// How the GPU stands by a reading, when it is as it shall be after the operation, or as it was
+    /// before it.
+    pub(crate) fn stands(&self, reading: &Reading) -> Option<&'static str> {
+        if forward::difference(self, reading).is_none() {
+            return Some("as planned");
+        }
+        back::same(&self.before, reading).then_some("as before")
     }
 
     /// Whether carrying it out changes anything.
