@@ -17,12 +17,12 @@ const FAILS: &str = "nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --
 fn fail_after(host: &Host, agent: &Agent, meanwhile: impl FnOnce()) -> Operation {
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     host.fault(FAILS);
-    let mut operation = agent.begin(&["0"], AFTER).unwrap();
+    let mut operation = agent.begin(&["0"], AFTER).expect("an operation");
     let doing = "creating GPU instance 2g.20gb@4";
     while operation.progress[0].doing.as_deref() != Some(doing) {
         assert!(!operation.state.is_final(), "{operation:?}");
         let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
-        operation = serde_json::from_value(agent.get(&path).json()).unwrap();
+        operation = serde_json::from_value(agent.get(&path).json()).expect("an operation");
     }
     meanwhile();
     agent.follow(operation)

@@ -297,7 +297,7 @@ fn outcome_unknown(host: &Host, agent: &Agent, when: &str) -> Operation {
     let function =
         if when == "after" { "nvmlGpuInstanceCreateComputeInstance*" } else { "nvmlDeviceCreateGpuInstance*" };
     host.fault(&format!("{function} --gpu 0 --times 1 --delay-ms 800 --kill {when}"));
-    let mut operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
+    let mut operation = agent.begin(&["0"], &["7g.80gb"]).expect("an operation");
     let doing = if when == "after" { "creating compute" } else { "creating GPU" };
     while !operation.progress[0].doing.as_ref().is_some_and(|words| words.starts_with(doing)) {
         operation = step(agent, &operation);
