@@ -38,6 +38,11 @@ impl Asker {
         Self { peer: Peer { uid, pid: Some(std::process::id()), groups: Vec::new() }, admin: true, blind: true }
     }
 
+    /// The agent itself, for its log, which is root's.
+    pub(crate) fn log() -> Self {
+        Self { blind: false, ..Self::agent() }
+    }
+
     /// Whether a process of `uid` may be shown in full.
     pub(crate) fn may_see(&self, uid: Option<u32>) -> bool {
         !self.blind && (self.admin || uid == Some(self.peer.uid))

@@ -4,8 +4,11 @@ use std::path::Path;
 
 use gpush_api::{ApiError, Code};
 use gpush_store::{
-    BootRecord, Bounds, Condition, Note, OpenError, Opened, Options, Store, StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, Note, OpenError, Opened, Options, Scope, Store, StoreError, UnfinishedOperation,
+    View,
 };
+
+use crate::{apply::Part, operation};
 
 /// What the agent before left.
 #[derive(Debug)]
@@ -18,8 +21,8 @@ pub(crate) struct Remembered {
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, or not taken back everything, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// Conditions of GPUs.
-    pub(crate) conditions: Vec<Condition>,
+    /// Conditions of GPUs, those that an operation left with its part for the GPU.
+    pub(crate) conditions: Vec<(Condition, Option<Part>)>,
 }
 
 /// Opens the store of a state directory, which is this process's until the last handle is gone.
@@ -51,6 +54,16 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
         Default::default()
     });
     Ok(Remembered { store, notes, last_boot, unfinished, conditions })
+}
+
+/// What was under way when an operation left a GPU in this condition.
+fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, StoreError> {
+    let (Scope::Gpu(uuid), Some(operation)) = (&condition.scope, operation::id(&condition.cause)) else {
+        return Ok(None);
+    };
+    let intent = view.intent(operation)?.unwrap_or_default();
+    let mut gpus = intent.gpus.iter().enumerate();
+    Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
 }
 
 fn is_trouble(note: &Note) -> bool {

@@ -117,7 +117,7 @@ async fn serve(
         hardware,
         people,
         operations: Operations::new(store.clone()),
-        conditions: Conditions::of_the_store(conditions),
+        conditions: Conditions::of_the_store(store.clone(), conditions),
         store,
         notes,
         startup,

@@ -4,7 +4,7 @@
 //! that everything else is made from, plans and their refusals included, so that no sentence can
 //! tell what a field does not.
 
-use gpush_api::{Gpu, Operation, Process, Refusal};
+use gpush_api::{Blocker, Gpu, Operation, Process};
 
 use crate::auth::Asker;
 
@@ -21,13 +21,9 @@ pub(crate) fn gpu(gpu: &mut Gpu, asker: &Asker) {
     gpu.processes.iter_mut().for_each(|process| hide(process, asker));
 }
 
-/// Takes the holders out of a refusal that everybody may read.
-pub(crate) fn refusal(refusal: &mut Refusal) {
-    if let Refusal::Blocked { blockers } = refusal {
-        for process in blockers.iter_mut().flat_map(|blocker| &mut blocker.holders) {
-            blank(process);
-        }
-    }
+/// Takes the holders out of blockers that everybody may read about.
+pub(crate) fn holders(blockers: &mut [Blocker]) {
+    blockers.iter_mut().flat_map(|blocker| &mut blocker.holders).for_each(blank);
 }
 
 /// Takes out of an operation what `asker` may not see: the process that asked for it.

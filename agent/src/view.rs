@@ -47,6 +47,10 @@ pub(crate) fn compose(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
 }
 
 fn gpu(agent: &Agent, unsettled: &[String], sight: Sight) -> Gpu {
+    let settled = !unsettled.contains(&sight.identity.uuid) && agent.operations.holder(&sight.identity.uuid).is_none();
+    if let Some(reading) = sight.reading.as_ref().filter(|_| settled && sight.listed && sight.error.is_none()) {
+        agent.conditions.consider(reading, sight.at);
+    }
     let (state, reasons) = state(agent, unsettled, &sight);
     let Sight { identity, reading, at, stale, .. } = sight;
     let reading = reading.map(|reading| (*reading).clone());

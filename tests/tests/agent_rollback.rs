@@ -3,7 +3,7 @@
 
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, truth},
+    agent::{Agent, Setup, truth},
     host::{Host, Traced},
 };
 
@@ -291,4 +291,94 @@ fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
     }
     println!("lost at its read-back {lost} times of 5");
     assert!(lost > 0);
+}
+
+/// An operation whose last step is done by a worker that dies of it, while the GPU can't be read.
+fn outcome_unknown(host: &Host, agent: &Agent, when: &str) -> Operation {
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
+    // The only compute instance of an empty GPU: its creation is all or nothing once the GPU
+    // instance stands; that one's creation is the first step.
+    let function =
+        if when == "after" { "nvmlGpuInstanceCreateComputeInstance*" } else { "nvmlDeviceCreateGpuInstance*" };
+    host.fault(&format!("{function} --gpu 0 --times 1 --delay-ms 800 --kill {when}"));
+    let mut operation = agent.begin(&["0"], &["7g.80gb"]).expect("an operation");
+    let doing = if when == "after" { "creating compute" } else { "creating GPU" };
+    while !operation.progress[0].doing.as_ref().is_some_and(|words| words.starts_with(doing)) {
+        operation = step(agent, &operation);
+        assert!(!operation.state.is_final(), "{operation:?}");
+    }
+    host.fault("nvmlDeviceGetMigMode --gpu 0 --rc UNKNOWN");
+    agent.follow(operation)
+}
+
+#[test]
+fn a_gpu_whose_outcome_was_not_known_is_well_once_it_is_seen_to_be_good() {
+    for (when, stands) in [("after", "as planned"), ("before", "as before")] {
+        let host = Host::up("dgx-a100");
+        let agent = Agent::start(&host, CONFIG);
+        let operation = outcome_unknown(&host, &agent, when);
+        assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+        let causes = &operation.error.as_ref().unwrap().causes;
+        assert!(causes.iter().any(|cause| cause.contains("not known")), "{causes:?}");
+        assert_ne!(agent.gpu(0).state, GpuState::Ready);
+        host.clear_faults();
+        agent.settle_reads();
+        let gpu = agent.gpu(0);
+        assert_eq!((gpu.state, gpu.reasons), (GpuState::Ready, Vec::new()), "{when}");
+        assert!(agent.log().contains(&format!("it stands {stands}")), "{}", agent.log());
+        assert_eq!(agent.get("/v1/health").json()["status"], "ok");
+    }
+}
+
+#[test]
+fn a_gpu_whose_outcome_was_not_known_and_is_neither_stays_degraded() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    // The first of two steps, done; the second was never made.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 800 --kill after");
+    let mut operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
+    while operation.progress[0].doing.is_none() {
+        operation = step(&agent, &operation);
+    }
+    host.fault("nvmlDeviceGetMigMode --gpu 0 --rc UNKNOWN");
+    assert_eq!(agent.follow(operation).state, OperationState::Failed);
+    host.clear_faults();
+    agent.settle_reads();
+    assert_eq!(agent.gpu(0).state, GpuState::Degraded);
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+}
+
+#[test]
+fn a_gpu_that_needs_nothing_and_is_changed_by_others_is_named_and_left_to_them() {
+    let mut changed = 0;
+    for after in 0..6 {
+        let host = Host::up("a30x4");
+        let agent = Agent::start(&host, "");
+        let other = Setup::on(&host).named("other").start();
+        assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
+        // One of the readings takes its time. If it is the last, others come in between.
+        host.fault(&format!("nvmlDeviceGetMigMode --gpu 0 --after {after} --times 1 --delay-ms 1500"));
+        let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
+        if operation.state.is_final() {
+            continue;
+        }
+        assert_eq!(other.apply(&["0"], &["2g.12gb"]).state, OperationState::Done);
+        let theirs = truth(&host, 0);
+        let operation = agent.follow(operation);
+        assert_eq!(truth(&host, 0), theirs, "nothing of theirs is taken back");
+        if operation.state == OperationState::Done {
+            continue;
+        }
+        changed += 1;
+        assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+        let error = operation.error.unwrap();
+        assert!(error.message.contains("somebody else has changed it"), "{error:?}");
+        assert!(error.causes.iter().any(|cause| cause.contains("left as it stands")), "{error:?}");
+        assert!(error.causes.iter().all(|cause| !cause.contains("stands again")), "{error:?}");
+        assert_eq!(agent.gpu(0).state, GpuState::Ready, "it is well, only other than was asked");
+    }
+    println!("changed before its read-back {changed} times of 6");
+    assert!(changed > 0);
 }

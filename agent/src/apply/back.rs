@@ -3,9 +3,26 @@
 //! It is planned like any other change, from a fresh reading to what stood before, so it does not
 //! matter how far the change came. A failed step is tried again from another fresh reading: what
 //! broke the change may be over.
+//!
+//! ```text
+//! read ─► plan to what stood before ─┬─ stands ──► steps ─► read back ─► restored
+//!  ▲                                 └─ in use ──► plan beside it ─► steps ─► partly restored
+//!  └── pause ◄── a step failed, or who uses the GPU is not known
+//! ```
+//!
+//! An instance that must stay costs only what overlaps it. It must when a process has come into it
+//! meanwhile; on the last attempts also when the driver has refused to destroy it, or does not tell
+//! who uses the GPU. A GPU instance without compute instances has no users.
 
-use gpush_api::{ApiError, Code, GpuInstance, Mig};
-use gpush_core::{geometry::Geometry, plan, refusal};
+use std::{collections::BTreeSet, time::Duration};
+
+use gpush_api::{ApiError, Code, GpuInstance, Mig, Refusal, Step, USERS_UNKNOWN};
+use gpush_core::{
+    geometry::Geometry,
+    plan::{self, Beside, Target},
+    refusal,
+};
+use gpush_nvml::Reading;
 
 use super::{
     Part,
@@ -16,64 +33,163 @@ use crate::{agent::Shared, redact};
 /// Attempts to restore the previous layout.
 const ATTEMPTS: u32 = 3;
 
+/// After the first attempt; after the second twice as long.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Why an attempt did not restore it.
+struct Setback {
+    trouble: Trouble,
+    /// The GPU instance that the driver would not let go, by id.
+    refused: Option<u32>,
+}
+
+impl From<Trouble> for Setback {
+    fn from(trouble: Trouble) -> Self {
+        Self { trouble, refused: None }
+    }
+}
+
 /// Restores what stood before.
 ///
 /// # Errors
-/// When it can't; the GPU is then neither as planned nor as before.
+/// When it can't, or not all of it; the GPU is then neither as planned nor as before.
 pub(super) async fn back(agent: &Shared, part: &Part) -> Result<(), Trouble> {
-    let mut last = None;
-    for attempt in 1..=ATTEMPTS {
-        match once(agent, part).await {
-            Ok(()) => return Ok(()),
-            Err(trouble @ (Trouble::Lost(_) | Trouble::Unknown(_))) => return Err(trouble),
-            Err(trouble @ Trouble::Failed(_)) => {
-                tracing::warn!(
-                    gpu = part.plan.uuid,
-                    "restoring the previous layout, attempt {attempt} of {ATTEMPTS}: {}",
-                    trouble.error().causes.first().unwrap_or(&trouble.error().message)
-                );
-                last = Some(trouble);
-            }
+    let mut refused = BTreeSet::new();
+    let mut attempt = 1;
+    loop {
+        let stays = (attempt >= ATTEMPTS).then_some(&refused);
+        let setback = match once(agent, part, stays).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(beside)) => return Err(Trouble::Failed(partly(part, beside))),
+            Err(setback) => setback,
+        };
+        let error = match &setback.trouble {
+            Trouble::Lost(_) | Trouble::Unknown(_) => return Err(setback.trouble),
+            Trouble::Failed(error) => error,
+        };
+        tracing::warn!(
+            gpu = part.plan.uuid,
+            "restoring the previous layout, attempt {attempt}: {}",
+            error.causes.first().unwrap_or(&error.message)
+        );
+        let another = setback.refused.is_some_and(|gi| refused.insert(gi));
+        if attempt >= ATTEMPTS && !another {
+            return Err(setback.trouble);
         }
+        tokio::time::sleep(PAUSE * attempt.min(ATTEMPTS)).await;
+        attempt += 1;
     }
-    Err(last.unwrap_or_else(|| Trouble::Failed(ApiError::new(Code::Internal, "no attempt was made"))))
 }
 
-async fn once(agent: &Shared, part: &Part) -> Result<(), Trouble> {
+/// One attempt; what could not be restored, where that is not all. `stays` are the instances that
+/// are not touched although no process shows in them; without it everything is to come back.
+async fn once(agent: &Shared, part: &Part, stays: Option<&BTreeSet<u32>>) -> Result<Option<Beside>, Setback> {
     let reading = step::read(agent, part).await?;
     if same(part.before.as_ref(), reading.mig.as_ref()) {
-        return Ok(());
+        return Ok(None);
     }
+    let failed = |error: ApiError| Setback::from(Trouble::Failed(error));
     let (Some(before), Some(now)) = (&part.before, &reading.mig) else {
         let message = format!("{}: it has no MIG any more", part.label());
-        return Err(Trouble::Failed(ApiError::new(Code::DriverError, message)));
+        return Err(failed(ApiError::new(Code::DriverError, message)));
     };
+    let mut short = None;
+    let mut target = Target::default();
+    let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
     if now.enabled {
-        let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
         let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
-        let target = plan::Target::of_instances(&geometry, previous);
-        let plan = plan::plan(&geometry, &now.instances, &target).map_err(|mut refused| {
-            // It is shown with the operation and as the GPU's condition: to everybody.
-            redact::refusal(&mut refused);
+        target = Target::of_instances(&geometry, previous);
+        let unknown = |instance: &GpuInstance| !reading.processes_known && !instance.compute.is_empty();
+        let untouchable =
+            |instance: &GpuInstance| unknown(instance) || stays.is_some_and(|stays| stays.contains(&instance.id));
+        let mut planned = plan::plan(&geometry, &now.instances, &target);
+        let instead = match &planned {
+            Ok(plan) if !destroys(&plan.steps, &now.instances, untouchable) => false,
+            Ok(_) if stays.is_none() => return Err(failed(users_unknown(part, &reading))),
+            Ok(_) | Err(Refusal::Blocked { .. }) => true,
+            Err(_) => false,
+        };
+        if instead {
+            let beside = plan::beside(&geometry, &now.instances, previous, untouchable);
+            target = beside.target.clone();
+            planned = plan::plan(&geometry, &now.instances, &target);
+            short = Some(beside);
+        }
+        let plan = planned.map_err(|mut refused| {
+            tracing::error!(
+                gpu = part.plan.uuid,
+                "{}",
+                in_full(&refusal::explain(&refused, part.plan.gpu, &part.label()))
+            );
+            if let Refusal::Blocked { blockers } = &mut refused {
+                redact::holders(blockers);
+            }
             let mut error = refusal::explain(&refused, part.plan.gpu, &part.label());
             error.causes.insert(0, error.message);
             error.message = format!("{}: the previous layout can't be restored", part.label());
-            Trouble::Failed(error)
+            failed(error)
         })?;
         let mut ground = Ground::of(&now.instances);
         for step in &plan.steps {
-            step::take(agent, part, step, &mut ground).await?;
+            step::take(agent, part, step, &mut ground).await.map_err(|trouble| Setback {
+                refused: destroyed(step).filter(|_| trouble.error().code == Code::Blocked),
+                trouble,
+            })?;
         }
     }
-    if (now.enabled, now.pending) != (before.enabled, before.pending) {
+    if short.is_none() && (now.enabled, now.pending) != (before.enabled, before.pending) {
         step::set_mode(agent, part, before.enabled).await?;
     }
     let reading = step::read(agent, part).await?;
-    if same(part.before.as_ref(), reading.mig.as_ref()) {
-        return Ok(());
+    let stands = match &short {
+        None => same(part.before.as_ref(), reading.mig.as_ref()),
+        Some(_) => reading
+            .mig
+            .as_ref()
+            .is_some_and(|mig| plan::plan(&geometry, &mig.instances, &target).is_ok_and(|plan| plan.steps.is_empty())),
+    };
+    if stands {
+        return Ok(short);
     }
     let message = format!("{}: the driver reported success, but the previous layout is not back", part.label());
-    Err(Trouble::Failed(ApiError::new(Code::DriverError, message)))
+    Err(failed(ApiError::new(Code::DriverError, message)))
+}
+
+/// The GPU instance that a step destroys, or destroys something in.
+fn destroyed(step: &Step) -> Option<u32> {
+    match step {
+        Step::DestroyCompute { gi, .. } | Step::DestroyGpuInstance { gi, .. } => Some(*gi),
+        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => None,
+    }
+}
+
+fn destroys(steps: &[Step], instances: &[GpuInstance], untouchable: impl Fn(&GpuInstance) -> bool) -> bool {
+    let destroyed: BTreeSet<u32> = steps.iter().filter_map(destroyed).collect();
+    instances.iter().any(|instance| destroyed.contains(&instance.id) && untouchable(instance))
+}
+
+fn users_unknown(part: &Part, reading: &Reading) -> ApiError {
+    let message = format!("{}: {USERS_UNKNOWN}, so none of its instances is destroyed", part.label());
+    let mut error = ApiError::new(Code::DriverError, message);
+    error.causes.extend(reading.warnings.iter().filter(|warning| warning.starts_with(USERS_UNKNOWN)).cloned());
+    error
+}
+
+/// What is left to be said of a layout that is only partly back: in full to the log, which is
+/// root's, and without the holders in the operation and the GPU's condition, which everybody reads.
+fn partly(part: &Part, mut beside: Beside) -> ApiError {
+    let explain = |beside: &Beside| {
+        let error = refusal::partly_restored(beside, part.plan.gpu, &part.label());
+        let stays_on = part.before.as_ref().is_some_and(|before| !before.enabled);
+        if stays_on { error.cause("MIG mode stays on") } else { error }
+    };
+    tracing::error!(gpu = part.plan.uuid, "{}", in_full(&explain(&beside)));
+    redact::holders(&mut beside.stays);
+    explain(&beside)
+}
+
+fn in_full(error: &ApiError) -> String {
+    format!("{error}{}", error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>())
 }
 
 /// Whether the same layout stands in both. Ids of instances are the driver's and may differ.

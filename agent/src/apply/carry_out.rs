@@ -179,11 +179,14 @@ async fn all_back(
         match end {
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
             Forward::Troubled(Trouble::Unknown(trouble)) => {
-                changes.push(Change::degrade(&part.plan.uuid, &id, trouble));
+                changes.push(Change::degrade(part, &id, trouble));
                 left.push((part.clone(), "is in a state that is not known"));
             }
-            // Nothing was to be done on it, so there is nothing to take back.
-            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) if part.is_untouched() => {}
+            // Nothing was done on it, so there is nothing to take back, and what others did is theirs.
+            Forward::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
+                left.push((part.clone(), "is left as it stands, since this operation has not changed it"));
+            }
+            Forward::Done | Forward::Stopped if part.is_untouched() => {}
             Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => {
                 let (agent, ongoing, part) = (Arc::clone(agent), Arc::clone(ongoing), part.clone());
                 tasks.spawn(async move {
@@ -209,9 +212,13 @@ async fn all_back(
         error.causes.extend(trouble.error().causes.iter().cloned());
         match trouble {
             Trouble::Lost(_) => left.push((part, "is lost")),
-            Trouble::Failed(why) | Trouble::Unknown(why) => {
-                changes.push(Change::degrade(&part.plan.uuid, &id, &why));
+            Trouble::Failed(why) => {
+                changes.push(Change::degrade(&part, &id, &why));
                 left.push((part, "could not be given its previous layout back"));
+            }
+            Trouble::Unknown(why) => {
+                changes.push(Change::degrade(&part, &id, &why));
+                left.push((part, "may not have its previous layout back"));
             }
         }
     }

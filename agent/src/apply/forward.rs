@@ -39,7 +39,7 @@ pub(super) async fn forward(agent: &Shared, ongoing: &Ongoing, part: &Part, abor
 
 async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &CancellationToken) -> Result<bool, Trouble> {
     let position = part.position;
-    let mut ground = Ground::of(&part.stands);
+    let mut ground = Ground::of(&part.found);
     if part.plan.enables_mig {
         if abort.is_cancelled() {
             return Ok(false);
@@ -66,7 +66,12 @@ async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &Cancellat
             Ok(true)
         }
         Some(difference) => {
-            let message = format!("{}: the driver reported success, but the layout is another", part.label());
+            let what = if part.is_empty() {
+                "it was as wanted, and somebody else has changed it meanwhile"
+            } else {
+                "the driver reported success, but the layout is another"
+            };
+            let message = format!("{}: {what}", part.label());
             Err(Trouble::Failed(ApiError::new(Code::DriverError, message).cause(difference)))
         }
     }
@@ -74,7 +79,7 @@ async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &Cancellat
 
 /// How a reading differs from what the plan aimed at: it is as wanted when planning it again
 /// would change nothing.
-fn difference(part: &Part, reading: &Reading) -> Option<String> {
+pub(super) fn difference(part: &Part, reading: &Reading) -> Option<String> {
     if part.is_empty() && reading.mig.as_ref().is_none_or(|mig| !mig.enabled) {
         return None;
     }

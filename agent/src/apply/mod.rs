@@ -36,6 +36,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest};
 use gpush_core::desired::plan_host;
 use gpush_nvml::Reading;
+use gpush_store::GpuIntent;
 
 use crate::{agent::Shared, auth::Asker, view};
 
@@ -43,31 +44,45 @@ use crate::{agent::Shared, auth::Asker, view};
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     /// Position in the operation's plans.
-    pub(super) position: usize,
+    pub(crate) position: usize,
     /// What to do.
-    pub(super) plan: GpuPlan,
+    pub(crate) plan: GpuPlan,
     /// How the GPU was when the operation began: what a rollback restores. `None` on a part
     /// without MIG.
-    pub(super) before: Option<Mig>,
+    pub(crate) before: Option<Mig>,
     /// What stood when the plan was made: what its steps begin with.
-    pub(super) stands: Vec<GpuInstance>,
+    pub(super) found: Vec<GpuInstance>,
 }
 
 impl Part {
     /// Of a plan made on `reading`, where `before` stood when the operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
-        let stands = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
-        Self { position, plan, before, stands }
+        let found = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
+        Self { position, plan, before, found }
     }
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        Self { position, plan, before: None, stands: Vec::new() }
+        Self { position, plan, before: None, found: Vec::new() }
+    }
+
+    /// As the journal has it, to be compared with what stands now.
+    pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
+        Self { position, plan: intent.plan.clone(), before: intent.before.clone(), found: Vec::new() }
     }
 
     /// The GPU in messages.
     pub(super) fn label(&self) -> String {
         format!("GPU {} ({})", self.plan.gpu, self.plan.uuid)
+    }
+
+    /// How the GPU stands by a reading, when it is as it shall be after the operation, or as it was
+    /// before it.
+    pub(crate) fn stands(&self, reading: &Reading) -> Option<&'static str> {
+        if forward::difference(self, reading).is_none() {
+            return Some("as planned");
+        }
+        back::same(self.before.as_ref(), reading.mig.as_ref()).then_some("as before")
     }
 
     /// Whether carrying it out changes anything.
@@ -78,7 +93,7 @@ impl Part {
     /// Whether nothing is, and nothing was, to be done: then there is nothing to take back.
     pub(super) fn is_untouched(&self) -> bool {
         let before = self.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
-        self.is_empty() && back::shape(before) == back::shape(&self.stands)
+        self.is_empty() && back::shape(before) == back::shape(&self.found)
     }
 }
 

@@ -108,9 +108,13 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         .enumerate()
         .map(|(position, gpu)| {
             let plan = plans.as_ref().map_or(&gpu.plan, |plans| &plans[position]).clone();
-            let stands = readings[position].as_ref().and_then(|reading| reading.mig.as_ref());
-            let stands = stands.map(|mig| mig.instances.clone()).unwrap_or_default();
-            Part { position, plan, before: gpu.before.clone(), stands }
+            let now = readings[position].as_ref().and_then(|reading| reading.mig.as_ref());
+            Part {
+                position,
+                plan,
+                before: gpu.before.clone(),
+                found: now.map(|mig| mig.instances.clone()).unwrap_or_default(),
+            }
         })
         .collect();
 

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
-pub(crate) use self::{claims::Claim, ongoing::Ongoing};
+pub(crate) use self::{claims::Claim, ongoing::Ongoing, wire::id};
 
 /// All operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]

@@ -22,7 +22,7 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
 }
 
 /// The id that is written as `op-<number>`, and in no other way.
-pub(super) fn id(text: &str) -> Option<OperationId> {
+pub(crate) fn id(text: &str) -> Option<OperationId> {
     let id = OperationId(text.strip_prefix("op-")?.parse().ok()?);
     (id.to_string() == text).then_some(id)
 }

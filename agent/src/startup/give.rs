@@ -45,12 +45,17 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
     let begun = tokio::select! {
         biased;
         () = agent.stopping.cancelled() => return Outcome::Stopping,
-        begun = apply::begin(agent, &asker, Order::new(kind, request)) => begun,
+        begun = apply::begin(agent, &asker, Order::new(kind, request.clone())) => begun,
     };
     let mut operation = match begun {
         Ok(operation) => operation,
         Err(_) if agent.stopping.is_cancelled() => return Outcome::Stopping,
-        Err(error) => return refused(error),
+        Err(error) => {
+            if error.code == Code::Blocked {
+                name_holders(agent, &request).await;
+            }
+            return refused(error);
+        }
     };
     while !operation.state.is_final() {
         operation = match agent.operations.wait(&operation.id, operation.revision, FOLLOW).await {
@@ -62,6 +67,16 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
         (OperationState::Done, _) => Outcome::Given,
         (_, Some(error)) => Outcome::Failed(error),
         (_, None) => Outcome::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
+    }
+}
+
+/// Names in the log who is in the way: what everybody reads in health does not.
+async fn name_holders(agent: &Shared, request: &PlanRequest) {
+    let Ok(plans) = apply::plan(agent, &Asker::log(), request).await else { return };
+    for plan in plans.plans {
+        for cause in plan.error.iter().flat_map(|error| &error.causes) {
+            tracing::warn!(gpu = plan.uuid, "{cause}");
+        }
     }
 }
 

@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Gpu, LayoutsAtStart, Mode};
+use gpush_api::{ApiError, Gpu, GpuState, LayoutsAtStart, Mode};
 use gpush_core::config::Config;
 use gpush_store::BootRecord;
 use tokio::{
@@ -66,10 +66,10 @@ impl Startup {
     /// What went wrong, as far as it still matters: a GPU that has its layout by now is well.
     pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        let drifts = |uuid: &str| gpus.iter().any(|gpu| gpu.uuid == uuid && !gpu.drift.is_empty());
+        let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || matches!(gpu.state, GpuState::Unknown | GpuState::Lost);
         troubles.retain(|(subject, _)| match subject {
             Subject::Boot | Subject::Unidentified => true,
-            Subject::Gpu(uuid) => drifts(uuid),
+            Subject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
         });
         troubles.iter().map(|(_, error)| error.clone()).collect()
     }

@@ -5,6 +5,8 @@
 
 use gpush_api::{ApiError, Blocker, Code, Process, Refusal};
 
+use crate::plan::Beside;
+
 /// The error that a refusal is, for the GPU with this index. `gpu` is how the sentence names it,
 /// such as `GPU 0 (A100-SXM4-80GB)`.
 #[must_use]
@@ -85,6 +87,39 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
     }
 }
 
+/// The error that a previous layout is which is only partly back. `gpu` is how the sentence names
+/// the GPU.
+#[must_use]
+pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
+    let missing: Vec<String> = beside.missing.iter().map(|missing| missing.what.clone()).collect();
+    let but = if missing.is_empty() {
+        "with more than it had".to_owned()
+    } else {
+        format!("without {}", list(&counted(&missing), "and"))
+    };
+    let mut error = ApiError::new(Code::Blocked, format!("{gpu}: the previous layout is back {but}"));
+    for blocker in &beside.stays {
+        let holders: Vec<String> = blocker.holders.iter().map(holder).collect();
+        error = error.cause(match holders.as_slice() {
+            [] => format!("{} stays: it may be in use, by whom is not known", instance(blocker)),
+            holders => format!("{} stays: it is held by {}", instance(blocker), list(holders, "and")),
+        });
+    }
+    for missing in &beside.missing {
+        let behind = beside.stays.iter().filter(|blocker| missing.behind.contains(&blocker.placement));
+        let behind: Vec<String> = behind.map(instance).collect();
+        let verb = if behind.len() == 1 { "stands" } else { "stand" };
+        error = error.cause(format!("{} is not back: {} {verb} in its way", missing.what, list(&behind, "and")));
+    }
+    let apply = format!("`gpushctl mig apply --gpu {index}`");
+    match holders_of(&beside.stays).as_slice() {
+        [] => error.hint(format!(
+            "see who uses it with `gpushctl gpu show {index}`, or `fuser -v /dev/nvidia*`; then apply a layout: {apply}"
+        )),
+        holders => error.hint(format!("stop {}, then apply a layout: {apply}", list(holders, "and"))),
+    }
+}
+
 fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
     let names: Vec<String> = blockers.iter().map(instance).collect();
     let verb = if blockers.len() == 1 { "is" } else { "are" };
@@ -98,18 +133,24 @@ fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
         let holders = if holders.is_empty() { "a process".to_owned() } else { list(&holders, "and") };
         error = error.cause(format!("{} is held by {holders}", instance(blocker)));
     }
-    let mut stop: Vec<String> = Vec::new();
-    for process in blockers.iter().flat_map(|b| &b.holders) {
-        let name = holder(process);
-        if !stop.contains(&name) {
-            stop.push(name);
-        }
-    }
+    let stop = holders_of(blockers);
     if stop.is_empty() {
         error.hint("see what uses the GPU with `gpushctl status`, wait for it to end, and try again")
     } else {
         error.hint(format!("stop {}, or wait for it to end, and try again", list(&stop, "and")))
     }
+}
+
+/// All holders, each once.
+fn holders_of(blockers: &[Blocker]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
+        let name = holder(process);
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// `3g.40gb@0 (GPU instance 2, compute instance 0)`.

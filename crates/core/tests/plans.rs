@@ -7,7 +7,7 @@ use std::fmt::Write;
 use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind, Refusal, Step};
 use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::Layout;
-use gpush_core::plan::{Holds, Plan, Target, plan, plan_around};
+use gpush_core::plan::{Holds, Plan, Target, beside, plan, plan_around};
 
 fn geometry(key: &str) -> Geometry {
     Geometry::of_model(&gpush_geometry::model(key).unwrap())
@@ -235,4 +235,79 @@ fn senseless_states_and_figures_are_survived() {
         let entries = vec![Layout::parse(entry).unwrap().entries.remove(0); count];
         assert!(Target::resolve(&geometry, &Layout { entries }).is_err(), "{entry}");
     }
+}
+
+const LAYOUTS: [&str; 8] = [
+    "2g.20gb,1g.10gb*2,3g.40gb",
+    "3g.40gb*2",
+    "1g.10gb*7",
+    "7g.80gb",
+    "1c.3g.40gb*3,4g.40gb",
+    "1c.3g.40gb,2c.3g.40gb",
+    "1g.10gb+me,2g.20gb*3",
+    "none",
+];
+
+#[test]
+fn a_previous_layout_comes_back_beside_whatever_is_in_use() {
+    let a100 = geometry("a100-80");
+    let (mut tried, mut whole) = (0, 0);
+    for (before, now) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|now| (*before, now))) {
+        let previous = standing(&a100, before);
+        let count: usize = standing(&a100, now).iter().map(|i| i.compute.len()).sum();
+        // No compute instance in use, each alone, each two, and so on.
+        for users in 0..1_u32 << count {
+            let mut instances = standing(&a100, now);
+            for (n, compute) in instances.iter_mut().flat_map(|i| &mut i.compute).enumerate() {
+                compute.processes.extend((users & (1 << n) != 0).then(process));
+            }
+            let found = beside(&a100, &instances, &previous, |_| false);
+            let plan = plan(&a100, &instances, &found.target).unwrap();
+            for step in &plan.steps {
+                let destroyed = |gi: u32, ci: Option<u32>| {
+                    let in_it = instances.iter().filter(|i| i.id == gi).flat_map(|i| &i.compute);
+                    let busy = in_it.filter(|c| ci.is_none_or(|ci| c.id == ci)).any(|c| !c.processes.is_empty());
+                    assert!(!busy, "{before} after {now}, users {users:b}: {step:?}");
+                };
+                match step {
+                    Step::DestroyCompute { gi, ci, .. } => destroyed(*gi, Some(*ci)),
+                    Step::DestroyGpuInstance { gi, .. } => destroyed(*gi, None),
+                    Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => {}
+                }
+            }
+            for missing in &found.missing {
+                assert!(!missing.behind.is_empty(), "{missing:?}");
+                let named = |at| found.stays.iter().any(|s| s.placement == at);
+                assert!(missing.behind.iter().any(|at| named(*at)), "{before} after {now}: {found:?}");
+            }
+            if found.stays.is_empty() {
+                assert_eq!(found.missing, []);
+                assert_eq!(found.target.instances.len(), previous.len());
+                whole += 1;
+            }
+            tried += 1;
+        }
+    }
+    assert!(whole > LAYOUTS.len() * LAYOUTS.len());
+    println!("{tried} ways back, {whole} of them whole");
+}
+
+#[test]
+fn within_a_gpu_instance_that_was_there_before_only_what_is_in_use_stays() {
+    let a100 = geometry("a100-80");
+    let previous = standing(&a100, "1c.3g.40gb*3");
+    let mut now = standing(&a100, "1c.3g.40gb,2c.3g.40gb");
+    let small = now[0].compute.iter().position(|c| c.profile.starts_with("1c.")).unwrap();
+    now[0].compute[small].processes.push(process());
+    let found = beside(&a100, &now, &previous, |_| false);
+    assert_eq!((found.stays, found.missing), (Vec::new(), Vec::new()), "it is one of the three");
+    assert_eq!(found.target.instances[0].compute.len(), 3);
+    // The larger one meets two of the three.
+    now[0].compute[small].processes.clear();
+    now[0].compute[1 - small].processes.push(process());
+    let found = beside(&a100, &now, &previous, |_| false);
+    assert_eq!((found.stays.len(), found.missing.len()), (1, 2), "{found:?}");
+    // Untouchable, it stays as it stands.
+    let found = beside(&a100, &now, &previous, |_| true);
+    assert_eq!(found.target.instances[0].compute.len(), 2, "{found:?}");
 }

@@ -30,6 +30,7 @@
 //! | `objective` | what it minimises |
 //! | `steps` | the arrangement as ordered steps |
 //! | `refusal` | why there is none |
+//! | `beside` | what of a previous layout can stand beside what must stay |
 
 use std::collections::BTreeSet;
 
@@ -38,6 +39,7 @@ use gpush_api::{GpuInstance, Placement, Refusal, Step};
 use crate::geometry::Geometry;
 
 mod arrange;
+mod beside;
 mod capacity;
 mod compute;
 mod objective;
@@ -47,6 +49,7 @@ mod search;
 mod steps;
 mod target;
 
+pub use beside::{Beside, Missing, beside};
 pub use target::{Target, Wanted, WantedCompute};
 
 /// What is to be done, and what stays.

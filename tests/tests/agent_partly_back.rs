@@ -1,0 +1,131 @@
+//! Going back when not all can go back: an instance that somebody came into, or that the driver
+//! would not let go, stays, and the rest of the previous layout stands again beside it.
+
+use gpush_api::{GpuState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, gi_at, truth},
+    host::Host,
+};
+
+const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
+/// Takes all of BEFORE down; the second GPU instance is created last but two.
+const AFTER: &[&str] = &["3g.40gb@0", "2g.20gb@4"];
+/// Fails the second creation, and leaves time to do something before.
+const FAILS: &str = "nvmlDeviceCreateGpuInstance* --gpu 0 --after 1 --times 1 --delay-ms 1500 --rc UNKNOWN";
+
+/// An apply from BEFORE to AFTER that fails after `meanwhile`.
+fn fail_after(host: &Host, agent: &Agent, meanwhile: impl FnOnce()) -> Operation {
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    host.fault(FAILS);
+    let mut operation = agent.begin(&["0"], AFTER).expect("an operation");
+    let doing = "creating GPU instance 2g.20gb@4";
+    while operation.progress[0].doing.as_deref() != Some(doing) {
+        assert!(!operation.state.is_final(), "{operation:?}");
+        let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+        operation = serde_json::from_value(agent.get(&path).json()).expect("an operation");
+    }
+    meanwhile();
+    agent.follow(operation)
+}
+
+#[test]
+fn what_a_process_has_entered_stays_and_the_rest_comes_back() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let mut pid = 0;
+    let operation = fail_after(&host, &agent, || {
+        pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
+    });
+    assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    let gpu = agent.gpu(0);
+    assert_eq!(gpu.state, GpuState::Degraded);
+    let error = operation.error.as_ref().unwrap();
+    for says in [
+        "the previous layout is back without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
+        "3g.40gb@0 (GPU instance",
+        "is held by a process of another user",
+        "2g.20gb@0 is not back: 3g.40gb@0 (GPU instance",
+        "1g.10gb@3 is not back: 3g.40gb@0 (GPU instance",
+    ] {
+        let says_so = |all: &[String]| all.iter().any(|cause| cause.contains(says));
+        assert!(says_so(&error.causes) && says_so(&gpu.reasons), "{says}: {error:?} {:?}", gpu.reasons);
+    }
+    // Everybody reads operations, conditions and health; the log is root's.
+    let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
+    assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
+    assert!(!agent.get("/v1/health").json()["causes"].to_string().contains(&format!("pid {pid}")));
+    let log = agent.log();
+    let line = log.lines().find(|line| line.contains("the previous layout is back without")).unwrap();
+    assert!(line.contains("ERROR") && line.contains(&format!("is held by pid {pid} (")), "{line}");
+    assert!(!log.contains("a process of another user"), "{log}");
+    // Once it has ended, the GPU is anybody's again.
+    host.end_process(pid);
+    host.clear_faults();
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+}
+
+#[test]
+fn nothing_is_destroyed_on_the_way_back_while_it_is_not_known_who_uses_it() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let operation = fail_after(&host, &agent, || {
+        host.start_trace();
+        host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
+    });
+    assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    let destroyed: Vec<_> = host.trace().into_iter().filter(|call| call.function.contains("Destroy")).collect();
+    assert_eq!(destroyed, []);
+    let causes = operation.error.unwrap().causes;
+    assert!(causes.iter().any(|cause| cause.contains("may be in use, by whom is not known")), "{causes:?}");
+    assert_eq!(agent.gpu(0).state, GpuState::Degraded);
+    host.clear_faults();
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+}
+
+#[test]
+fn a_way_back_that_learns_in_time_who_uses_the_gpu_goes_all_the_way() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let operation = fail_after(&host, &agent, || {
+        host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --times 1 --rc UNKNOWN");
+    });
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(&host, 0).len(), 4, "{:?}", truth(&host, 0));
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+}
+
+#[test]
+fn what_the_driver_does_not_let_go_stays_and_the_rest_comes_back() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let operation = fail_after(&host, &agent, || {
+        let gi = gi_at(&host, 0, 0);
+        host.fault(&format!("nvmlComputeInstanceDestroy --gpu 0 --gi {gi} --rc IN_USE"));
+    });
+    assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    let causes = operation.error.unwrap().causes;
+    assert!(causes.iter().any(|cause| cause.contains("2g.20gb@0 is not back")), "{causes:?}");
+}
+
+#[test]
+fn mig_mode_stays_on_where_a_process_has_entered_a_new_instance() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
+    let agent = Agent::start(&host, "");
+    host.fault(FAILS);
+    let mut operation = agent.begin(&["0"], AFTER).unwrap();
+    while operation.progress[0].done < 3 {
+        let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+        operation = serde_json::from_value(agent.get(&path).json()).unwrap();
+        assert!(!operation.state.is_final(), "{operation:?}");
+    }
+    host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
+    let operation = agent.follow(operation);
+    assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
+    assert_eq!(truth(&host, 0), ["3g.40gb@0[3g.40gb@0]"]);
+    let causes = operation.error.unwrap().causes;
+    assert!(causes.iter().any(|cause| cause == "MIG mode stays on"), "{causes:?}");
+}
