@@ -94,6 +94,8 @@ pub(crate) enum Command {
     /// Draw every GPU as its slices: what is free, what is used, by whom
     #[command(after_help = "\
 Marks: ● in use   ○ idle   ! without a compute instance
+Memory: in use/total, of the whole GPU in its heading and of each instance. What
+the driver reserves for itself counts as in use, so an idle GPU shows some.
 The numbers below a drawing are placements, as in the layout entry 2g.20gb@4.
 
 Examples:

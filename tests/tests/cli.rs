@@ -288,6 +288,37 @@ fn an_agent_that_is_killed_in_mid_apply() {
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
 }
 
+/// The statuses of docs/exit-codes.md that only an agent can give; 2, 6 and 8 are in `ctl/tests`.
+#[test]
+fn exit_statuses_are_the_documented_ones() {
+    let host = Host::up("mixed");
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n";
+    let agent = Agent::start(&host, config);
+    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 2 --rc INSUFFICIENT_RESOURCES");
+    let cases: [(i32, &[&str]); 14] = [
+        (0, &["status"]),
+        (0, &["mig", "plan", "--gpu", "2", "--layout", "3g.40gb"]),
+        (0, &["mig", "assert", "--gpu", "2", "--layout", "none"]),
+        (1, &["mig", "apply", "--gpu", "2", "--layout", "3g.40gb"]),
+        (2, &["mig", "plan", "--gpu", "2", "--layout", "9g.90gb"]),
+        (2, &["mig", "plan", "--gpu", "77", "--layout", "none"]),
+        (2, &["operation", "show", "op-99"]),
+        (3, &["mig", "assert", "--gpu", "2", "--layout", "3g.40gb"]),
+        (4, &["mig", "plan", "--gpu", "0", "--layout", "3g.40gb"]),
+        (4, &["mig", "apply", "--gpu", "1", "--layout", "2g.12gb"]),
+        (4, &["mig", "assert", "--gpu", "0", "--layout", "3g.40gb"]),
+        (7, &["mig", "plan", "--gpu", "4", "--layout", "3g.40gb"]),
+        (7, &["mig", "apply", "--gpu", "5", "--layout", "3g.40gb"]),
+        (7, &["mig", "assert", "--gpu", "4", "--layout", "none"]),
+    ];
+    for (status, args) in cases {
+        let text = run(&agent, args);
+        assert!(text.ends_with(&format!("[exit {status}]\n")), "{status} is documented: {text}");
+        let (with_json, _) = json::<serde_json::Value>(&agent, args);
+        assert_eq!(with_json, status, "{args:?} --json");
+    }
+}
+
 #[test]
 fn an_operation_that_is_not_there() {
     let host = Host::up("a30x4");
