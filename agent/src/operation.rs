@@ -124,7 +124,8 @@ impl Operations {
     fn watch(&self, id: &str) -> Result<watch::Receiver<Operation>, ApiError> {
         let store = self.store();
         let number = id.strip_prefix("op-").and_then(|number| number.parse::<u64>().ok());
-        if let Some(watch) = number.filter(|n| id == format!("op-{n}")).and_then(|number| store.known.get(&number)) {
+        let number = number.filter(|n| id == format!("op-{n}"));
+        if let Some(watch) = number.and_then(|number| store.known.get(&number)) {
             return Ok(watch.subscribe());
         }
         let error = ApiError::new(Code::NotFound, format!("there is no operation {}", Quoted(id)));
@@ -313,6 +314,7 @@ mod tests {
         for never in ["op-0", "op-999", "op-04", "op-", "x", ""] {
             let error = operations.get(never).unwrap_err();
             assert_eq!(error.code, Code::NotFound, "{never}");
+            assert!(!error.causes[0].contains("last 200"), "{never}: {error:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use gpush_api::{ApiError, ApplyRequest, Code, GpuPlan, LayoutSource, PlanRequest, Plans};
 use gpush_client::Client;
-use gpush_core::layout;
+use gpush_core::{layout, quote::Quoted};
 
 use crate::{
     args::{Global, Mig, Offline, Wanted, Which},
@@ -47,11 +47,20 @@ fn show_profiles(gpus: Vec<gpush_api::Gpu>, which: &Which, out: &Output) -> Outc
 }
 
 /// The layout that was typed: nothing is the config's, a name or entries are told apart by their form.
-fn source(wanted: &Wanted) -> LayoutSource {
-    match wanted.name.as_ref().or(wanted.layout.as_ref()) {
+///
+/// # Errors
+/// The name is a GPU's: those are named with `--gpu`.
+fn source(wanted: &Wanted) -> Result<LayoutSource, ApiError> {
+    if let Some(name) =
+        wanted.name.as_ref().filter(|name| name.bytes().all(|b| b.is_ascii_digit() || b"-,".contains(&b)))
+    {
+        let message = format!("{} is no layout", Quoted(name));
+        return Err(ApiError::new(Code::BadRequest, message).hint(format!("a GPU is named with --gpu {name}")));
+    }
+    Ok(match wanted.name.as_ref().or(wanted.layout.as_ref()) {
         None => LayoutSource::Config,
         Some(text) => layout::source_of(text),
-    }
+    })
 }
 
 /// Plans by the agent or offline, and hands the plans on with the GPUs that they are for.
@@ -62,7 +71,7 @@ fn planned(
     out: &Output,
     tell: fn(&Plans, &[gpush_api::Gpu], &Output) -> Outcome,
 ) -> Outcome {
-    let request = PlanRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted) };
+    let request = PlanRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted)? };
     if let Some(host) = &how.offline {
         let (plans, gpus) = offline::plan(host, how.config.as_deref(), &request)?;
         return tell(&plans, &gpus, out);
@@ -107,7 +116,7 @@ fn assert(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
 }
 
 async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f64>, out: &Output) -> Outcome {
-    let request = ApplyRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted) };
+    let request = ApplyRequest { gpus: wanted.which.gpus.clone(), layout: source(wanted)? };
     // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let one = client.apply(&request).await?;

@@ -66,6 +66,9 @@ fn usage() {
         &["gpu", "list", "--color", "blue"],
         &["--json", "gpu"],
         &["--json", "mig", "plan", "--config", "x"],
+        &["mig", "apply", "--wait", "-1"],
+        &["mig", "plan", "0"],
+        &["mig", "plan", "nope", "--offline", "a30x4", "--config", "/dev/null"],
         &["completions", "tcsh"],
         &["--version"],
     ];
