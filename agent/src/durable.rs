@@ -45,8 +45,14 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
     if let Err(error) = cleared.wait() {
         tracing::warn!("conditions of an earlier boot can't be cleared: {error}");
     }
-    let remembered =
-        store.read(|view: &View<'_>| Ok::<_, StoreError>((view.last_boot()?, view.unfinished()?, view.conditions()?)));
+    let remembered = store.read(|view: &View<'_>| {
+        let mut conditions = Vec::new();
+        for one in view.conditions()? {
+            let open = left_open(view, &one)?;
+            conditions.push((one, open));
+        }
+        Ok((view.last_boot()?, view.unfinished()?, conditions))
+    });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
     // taken over.
     let (last_boot, unfinished, conditions) = remembered.wait().unwrap_or_else(|error| {

@@ -44,6 +44,17 @@ fn main() -> ExitCode {
     let arguments = options::Arguments::parse();
     match &arguments.command {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
+        #[cfg(feature = "man")]
+        Some(options::Command::Man) => {
+            let written = options::man_page().and_then(|page| std::io::Write::write_all(&mut std::io::stdout(), &page));
+            return match written {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("gpushd: the man page can't be written: {error}");
+                    ExitCode::FAILURE
+                }
+            };
+        }
         #[cfg(feature = "openapi")]
         Some(options::Command::Openapi) => {
             return match http::openapi::from_code() {

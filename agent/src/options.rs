@@ -4,9 +4,22 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+/// What else one should know of it.
+const NOTES: &str = "\
+Socket:
+  A socket that systemd hands over (gpushd.socket) is taken, and --socket is not looked at.
+  Otherwise it is made at PATH; directories on the way that are not there are made with mode
+  0755 and stay. The socket of an agent that is gone is replaced; one that is answered, and
+  what is no socket, is left alone, and gpushd ends. Group and mode: socket_group and
+  socket_mode under [api] in the config. It is removed at the end.
+
+Signals:
+  SIGHUP   reads the config again; with an error in it the old one stays in force
+  SIGTERM  ends, once the operation in progress has ended; a second one ends at once";
+
 /// The gpush host agent: owns how the GPUs of this host are shared.
 #[derive(Debug, Parser)]
-#[command(name = "gpushd", version, about, long_about = None, max_term_width = 100)]
+#[command(name = "gpushd", version, about, long_about = None, after_help = NOTES, disable_help_subcommand = true, max_term_width = 100)]
 pub(crate) struct Arguments {
     /// Config file [default: /etc/gpush/config.toml, ~/.config/gpush/config.toml when not root]
     #[arg(long, env = "GPUSH_CONFIG", value_name = "FILE")]
@@ -44,10 +57,23 @@ pub(crate) enum Command {
     /// Runs driver calls for the agent that started it.
     #[command(hide = true)]
     DriverWorker,
+    /// Prints the man page.
+    #[cfg(feature = "man")]
+    #[command(hide = true)]
+    Man,
     /// Prints the OpenAPI description made from the code.
     #[cfg(feature = "openapi")]
     #[command(hide = true)]
     Openapi,
+}
+
+/// gpushd(8).
+#[cfg(feature = "man")]
+pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
+    use clap::CommandFactory;
+    let mut page = Vec::new();
+    clap_mangen::Man::new(Arguments::command()).section("8").render(&mut page)?;
+    Ok(page)
 }
 
 /// Where things are, once the defaults are filled in.

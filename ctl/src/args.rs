@@ -61,7 +61,7 @@ pub(crate) struct Global {
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
     /// How long each answer of the agent may take
-    #[arg(long, global = true, value_name = "SECONDS", default_value = "10", value_parser = some_seconds)]
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "10", value_parser = some_seconds, allow_negative_numbers = true)]
     pub(crate) timeout: f64,
 }
 
@@ -94,6 +94,8 @@ pub(crate) enum Command {
     /// Draw every GPU as its slices: what is free, what is used, by whom
     #[command(after_help = "\
 Marks: ● in use   ○ idle   ! without a compute instance
+Memory: in use/total, of the whole GPU in its heading and of each instance. What
+the driver reserves for itself counts as in use, so an idle GPU shows some.
 The numbers below a drawing are placements, as in the layout entry 2g.20gb@4.
 
 Examples:
@@ -166,6 +168,9 @@ Examples:
         /// GPUs, as for --gpu; all when none is named
         #[arg(value_name = "GPU", value_delimiter = ',')]
         gpus: Vec<String>,
+        /// The same, as other commands name them
+        #[arg(long = "gpu", short = 'g', value_name = "GPU", value_delimiter = ',', hide = true)]
+        named: Vec<String>,
     },
 }
 
@@ -217,7 +222,7 @@ A program runs on a MIG device by its UUID:
         #[arg(long, short)]
         quiet: bool,
         /// Stop watching after so long; the agent goes on. 0 does not watch at all
-        #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+        #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
         wait: Option<f64>,
     },
     /// Write the present layouts as a mig-parted file
@@ -309,7 +314,7 @@ pub(crate) enum Operation {
         #[arg(long, short)]
         quiet: bool,
         /// Stop watching after so long
-        #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+        #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
         wait: Option<f64>,
     },
 }

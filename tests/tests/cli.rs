@@ -220,7 +220,9 @@ fn another_user_sees_shares_and_changes_nothing() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("an open directory");
     let binary = dir.path().join("gpushctl");
-    std::fs::copy(program("gpushctl"), &binary).expect("a copy");
+    // By another process: a test beside this one that forks while the file is open for writing would
+    // keep it busy.
+    assert!(Command::new("cp").arg(program("gpushctl")).arg(&binary).status().expect("cp can be started").success());
     let as_nobody = |args: &[&str]| {
         let mut command = Command::new(&binary);
         command.args(args).env_clear().env("LANG", "C.UTF-8").env("GPUSH_SOCKET", agent.socket());
@@ -289,6 +291,37 @@ fn an_agent_that_is_killed_in_mid_apply() {
     assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while it was running"), "{shown}");
     assert_eq!(truth(&host, 0).len(), 2);
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
+}
+
+/// The statuses of docs/exit-codes.md that only an agent can give; 2, 6 and 8 are in `ctl/tests`.
+#[test]
+fn exit_statuses_are_the_documented_ones() {
+    let host = Host::up("mixed");
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n";
+    let agent = Agent::start(&host, config);
+    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 2 --rc INSUFFICIENT_RESOURCES");
+    let cases: [(i32, &[&str]); 14] = [
+        (0, &["status"]),
+        (0, &["mig", "plan", "--gpu", "2", "--layout", "3g.40gb"]),
+        (0, &["mig", "assert", "--gpu", "2", "--layout", "none"]),
+        (1, &["mig", "apply", "--gpu", "2", "--layout", "3g.40gb"]),
+        (2, &["mig", "plan", "--gpu", "2", "--layout", "9g.90gb"]),
+        (2, &["mig", "plan", "--gpu", "77", "--layout", "none"]),
+        (2, &["operation", "show", "op-99"]),
+        (3, &["mig", "assert", "--gpu", "2", "--layout", "3g.40gb"]),
+        (4, &["mig", "plan", "--gpu", "0", "--layout", "3g.40gb"]),
+        (4, &["mig", "apply", "--gpu", "1", "--layout", "2g.12gb"]),
+        (4, &["mig", "assert", "--gpu", "0", "--layout", "3g.40gb"]),
+        (7, &["mig", "plan", "--gpu", "4", "--layout", "3g.40gb"]),
+        (7, &["mig", "apply", "--gpu", "5", "--layout", "3g.40gb"]),
+        (7, &["mig", "assert", "--gpu", "4", "--layout", "none"]),
+    ];
+    for (status, args) in cases {
+        let text = run(&agent, args);
+        assert!(text.ends_with(&format!("[exit {status}]\n")), "{status} is documented: {text}");
+        let (with_json, _) = json::<serde_json::Value>(&agent, args);
+        assert_eq!(with_json, status, "{args:?} --json");
+    }
 }
 
 #[test]

@@ -71,6 +71,9 @@ pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     if files.is_empty() {
         bail!("gpushctl wrote no man page");
     }
+    let mut gpushd = workspace::cargo();
+    gpushd.args(["run", "--quiet", "--locked", "--package", "gpushd", "--features", "man", "--", "man"]);
+    files.push(("gpushd.8".to_owned(), output(gpushd.stderr(Stdio::inherit()))?));
     files.sort();
     settle(&workspace::target().join("man"), &files, arguments.check, "man")
 }

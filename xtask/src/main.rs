@@ -28,7 +28,7 @@ enum Task {
     Bench(bench::Arguments),
     /// Write docs/openapi.json from the code
     Openapi(generate::Arguments),
-    /// Write gpushctl's man pages to target/man
+    /// Write the man pages gpushctl(1) and gpushd(8) to target/man
     Man(generate::Arguments),
     /// Write gpushctl's shell completions to target/completions
     Completions(generate::Arguments),

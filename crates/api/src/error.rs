@@ -19,7 +19,7 @@ pub enum Code {
     LayoutImpossible,
     /// Processes, leases or instances that must stay are in the way.
     Blocked,
-    /// Another operation has the GPU.
+    /// Another operation has the GPU, or a rule of the config gives it to another mode.
     Conflict,
     /// Somebody wanted it taken back.
     Cancelled,

@@ -7,6 +7,7 @@ use gpush_core::{
     config::{Config, ConfigErrors, Located},
     desired,
 };
+use nix::unistd::Group;
 use serde::Serialize;
 
 use crate::{
@@ -66,7 +67,8 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     let gpus = host.map(offline::host).transpose()?;
     let known = gpus.as_deref().unwrap_or_default();
     let view = config.view(Some(&name), known);
-    let mut findings = gpus.as_ref().map_or_else(Vec::new, |gpus| desired::findings(&config, gpus));
+    let mut findings = groups(&config);
+    findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
     let plans = match &gpus {
         None => None,
         // A host of which no rule claims a GPU for MIG has nothing to plan; the findings say so.
@@ -82,6 +84,19 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     })?;
     let impossible = checked.plans.iter().flat_map(|p| &p.plans).find(|p| never(p));
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
+}
+
+/// Groups of the config that this host does not have. It may be meant for another host: no error.
+fn groups(config: &Config) -> Vec<String> {
+    let socket = config.api.socket_group.iter().map(|group| ("socket_group", group, "gpushd can't make its socket"));
+    let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "it has no members"));
+    socket
+        .chain(admins)
+        .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))
+        .map(|(key, group, so)| {
+            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` makes it")
+        })
+        .collect()
 }
 
 /// Whether a plan is refused for a reason that lies in the config and the part, not in what runs on it

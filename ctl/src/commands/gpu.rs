@@ -19,8 +19,8 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             }
             out.show(&gpus, |look| table::gpus(&gpus, look))?;
         }
-        Gpu::Show { gpus } => {
-            let which = Which { gpus: gpus.clone() };
+        Gpu::Show { gpus, named } => {
+            let which = Which { gpus: [gpus.as_slice(), named].concat() };
             let gpus = super::select(client.gpus(true).await?, &which)?;
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());

@@ -2,7 +2,7 @@
 
 use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuPlan, LayoutSource, PlanRequest, Plans};
 use gpush_client::Client;
-use gpush_core::{layout, parted};
+use gpush_core::{layout, parted, quote::Quoted};
 
 use crate::{
     args::{Global, Mig, Offline, Wanted, Which},
@@ -63,6 +63,10 @@ impl Typed {
             let label = file.select(wanted.label.as_deref())?.clone();
             return Ok(Self::Label(file, label));
         }
+        if let Some(name) = wanted.name.as_ref().filter(|name| is_like_gpus(name)) {
+            let message = format!("{} is no layout", Quoted(name));
+            return Err(ApiError::new(Code::BadRequest, message).hint(format!("a GPU is named with --gpu {name}")));
+        }
         Ok(Self::Layout(match wanted.name.as_ref().or(wanted.layout.as_ref()) {
             None => LayoutSource::Config,
             Some(text) => layout::source_of(text),
@@ -88,6 +92,11 @@ impl Typed {
         };
         Ok(self.request(wanted, &gpus)?)
     }
+}
+
+/// Whether a name is what GPUs are named by: `0`, `0-2,5`.
+fn is_like_gpus(name: &str) -> bool {
+    name.bytes().all(|b| b.is_ascii_digit() || b"-,".contains(&b))
 }
 
 /// Plans by the agent or offline, and hands the plans on with the GPUs that they are for.

@@ -1,4 +1,5 @@
-//! Memory as a line that fills from the left, with its figures.
+//! Memory as a line that fills from the left, with its figures. What the driver reserves for itself is
+//! in them (`Memory::used_mib`); the line shows use from one percent on, so that an idle GPU looks idle.
 
 use gpush_api::Memory;
 

@@ -65,8 +65,12 @@ pub(crate) fn checked(
     let path = view.path.as_deref().unwrap_or_default();
     let (rules_in, layouts) = (count(view.rules.len(), "rule"), count(view.layouts.len(), "layout"));
     let mut out = format!("{}: {}, {rules_in}, {layouts}\n", look.clean(path), paint(NEW, "no errors"));
+    let remarks = || {
+        let lines = findings.iter().flat_map(|finding| look.wrap("! ", &look.clean(finding)));
+        lines.map(|line| paint(NOTE, &line) + "\n").collect::<String>()
+    };
     if gpus.is_empty() {
-        return out;
+        return out + &remarks();
     }
     if !view.rules.is_empty() {
         out.push('\n');
@@ -77,11 +81,7 @@ pub(crate) fn checked(
     if !free.is_empty() {
         out += &format!("{}\n", paint(QUIET, &format!("unmanaged, no rule claims: {}", gpu_numbers(&free))));
     }
-    for finding in findings {
-        for line in look.wrap("! ", &look.clean(finding)) {
-            out += &format!("{}\n", paint(NOTE, &line));
-        }
-    }
+    out += &remarks();
     if let Some(plans) = plans {
         out.push('\n');
         let fits: Vec<u32> =

@@ -27,7 +27,14 @@ pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
     fact("PCI address", look.clean(&one.pci));
     fact("device", format!("/dev/nvidia{}", one.minor));
     fact("architecture", architecture(one.architecture).to_owned());
-    fact("memory", format!("{} of {} GiB in use", gib(one.memory.used_mib), gib(one.memory.total_mib)));
+    fact(
+        "memory",
+        format!(
+            "{} of {} GiB in use, what the driver reserves included",
+            gib(one.memory.used_mib),
+            gib(one.memory.total_mib)
+        ),
+    );
     fact("state", gpu::state(one.state).0.to_owned());
     let rule = one.rule.as_ref().map(|rule| {
         // A rule without a name is called `rule 1` already.

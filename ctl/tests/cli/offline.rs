@@ -66,6 +66,9 @@ fn usage() {
         &["gpu", "list", "--color", "blue"],
         &["--json", "gpu"],
         &["--json", "mig", "plan", "--config", "x"],
+        &["mig", "apply", "--wait", "-1"],
+        &["mig", "plan", "0"],
+        &["mig", "plan", "nope", "--offline", "a30x4", "--config", "/dev/null"],
         &["completions", "tcsh"],
         &["--version"],
     ];
@@ -294,4 +297,14 @@ fn man_pages_of_every_command() {
       because: File exists (os error 17)
     [exit 1]
     ");
+}
+
+#[test]
+fn groups_that_this_host_lacks_are_a_warning() {
+    let host = Host::new();
+    let groups = "[api]\nsocket_group = \"no-such-group\"\n[access]\nadmin_groups = [\"root\", \"nor-this\"]\n";
+    host.write("config.toml", groups);
+    assert_snapshot!(host.run(&["config", "check", "config.toml"]));
+    let text = host.run(&["config", "check", "config.toml", "--json"]);
+    assert!(text.contains("no-such-group") && text.contains("nor-this") && text.ends_with("[exit 0]\n"), "{text}");
 }

@@ -32,7 +32,9 @@ fn denied_to_another_user() {
     let host = Host::new();
     // The build's own directory may be closed to others, so the binary goes where it can be run.
     let binary = host.path("gpushctl");
-    std::fs::copy(GPUSHCTL, &binary).unwrap();
+    // By another process: a test beside this one that forks while the file is open for writing would
+    // keep it busy.
+    assert!(std::process::Command::new("cp").arg(GPUSHCTL).arg(&binary).status().unwrap().success());
     let mode = |path: &std::path::Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     mode(host.dir.path(), 0o755);
     std::fs::create_dir(host.path("run")).unwrap();

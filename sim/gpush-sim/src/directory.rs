@@ -10,6 +10,8 @@ use silicon::{Description, Host};
 
 /// Names under which programs look for the library: the loader's, and the one Slurm's plugin opens.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+/// Directory, in a host's own, of an agent that runs on it; the agent makes it.
+const AGENT: &str = "gpushd";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
 
@@ -60,7 +62,7 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
 /// The environment of programs on a host.
 pub(crate) struct Environment {
     /// Variables that are set.
-    pub(crate) set: [(&'static str, PathBuf); 2],
+    pub(crate) set: [(&'static str, PathBuf); 4],
     /// Directories that are put before what a variable has.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
@@ -68,7 +70,13 @@ pub(crate) struct Environment {
 impl Environment {
     pub(crate) fn of(dir: &Path) -> Self {
         Self {
-            set: [(silicon::host::STATE_VARIABLE, dir.to_owned()), ("GPUSH_BOOT_ID_FILE", dir.join("boot_id"))],
+            // An agent of this host and its clients find each other, and no other host's, by themselves.
+            set: [
+                (silicon::host::STATE_VARIABLE, dir.to_owned()),
+                ("GPUSH_BOOT_ID_FILE", dir.join("boot_id")),
+                ("GPUSH_SOCKET", dir.join(AGENT).join("gpushd.sock")),
+                ("GPUSH_STATE_DIR", dir.join(AGENT).join("state")),
+            ],
             prepended: [("LD_LIBRARY_PATH", dir.join("lib")), ("PATH", dir.join("bin"))],
         }
     }
@@ -135,6 +143,12 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
             }
             Ok(()) | Err(_) => {}
         }
+    }
+    match std::fs::remove_dir_all(dir.join(AGENT)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot remove {}", dir.join(AGENT).display()));
+        }
+        Ok(()) | Err(_) => {}
     }
     for path in [dir.join("lib"), dir.join("bin"), dir.to_owned()] {
         match std::fs::remove_dir(&path) {

@@ -1,7 +1,7 @@
-//! The stand-in for `nvidia-smi`: it resets GPUs and lists them, and says of all else that it is
-//! a stand-in.
+//! The stand-in for `nvidia-smi`: it resets GPUs, switches their MIG mode and lists them, and says of
+//! all else that it is a stand-in.
 //!
-//! Exit codes are those of the nvidia-smi manual: 2 invalid argument, 4 no permission, 6 not
+//! Exit codes are those of the nvidia-smi manual: 2 invalid argument, 3 not supported, 4 no permission, 6 not
 //! found, 9 driver not loaded, 15 GPU lost, 255 anything else.
 
 use std::path::Path;
@@ -43,10 +43,12 @@ fn holders(host: &Host, gpu: u32) -> Result<String, HostError> {
 enum Asked {
     List,
     Reset(Option<Vec<String>>),
+    Mig(bool, Option<Vec<String>>),
 }
 
 fn parse(arguments: &[String]) -> Option<Asked> {
     let mut reset = false;
+    let mut mig = None;
     let mut ids = None;
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -54,11 +56,27 @@ fn parse(arguments: &[String]) -> Option<Asked> {
         match argument.as_str() {
             "-L" | "--list-gpus" if arguments.len() == 1 => return Some(Asked::List),
             "-r" | "--gpu-reset" => reset = true,
+            "-mig" | "--multi-instance-gpu" => mig = Some(mode(rest.next()?)?),
             "-i" | "--id" => ids = Some(split(rest.next()?)),
-            other => ids = Some(split(other.strip_prefix("--id=").or_else(|| other.strip_prefix("-i="))?)),
+            other => match other.strip_prefix("-mig=").or_else(|| other.strip_prefix("--multi-instance-gpu=")) {
+                Some(text) => mig = Some(mode(text)?),
+                None => ids = Some(split(other.strip_prefix("--id=").or_else(|| other.strip_prefix("-i="))?)),
+            },
         }
     }
-    reset.then_some(Asked::Reset(ids))
+    match (reset, mig) {
+        (true, None) => Some(Asked::Reset(ids)),
+        (false, Some(enable)) => Some(Asked::Mig(enable, ids)),
+        (true, Some(_)) | (false, None) => None,
+    }
+}
+
+fn mode(text: &str) -> Option<bool> {
+    match text {
+        "0" | "DISABLED" => Some(false),
+        "1" | "ENABLED" => Some(true),
+        _ => None,
+    }
 }
 
 /// The host: by the environment, or by where the stand-in was called from (`DIR/bin/nvidia-smi`),
@@ -108,13 +126,15 @@ pub(crate) fn main(called: &Path) -> ExitCode {
     let Some(asked) = parse(&arguments) else {
         eprintln!("This is gpush-sim's stand-in for nvidia-smi on a simulated host.");
         eprintln!(
-            "It knows `nvidia-smi --gpu-reset -i N` and `nvidia-smi -L`; use gpushctl, nvitop or `gpush-sim show`."
+            "It knows `nvidia-smi -L`, `nvidia-smi --gpu-reset -i N` and `nvidia-smi -i N -mig 0|1`; for the rest use \
+             gpushctl, nvitop or `gpush-sim show`."
         );
         return ExitCode::from(2);
     };
     let outcome = host(called).and_then(|host| match asked {
         Asked::List => list(&host).map(|()| ExitCode::SUCCESS),
         Asked::Reset(ids) => reset_all(&host, ids),
+        Asked::Mig(enable, ids) => switch_all(&host, enable, ids),
     });
     outcome.unwrap_or_else(|error| {
         eprintln!("nvidia-smi (simulated): {error}");
@@ -140,6 +160,44 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
                 eprintln!("GPU 0000{pci} could not be reset: {why}");
                 let lost = host.read()?.gpu(gpu) == Err(Return::GpuIsLost);
                 return Ok(ExitCode::from(if lost { 15 } else { 255 }));
+            }
+        }
+    }
+    println!("All done.");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Switches MIG mode. What waits for a reset is a warning and no failure, as with the real one.
+fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
+    let all = || (0..host.hardware().slots.len()).map(|index| index.to_string()).collect();
+    if !host.privileged() {
+        eprintln!("Changing MIG mode is not allowed: insufficient permissions (the host's owner is not root on it)");
+        return Ok(ExitCode::from(4));
+    }
+    let (done, pending) = if enable { ("Enabled", "enable") } else { ("Disabled", "disable") };
+    for id in ids.unwrap_or_else(all) {
+        let Some(gpu) = find(host, &id) else {
+            eprintln!("No devices were found: there is no GPU {id}");
+            return Ok(ExitCode::from(6));
+        };
+        let pci = host.hardware().slots[gpu as usize].identity.pci_address();
+        let decision = host.before(&Call::on("nvmlDeviceSetMigMode", gpu))?;
+        let switched = match decision.rc {
+            Some(rc) => Err(rc),
+            None => host.update(|machine| machine.set_mig_mode(gpu, enable, std::process::id())),
+        };
+        host.after(decision);
+        match switched {
+            Ok(Return::Success) => println!("{done} MIG Mode for GPU 0000{pci}"),
+            Ok(why) => {
+                println!("Warning: MIG mode is in pending {pending} state for GPU 0000{pci}: {why}");
+                println!(
+                    "It comes into force with `nvidia-smi --gpu-reset -i {gpu}`, which nobody may have it open for."
+                );
+            }
+            Err(why) => {
+                eprintln!("Unable to {pending} MIG Mode for GPU 0000{pci}: {why}");
+                return Ok(ExitCode::from(if why == Return::NotSupported { 3 } else { 255 }));
             }
         }
     }

@@ -116,6 +116,40 @@ fn run_gives_the_environment_passes_the_exit_code_and_cleans_up() {
     assert_eq!(place.temporary_hosts(), 0, "also after a failure");
 }
 
+/// An agent and its clients on one host need no flags to find each other, and nothing of it is left.
+#[test]
+fn the_agent_of_a_host_has_its_places_in_the_hosts_directory() {
+    let place = Place::new();
+    let script = r#"echo "$GPUSH_SOCKET" "$GPUSH_STATE_DIR" "$NVML_SIM_STATE"
+        mkdir -p "$GPUSH_STATE_DIR" && touch "$GPUSH_SOCKET""#;
+    let (code, out, err) = place.call(&["run", "a30x4", "--", "sh", "-c", script]);
+    assert_eq!((code, err.as_str()), (0, ""));
+    let words: Vec<&str> = out.split_whitespace().collect();
+    assert_eq!(words[..2], [format!("{}/gpushd/gpushd.sock", words[2]), format!("{}/gpushd/state", words[2])]);
+    assert_eq!(place.temporary_hosts(), 0);
+}
+
+#[test]
+fn the_stand_in_switches_mig_mode_as_the_part_does() {
+    let place = Place::new();
+    let models = ["a30-24", "h100-80-sxm", "t4"];
+    let hosts: String = models.iter().map(|model| format!("[[gpu]]\nmodel = \"{model}\"\n")).collect();
+    let hosts = hosts.replace("a30-24\"\n", "a30-24\"\nmig = false\n").replace("sxm\"\n", "sxm\"\nmig = false\n");
+    let file = place.path("hosts.toml");
+    std::fs::write(&file, hosts).unwrap();
+    let (dir, name) = place.up(&file.display().to_string());
+    let (code, out, _) = place.smi(&dir, &["-i", "0", "-mig", "1"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("pending enable state") && out.contains("--gpu-reset -i 0"), "{out}");
+    assert_eq!(place.smi(&dir, &["--gpu-reset", "-i", "0"]).0, 0);
+    assert!(place.smi(&dir, &["-mig", "1", "-i", "0,1"]).1.contains("Enabled MIG Mode for GPU"));
+    let (code, _, err) = place.smi(&dir, &["-i", "2", "-mig", "1"]);
+    assert_eq!(code, 3);
+    assert!(err.contains("Unable to enable MIG Mode"), "{err}");
+    assert_eq!(place.smi(&dir, &["-i", "0", "-mig", "2"]).0, 2);
+    place.ok(&["down", &name]);
+}
+
 #[test]
 fn signals_reach_the_program() {
     let place = Place::new();

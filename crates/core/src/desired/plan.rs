@@ -96,7 +96,8 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
     let known: Vec<&str> = config.layouts.keys().map(String::as_str).chain([NONE]).collect();
     let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)))
         .cause(format!("there are: {}", known.join(", ")));
-    match nearest(name, known) {
+    // `none` takes instances away: nobody is talked into it.
+    match nearest(name, known.into_iter().filter(|name| *name != NONE)) {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
         None => error.hint("name one of these, or give the entries themselves: --layout 3g.40gb,1g.10gb*2"),
     }
