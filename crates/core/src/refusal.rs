@@ -72,7 +72,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             ApiError::new(Code::Unsupported, format!("MIG mode is on on {gpu}, and gpush does not switch it off yet"))
                 .hint(format!(
                     "take its instances away with `gpushctl mig apply --gpu {index} --layout none`, then stop gpushd \
-                     and switch it off with `nvidia-smi -i {index} -mig 0`"
+                     and switch it off with `nvidia-smi -i {index} -mig 0`; --gpu chooses other GPUs"
                 ))
         }
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))

@@ -128,6 +128,9 @@ struct Claimed {
 
 fn rules(text: &mut String, file: &File, named: &Named<'_>, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
+    if named.of_groups.contains(&None) {
+        remarks.push("mode exclusive shows MIG mode as drift, and does not switch it off".to_owned());
+    }
     for (group, name) in named.label.groups.iter().zip(&named.of_groups) {
         let place = format!("{}:{}", file.path, group.line);
         let selectors = selectors(group, &place, &mut claimed, remarks);
