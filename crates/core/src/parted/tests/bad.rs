@@ -125,7 +125,6 @@ fn labels_and_hosts_that_do_not_go_together() {
     let mut unknown = preset::gpus("a30x4").unwrap();
     unknown.iter_mut().for_each(|gpu| gpu.pci_id = None);
     let a30 = preset::gpus("a30x4").unwrap();
-    let two = "    - devices: all\n      mig-enabled: true\n      mig-devices: {1g.6gb: 4}\n    - devices: [2]\n      mig-enabled: false\n";
     let cases: &[(&str, String, &[Gpu])] = &[
         ("an index past the end", group(&["devices: [0, 9, 11]", "mig-enabled: false"]), &host),
         ("a filter for other parts", group(&["device-filter: 0x1FB010DE", "devices: all", "mig-enabled: false"]), &a30),
@@ -140,7 +139,6 @@ fn labels_and_hosts_that_do_not_go_together() {
             group(&["device-filter: 0x20B710DE", "devices: all", "mig-enabled: false"]),
             &unknown,
         ),
-        ("two wishes for one GPU", label(two), &a30),
     ];
     let mut shown = String::new();
     for (what, text, gpus) in cases {

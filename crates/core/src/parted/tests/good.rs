@@ -138,13 +138,25 @@ fn a_label_means_layouts_for_the_gpus_that_it_names() {
 }
 
 #[test]
-fn groups_that_want_the_same_may_overlap() {
+fn of_several_groups_for_a_gpu_the_last_one_holds() {
     let host = preset::gpus("a30x4").unwrap();
     let text = label(
         "    - devices: all\n      mig-enabled: true\n      mig-devices: {1g.6gb: 2, 2g.12gb: 1}\n    - devices: [1]\n      \
-         mig-enabled: true\n      mig-devices: {2g.12gb: 1, 1g.6gb: 2}\n",
+         mig-enabled: true\n      mig-devices: {1g.6gb: 4}\n    - devices: [3, 1]\n      mig-enabled: false\n",
     );
-    assert_eq!(meant(&text, &host).unwrap().len(), 4);
+    let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
+    assert_eq!(meant(&text, &host).unwrap(), expected);
+    // The rules made of it say the same: the first that matches a GPU holds.
+    let file = file(&text);
+    let imported = import(&file, Some(file.select(None).unwrap()));
+    let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
+    let wishes: Vec<String> = crate::desired::wishes(&config, &host)
+        .iter()
+        .enumerate()
+        .map(|(at, wish)| format!("{at} {}", wish.layout.as_ref().map_or("off".to_owned(), Layout::to_string)))
+        .collect();
+    assert_eq!(wishes, expected);
+    assert!(imported.remarks.iter().any(|remark| remark.contains("later groups have")), "{:?}", imported.remarks);
 }
 
 #[test]
