@@ -280,7 +280,7 @@ pub(crate) struct Wanted {
     #[arg(long, short, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Label of the mig-parted file; not needed when it has one
-    #[arg(long, short = 'c', value_name = "LABEL", requires = "file")]
+    #[arg(long, short = 'c', value_name = "LABEL", requires = "file", conflicts_with_all = ["name", "layout"])]
     pub(crate) label: Option<String>,
     #[command(flatten)]
     pub(crate) which: Which,

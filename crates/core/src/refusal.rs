@@ -76,10 +76,10 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         )
         .hint(format!("stop gpushd and what uses the GPU, then `nvidia-smi --gpu-reset -i {index}`")),
         Refusal::MigOn { reset_pending: false } => {
-            ApiError::new(Code::Unsupported, format!("MIG mode is on on {gpu}, and gpush does not switch it off yet"))
+            ApiError::new(Code::Unsupported, format!("{gpu} has MIG mode on, and gpush does not switch it off yet"))
                 .hint(format!(
                     "take its instances away with `gpushctl mig apply --gpu {index} --layout none`, then stop gpushd \
-                     and switch it off with `nvidia-smi -i {index} -mig 0`"
+                     and switch it off with `nvidia-smi -i {index} -mig 0`; --gpu chooses other GPUs"
                 ))
         }
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))

@@ -91,6 +91,8 @@ fn help_of_every_command() {
         &["mig", "plan"],
         &["mig", "apply"],
         &["mig", "assert"],
+        &["mig", "export"],
+        &["mig", "import"],
         &["operation"],
         &["operation", "list"],
         &["operation", "show"],
@@ -190,6 +192,62 @@ fn asserting_a_layout() {
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
+}
+
+const PARTED: &str = r#"
+version: v1
+mig-configs:
+  all-disabled:
+    - devices: all
+      mig-enabled: false
+  balanced:
+    - device-filter: ["0x20B210DE"]
+      devices: [0, 1]
+      mig-enabled: true
+      mig-devices:
+        "1g.10gb": 2
+        "2g.20gb": 1
+        "3g.40gb": 1
+    - device-filter: ["0x20B210DE"]
+      devices: [2, 3]
+      mig-enabled: true
+      mig-devices: {}
+"#;
+
+#[test]
+fn labels_of_mig_parted_files() {
+    let host = Host::new();
+    let saved = saved(&host);
+    host.write("parted.yaml", PARTED);
+    host.write("wrong.yaml", PARTED.replace("mig-enabled: true", "mig-enable: true"));
+    host.write("one.yaml", "version: v1\nmig-configs:\n  x:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {3g.40gb: 1, 2g.20gb: 1}\n");
+    host.write("large.yaml", "#".repeat(2 << 20));
+    let cases: &[&[&str]] = &[
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "parted.yaml", "-c", "balanced"],
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "parted.yaml", "-c", "balanced", "--gpu", "1"],
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "parted.yaml", "-c", "balanced", "--gpu", "4"],
+        &["mig", "assert", "--offline", &saved, "-f", "one.yaml"],
+        &["mig", "assert", "--offline", "dgx-h100", "-f", "parted.yaml", "-c", "all-disabled", "--gpu", "0"],
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "parted.yaml"],
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "parted.yaml", "-c", "balancd"],
+        &["mig", "plan", "--offline", "a30x4", "-f", "parted.yaml", "-c", "balanced"],
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "wrong.yaml"],
+        &["mig", "apply", "-f", "gone.yaml"],
+        &["mig", "apply", "-f", "."],
+        &["mig", "apply", "-f", "/dev/zero"],
+        &["mig", "apply", "-f", "large.yaml"],
+        &["mig", "apply", "-f", "parted.yaml", "--layout", "1g.10gb"],
+        &["mig", "apply", "mixed", "-c", "balanced"],
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "parted.yaml", "-c", "x", "--json"],
+        &["mig", "import", "parted.yaml"],
+        &["mig", "import", "parted.yaml", "-c", "balanced"],
+        &["mig", "import", "parted.yaml", "-c", "balanced", "--json"],
+        &["mig", "import", "wrong.yaml", "--json"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+    let piped = host.run_with(&["mig", "import", "-", "-c", "balanced"], PARTED.as_bytes());
+    assert!(piped.contains("from the mig-parted file stdin, label balanced"), "{piped}");
 }
 
 #[test]

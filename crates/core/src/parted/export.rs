@@ -34,8 +34,7 @@ enum State {
     On(BTreeMap<String, u8>),
 }
 
-/// The present state of the GPUs of a host that `chosen` lets through, under one label. GPUs without
-/// MIG are left out.
+/// The present state of the GPUs of a host that `chosen` lets through, under one label.
 ///
 /// # Errors
 /// None of them has MIG.
@@ -50,7 +49,7 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
             None => groups.push((state, vec![at])),
         }
     }
-    if groups.is_empty() {
+    if !gpus.iter().any(|gpu| gpu.mig.is_some() && chosen(gpu)) {
         let error = ApiError::new(Code::NotFound, "no GPU with MIG can be written down");
         let error = remarks.into_iter().fold(error, ApiError::cause);
         return Err(error.cause(inventory(gpus)).hint("`gpushctl status` shows what there is"));
@@ -82,7 +81,7 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
     Ok(Exported { text, remarks })
 }
 
-/// What the file says of a GPU; nothing of one without MIG or without a reading.
+/// What the file says of a GPU; nothing of one without a reading.
 fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
     let who = format!("GPU {}", gpu.index);
     match gpu.state {
@@ -96,7 +95,8 @@ fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
             return None;
         }
     }
-    let mig = gpu.mig.as_ref()?;
+    // mig-parted counts such a GPU among those that a file has to speak of.
+    let Some(mig) = &gpu.mig else { return Some(State::Off) };
     if mig.enabled != mig.pending {
         let to = if mig.pending { "on" } else { "off" };
         remarks.push(format!("{who}: MIG mode goes {to} with the next reset, which the file does not say"));

@@ -128,13 +128,30 @@ struct Claimed {
 
 fn rules(text: &mut String, file: &File, named: &Named<'_>, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
-    for (group, name) in named.label.groups.iter().zip(&named.of_groups) {
+    if named.of_groups.contains(&None) {
+        remarks.push("mode exclusive shows MIG mode as drift, and does not switch it off".to_owned());
+    }
+    // The last group that speaks of a GPU holds, and the first rule that matches it.
+    let mut rules = Vec::new();
+    let before = remarks.len();
+    for (group, name) in named.label.groups.iter().zip(&named.of_groups).rev() {
         let place = format!("{}:{}", file.path, group.line);
         let selectors = selectors(group, &place, &mut claimed, remarks);
         if selectors.is_empty() {
             remarks.push(format!("{place}: this group has no rule"));
-            continue;
+        } else {
+            rules.push((selectors, name));
         }
+    }
+    remarks[before..].reverse();
+    // Where no GPU can be in two groups the order of the file is the more familiar one.
+    let listed = |group: &Group| matches!(group.devices, Devices::Listed(_));
+    let groups = &named.label.groups;
+    let apart = groups.iter().all(listed) || groups.iter().all(|group| !listed(group) && !group.filter.is_empty());
+    if apart && rules.len() == groups.len() {
+        rules.reverse();
+    }
+    for (selectors, name) in rules {
         let selectors: Vec<String> = selectors.into_iter().map(string).collect();
         let _ = writeln!(text, "\n[[gpu]]\nmatch = [{}]", selectors.join(", "));
         match name {
@@ -148,10 +165,10 @@ fn rules(text: &mut String, file: &File, named: &Named<'_>, remarks: &mut Vec<St
     }
 }
 
-/// What a rule for the group matches; nothing when no selector says it, or earlier rules have it all.
+/// What a rule for the group matches; nothing when no selector says it, or rules before it have it all.
 fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Vec<String>) -> Vec<String> {
     if claimed.all {
-        remarks.push(format!("{place}: an earlier rule matches every GPU"));
+        remarks.push(format!("{place}: a later group is for every GPU"));
         return Vec::new();
     }
     match &group.devices {
@@ -161,7 +178,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
             }
             let fresh: Vec<u32> = indexes.iter().copied().filter(|index| claimed.indexes.insert(*index)).collect();
             if fresh.len() < indexes.len() {
-                remarks.push(format!("{place}: earlier rules have some of these indexes"));
+                remarks.push(format!("{place}: later groups have some of these indexes"));
             }
             ranges(&fresh)
         }

@@ -20,8 +20,7 @@
 //! ```
 //!
 //! A file that mig-parted takes is taken unchanged, but for what it would carry out half or not at
-//! all: indexes of GPUs that there are not, filters that are none, counts of 0, groups that want
-//! different things of one GPU. `docs/migrating-from-mig-parted.md` lists the differences.
+//! all: indexes of GPUs that there are not, filters that are none, counts of 0. `docs/migrating-from-mig-parted.md` lists the differences.
 
 use crate::{diagnostic::FileErrors, layout::Layout};
 

@@ -22,7 +22,7 @@ const MOST_GROUPS: usize = 4096;
 const MOST_DEVICES: usize = 1024;
 
 const TOP: [&str; 2] = ["version", "mig-configs"];
-const GROUP: [&str; 4] = ["device-filter", "devices", "mig-enabled", "mig-devices"];
+const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-devices"];
 
 pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<File, FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
@@ -98,13 +98,13 @@ impl Reader<'_> {
                 continue;
             }
             let hint = match nearest(name, known.iter().copied()) {
+                _ if matches!(name, "apiVersion" | "kind" | "metadata" | "data") => {
+                    "this is a Kubernetes object: give the file that it holds, such as `config.yaml` of its `data`"
+                        .to_owned()
+                }
                 Some(meant) => {
                     all.extend(known.iter().copied().find(|known| *known == meant));
                     format!("did you mean `{meant}`?")
-                }
-                None if matches!(name, "apiVersion" | "kind" | "metadata" | "data") => {
-                    "this is a Kubernetes object: give the file that it holds, such as `config.yaml` of its `data`"
-                        .to_owned()
                 }
                 None => format!("there are: {}", known.join(", ")),
             };

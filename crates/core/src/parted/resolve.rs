@@ -15,7 +15,7 @@ use crate::{
 /// none leave out nothing.
 ///
 /// # Errors
-/// The label names GPUs that there are not, wants different things of one, speaks of none, or can't
+/// The label names GPUs that there are not, speaks of none, or can't
 /// be judged since the host is not known well enough. Nothing is guessed.
 pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Result<Vec<GpuLayout>, ApiError> {
     let chosen = match only {
@@ -27,19 +27,8 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
     for group in &label.groups {
         let parts = of_the_parts(group, gpus, &place(group))?;
         for at in numbered(group, gpus, &parts, &place(group))? {
-            match wants[at] {
-                Some(earlier) if !alike(&earlier.want, &group.want) => {
-                    let gpu = &gpus[at];
-                    let message =
-                        format!("label {} wants two things of GPU {} ({})", Quoted(&label.name), gpu.index, gpu.uuid);
-                    return Err(ApiError::new(Code::BadRequest, message)
-                        .cause(format!("{}: {}", place(earlier), words(&earlier.want)))
-                        .cause(format!("{}: {}", place(group), words(&group.want)))
-                        .hint("leave it out of one of the two groups: list indexes in place of all"));
-                }
-                Some(_) => {}
-                None => wants[at] = Some(group),
-            }
+            // As mig-parted does it: of several groups for a GPU the last one holds.
+            wants[at] = Some(group);
         }
     }
     if let Some(chosen) = &chosen {
@@ -128,28 +117,4 @@ fn numbered(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -> Result
             .hint("reset it or reboot the host; meanwhile name GPUs by UUID: gpushctl mig apply --gpu UUID --layout ENTRIES"));
     }
     Ok(parts.iter().copied().filter(|at| indexes.contains(&gpus[*at].index)).collect())
-}
-
-/// Whether two groups want the same, whatever the order in which they say it.
-fn alike(one: &Want, other: &Want) -> bool {
-    match (one, other) {
-        (Want::Off, Want::Off) => true,
-        (Want::On(one), Want::On(other)) => {
-            let sorted = |layout: &crate::layout::Layout| {
-                let mut entries = layout.canonical();
-                entries.sort_unstable();
-                entries
-            };
-            sorted(one) == sorted(other)
-        }
-        (Want::Off, Want::On(_)) | (Want::On(_), Want::Off) => false,
-    }
-}
-
-fn words(want: &Want) -> String {
-    match want {
-        Want::Off => "MIG mode off".to_owned(),
-        Want::On(layout) if layout.is_none() => "MIG mode on, no instance".to_owned(),
-        Want::On(layout) => layout.to_string(),
-    }
 }

@@ -1,0 +1,270 @@
+//! Files that are taken, in every way in which people write them, and what they mean on a host.
+
+use super::*;
+
+/// One label for each feature of the format.
+const FEATURES: &str = r#"
+# a comment
+version: v1
+mig-configs:
+  all-disabled:
+    - devices: all
+      mig-enabled: false
+
+  all-disabled-explicit:
+    - devices: all
+      mig-enabled: false
+      mig-devices: {}
+
+  all-enabled:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {}
+
+  all-1g.10gb:
+    - devices: all
+      mig-enabled: true
+      mig-devices:
+        "1g.10gb": 7
+
+  unquoted:
+  - devices: all
+    mig-enabled: true
+    mig-devices:
+      1g.10gb: 2
+      2G.20GB: 1
+
+  media:
+    - devices: all
+      mig-enabled: yes
+      mig-devices:
+        "1g.10gb+me": 1
+
+  graphics:
+    - device-filter: "0x2bb510de"
+      devices: all
+      mig-enabled: true
+      mig-devices:
+        "1g.24gb+gfx": 1
+        "1g.24gb+me.all": 1
+        "1g.24gb-me": 2
+
+  shared:
+    - devices: [0]
+      mig-enabled: true
+      mig-devices:
+        "1c.3g.40gb": 3
+        "3c.3g.40gb": 1
+
+  custom:
+    - devices: [0,1,2,3]
+      mig-enabled: false
+    - devices: [4, 4]
+      mig-enabled: true
+      mig-devices: {"1g.10gb": 7}
+    - devices:
+        - 5
+      mig-enabled: true
+      mig-devices: {"2g.20gb": 3}
+
+  balanced:
+    - device-filter: ["0x233010DE", "0x233110DE:0x162610DE"]
+      devices: all
+      mig-enabled: true
+      mig-devices: {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
+    - device-filter: []
+      devices: [7]
+      mig-enabled: false
+"#;
+
+#[test]
+fn every_feature_is_read() {
+    let file = file(FEATURES);
+    let names: Vec<&str> = file.labels.iter().map(|label| label.name.as_str()).collect();
+    assert_eq!(names.len(), 10, "{names:?}");
+    let group = |label: &str, n: usize| file.select(Some(label)).unwrap().groups[n].clone();
+    let layout = |text: &str| Want::On(Layout::parse(text).unwrap());
+    assert_eq!(group("all-disabled", 0).want, Want::Off);
+    assert_eq!(group("all-disabled-explicit", 0), Group { line: 10, ..group("all-disabled", 0) });
+    assert_eq!(group("all-enabled", 0).want, Want::On(Layout::none()));
+    assert_eq!(group("all-1g.10gb", 0).want, layout("1g.10gb*7"));
+    assert_eq!(group("unquoted", 0).want, layout("1g.10gb*2,2g.20gb"));
+    assert_eq!(group("media", 0).want, layout("1g.10gb+me"));
+    assert_eq!(group("graphics", 0).want, layout("1g.24gb+gfx,1g.24gb+me.all,1g.24gb-me*2"));
+    assert_eq!(group("graphics", 0).filter, [DeviceId { id: 0x2bb5_10de, subsystem: None }]);
+    assert_eq!(group("shared", 0).want, layout("1c.3g.40gb*3,3g.40gb"));
+    assert_eq!(group("custom", 1).devices, Devices::Listed(vec![4]));
+    assert_eq!(group("custom", 2).devices, Devices::Listed(vec![5]));
+    assert_eq!(group("balanced", 0).filter[1].to_string(), "0x233110DE:0x162610DE");
+    assert_eq!(group("balanced", 1).filter, []);
+    assert_eq!(group("balanced", 1).line, 70);
+}
+
+#[test]
+fn anchors_merges_json_and_windows_ends_of_lines_are_read() {
+    let plain = only(&label("    - devices: all\n      mig-enabled: true\n      mig-devices: {\"1g.10gb\": 7}\n"));
+    let same = [
+        "{\"version\": \"v1\", \"mig-configs\": {\"x\": [{\"devices\": \"all\", \"mig-enabled\": true, \"mig-devices\": {\"1g.10gb\": 7}}]}}",
+        "\u{feff}---\r\nversion: v1\r\nmig-configs:\r\n  x:\r\n  - devices: all\r\n    mig-enabled: true\r\n    mig-devices:\r\n      1g.10gb: 7\r\n",
+        "version: v1\nmig-configs:\n  x:\n    - devices: all\n      mig-enabled: true\n      mig-devices: &all\n        1g.10gb: 7\n",
+    ];
+    for text in same {
+        assert_eq!(only(text).groups[0].want, plain.groups[0].want, "{text}");
+    }
+    let shared = "version: v1\nmig-configs:\n  a: &a\n    - &one\n      devices: all\n      mig-enabled: true\n      mig-devices: {1g.10gb: 7}\n  b: *a\n  c:\n    - <<: *one\n      devices: [3]\n";
+    let file = file(shared);
+    assert_eq!(file.labels[0].groups, file.labels[1].groups);
+    assert_eq!(file.labels[2].groups[0].devices, Devices::Listed(vec![3]), "a key of its own goes before a merged one");
+    assert_eq!(file.labels[2].groups[0].want, plain.groups[0].want);
+}
+
+#[test]
+fn a_label_means_layouts_for_the_gpus_that_it_names() {
+    // 0-3 A100-80, 4-7 others: filters by part, lists by index of the host.
+    let host = preset::gpus("mixed").unwrap();
+    let id = |at: usize| host[at].pci_id.clone().unwrap();
+    let other = host.iter().position(|gpu| gpu.pci_id != host[0].pci_id).unwrap();
+    let text = label(&format!(
+        "    - device-filter: \"{}\"\n      devices: all\n      mig-enabled: true\n      mig-devices: {{1g.10gb: 7}}\n    \
+         - device-filter: [\"{}\", \"0x1FB010DE\"]\n      devices: [{other}]\n      mig-enabled: false\n",
+        id(0),
+        id(other).to_lowercase(),
+    ));
+    let mut expected: Vec<String> =
+        (0..host.len()).filter(|at| id(*at) == id(0)).map(|at| format!("{at} 1g.10gb*7")).collect();
+    expected.push(format!("{other} off"));
+    expected.sort();
+    assert_eq!(meant(&text, &host).unwrap(), expected);
+}
+
+#[test]
+fn of_several_groups_for_a_gpu_the_last_one_holds() {
+    let host = preset::gpus("a30x4").unwrap();
+    let text = label(
+        "    - devices: all\n      mig-enabled: true\n      mig-devices: {1g.6gb: 2, 2g.12gb: 1}\n    - devices: [1]\n      \
+         mig-enabled: true\n      mig-devices: {1g.6gb: 4}\n    - devices: [3, 1]\n      mig-enabled: false\n",
+    );
+    let expected = ["0 1g.6gb*2,2g.12gb", "1 off", "2 1g.6gb*2,2g.12gb", "3 off"];
+    assert_eq!(meant(&text, &host).unwrap(), expected);
+    // The rules made of it say the same: the first that matches a GPU holds.
+    let file = file(&text);
+    let imported = import(&file, Some(file.select(None).unwrap()));
+    let config = Config::parse(&imported.text, "x").unwrap_or_else(|errors| panic!("{errors}\n{}", imported.text));
+    let wishes: Vec<String> = crate::desired::wishes(&config, &host)
+        .iter()
+        .enumerate()
+        .map(|(at, wish)| format!("{at} {}", wish.layout.as_ref().map_or("off".to_owned(), Layout::to_string)))
+        .collect();
+    assert_eq!(wishes, expected);
+    assert!(imported.remarks.iter().any(|remark| remark.contains("later groups have")), "{:?}", imported.remarks);
+}
+
+#[test]
+fn selectors_leave_out_the_other_gpus() {
+    let host = preset::gpus("dgx-a100").unwrap();
+    let file = file(FEATURES);
+    let label = file.select(Some("custom")).unwrap();
+    let some = resolve(&file, label, &host, &["4-5".to_owned()]).unwrap();
+    assert_eq!(some.iter().map(|one| one.gpu.as_str()).collect::<Vec<_>>(), [&host[4].uuid, &host[5].uuid]);
+    let error = resolve(&file, label, &host, &["5-6".to_owned()]).unwrap_err();
+    assert_eq!(error.message, "label `custom` says nothing about GPU 6");
+}
+
+#[test]
+fn mig_mode_is_part_of_what_is_wanted() {
+    let mut host = preset::gpus("dgx-a100").unwrap();
+    for (at, (enabled, pending)) in [(true, true), (false, false), (true, false), (false, true)].into_iter().enumerate()
+    {
+        let mig = host[at].mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (enabled, pending);
+    }
+    host[4].mig = None;
+    let plans = |mig: bool| {
+        let each = host[..5].iter().map(|gpu| GpuLayout { gpu: gpu.uuid.clone(), mig, layout: Vec::new() }).collect();
+        let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
+        plan_host(&Config::default(), &host, &request).unwrap().plans
+    };
+    let wanted = |plan: &gpush_api::GpuPlan| plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig;
+    assert_eq!(plans(false).iter().map(wanted).collect::<Vec<_>>(), [false, true, false, false, true]);
+    // `mig-devices: {}` on a GPU with MIG mode off is not as wanted, unlike the layout `none`.
+    assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, true, false, false]);
+    for plan in plans(false).iter().filter(|plan| !wanted(plan)) {
+        let error = plan.error.clone().unwrap();
+        assert_eq!(error.code, gpush_api::Code::Unsupported);
+        assert!(error.hint.unwrap().contains("nvidia-smi"), "{}", error.message);
+    }
+}
+
+#[test]
+fn requests_for_each_gpu_that_make_no_sense() {
+    let host = preset::gpus("a30x4").unwrap();
+    let one = |gpu: &str, mig: bool, layout: &[&str]| GpuLayout {
+        gpu: gpu.to_owned(),
+        mig,
+        layout: layout.iter().map(|entry| (*entry).to_owned()).collect(),
+    };
+    let cases = [
+        (vec![], "no GPU is named"),
+        (vec![one("0", true, &[]), one(&host[0].uuid, true, &[])], "is named twice"),
+        (vec![one("0-1", true, &[])], "`0-1` is not one GPU"),
+        (vec![one("9", true, &[])], "no GPU 9"),
+        (vec![one("0", false, &["1g.6gb"])], "MIG mode off and MIG instances"),
+        (vec![one("0", true, &["1g.6gb:mps"])], "not built yet"),
+        (vec![one("0", true, &["x"])], "is not a MIG profile"),
+        (vec![one("0", true, &[]); 5], "5 GPUs are named, there are 4"),
+    ];
+    for (each, says) in cases {
+        let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
+        let error = plan_host(&Config::default(), &host, &request).expect_err(says);
+        assert!(error.message.contains(says), "{}", error.message);
+    }
+    let request =
+        PlanRequest { gpus: vec!["0".to_owned()], layout: LayoutSource::PerGpu(vec![one("0", true, &["1g.6gb"])]) };
+    assert!(plan_host(&Config::default(), &host, &request).unwrap_err().message.contains("chosen twice"));
+}
+
+#[test]
+fn an_exclusive_rule_keeps_a_gpu_from_instances_and_not_from_staying_whole() {
+    let host = preset::gpus("a30x4").unwrap();
+    let config = Config::parse("[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n", "c").unwrap();
+    let ask = |mig: bool| {
+        let each = vec![GpuLayout { gpu: "0".to_owned(), mig, layout: Vec::new() }];
+        plan_host(&config, &host, &PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) })
+    };
+    assert!(ask(true).unwrap_err().message.contains("mode exclusive"));
+    assert!(ask(false).is_ok());
+}
+
+#[test]
+fn a_lost_gpu_makes_indexes_unsure_and_all_does_not_panic() {
+    let mut host = preset::gpus("dgx-a100").unwrap();
+    host[3].state = GpuState::Lost;
+    host[3].mig = None;
+    // As the driver numbers them then: those after it move up.
+    for (at, gpu) in host.iter_mut().enumerate().skip(4) {
+        gpu.index = u32::try_from(at - 1).unwrap();
+    }
+    let group = |devices: &str| {
+        label(&format!("    - devices: {devices}\n      mig-enabled: true\n      mig-devices: {{1g.10gb: 7}}\n"))
+    };
+    assert_eq!(meant(&group("[0, 2]"), &host).unwrap(), ["0 1g.10gb*7", "2 1g.10gb*7"]);
+    let error = meant(&group("[2, 5]"), &host).unwrap_err();
+    assert_eq!(error.message, "parted.yaml:4: which GPU index 5 means is not sure while GPU 3 is lost");
+    assert!(meant(&group("[7]"), &host).unwrap_err().message.contains("there is no GPU 7"));
+    assert_eq!(meant(&group("all"), &host).unwrap().len(), 8, "the plan of the lost one says that it is lost");
+}
+
+#[test]
+fn what_a_config_says_instead() {
+    let file = file(FEATURES);
+    let mut shown = String::new();
+    for label in [None].into_iter().chain(file.labels.iter().map(Some)) {
+        let imported = import(&file, label);
+        if let Err(errors) = Config::parse(&imported.text, "imported.toml") {
+            panic!("{errors}\n{}", imported.text);
+        }
+        shown += &format!("### {}\n{}", label.map_or("all", |label| &label.name), imported.text);
+        shown += &imported.remarks.iter().map(|remark| format!("note: {remark}\n")).collect::<String>();
+    }
+    insta::assert_snapshot!(shown);
+}

@@ -1,0 +1,149 @@
+//! What is exported says what is there: asserting it finds nothing to do.
+
+use gpush_api::{ComputeInstance, GpuInstance, GpuPlan, Step};
+use proptest::prelude::*;
+
+use super::*;
+use crate::layout::MOST;
+
+/// Carries a plan out on an empty GPU. Ids count up from 1.
+fn make(gpu: &mut Gpu, plan: &GpuPlan) {
+    let mig = gpu.mig.as_mut().unwrap();
+    for step in &plan.steps {
+        match step {
+            Step::CreateGpuInstance { profile, profile_id, placement } => mig.instances.push(GpuInstance {
+                id: 1 + mig.instances.len() as u32,
+                profile_id: *profile_id,
+                profile: profile.clone(),
+                placement: *placement,
+                memory: None,
+                compute: Vec::new(),
+                processes: Vec::new(),
+            }),
+            Step::CreateCompute { gi_placement, profile, profile_id, placement } => {
+                let gi = mig.instances.iter_mut().find(|gi| gi.placement == *gi_placement).unwrap();
+                gi.compute.push(ComputeInstance {
+                    id: gi.compute.len() as u32,
+                    profile_id: *profile_id,
+                    profile: profile.clone(),
+                    placement: *placement,
+                    uuid: None,
+                    processes: Vec::new(),
+                });
+            }
+            Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => unreachable!("nothing stood"),
+        }
+    }
+}
+
+fn plans(gpus: &[Gpu], each: Vec<GpuLayout>) -> Vec<GpuPlan> {
+    let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
+    plan_host(&Config::default(), gpus, &request).unwrap().plans
+}
+
+fn asserted(exported: &Exported, gpus: &[Gpu]) -> Vec<GpuPlan> {
+    let file = file(&exported.text);
+    plans(gpus, resolve(&file, file.select(None).unwrap(), gpus, &[]).unwrap())
+}
+
+fn as_wanted(plan: &GpuPlan) -> bool {
+    plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig
+}
+
+/// A profile of the GPU, whole or as a compute instance, and how many.
+fn entry(gpu: &Gpu, (profile, compute, count): (usize, usize, u8)) -> Entry {
+    let profiles = &gpu.mig.as_ref().unwrap().profiles;
+    let of = &profiles[profile % profiles.len()];
+    let slices = of.compute.get(compute).map(|c| c.slices).filter(|slices| *slices < of.slices);
+    Entry { compute_slices: slices, profile: of.name.clone(), start: None, count: count.clamp(1, MOST), share: None }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn exporting_then_asserting_is_identity(
+        host in prop::sample::select(vec!["mixed", "dgx-a100", "dgx-h100", "a30x4", "rtx-pro-6000x2"]),
+        wishes in prop::collection::vec((0..4_usize, prop::collection::vec((0..9_usize, 0..4_usize, 1..4_u8), 0..3)), 1..4),
+        spread in prop::collection::vec(any::<prop::sample::Index>(), 8),
+    ) {
+        let mut gpus = preset::gpus(host).unwrap();
+        for (at, gpu) in gpus.iter_mut().enumerate().filter(|(_, gpu)| gpu.mig.is_some()) {
+            let (mode, entries) = spread[at % spread.len()].get(&wishes);
+            if *mode == 0 {
+                let mig = gpu.mig.as_mut().unwrap();
+                (mig.enabled, mig.pending) = (false, false);
+                continue;
+            }
+            // Of what was drawn as much as fits.
+            let mut layout = Vec::new();
+            for drawn in entries {
+                layout.push(entry(gpu, *drawn).to_string());
+                let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout: layout.clone() }];
+                if plans(std::slice::from_ref(gpu), each)[0].error.is_some() {
+                    layout.pop();
+                }
+            }
+            let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout }];
+            let plan = plans(std::slice::from_ref(gpu), each).remove(0);
+            make(gpu, &plan);
+        }
+        let exported = export(&gpus, "current", |_| true).unwrap();
+        let differs: Vec<u32> = asserted(&exported, &gpus).iter().filter(|plan| !as_wanted(plan)).map(|plan| plan.gpu).collect();
+        // Where counts can't say it, that is told.
+        let told: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
+        prop_assert_eq!(&differs, &told, "{}\n{:?}", exported.text, exported.remarks);
+        let mut named: Vec<usize> = (0..gpus.len()).collect();
+        named.retain(|at| !asserted(&exported, &gpus).iter().any(|plan| plan.uuid == gpus[*at].uuid));
+        prop_assert!(named.is_empty(), "left out: {named:?}\n{}", exported.text);
+    }
+}
+
+fn with(gpu: &mut Gpu, layout: &str) {
+    let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout: vec![layout.to_owned()] }];
+    let plan = plans(std::slice::from_ref(gpu), each).remove(0);
+    assert!(plan.error.is_none(), "{:?}", plan.error);
+    make(gpu, &plan);
+}
+
+#[test]
+fn equal_gpus_are_one_group_and_parts_are_told_apart_by_their_ids() {
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    gpus.iter_mut().for_each(|gpu| with(gpu, "3g.40gb,2g.20gb,1g.10gb*2"));
+    let alike = export(&gpus, "all balanced", |_| true).unwrap();
+    let odd = gpus[6].mig.as_mut().unwrap();
+    odd.instances.clear();
+    let one_differs = export(&gpus, "no", |_| true).unwrap();
+    let some = export(&gpus, "current", |gpu| gpu.index < 2).unwrap();
+    let mixed = export(&preset::gpus("mixed").unwrap(), "current", |_| true).unwrap();
+    insta::assert_snapshot!([alike.text, one_differs.text, some.text, mixed.text].join("\n"));
+}
+
+#[test]
+fn what_counts_do_not_say_is_told() {
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(5);
+    // Two compute instances that would share one GPU instance if made from the file.
+    with(&mut gpus[0], "1c.3g.40gb@0,1c.3g.40gb@4");
+    // A GPU instance that mig-parted does not see.
+    with(&mut gpus[1], "2g.20gb");
+    gpus[1].mig.as_mut().unwrap().instances[0].compute.clear();
+    gpus[2].state = GpuState::Lost;
+    gpus[2].mig = None;
+    gpus[3].mig.as_mut().unwrap().pending = false;
+    let foreign = GpuInstance {
+        profile: "profile 99".to_owned(),
+        profile_id: 99,
+        ..{
+            with(&mut gpus[4], "2g.20gb");
+            gpus[4].mig.as_ref().unwrap().instances[0].clone()
+        }
+    };
+    let mut foreign = foreign;
+    foreign.compute[0].profile = "profile 0".to_owned();
+    gpus[4].mig.as_mut().unwrap().instances[0] = foreign;
+    let exported = export(&gpus, "current", |_| true).unwrap();
+    insta::assert_snapshot!(format!("{}{}", exported.text, exported.remarks.join("\n")));
+    gpus.iter_mut().for_each(|gpu| gpu.mig = None);
+    assert!(export(&gpus, "current", |_| true).unwrap_err().message.contains("no GPU with MIG"));
+}
