@@ -106,6 +106,7 @@ async fn serve(
         operations: Operations::default(),
         conditions: Default::default(),
         startup,
+        desk: Default::default(),
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),

@@ -1,9 +1,9 @@
 //! `/v1/mig`: plans, and carrying them out.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApplyRequest, Operation, PlanRequest, Plans};
 
-use super::{extract::Body, failure::Failure};
+use super::{desk, extract::Body, failure::Failure};
 use crate::{agent::Shared, apply, auth::Asker};
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
@@ -14,8 +14,11 @@ pub(super) async fn plan(
     State(agent): State<Shared>,
     asker: Asker,
     Body(request): Body<PlanRequest>,
-) -> Result<Json<Plans>, Failure> {
-    Ok(Json(apply::plan(&agent, &asker, &request).await?))
+) -> Result<Response, Failure> {
+    let plan = async move |agent: Shared, asker: Asker| -> Result<Plans, Failure> {
+        Ok(apply::plan(&agent, &asker, &request).await?)
+    };
+    desk::answer(agent, asker, StatusCode::OK, plan).await
 }
 
 /// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
@@ -26,9 +29,11 @@ pub(super) async fn apply(
     State(agent): State<Shared>,
     asker: Asker,
     Body(request): Body<ApplyRequest>,
-) -> Result<(StatusCode, Json<Operation>), Failure> {
+) -> Result<Response, Failure> {
     asker.must_be_admin("change MIG layouts", &agent.settings.config().access)?;
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
-    let operation = apply::begin(&agent, &asker, "mig.apply", &request).await?;
-    Ok((StatusCode::ACCEPTED, Json(operation)))
+    let begin = async move |agent: Shared, asker: Asker| -> Result<Operation, Failure> {
+        Ok(apply::begin(&agent, &asker, "mig.apply", &request).await?)
+    };
+    desk::answer(agent, asker, StatusCode::ACCEPTED, begin).await
 }

@@ -20,6 +20,6 @@ pub use gpu::{
     Placement, Process, ProcessKind, USERS_UNKNOWN,
 };
 pub use health::{Driver, Health, HealthStatus, Version};
-pub use operation::{Actor, Operation, OperationState, StepState};
+pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use plan::{ApplyRequest, Blocker, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
 pub use policy::{ConfigView, Mode, NamedLayout, RuleView};

@@ -1,7 +1,8 @@
 //! Snapshots of every drawing: as people see them, at 80 and 120 columns, in UTF-8 and ASCII.
 
 use gpush_api::{
-    ApiError, Code, ConfigView, GpuState, Mode, NamedLayout, OperationState, Placement, Plans, Refusal, RuleView, Step,
+    ApiError, Code, ConfigView, GpuState, Mode, NamedLayout, OperationState, OperationSummary, Placement, Plans,
+    Refusal, RuleView, Step,
 };
 use insta::assert_snapshot;
 
@@ -298,7 +299,7 @@ fn operations_and_their_ends() {
     assert!(text.contains("  as it was before, because GPU 0 failed\n"), "{text}");
     assert!(!text.contains("6 of 6 steps"), "{text}");
 
-    let all = [done, running, rolled, failed];
+    let all = [&done, &running, &rolled, &failed].map(OperationSummary::from);
     let look = fixtures::look(80, UTF8);
     assert_snapshot!("operation-list", fits(&table::operations(&all, &look), &look));
 }
