@@ -22,4 +22,4 @@ pub use gpu::{
 pub use health::{Driver, Health, HealthStatus, Version};
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use plan::{ApplyRequest, Blocker, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
-pub use policy::{ConfigView, Mode, NamedLayout, RuleView};
+pub use policy::{ConfigView, Mode, NamedLayout, PendingRestart, RuleView};
