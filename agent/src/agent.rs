@@ -7,8 +7,8 @@ use gpush_store::{Note, Store};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    conditions::Conditions, observe::Observer, operation::Operations, people::People, settings::Settings,
-    startup::Startup,
+    conditions::Conditions, http::desk::Desk, observe::Observer, operation::Operations, people::People,
+    settings::Settings, startup::Startup,
 };
 
 /// The agent, as its parts hold it.
@@ -35,6 +35,8 @@ pub(crate) struct Agent {
     pub(crate) conditions: Conditions,
     /// How far the layouts at start are.
     pub(crate) startup: Startup,
+    /// Who may make heavy answers now.
+    pub(crate) desk: Desk,
     /// Work that must end before the agent does.
     pub(crate) tasks: TaskTracker,
     /// Nothing new is begun.

@@ -14,7 +14,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use gpush_api::ApiError;
+use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use sd_notify::NotifyState;
@@ -28,9 +28,9 @@ use crate::{
     http,
     listen::{
         accept,
-        socket::{Access, Listening},
+        socket::{Access, Listening, SocketError, SocketFile},
     },
-    logging,
+    logging::{self, Log},
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let settings = Settings::load(&paths.config, paths.config_named)?;
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
-    let _log = logging::start(&filter).map_err(anyhow::Error::msg)?;
+    let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
     let boot = startup::boot::id(&paths.boot_id_file);
     // Before the socket: the one that may not have the state directory must not be asked anything.
     let remembered = durable::open(&paths.state_dir, boot.as_deref().unwrap_or(UNKNOWN_BOOT))?;
@@ -66,10 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let store = remembered.store.clone();
     let listening = match handed_over {
         Some(listening) => listening,
-        None => Listening::bind(
-            &paths.socket,
-            &Access { mode: config.api.socket_mode, group: config.api.socket_group.clone() },
-        )?,
+        None => Listening::bind(&paths.socket, &access(&config))?,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -77,10 +74,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .build()
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
-    let result = runtime.block_on(serve(settings, boot, remembered, listening, options));
+    // A filter of the command line is not the config's to change.
+    let level = arguments.log.is_none().then_some(&log);
+    let result = runtime.block_on(serve(settings, boot, remembered, listening, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
+}
+
+fn access(config: &Config) -> Access {
+    Access { mode: config.api.socket_mode, group: config.api.socket_group.clone() }
 }
 
 /// How the driver worker is run: the command line's library before the config's.
@@ -103,6 +106,7 @@ async fn serve(
     remembered: Remembered,
     listening: Listening,
     options: Options,
+    level: Option<&Log>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen().context("signals can't be handled")?;
     let hardware = Hardware::start(options);
@@ -121,6 +125,7 @@ async fn serve(
         store,
         notes,
         startup,
+        desk: Default::default(),
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
@@ -139,7 +144,7 @@ async fn serve(
     let ended = loop {
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Reload => reload(&agent),
+                Asked::Reload => reload(&agent, &socket_file, level),
                 Asked::Stop => break None,
             },
             ended = &mut server => break Some(ended),
@@ -187,14 +192,24 @@ async fn look(agent: Arc<Agent>) {
     }
 }
 
-fn reload(agent: &Agent) {
-    let before = agent.settings.config();
-    match agent.settings.reload() {
+fn reload(agent: &Agent, socket_file: &SocketFile, level: Option<&Log>) {
+    let live = |wanted: &Config| {
+        let (before, access) = (agent.settings.config(), access(wanted));
+        if self::access(&before) != access {
+            socket_file.set_access(&access).map_err(|error| to_api(&error))?;
+        }
+        if let Some(log) = level.filter(|_| before.log != wanted.log) {
+            log.set_level(wanted.log.level);
+        }
+        Ok(())
+    };
+    match agent.settings.reload(live) {
         Ok(()) => {
             tracing::info!("the config was read again");
-            let now = agent.settings.config();
-            if (&before.driver, &before.api, &before.log) != (&now.driver, &now.api, &now.log) {
-                tracing::warn!("what has changed under [driver], [api] and [log] holds from the next start on");
+            for PendingRestart { key, in_force, in_file } in agent.settings.pending_restart() {
+                let [in_force, in_file] =
+                    [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
+                tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
             }
             say(&[NotifyState::Status("the config was read again")]);
             agent.startup.reloaded();
@@ -205,6 +220,16 @@ fn reload(agent: &Agent) {
             say(&[NotifyState::Status("the config is wrong and was not taken")]);
         }
     }
+}
+
+fn to_api(error: &SocketError) -> ApiError {
+    let mut answer = ApiError::new(Code::ConfigInvalid, error.to_string());
+    let mut at: &dyn std::error::Error = error;
+    while let Some(source) = at.source() {
+        answer = answer.cause(source.to_string());
+        at = source;
+    }
+    answer.hint("mend socket_group and socket_mode under [api], then `systemctl reload gpushd`")
 }
 
 fn say(states: &[NotifyState<'_>]) {

@@ -25,13 +25,15 @@ use std::{
     time::Duration,
 };
 
+use gpush_core::config::LogLevel;
 use tracing::{
     Dispatch, Event, Level, Subscriber,
     field::{Field, Visit},
 };
 use tracing_subscriber::{
-    EnvFilter, Layer,
+    EnvFilter, Layer, Registry,
     layer::{Context, SubscriberExt},
+    reload,
 };
 
 /// Events that wait to be written.
@@ -44,6 +46,7 @@ const FLUSH: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct Log {
     tx: SyncSender<Item>,
+    filter: reload::Handle<EnvFilter, Registry>,
 }
 
 enum Item {
@@ -68,13 +71,22 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
     let (tx, rx) = sync_channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
     let forward = Forward { tx: tx.clone(), dropped: Arc::clone(&dropped) };
+    let (filter, handle) = reload::Layer::new(filter);
     let front = tracing_subscriber::registry().with(filter).with(forward);
     tracing::subscriber::set_global_default(front).map_err(|error| error.to_string())?;
     thread::Builder::new()
         .name("log".to_owned())
         .spawn(move || write(&rx, &dropped))
         .map_err(|error| format!("the log's thread can't be started: {error}"))?;
-    Ok(Log { tx })
+    Ok(Log { tx, filter: handle })
+}
+
+impl Log {
+    /// Logs by another level from now on.
+    pub(crate) fn set_level(&self, level: LogLevel) {
+        // It fails only when the subscriber is gone, and then nobody logs.
+        let _ = self.filter.reload(EnvFilter::new(level.name()));
+    }
 }
 
 impl Drop for Log {

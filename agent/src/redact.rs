@@ -4,7 +4,7 @@
 //! that everything else is made from, plans and their refusals included, so that no sentence can
 //! tell what a field does not.
 
-use gpush_api::{Blocker, Gpu, Operation, Process};
+use gpush_api::{Actor, Blocker, Gpu, Process};
 
 use crate::auth::Asker;
 
@@ -26,10 +26,10 @@ pub(crate) fn holders(blockers: &mut [Blocker]) {
     blockers.iter_mut().flat_map(|blocker| &mut blocker.holders).for_each(blank);
 }
 
-/// Takes out of an operation what `asker` may not see: the process that asked for it.
-pub(crate) fn operation(operation: &mut Operation, asker: &Asker) {
-    if !asker.may_see(Some(operation.by.uid)) {
-        operation.by.pid = None;
+/// Takes out of an operation's author what `asker` may not see: the process that asked for it.
+pub(crate) fn actor(actor: &mut Actor, asker: &Asker) {
+    if !asker.may_see(Some(actor.uid)) {
+        actor.pid = None;
     }
 }
 

@@ -1,4 +1,8 @@
 //! The config in force, and how it is replaced: whole or not at all.
+//!
+//! Rules, layouts, access, the log's level and the socket's permissions are taken as they are read.
+//! What the driver worker was started with can't be: it stays in force until the next start, and is
+//! shown as what it is, next to what the file says.
 
 use std::{
     io,
@@ -6,7 +10,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::{Config, ConfigErrors, MOST_BYTES};
 
 /// Why a config can't be had.
@@ -65,27 +69,33 @@ struct State {
     from_file: bool,
     /// What was wrong with the file when it was last read anew.
     trouble: Option<ApiError>,
+    /// What the file says otherwise and waits for a restart.
+    pending: Vec<PendingRestart>,
 }
 
 impl Settings {
     /// Reads the config at start.
     pub(crate) fn load(path: &Path, must_exist: bool) -> Result<Self, ConfigTrouble> {
         let (config, from_file) = read(path, must_exist)?;
-        let state = State { config: Arc::new(config), from_file, trouble: None };
+        let state = State { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
         Ok(Self { path: path.to_owned(), must_exist, state: RwLock::new(state) })
     }
 
-    /// Reads it again. When it is wrong the old one stays in force.
-    pub(crate) fn reload(&self) -> Result<(), ApiError> {
-        let read = read(&self.path, self.must_exist);
+    /// Reads it again. `live` puts into force what lies outside of this agent's memory. When the
+    /// file is wrong, or that fails, the old config stays in force.
+    pub(crate) fn reload(&self, live: impl FnOnce(&Config) -> Result<(), ApiError>) -> Result<(), ApiError> {
+        let read = read(&self.path, self.must_exist)
+            .map_err(|trouble| trouble.to_api())
+            .and_then(|read| live(&read.0).map(|()| read));
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         match read {
-            Ok((config, from_file)) => {
-                *state = State { config: Arc::new(config), from_file, trouble: None };
+            Ok((in_file, from_file)) => {
+                let config = Config { driver: state.config.driver.clone(), ..in_file.clone() };
+                let pending = config.pending_restart(&in_file);
+                *state = State { config: Arc::new(config), from_file, trouble: None, pending };
                 Ok(())
             }
-            Err(trouble) => {
-                let mut error = trouble.to_api();
+            Err(mut error) => {
                 error.causes.insert(0, "the config read before stays in force".to_owned());
                 state.trouble = Some(error.clone());
                 Err(error)
@@ -102,6 +112,11 @@ impl Settings {
     pub(crate) fn file(&self) -> Option<String> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         state.from_file.then(|| self.path.display().to_string())
+    }
+
+    /// What the file says otherwise and takes effect with the next start.
+    pub(crate) fn pending_restart(&self) -> Vec<PendingRestart> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
     }
 
     /// What is wrong with the file, when a reload failed.
@@ -148,13 +163,18 @@ mod tests {
         let settings = Settings::load(&path, true).unwrap();
         assert!(settings.config().auto_reconcile);
         std::fs::write(&path, b"auto_reconcile = false\n\xff").unwrap();
-        let error = settings.reload().unwrap_err();
+        let error = settings.reload(|_| Ok(())).unwrap_err();
         assert_eq!(error.code, Code::ConfigInvalid);
         assert!(settings.config().auto_reconcile);
         assert_eq!(settings.trouble(), Some(error));
         std::fs::write(&path, "auto_reconcile = false\n").unwrap();
-        settings.reload().unwrap();
+        settings.reload(|_| Ok(())).unwrap();
         assert!(!settings.config().auto_reconcile);
         assert_eq!(settings.trouble(), None);
+        // What can't be put into force outside keeps all of it out.
+        std::fs::write(&path, "auto_reconcile = true\n").unwrap();
+        let refused = ApiError::new(Code::ConfigInvalid, "no such group");
+        assert_eq!(settings.reload(|_| Err(refused)).unwrap_err().message, "no such group");
+        assert!(!settings.config().auto_reconcile && settings.trouble().is_some());
     }
 }

@@ -162,6 +162,42 @@ fn long_polls_return_with_each_change_and_at_the_end() {
 }
 
 #[test]
+fn operations_are_listed_in_short_and_page_by_page() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    for round in 0..5 {
+        let layout: &[&str] = if round % 2 == 0 { &["2g.12gb*2"] } else { &["none"] };
+        assert_eq!(agent.apply(&["0", "2"], layout).state, OperationState::Done);
+    }
+    let ids = |path: &str| -> Vec<String> {
+        let listed = agent.get(path).json();
+        listed.as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(ids("/v1/operations"), ["op-1", "op-2", "op-3", "op-4", "op-5"]);
+    assert_eq!(ids("/v1/operations?limit=2"), ["op-4", "op-5"]);
+    assert_eq!(ids("/v1/operations?limit=2&before=op-4"), ["op-2", "op-3"]);
+    assert_eq!(ids("/v1/operations?limit=2&before=op-2"), ["op-1"]);
+    assert!(ids("/v1/operations?before=op-1").is_empty());
+    let listed = agent.get("/v1/operations?limit=1").json();
+    let (short, long) = (&listed[0], agent.get("/v1/operations/op-5").json());
+    assert!(short["plans"].is_null() && long["plans"].is_array(), "{short}");
+    assert_eq!((&short["gpus"], &short["state"], &short["by"]), (&json!([0, 2]), &long["state"], &long["by"]));
+    assert_eq!((&short["done"], &short["total"]), (&json!(8), &json!(8)));
+    for (query, status, says) in [
+        ("limit=0", 400, "1 to 200"),
+        ("limit=201", 400, "1 to 200"),
+        ("limit=x", 400, "invalid digit"),
+        ("before=op-9", 404, "op-9"),
+        ("after=1", 400, "before"),
+    ] {
+        let answer = agent.get(&format!("/v1/operations?{query}"));
+        let error = answer.error();
+        assert_eq!(answer.status, status, "{query}: {error:?}");
+        assert!(error.message.contains(says), "{query}: {error:?}");
+    }
+}
+
+#[test]
 fn readings_are_shared_and_a_gpu_that_hangs_is_shown_stale() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "[driver]\nread_ms = 3000\n");

@@ -2,14 +2,18 @@
 
 use std::{
     io::Read,
-    os::unix::{fs::FileTypeExt, net::UnixListener, process::ExitStatusExt},
+    os::unix::{
+        fs::{FileTypeExt, PermissionsExt},
+        net::UnixListener,
+        process::ExitStatusExt,
+    },
     process::Command,
     time::{Duration, Instant},
 };
 
 use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, PATIENCE, Setup, truth},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -131,6 +135,49 @@ fn a_second_sigterm_ends_it_at_once() {
     assert!(operation.notes[0].contains("gpushd ended while it was running"), "{:?}", operation.notes);
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
+}
+
+#[test]
+fn a_reload_takes_effect_at_once_and_what_waits_for_a_restart_is_shown() {
+    let host = Host::up("a30x4");
+    // The harness asks for a level of its own, and the command line stands above the config.
+    let setup = Setup::on(&host).config("[log]\nlevel = \"error\"\n").through(&["env", "-u", "GPUSH_LOG"]);
+    let mut agent = setup.start();
+    let mode = |agent: &Agent| agent.socket().metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&agent), agent.log().as_str()), (0o666, ""));
+    agent.write_config("[log]\nlevel = \"info\"\n[driver]\nread_ms = 5000\n[api]\nsocket_mode = \"0600\"\n");
+    agent.signal(Signal::SIGHUP);
+    agent.wait_for("STATUS=the config was read again");
+    assert_eq!(mode(&agent), 0o600);
+    let shown = agent.get("/v1/config").json();
+    let pending = serde_json::json!([{"key": "driver.read_ms", "in_force": "10000", "in_file": "5000"}]);
+    assert_eq!(shown["pending_restart"], pending);
+    let effective = shown["effective"].as_str().unwrap();
+    for line in ["level = \"info\"", "read_ms = 10000", "socket_mode = \"0600\""] {
+        assert!(effective.contains(line), "{effective}");
+    }
+    // Lines are written by a thread of their own.
+    let until = Instant::now() + PATIENCE;
+    while !agent.log().contains("driver.read_ms stays 10000 until gpushd is started anew: the file has 5000") {
+        assert!(Instant::now() < until, "{}", agent.log());
+    }
+
+    // What can't be had keeps the whole file out.
+    agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");
+    agent.signal(Signal::SIGHUP);
+    agent.wait_for("STATUS=the config is wrong and was not taken");
+    let shown = agent.get("/v1/config").json();
+    assert!(shown["effective"].as_str().unwrap().contains("level = \"info\""), "{shown}");
+    assert_eq!((&shown["pending_restart"], mode(&agent)), (&pending, 0o600));
+    let health = agent.get("/v1/health").json();
+    assert!(health["causes"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
+
+    // As it was: nothing waits.
+    agent.write_config("");
+    agent.signal(Signal::SIGHUP);
+    agent.wait_for("STATUS=the config was read again");
+    assert_eq!(agent.get("/v1/config").json()["pending_restart"], serde_json::json!([]));
+    assert_eq!(mode(&agent), 0o666);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! `/v1/gpus`: the GPUs and their profiles.
 
-use axum::{Json, extract::State};
+use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, Code, Gpu, GpuProfile};
 use gpush_core::selector::Selector;
 use serde::Deserialize;
 
 use super::{
+    desk,
     extract::{Parameters, Part},
     failure::Failure,
 };
@@ -30,14 +31,17 @@ pub(super) async fn list(
     State(agent): State<Shared>,
     asker: Asker,
     Parameters(parameters): Parameters<ListParameters>,
-) -> Result<Json<Vec<Gpu>>, Failure> {
-    let mut gpus = view::gpus(&agent, &asker).await?;
-    if !parameters.profiles {
-        for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-            mig.profiles.clear();
+) -> Result<Response, Failure> {
+    let list = async move |agent: Shared, asker: Asker| -> Result<Vec<Gpu>, Failure> {
+        let mut gpus = view::gpus(&agent, &asker).await?;
+        if !parameters.profiles {
+            for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
+                mig.profiles.clear();
+            }
         }
-    }
-    Ok(Json(gpus))
+        Ok(gpus)
+    };
+    desk::answer(agent, asker, StatusCode::OK, list).await
 }
 
 /// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
@@ -45,8 +49,10 @@ pub(super) async fn list(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Json<Gpu>, Failure> {
-    Ok(Json(find(&agent, &asker, &gpu).await?))
+pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Response, Failure> {
+    let one =
+        async move |agent: Shared, asker: Asker| -> Result<Gpu, Failure> { Ok(find(&agent, &asker, &gpu).await?) };
+    desk::answer(agent, asker, StatusCode::OK, one).await
 }
 
 /// The MIG profiles of one GPU, as its driver tells them.
@@ -54,20 +60,19 @@ pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Pa
     get, path = "/v1/gpus/{gpu}/profiles", operation_id = "listProfiles", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn profiles(
-    State(agent): State<Shared>,
-    asker: Asker,
-    Part(gpu): Part,
-) -> Result<Json<Vec<GpuProfile>>, Failure> {
-    let gpu = find(&agent, &asker, &gpu).await?;
-    match gpu.mig {
-        Some(mig) => Ok(Json(mig.profiles)),
-        None => {
-            let message = format!("GPU {} ({}, {}) has no MIG", gpu.index, gpu.name, gpu.uuid);
-            let error = ApiError::new(Code::Unsupported, message);
-            Err(error.hint("choose a GPU that has it: `gpushctl gpu list` shows them").into())
+pub(super) async fn profiles(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Response, Failure> {
+    let profiles = async move |agent: Shared, asker: Asker| -> Result<Vec<GpuProfile>, Failure> {
+        let gpu = find(&agent, &asker, &gpu).await?;
+        match gpu.mig {
+            Some(mig) => Ok(mig.profiles),
+            None => {
+                let message = format!("GPU {} ({}, {}) has no MIG", gpu.index, gpu.name, gpu.uuid);
+                let error = ApiError::new(Code::Unsupported, message);
+                Err(error.hint("choose a GPU that has it: `gpushctl gpu list` shows them").into())
+            }
         }
-    }
+    };
+    desk::answer(agent, asker, StatusCode::OK, profiles).await
 }
 
 async fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<Gpu, ApiError> {

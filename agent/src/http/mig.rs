@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, ApplyRequest, Code, Operation, PlanRequest, Plans};
 
-use super::{extract::Body, failure::Failure};
+use super::{desk, extract::Body, failure::Failure};
 use crate::{
     agent::Shared,
     answers::Header,
@@ -28,8 +28,11 @@ pub(super) async fn plan(
     State(agent): State<Shared>,
     asker: Asker,
     Body(request): Body<PlanRequest>,
-) -> Result<Json<Plans>, Failure> {
-    Ok(Json(apply::plan(&agent, &asker, &request).await?))
+) -> Result<Response, Failure> {
+    let plan = async move |agent: Shared, asker: Asker| -> Result<Plans, Failure> {
+        Ok(apply::plan(&agent, &asker, &request).await?)
+    };
+    desk::answer(agent, asker, StatusCode::OK, plan).await
 }
 
 /// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
@@ -41,18 +44,12 @@ pub(super) async fn apply(
     asker: Asker,
     header: Header,
     Body(request): Body<ApplyRequest>,
-) -> Result<(StatusCode, Json<Operation>), Failure> {
+) -> Result<Response, Failure> {
     if !asker.admin {
         let user = agent.people.user(asker.peer.uid).await;
         return Err(asker.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
     }
     let key = header.of(asker.peer.uid, "/v1/mig/apply", &request);
-    if let Some(key) = &key
-        && let Some(mut operation) = key.answered(&agent).await?
-    {
-        redact::operation(&mut operation, &asker);
-        return Ok((StatusCode::ACCEPTED, Json(operation)));
-    }
     let wait = match request.wait_s {
         Some(seconds) if seconds > LONGEST_WAIT => {
             let message = format!("wait_s is {seconds}; at most {LONGEST_WAIT} (30 days) are allowed");
@@ -63,7 +60,19 @@ pub(super) async fn apply(
     let reason = request.reason.as_deref().map(reason).transpose()?;
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
     let order = Order { reason, wait, key, ..Order::new("mig.apply", request) };
-    Ok((StatusCode::ACCEPTED, Json(apply::begin(&agent, &asker, order).await?)))
+    let begin = async move |agent: Shared, asker: Asker| -> Result<Operation, Failure> {
+        let answered = match &order.key {
+            Some(key) => key.answered(&agent).await?,
+            None => None,
+        };
+        let mut operation = match answered {
+            Some(operation) => operation,
+            None => apply::begin(&agent, &asker, order).await?,
+        };
+        redact::actor(&mut operation.by, &asker);
+        Ok(operation)
+    };
+    desk::answer(agent, asker, StatusCode::ACCEPTED, begin).await
 }
 
 /// A reason as it is recorded and shown.

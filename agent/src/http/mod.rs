@@ -1,9 +1,11 @@
 //! The API over HTTP: routes, and what all of them have in common.
 //!
 //! Every answer is JSON, errors included, whatever was wrong with the request; every error is an
-//! [`gpush_api::ApiError`]. What a path does is in the module of its noun.
+//! [`gpush_api::ApiError`]. What a path does is in the module of its noun; answers whose size grows
+//! with the host are made at the `desk`, so that the small ones need not wait for them.
 
 mod config;
+pub(crate) mod desk;
 mod extract;
 pub(crate) mod failure;
 mod gpus;

@@ -2,18 +2,35 @@
 
 use std::time::Duration;
 
-use axum::{Json, extract::State, http::StatusCode};
-use gpush_api::Operation;
+use axum::{Json, extract::State, http::StatusCode, response::Response};
+use gpush_api::{ApiError, Code, Operation, OperationSummary};
+use gpush_core::quote::Quoted;
 use serde::Deserialize;
 
 use super::{
+    desk,
     extract::{Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, auth::Asker, redact};
+use crate::{agent::Shared, auth::Asker, operation, redact};
 
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// Operations in one answer: usually, and at most.
+const PAGE: (usize, usize) = (100, 200);
+
+/// Parameters of `GET /v1/operations`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
+#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+pub(super) struct ListParameters {
+    /// How many at most, 1 to 200; 100 without it.
+    limit: Option<usize>,
+    /// Only those that were begun before the one of this id: the first of the page after this one.
+    before: Option<String>,
+}
 
 /// Parameters of `GET /v1/operations/{id}`.
 #[derive(Debug, Default, Deserialize)]
@@ -29,15 +46,37 @@ pub(super) struct OneParameters {
     wait_ms: u64,
 }
 
-/// Operations that go on, and the last 200 that ended; oldest first.
+/// The last operations, those that go on and those that ended; oldest first, without their plans. With `before` the page before that one.
 #[cfg_attr(feature = "openapi", utoipa::path(
-    get, path = "/v1/operations", operation_id = "listOperations", tag = "operations",
-    responses((status = 200, description = "The answer", body = Vec<Operation>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Json<Vec<Operation>>, Failure> {
-    let mut operations = agent.operations.list(None, 200).await?;
-    operations.reverse();
-    operations.iter_mut().for_each(|operation| redact::operation(operation, &asker));
-    Ok(Json(operations))
+    get, path = "/v1/operations", operation_id = "listOperations", tag = "operations", params(ListParameters),
+    responses((status = 200, description = "The answer", body = Vec<OperationSummary>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn list(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Parameters(parameters): Parameters<ListParameters>,
+) -> Result<Response, Failure> {
+    let limit = parameters.limit.unwrap_or(PAGE.0);
+    if !(1..=PAGE.1).contains(&limit) {
+        let message = format!("`limit` is {limit}, and an answer holds 1 to {} operations", PAGE.1);
+        return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
+            .hint("ask for the others page by page: `before` takes the id of the first operation of a page"));
+    }
+    let list = async move |agent: Shared, asker: Asker| -> Result<Vec<OperationSummary>, Failure> {
+        let before = match &parameters.before {
+            None => None,
+            Some(id) => Some(operation::id(id).ok_or_else(|| no_such(id))?),
+        };
+        let mut page = agent.operations.list(before, limit).await?;
+        page.reverse();
+        page.iter_mut().for_each(|operation| redact::actor(&mut operation.by, &asker));
+        Ok(page)
+    };
+    desk::answer(agent, asker, StatusCode::OK, list).await
+}
+
+fn no_such(id: &str) -> ApiError {
+    ApiError::new(Code::BadRequest, format!("`before` takes the id of an operation, and {} is none", Quoted(id)))
+        .hint("GET /v1/operations lists those that are known")
 }
 
 /// One operation, at once or when it has changed.
@@ -50,7 +89,8 @@ pub(super) async fn one(
     asker: Asker,
     Part(id): Part,
     Parameters(parameters): Parameters<OneParameters>,
-) -> Result<Json<Operation>, Failure> {
+) -> Result<Response, Failure> {
+    // Waited for here: a long poll is no work, and takes no place from it.
     let mut operation = match parameters.after {
         Some(after) => {
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST);
@@ -58,8 +98,8 @@ pub(super) async fn one(
         }
         None => agent.operations.get(&id).await?,
     };
-    redact::operation(&mut operation, &asker);
-    Ok(Json(operation))
+    redact::actor(&mut operation.by, &asker);
+    desk::answer(agent, asker, StatusCode::OK, async move |_, _| -> Result<Operation, Failure> { Ok(operation) }).await
 }
 
 /// Wants an operation taken back: one that waits ends at once, one that runs goes back to what stood
@@ -79,6 +119,6 @@ pub(super) async fn cancel(
     }
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
     let mut operation = agent.operations.cancel(&id, by).await?;
-    redact::operation(&mut operation, &asker);
+    redact::actor(&mut operation.by, &asker);
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }

@@ -84,6 +84,14 @@ pub(crate) enum SocketError {
         /// The group.
         group: String,
     },
+    /// Its permissions can't be changed.
+    #[error("the permissions of the socket {} can't be changed", path.display())]
+    Access {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Anything else.
     #[error("the socket {} can't be made", path.display())]
     Bind {
@@ -206,6 +214,28 @@ impl Listening {
 #[derive(Debug)]
 pub(crate) struct SocketFile(Option<Ours>);
 
+impl SocketFile {
+    /// Gives the file other permissions; those of a file that systemd owns are systemd's to give.
+    /// Whoever is connected already stays so.
+    pub(crate) fn set_access(&self, access: &Access) -> Result<(), SocketError> {
+        let Some(Ours { path, inode, .. }) = &self.0 else { return Ok(()) };
+        let gid = group(access)?.unwrap_or_else(nix::unistd::getegid);
+        let change = || -> io::Result<()> {
+            let before = fs::symlink_metadata(path)?;
+            if before.ino() != *inode {
+                return Err(io::Error::new(ErrorKind::NotFound, "somebody has replaced it"));
+            }
+            // Closed while it changes hands: no group has another one's permissions.
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;
+            let given = std::os::unix::fs::lchown(path, None, Some(gid.as_raw()));
+            let mode = if given.is_ok() { access.mode } else { before.mode() & 0o777 };
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+            given
+        };
+        change().map_err(|source| SocketError::Access { path: path.clone(), source })
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if let Some(Ours { path, inode, .. }) = &self.0
@@ -272,6 +302,11 @@ mod tests {
         let second = Listening::bind(&path, &access()).unwrap();
         UnixStream::connect(&path).unwrap();
         let (_listener, file) = second.split();
+        file.set_access(&Access { mode: 0o600, group: None }).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let nobody = Access { mode: 0o666, group: Some("no-such-group-here".to_owned()) };
+        assert!(file.set_access(&nobody).is_err());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         drop(file);
         assert!(!path.exists());
     }

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState};
+use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState, OperationSummary};
 use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
@@ -160,26 +160,23 @@ impl Operations {
         Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
     }
 
-    /// The last `limit` before operation `before`, newest first, with their plans.
+    /// The last `limit` before operation `before`, newest first.
     ///
     /// # Errors
     /// When the journal can't be read.
-    pub(crate) async fn list(&self, before: Option<OperationId>, limit: usize) -> Result<Vec<Operation>, ApiError> {
-        let read = self.store().read(move |view| {
-            let mut list = Vec::new();
-            for record in view.latest_operations(before, limit)? {
-                let intent = view.intent(record.id)?.unwrap_or_default();
-                list.push((record.id, wire::operation(record, intent)));
-            }
-            Ok(list)
-        });
-        let list = read.await?;
+    pub(crate) async fn list(
+        &self,
+        before: Option<OperationId>,
+        limit: usize,
+    ) -> Result<Vec<OperationSummary>, ApiError> {
+        let records = self.store().read(move |view| view.latest_operations(before, limit)).await?;
         let live = self.live();
         // Memory is ahead of the journal for those that go on.
-        let newest = |(id, recorded): (OperationId, Operation)| {
-            live.get(&id).map_or(recorded, |live| live.watch.borrow().clone())
+        let newest = |record: OperationRecord| match live.get(&record.id) {
+            Some(live) => OperationSummary::from(&*live.watch.borrow()),
+            None => OperationSummary::from(&wire::operation(record, Intent::default())),
         };
-        Ok(list.into_iter().map(newest).collect())
+        Ok(records.into_iter().map(newest).collect())
     }
 
     /// One as it is now.

@@ -20,6 +20,6 @@ pub use gpu::{
     Placement, Process, ProcessKind, USERS_UNKNOWN,
 };
 pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
-pub use operation::{Actor, Operation, OperationState, StepState};
+pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
-pub use policy::{ConfigView, Mode, NamedLayout, RuleView};
+pub use policy::{ConfigView, Mode, NamedLayout, PendingRestart, RuleView};

@@ -153,3 +153,54 @@ pub struct Operation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }
+
+/// An operation in a list: `GET /v1/operations/{id}` has all of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct OperationSummary {
+    /// As in [`Operation`], like all fields of the same name.
+    pub id: String,
+    /// Counts changes.
+    pub revision: u64,
+    /// What it does: `mig.apply`.
+    pub kind: String,
+    /// State.
+    pub state: OperationState,
+    /// Who asked.
+    pub by: Actor,
+    /// When it was asked for.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub created_at: Timestamp,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub ended_at: Option<Timestamp>,
+    /// Indexes of its GPUs.
+    pub gpus: Vec<u32>,
+    /// Steps carried out and read back, on all GPUs together.
+    pub done: u32,
+    /// Steps in all.
+    pub total: u32,
+    /// What went wrong as a whole, without its causes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<ApiError>,
+}
+
+impl From<&Operation> for OperationSummary {
+    fn from(one: &Operation) -> Self {
+        Self {
+            id: one.id.clone(),
+            revision: one.revision,
+            kind: one.kind.clone(),
+            state: one.state,
+            by: one.by.clone(),
+            created_at: one.created_at,
+            ended_at: one.ended_at,
+            gpus: one.progress.iter().map(|progress| progress.gpu).collect(),
+            done: one.progress.iter().map(|progress| progress.done).sum(),
+            total: one.progress.iter().map(|progress| progress.total).sum(),
+            // Of each GPU there may be several.
+            error: one.error.as_ref().map(|error| ApiError { causes: Vec::new(), ..error.clone() }),
+        }
+    }
+}

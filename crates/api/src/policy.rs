@@ -47,6 +47,18 @@ pub struct RuleView {
     pub claims: Vec<u32>,
 }
 
+/// A setting that the file has changed and that takes effect with the next start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct PendingRestart {
+    /// With its table: `driver.read_ms`.
+    pub key: String,
+    /// Value in force, as TOML; `None` when it is not set.
+    pub in_force: Option<String>,
+    /// Value in the file, or its default, as TOML; `None` when it is not set.
+    pub in_file: Option<String>,
+}
+
 /// `GET /v1/config`: the config in force.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -60,4 +72,7 @@ pub struct ConfigView {
     pub layouts: Vec<NamedLayout>,
     /// Whole effective config as TOML, defaults filled in.
     pub effective: String,
+    /// Settings of which the file says something else since the agent started.
+    #[serde(default)]
+    pub pending_restart: Vec<PendingRestart>,
 }

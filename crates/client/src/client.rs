@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, ApplyRequest, Code, ConfigView, Gpu, GpuProfile, Health, Operation, PlanRequest, Plans, Version,
+    ApiError, ApplyRequest, Code, ConfigView, Gpu, GpuProfile, Health, Operation, OperationSummary, PlanRequest, Plans,
+    Version,
 };
 use hyper::body::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -18,6 +19,9 @@ use crate::{
 /// How long an answer may take unless said otherwise. A read waits for the driver no longer than
 /// the agent's own deadlines, so this is generous.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Operations that are asked for at once.
+const PAGE: usize = 200;
 
 /// A client of one agent. Methods take `&mut self`: requests go one after the other over one
 /// connection, which opens at the first of them.
@@ -136,12 +140,25 @@ impl Client {
         self.post("/v1/mig/apply", request, true).await
     }
 
-    /// `GET /v1/operations`.
+    /// `GET /v1/operations`, page by page: all that the agent knows, oldest first.
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn operations(&mut self) -> Result<Vec<Operation>, Error> {
-        self.get("/v1/operations").await
+    pub async fn operations(&mut self) -> Result<Vec<OperationSummary>, Error> {
+        let mut all: Vec<OperationSummary> = self.get(&format!("/v1/operations?limit={PAGE}")).await?;
+        let mut full = all.len() == PAGE;
+        while let Some(first) = all.first().filter(|_| full) {
+            let path = format!("/v1/operations?limit={PAGE}&before={}", segment(&first.id));
+            let mut page: Vec<OperationSummary> = match self.get(&path).await {
+                // Forgotten meanwhile, and so is what was before it.
+                Err(error) if error.code() == Code::NotFound => break,
+                page => page?,
+            };
+            full = page.len() == PAGE;
+            page.append(&mut all);
+            all = page;
+        }
+        Ok(all)
     }
 
     /// `GET /v1/operations/{id}`.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, Code, Gpu, Operation};
+use gpush_api::{ApiError, Code, Gpu, Operation, OperationSummary};
 use gpush_client::{Client, Kind};
 
 use crate::{
@@ -42,7 +42,10 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
         args::Operation::Show { id } => {
             let one = match id {
                 Some(id) => client.operation(id).await?,
-                None => last(client.operations().await?)?,
+                None => {
+                    let id = last(client.operations().await?)?;
+                    client.operation(&id).await?
+                }
             };
             let gpus = client.gpus(false).await.unwrap_or_default();
             out.show(&one, |look| operation::operation(&one, &[], &gpus, false, look))?;
@@ -56,9 +59,8 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
     }
 }
 
-fn last(mut all: Vec<Operation>) -> Result<Operation, Failure> {
-    all.sort_by_key(|op| op.created_at);
-    all.pop().ok_or_else(|| {
+fn last(all: Vec<OperationSummary>) -> Result<String, Failure> {
+    all.into_iter().max_by_key(|op| op.created_at).map(|op| op.id).ok_or_else(|| {
         ApiError::new(Code::NotFound, "no operation since the agent started")
             .hint("`gpushctl status` shows the GPUs")
             .into()

@@ -1,6 +1,6 @@
 //! The config in force, as tables.
 
-use gpush_api::{ConfigView, Gpu, Plans, RuleView};
+use gpush_api::{ConfigView, Gpu, PendingRestart, Plans, RuleView};
 
 use super::{
     Look, gpu,
@@ -25,7 +25,21 @@ pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
         let rows = view.layouts.iter().map(|l| vec![look.clean(&l.name), look.clean(&l.entries.join(", "))]).collect();
         out += &table(&[("LAYOUT", Align::Left), ("INSTANCES", Align::Left)], rows, 0, look);
     }
+    if !view.pending_restart.is_empty() {
+        out.push('\n');
+        out += &pending(&view.pending_restart, look);
+    }
     out
+}
+
+/// What the file says and is not in force yet.
+fn pending(settings: &[PendingRestart], look: &Look) -> String {
+    let heading =
+        format!("{} for a restart of gpushd:", if settings.len() == 1 { "One setting waits" } else { "Settings wait" });
+    let value = |value: &Option<String>| value.as_ref().map_or_else(|| "not set".to_owned(), |text| look.clean(text));
+    let rows = settings.iter().map(|s| vec![look.clean(&s.key), value(&s.in_force), value(&s.in_file)]).collect();
+    let columns = [("SETTING", Align::Left), ("IN FORCE", Align::Left), ("IN THE FILE", Align::Left)];
+    format!("{}\n{}", paint(NOTE, &heading), table(&columns, rows, 0, look))
 }
 
 /// Rules in order, with the GPUs that each claims.

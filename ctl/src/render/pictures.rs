@@ -1,7 +1,8 @@
 //! Snapshots of every drawing: as people see them, at 80 and 120 columns, in UTF-8 and ASCII.
 
 use gpush_api::{
-    ApiError, Code, ConfigView, GpuState, Mode, NamedLayout, OperationState, Placement, Plans, Refusal, RuleView, Step,
+    ApiError, Code, ConfigView, GpuState, Mode, NamedLayout, OperationState, OperationSummary, PendingRestart,
+    Placement, Plans, Refusal, RuleView, Step,
 };
 use insta::assert_snapshot;
 
@@ -355,7 +356,7 @@ fn operations_and_their_ends() {
     assert!(text.contains("  as it was before, because GPU 0 failed\n"), "{text}");
     assert!(!text.contains("6 of 6 steps"), "{text}");
 
-    let all = [done, running, rolled, failed];
+    let all = [&done, &running, &rolled, &failed].map(OperationSummary::from);
     let look = fixtures::look(80, UTF8);
     assert_snapshot!("operation-list", fits(&table::operations(&all, &look), &look));
 }
@@ -388,9 +389,23 @@ fn the_config_in_force() {
             entries: vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb*2".into()],
         }],
         effective: String::new(),
+        pending_restart: vec![
+            PendingRestart {
+                key: "driver.library".into(),
+                in_force: Some("\"libnvidia-ml.so.1\"".into()),
+                in_file: Some("\"/opt/nvidia/libnvidia-ml.so.1\"".into()),
+            },
+            PendingRestart { key: "api.admin_socket".into(), in_force: None, in_file: Some("\"/run/a.sock\"".into()) },
+        ],
     };
     assert_snapshot!("config-show", fits(&config::config(&view, &look), &look));
-    let defaults = ConfigView { path: None, rules: Vec::new(), layouts: Vec::new(), effective: String::new() };
+    let defaults = ConfigView {
+        path: None,
+        rules: Vec::new(),
+        layouts: Vec::new(),
+        effective: String::new(),
+        pending_restart: Vec::new(),
+    };
     assert_snapshot!("config-show-defaults", fits(&config::config(&defaults, &look), &look));
     let findings = ["rule 2: `*A30*` matches no GPU of this host".to_owned()];
     let plans = Plans { plans: vec![fixtures::plan(), fixtures::as_wanted(1)] };

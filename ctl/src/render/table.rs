@@ -1,7 +1,7 @@
 //! Tables: one line a thing, columns aligned, headings quiet.
 
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
-use gpush_api::{Gpu, Operation};
+use gpush_api::{Gpu, OperationSummary};
 
 use super::{
     Look, gpu,
@@ -109,7 +109,7 @@ fn mig(gpu: &Gpu) -> String {
 }
 
 /// `gpushctl operation list`.
-pub(crate) fn operations(operations: &[Operation], look: &Look) -> String {
+pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> String {
     use Align::{Left, Right};
     let columns = [
         ("ID", Left),
@@ -123,16 +123,14 @@ pub(crate) fn operations(operations: &[Operation], look: &Look) -> String {
     let rows = operations
         .iter()
         .map(|op| {
-            let (done, total) = op.progress.iter().fold((0, 0), |(d, t), p| (d + p.done, t + p.total));
-            let gpus: Vec<u32> = op.plans.iter().map(|p| p.gpu).collect();
             vec![
                 op.id.clone(),
                 look.clean(&op.kind),
                 operation::state(op.state).0.to_owned(),
                 op.by.user.as_ref().map_or_else(|| format!("uid {}", op.by.uid), |u| look.clean(u)),
                 look.ago(op.created_at),
-                super::status::gpu_numbers(&gpus).trim_start_matches("GPUs ").trim_start_matches("GPU ").to_owned(),
-                format!("{done}/{total}"),
+                super::status::gpu_numbers(&op.gpus).trim_start_matches("GPUs ").trim_start_matches("GPU ").to_owned(),
+                format!("{}/{}", op.done, op.total),
             ]
         })
         .collect();

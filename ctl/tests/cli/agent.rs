@@ -11,7 +11,7 @@ use std::{
 
 use gpush_api::{
     Actor, ApiError, ApplyRequest, Code, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, Health, HealthStatus,
-    Operation, OperationState, Placement, Plans, Refusal, Step, StepState, Version,
+    Operation, OperationState, OperationSummary, Placement, Plans, Refusal, Step, StepState, Version,
 };
 use insta::assert_snapshot;
 
@@ -130,7 +130,7 @@ fn status_and_lists() {
     let host = Host::new();
     let agent = agent(&host, usize::MAX, |request, _| match request.path.as_str() {
         "/v1/gpus?profiles=true" => Answer::ok(&gpus(BEFORE)),
-        "/v1/operations" => Answer::ok::<[Operation]>(&[]),
+        "/v1/operations?limit=200" => Answer::ok::<[OperationSummary]>(&[]),
         other => panic!("not asked for: {other}"),
     });
     let mut text = host.run(&["status"]);

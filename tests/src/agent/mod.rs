@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, Gpu, Operation};
+use gpush_api::{ApiError, Gpu, Operation, OperationSummary};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -316,8 +316,11 @@ impl Agent {
     /// When one does not end.
     #[must_use]
     pub fn settle(&self) -> Vec<Operation> {
-        let all: Vec<Operation> = serde_json::from_value(self.get("/v1/operations").json()).expect("operations");
-        all.into_iter().filter(|one| one.created_at >= self.started).map(|one| self.follow(one)).collect()
+        let all: Vec<OperationSummary> =
+            serde_json::from_value(self.get("/v1/operations?limit=200").json()).expect("operations");
+        let one = |id: &str| serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json());
+        let own = all.iter().filter(|one| one.created_at >= self.started);
+        own.map(|operation| self.follow(one(&operation.id).expect("an operation"))).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use gpush_api::{ConfigView, Gpu, NamedLayout, RuleView};
+use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView};
 
 use super::{Config, WantedLayout, rules::mode_name};
 use crate::desired;
@@ -14,17 +14,16 @@ impl Config {
     pub fn effective(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(out, "auto_reconcile = {}", self.auto_reconcile);
-        let _ = writeln!(out, "\n[log]\nlevel = {}", text(self.log.level.name()));
-        let driver = &self.driver;
-        let _ = writeln!(out, "\n[driver]\nlibrary = {}", text(&driver.library));
-        let _ = writeln!(out, "start_s = {}", driver.start_s);
-        let _ = writeln!(out, "read_ms = {}", driver.read_ms);
-        let _ = writeln!(out, "change_s = {}", driver.change_s);
-        let _ = writeln!(out, "\n[api]");
-        if let Some(group) = &self.api.socket_group {
-            let _ = writeln!(out, "socket_group = {}", text(group));
+        let mut table = "";
+        for (section, key, value) in self.of_the_agent() {
+            if section != table {
+                let _ = writeln!(out, "\n[{section}]");
+                table = section;
+            }
+            if let Some(value) = value {
+                let _ = writeln!(out, "{key} = {value}");
+            }
         }
-        let _ = writeln!(out, "socket_mode = \"{:04o}\"", self.api.socket_mode);
         let _ = writeln!(out, "\n[access]\nadmin_groups = {}", list(&self.access.admin_groups));
         if !self.layouts.is_empty() {
             let _ = writeln!(out, "\n[layouts]");
@@ -51,6 +50,34 @@ impl Config {
             }
         }
         out
+    }
+
+    /// The settings about the agent itself: table, key and value as TOML, in the order of the file.
+    fn of_the_agent(&self) -> [(&'static str, &'static str, Option<String>); 7] {
+        let Self { log, driver, api, .. } = self;
+        [
+            ("log", "level", Some(text(log.level.name()))),
+            ("driver", "library", Some(text(&driver.library))),
+            ("driver", "start_s", Some(driver.start_s.to_string())),
+            ("driver", "read_ms", Some(driver.read_ms.to_string())),
+            ("driver", "change_s", Some(driver.change_s.to_string())),
+            ("api", "socket_group", api.socket_group.as_deref().map(text)),
+            ("api", "socket_mode", Some(format!("\"{:04o}\"", api.socket_mode))),
+        ]
+    }
+
+    /// In which settings about the agent itself a file differs from what is in force: they wait
+    /// for a restart.
+    #[must_use]
+    pub fn pending_restart(&self, in_file: &Self) -> Vec<PendingRestart> {
+        let both = self.of_the_agent().into_iter().zip(in_file.of_the_agent());
+        both.filter(|((_, _, in_force), (_, _, in_file))| in_force != in_file)
+            .map(|((table, key, in_force), (_, _, in_file))| PendingRestart {
+                key: format!("{table}.{key}"),
+                in_force,
+                in_file,
+            })
+            .collect()
     }
 
     /// As the API shows it; `path` is the file it came from, `gpus` those that rules may claim.
@@ -85,6 +112,7 @@ impl Config {
                 .map(|(name, layout)| NamedLayout { name: name.clone(), entries: layout.canonical() })
                 .collect(),
             effective: self.effective(),
+            pending_restart: Vec::new(),
         }
     }
 }
