@@ -30,6 +30,7 @@ mod import;
 mod read;
 mod resolve;
 mod select;
+mod values;
 mod yaml;
 
 pub use device_id::DeviceId;
