@@ -134,11 +134,10 @@ impl Conditions {
     /// Takes in a reading that was begun at `at`, while no call could change the GPU any more.
     pub(crate) fn consider(&self, reading: &Reading, at: Timestamp) {
         let uuid = &reading.identity.uuid;
-        let well =
-            |one: &Standing| at > one.since && one.open.as_ref().is_some_and(|part| part.stands(reading).is_some());
-        let degraded = self.about(uuid, ConditionKind::Degraded);
-        for one in degraded.into_iter().filter(well) {
-            tracing::info!(gpu = uuid, "it is degraded no longer: it stands as {} wanted it, or as before", one.cause);
+        for one in self.about(uuid, ConditionKind::Degraded) {
+            let open = one.open.as_ref().filter(|_| at > one.since);
+            let Some(stands) = open.and_then(|part| part.stands(reading)) else { continue };
+            tracing::info!(gpu = uuid, "it is degraded no longer: after {} it stands {stands}", one.cause);
             let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Degraded, Some(one.cause));
             self.take_in(&change);
             // Lost, it is found out again by the next agent's first reading.

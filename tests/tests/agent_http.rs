@@ -42,7 +42,7 @@ fn every_mistake_is_answered_in_json_with_its_status() {
         ("POST", "/v1/mig/apply", json_type, b"", 400, "the body"),
         ("POST", "/v1/mig/apply", json_type, b"{\"gpus\": [", 400, "line 1 column 10"),
         ("POST", "/v1/mig/apply", json_type, b"[1]", 400, "the body"),
-        ("POST", "/v1/mig/apply", json_type, b"{\"gpu\": []}", 400, "expected `gpus` or `layout`"),
+        ("POST", "/v1/mig/apply", json_type, b"{\"gpu\": []}", 400, "expected one of `gpus`, `layout`"),
         ("POST", "/v1/mig/apply", json_type, b"{\"layout\": {\"entries\": 7}}", 400, "layout.entries"),
         ("POST", "/v1/mig/apply", json_type, b"\xff\xfe", 400, "the body"),
         ("POST", "/v1/mig/apply", json_type, &large, 413, "65536 bytes"),
@@ -187,7 +187,7 @@ fn operations_are_listed_in_short_and_page_by_page() {
         ("limit=0", 400, "1 to 200"),
         ("limit=201", 400, "1 to 200"),
         ("limit=x", 400, "invalid digit"),
-        ("before=op-9", 404, "op-9"),
+        ("before=op-09", 400, "op-09"),
         ("after=1", 400, "before"),
     ] {
         let answer = agent.get(&format!("/v1/operations?{query}"));

@@ -73,7 +73,7 @@ pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Pa
     });
     let stopped = ends.iter().any(|end| matches!(end, Forward::Stopped));
     match failed.or_else(|| stopped.then(|| cancelled(&operation.id))) {
-        None => finish(agent, ongoing, parts, OperationState::Done, None, Vec::new()).await,
+        None => finish(agent, ongoing, parts, OperationState::Done, None).await,
         Some(why) => go_back(agent, ongoing, parts, &ends, why).await,
     }
 }
@@ -91,12 +91,41 @@ pub(super) async fn go_back(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Part
         // What counts is what is done now; the next agent would try the way forward once more.
         tracing::warn!(op = ongoing.id(), "that it is taken back can't be recorded: {error}");
     }
+    let broke = why.clone();
     let (state, error, changes) = all_back(agent, &ongoing, parts, ends, why).await;
-    finish(agent, ongoing, parts, state, Some(error), changes).await;
+    log(&ongoing, state, Some(&broke));
+    end(agent, ongoing, parts, state, Some(error), changes).await;
 }
 
-/// Ends an operation, with all that follows from how it ended.
+/// Ends an operation that is not, or need not be, taken back.
 pub(super) async fn finish(
+    agent: &Shared,
+    ongoing: Arc<Ongoing>,
+    parts: &[Part],
+    state: OperationState,
+    error: Option<ApiError>,
+) {
+    log(&ongoing, state, error.as_ref());
+    end(agent, ongoing, parts, state, error, Vec::new()).await;
+}
+
+/// Says in the log how an operation ended. What going back came to is there already, and in full:
+/// an operation's own error names nobody, since everybody may read it.
+fn log(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
+    let operation = ongoing.snapshot();
+    match error {
+        None => tracing::info!(op = operation.id, "{} is done", operation.kind),
+        Some(error) => tracing::error!(
+            op = operation.id,
+            "{} ended {state}: {error}{}",
+            operation.kind,
+            error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>()
+        ),
+    }
+}
+
+/// Records the end, with all that follows from it.
+async fn end(
     agent: &Shared,
     ongoing: Arc<Ongoing>,
     parts: &[Part],
@@ -118,15 +147,6 @@ pub(super) async fn finish(
             | OperationState::Interrupted => {}
         }
         agent.observer.outdate(&part.plan.uuid);
-    }
-    match &error {
-        None => tracing::info!(op = operation.id, "{} is done", operation.kind),
-        Some(error) => tracing::error!(
-            op = operation.id,
-            "{} ended {state}: {error}{}",
-            operation.kind,
-            error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>()
-        ),
     }
     changes.iter().for_each(|change| agent.conditions.take_in(change));
     let audit = NewAudit {

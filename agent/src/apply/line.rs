@@ -57,7 +57,7 @@ pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, s
             let plans = parts.iter().map(|part| part.plan.clone()).collect();
             match ongoing.start(claim, intent(&order, &parts), plans).await {
                 Ok(()) => carry_out(agent, ongoing, &parts).await,
-                Err(error) => finish(agent, ongoing, &[], OperationState::RolledBack, Some(error), Vec::new()).await,
+                Err(error) => finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await,
             }
         }
         Err(Left::Stopping) => {}
@@ -65,7 +65,7 @@ pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, s
             let waited_for: Option<ApiError> = last;
             error.causes.extend(waited_for.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
             error.causes.push("nothing of it was done".to_owned());
-            finish(agent, ongoing, &[], OperationState::RolledBack, Some(error), Vec::new()).await;
+            finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
         }
     }
 }

@@ -65,7 +65,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
                     let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
                         .cause(error.to_string())
                         .hint("ask for it again; nothing of it was done");
-                    finish(agent, ongoing, &[], OperationState::RolledBack, Some(error), Vec::new()).await;
+                    finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
                 }
             };
         }
@@ -125,7 +125,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     });
     let interrupted = |message: &str| ApiError::new(Code::Unavailable, message.to_owned());
     if as_planned {
-        finish(agent, ongoing, &parts, OperationState::Done, None, Vec::new()).await;
+        finish(agent, ongoing, &parts, OperationState::Done, None).await;
     } else if to_do && same_boot && !back_wanted {
         match ongoing.advance(OperationState::Running).await {
             Ok(()) => carry_out(agent, ongoing, &parts).await,
@@ -136,12 +136,12 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         let error = interrupted("gpushd ended before anything was changed, or after all was taken back")
             .cause("the previous layout stands, read back")
             .hint("ask for it again");
-        finish(agent, ongoing, &parts, OperationState::RolledBack, Some(error), Vec::new()).await;
+        finish(agent, ongoing, &parts, OperationState::RolledBack, Some(error)).await;
     } else if !same_boot {
         let error = interrupted("the host was restarted in the middle of the operation")
             .cause("MIG instances don't survive a restart: neither the new layout stands nor the previous one")
             .hint("`gpushctl status` shows what stands; `gpushctl mig apply` gives the GPUs the config's layouts");
-        finish(agent, ongoing, &parts, OperationState::Failed, Some(error), Vec::new()).await;
+        finish(agent, ongoing, &parts, OperationState::Failed, Some(error)).await;
     } else {
         let why = match parts.iter().find_map(|part| part.plan.error.clone()) {
             Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
