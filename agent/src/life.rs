@@ -18,6 +18,7 @@ use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use sd_notify::NotifyState;
+use tokio::task::JoinHandle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -27,8 +28,8 @@ use crate::{
     durable::{self, Remembered},
     http,
     listen::{
-        accept,
-        socket::{Access, Listening, SocketError, SocketFile},
+        accept::{self, Door},
+        socket::{Access, HandedOver, Listening, SocketError, SocketFile},
     },
     logging::{self, Log},
     observe::Observer,
@@ -42,6 +43,9 @@ use crate::{
 
 /// Stands for the boot when its id can't be read.
 const UNKNOWN_BOOT: &str = "unknown";
+
+/// An accept loop.
+type Serving = JoinHandle<std::io::Result<()>>;
 
 /// How long the driver worker may take to end.
 const WORKER_END: Duration = Duration::from_millis(500);
@@ -64,10 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let remembered = durable::open(&paths.state_dir, boot.as_deref().unwrap_or(UNKNOWN_BOOT))?;
     // The last handle waits for what is being recorded, so it is dropped here, off the runtime.
     let store = remembered.store.clone();
-    let listening = match handed_over {
-        Some(listening) => listening,
-        None => Listening::bind(&paths.socket, &access(&config))?,
-    };
+    let doors = doors(handed_over, &paths, &config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -76,10 +77,36 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = driver(arguments, &config);
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let result = runtime.block_on(serve(settings, boot, remembered, listening, options, level));
+    let result = runtime.block_on(serve(settings, boot, remembered, doors, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
+}
+
+/// The sockets to serve.
+struct Doors {
+    public: Listening,
+    admin: Option<Listening>,
+}
+
+/// The sockets that systemd made, and those that it did not.
+fn doors(handed_over: Option<HandedOver>, paths: &Paths, config: &Config) -> Result<Doors, SocketError> {
+    let named = paths.admin_socket.clone().or_else(|| config.api.admin_socket.as_ref().map(PathBuf::from));
+    let (public, admin, beside) = match handed_over {
+        // Where systemd makes the one, the other is systemd's to make as well: its sandbox may keep
+        // us from it.
+        Some(HandedOver { public, admin }) => (public, admin, None),
+        None => {
+            let beside = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
+            (Listening::bind(&paths.socket, &access(config), "--socket")?, None, beside)
+        }
+    };
+    let admin = match (admin, named.or(beside)) {
+        (Some(admin), _) => Some(admin),
+        (None, Some(path)) => Some(Listening::bind(&path, &Access::own(), "--admin-socket")?),
+        (None, None) => None,
+    };
+    Ok(Doors { public, admin })
 }
 
 fn access(config: &Config) -> Access {
@@ -104,7 +131,7 @@ async fn serve(
     settings: Settings,
     boot: Result<String, ApiError>,
     remembered: Remembered,
-    listening: Listening,
+    doors: Doors,
     options: Options,
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
@@ -132,10 +159,15 @@ async fn serve(
     });
     // Their GPUs are theirs before anybody is served.
     apply::take_over(&agent, unfinished, &boot_id);
-    let name = listening.name.clone();
-    let (listener, socket_file) = listening.split();
+    let name = doors.public.name.clone();
+    let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
-    let mut server = tokio::spawn(accept::serve(listener, http::router(Arc::clone(&agent)), closing.clone()));
+    let open =
+        |listener, door| tokio::spawn(accept::serve(listener, door, http::router(Arc::clone(&agent)), closing.clone()));
+    let public = open(listener, Door::Public);
+    let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
+    let admin = admin.map(|listener| open(listener, Door::Admin));
+    let mut server = tokio::spawn(served(public, admin));
     say(&[NotifyState::Ready, NotifyState::Status(&format!("serving on {name}"))]);
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
@@ -167,10 +199,24 @@ async fn serve(
         None => server.await,
     };
     // Unlinked before the lock goes: the next agent never sees a stale file of ours.
-    drop(socket_file);
+    drop((socket_file, admin_file));
     let _ = tokio::time::timeout(WORKER_END, agent.hardware.stop()).await;
     tracing::info!("stopped");
-    result.context("the accept loop broke off")?.context("the socket can't be served")
+    result.context("the accept loops broke off")?
+}
+
+/// Ends when all sockets are closed, or one can't be served.
+async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
+    let ended = async |serving: Serving| {
+        serving.await.context("the accept loop broke off")?.context("the socket can't be served")
+    };
+    let admin = async {
+        match admin {
+            Some(admin) => ended(admin).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(ended(public), admin).map(|_| ())
 }
 
 /// Looks at the hardware so that the first asker finds it read, and notes what it is.

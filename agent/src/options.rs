@@ -29,6 +29,10 @@ pub(crate) struct Arguments {
     #[arg(long, env = "GPUSH_SOCKET", value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
+    /// Second socket, for root and the user that gpushd runs as [default: admin.sock beside the first]
+    #[arg(long, env = "GPUSH_ADMIN_SOCKET", value_name = "PATH")]
+    pub(crate) admin_socket: Option<PathBuf>,
+
     /// Directory for what must survive a restart [default: /var/lib/gpush, ~/.local/state/gpush when not root]
     #[arg(long, env = "GPUSH_STATE_DIR", value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
@@ -85,6 +89,8 @@ pub(crate) struct Paths {
     pub(crate) config_named: bool,
     /// Socket.
     pub(crate) socket: PathBuf,
+    /// Second socket, when somebody named it.
+    pub(crate) admin_socket: Option<PathBuf>,
     /// State directory.
     pub(crate) state_dir: PathBuf,
     /// File with the boot id.
@@ -161,6 +167,7 @@ impl Paths {
             config,
             config_named: arguments.config.is_some(),
             socket,
+            admin_socket: arguments.admin_socket.clone(),
             state_dir,
             boot_id_file: arguments.boot_id_file.clone(),
         })

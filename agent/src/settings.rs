@@ -1,8 +1,8 @@
 //! The config in force, and how it is replaced: whole or not at all.
 //!
 //! Rules, layouts, access, the log's level and the socket's permissions are taken as they are read.
-//! What the driver worker was started with can't be: it stays in force until the next start, and is
-//! shown as what it is, next to what the file says.
+//! What the driver worker was started with can't be, nor can the second socket's path: they stay in force until the next start, and are
+//! shown as what they are, next to what the file says.
 
 use std::{
     io,
@@ -90,7 +90,8 @@ impl Settings {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         match read {
             Ok((in_file, from_file)) => {
-                let config = Config { driver: state.config.driver.clone(), ..in_file.clone() };
+                let mut config = Config { driver: state.config.driver.clone(), ..in_file.clone() };
+                config.api.admin_socket.clone_from(&state.config.api.admin_socket);
                 let pending = config.pending_restart(&in_file);
                 *state = State { config: Arc::new(config), from_file, trouble: None, pending };
                 Ok(())

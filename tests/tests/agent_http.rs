@@ -118,6 +118,76 @@ fn a_head_that_does_not_come_is_not_waited_for() {
     println!("{} slow clients", tried + 1);
 }
 
+/// A client that sends a little now and then has no more time than one that sends nothing.
+#[test]
+fn a_client_that_sends_byte_by_byte_is_not_waited_for() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let body = format!("{{\"gpus\": [{}\"0\"]}}", " ".repeat(500));
+    let head = "POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ";
+    let long = format!("GET /v1/version HTTP/1.1\r\nhost: x\r\nx-filler: {}\r\n\r\n", "x".repeat(500));
+    let slow = |at_once: String, byte_by_byte: String| {
+        let mut stream = agent.connect();
+        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        stream.write_all(at_once.as_bytes()).unwrap();
+        let (mut sent, mut answer) = (0, Vec::new());
+        let mut buffer = [0; 4096];
+        // The pause between two bytes is the wait for an answer.
+        for byte in byte_by_byte.bytes() {
+            if stream.write_all(&[byte]).is_err() {
+                break;
+            }
+            sent += 1;
+            match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => answer.extend(&buffer[..length]),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+        }
+        assert!(sent < byte_by_byte.len(), "all of it was waited for");
+        assert_eq!(agent.get("/v1/version").status, 200);
+        (sent, parse(&answer).map(|answer| answer.status))
+    };
+    let (of_head, answer) = slow(String::new(), long);
+    assert!(answer.is_none_or(|status| status >= 400), "{answer:?}");
+    let (of_body, answer) = slow(format!("{head}{}\r\n\r\n", body.len()), body);
+    assert_eq!(answer, Some(408));
+    println!("closed after {of_head} bytes of a head, {of_body} of a body");
+}
+
+/// However much somebody sends, no more is read than a request may have.
+#[test]
+fn a_body_of_ten_megabytes_is_refused_before_it_is_read() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let most = 10 << 20;
+    let head = "POST /v1/mig/plan HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+    let told = format!("{head}content-length: {most}\r\n\r\n");
+    // One that says its size, and one that does not.
+    let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n{most:x}\r\n");
+    let mut tried = 0;
+    for start in [told, chunked] {
+        let mut stream = agent.connect();
+        stream.write_all(start.as_bytes()).unwrap();
+        let piece = vec![b' '; 64 << 10];
+        let mut sent = 0;
+        while sent < most && stream.write_all(&piece).is_ok() {
+            sent += piece.len();
+        }
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(sent < most, "all of it was taken");
+        // The kernel may have dropped the answer when we went on to write.
+        if let Some(answer) = parse(&answer) {
+            assert_eq!(answer.status, 413);
+        }
+        assert_eq!(agent.get("/v1/version").status, 200);
+        tried += 1;
+    }
+    println!("{tried} large bodies refused");
+}
+
 #[test]
 fn a_connection_carries_several_requests() {
     let host = Host::up("a30x4");

@@ -21,7 +21,7 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     // With the program where the unit has it, in a root of our own: verify looks for it.
     let scratch = tempfile::tempdir().unwrap();
     let mut checked = 0;
-    for unit in ["gpushd.service", "gpushd.socket"] {
+    for unit in ["gpushd.service", "gpushd.socket", "gpushd-admin.socket"] {
         let text = read(&format!("systemd/{unit}")).replace("/usr/sbin/gpushd", "/bin/true");
         std::fs::write(scratch.path().join(unit), text).unwrap();
         checked += 1;
@@ -30,11 +30,12 @@ fn systemd_finds_nothing_wrong_with_the_units() {
         .args(["verify", "--man=no", "--recursive-errors=no"])
         .arg(scratch.path().join("gpushd.service"))
         .arg(scratch.path().join("gpushd.socket"))
+        .arg(scratch.path().join("gpushd-admin.socket"))
         .env("SYSTEMD_UNIT_PATH", format!("{}:", scratch.path().display()))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    let ours: Vec<&str> = said.lines().filter(|line| line.contains("gpushd.")).collect();
+    let ours: Vec<&str> = said.lines().filter(|line| line.contains("gpushd")).collect();
     assert!(output.status.success() && ours.is_empty(), "{said}");
     println!("{checked} units verified");
 }
@@ -43,7 +44,17 @@ fn systemd_finds_nothing_wrong_with_the_units() {
 fn the_units_keep_what_the_agent_relies_on() {
     let service = read("systemd/gpushd.service");
     let socket = read("systemd/gpushd.socket");
-    for line in ["Type=notify", "Requires=gpushd.socket", "KillMode=mixed", "StateDirectory=gpush"] {
+    let admin = read("systemd/gpushd-admin.socket");
+    for line in ["ListenStream=/run/gpush/admin.sock", "SocketMode=0600", "FileDescriptorName=admin"] {
+        assert!(admin.lines().any(|found| found == line), "{line}");
+    }
+    for line in [
+        "Type=notify",
+        "Requires=gpushd.socket gpushd-admin.socket",
+        "Sockets=gpushd.socket gpushd-admin.socket",
+        "KillMode=mixed",
+        "StateDirectory=gpush",
+    ] {
         assert!(service.lines().any(|found| found == line), "{line}");
     }
     // The path of the socket, its directory and its group are one thing said in three files.

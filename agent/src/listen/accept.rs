@@ -46,19 +46,33 @@ const REFUSALS: usize = 32;
 /// How long to wait before accepting again when there are no file descriptors.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
+/// Which socket a loop serves: each has its own loop, backlog and caps, so that what happens on one
+/// costs the other nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// The first, for everybody.
+    Public,
+    /// The second, for root and the agent's own user.
+    Admin,
+}
+
 /// Accepts until `closing`, then returns when all connections have ended, or after [`DRAIN`].
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
+    door: Door,
     router: Router,
     closing: CancellationToken,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
-    let caps = Caps::new(descriptors, nix::unistd::geteuid().as_raw());
+    let own = nix::unistd::geteuid().as_raw();
+    let (caps, mut watchdog) = match door {
+        Door::Public => (Caps::public(descriptors, own), watchdog()),
+        Door::Admin => (Caps::admin(descriptors, own), None),
+    };
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let refusals = Arc::new(Semaphore::new(REFUSALS));
-    let mut watchdog = watchdog();
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
@@ -86,7 +100,7 @@ pub(crate) async fn serve(
 
 /// Twice as often as systemd wants to hear from us; `None` when it does not.
 ///
-/// Fed from here, so that an agent whose accept loop or runtime is wedged is restarted, and one
+/// Fed from here, by the loop that everybody needs, so that an agent whose accept loop or runtime is wedged is restarted, and one
 /// whose driver hangs is not.
 fn watchdog() -> Option<Interval> {
     let mut within_us = 0;

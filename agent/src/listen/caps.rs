@@ -1,7 +1,8 @@
 //! How many connections one uid, and all together, may have open.
 //!
 //! A caller that opens connections without end must neither use up our file descriptors nor keep
-//! others out. Root and the agent's own uid have a share that nobody else can take.
+//! others out. Root and the agent's own uid have a share that nobody else can take. The second
+//! socket counts its connections apart: what is open on the first costs it none.
 
 use std::{
     collections::HashMap,
@@ -16,6 +17,9 @@ const RESERVED: usize = 64;
 
 /// Connections in all, when the limit of file descriptors allows.
 const IN_ALL: usize = 512;
+
+/// Connections to the second socket in all.
+const ADMIN: usize = 128;
 
 /// The count of open connections.
 #[derive(Debug, Clone)]
@@ -33,10 +37,19 @@ pub(crate) struct Place {
 }
 
 impl Caps {
-    /// Caps for a process that may open `descriptors` files: a quarter of them stays for the rest.
-    pub(crate) fn new(descriptors: u64, own: u32) -> Self {
-        let most = usize::try_from(descriptors / 4 * 3).unwrap_or(IN_ALL);
-        Self { open: Arc::default(), in_all: most.clamp(RESERVED / 2, IN_ALL), own }
+    /// Caps of the first socket, in a process that may open `descriptors` files: three eighths of
+    /// them are left for the second socket and the rest.
+    pub(crate) fn public(descriptors: u64, own: u32) -> Self {
+        Self::new((eighths(descriptors, 5)).clamp(RESERVED / 2, IN_ALL), own)
+    }
+
+    /// Caps of the second one.
+    pub(crate) fn admin(descriptors: u64, own: u32) -> Self {
+        Self::new(eighths(descriptors, 1).clamp(8, ADMIN), own)
+    }
+
+    fn new(in_all: usize, own: u32) -> Self {
+        Self { open: Arc::default(), in_all, own }
     }
 
     /// A place for a connection of `uid`, or why there is none.
@@ -57,6 +70,10 @@ impl Caps {
     }
 }
 
+fn eighths(descriptors: u64, count: u64) -> usize {
+    usize::try_from(descriptors / 8 * count).unwrap_or(usize::MAX)
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let mut open = self.caps.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,7 +92,7 @@ mod tests {
 
     #[test]
     fn one_uid_can_neither_pass_its_share_nor_keep_others_out() {
-        let caps = Caps::new(1 << 20, 990);
+        let caps = Caps::public(1 << 20, 990);
         let mine: Vec<_> = (0..PER_UID).map(|_| caps.enter(1000).unwrap()).collect();
         assert!(caps.enter(1000).unwrap_err().contains("uid 1000 has 32 connections"));
         let other = caps.enter(1001).unwrap();
@@ -86,7 +103,7 @@ mod tests {
 
     #[test]
     fn all_users_together_leave_room_for_root_and_us() {
-        let caps = Caps::new(1 << 20, 990);
+        let caps = Caps::public(1 << 20, 990);
         let mut places = Vec::new();
         let mut uid = 1000;
         let refused = loop {
@@ -105,8 +122,11 @@ mod tests {
 
     #[test]
     fn a_low_limit_of_descriptors_is_heeded() {
-        let caps = Caps::new(100, 990);
-        let places: Vec<_> = std::iter::from_fn(|| caps.enter(0).ok()).collect();
-        assert_eq!(places.len(), 75);
+        let most = |caps: Caps| {
+            let places: Vec<_> = std::iter::from_fn(|| caps.enter(0).ok()).collect();
+            places.len()
+        };
+        assert_eq!((most(Caps::public(100, 990)), most(Caps::admin(100, 990))), (60, 12));
+        assert_eq!((most(Caps::public(1 << 20, 990)), most(Caps::admin(1 << 20, 990))), (IN_ALL, ADMIN));
     }
 }

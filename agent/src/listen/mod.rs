@@ -1,7 +1,7 @@
 //! The socket: how it is made, who connects, and how much of us one caller may have.
 //!
 //! ```text
-//! socket   makes or takes over the listening socket; stale files replaced, live ones refused
+//! socket   makes or takes over the listening sockets; stale files replaced, live ones refused
 //! lock     one agent a socket path
 //! accept   the loop: credentials, caps, one task a connection
 //! peer     who is at the other end, by the kernel's word

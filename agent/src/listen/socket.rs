@@ -29,51 +29,82 @@ pub(crate) struct Access {
     pub(crate) group: Option<String>,
 }
 
+impl Access {
+    /// Only root and the agent's own user.
+    pub(crate) fn own() -> Self {
+        Self { mode: 0o600, group: None }
+    }
+}
+
+/// The sockets that systemd handed over.
+#[derive(Debug)]
+pub(crate) struct HandedOver {
+    /// The first.
+    pub(crate) public: Listening,
+    /// The second, if it has it.
+    pub(crate) admin: Option<Listening>,
+}
+
+/// How systemd calls the second one: `FileDescriptorName=` of its unit.
+const ADMIN: &str = "admin";
+
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
     /// Its directory can't be made.
-    #[error("the directory of the socket {} can't be made; give another path with --socket", path.display())]
+    #[error("the directory of the socket {} can't be made; give another path with {option}", path.display())]
     Directory {
         /// The socket.
         path: PathBuf,
         /// Why.
         source: io::Error,
+        /// Option that gives another path.
+        option: &'static str,
     },
     /// Another agent serves there, or is about to.
     #[error("another gpushd {}has the socket {}; stop it (`systemctl stop gpushd`{}), or give another path with \
-             --socket", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
+             {option}", by(*.holder, "(pid ", ") "), path.display(), by(*.holder, " or `kill ", "`"))]
     Held {
         /// The socket.
         path: PathBuf,
         /// The other one, when it could be read.
         holder: Option<u32>,
+        /// Option that gives another path.
+        option: &'static str,
     },
     /// Its lock can't be had.
-    #[error("the lock {} of the socket can't be used; remove what is there, or give another path with --socket", path.display())]
+    #[error("the lock {} of the socket can't be used; remove what is there, or give another path with {option}", path.display())]
     Lock {
         /// The lock's file.
         path: PathBuf,
         /// Why.
         source: io::Error,
+        /// Option that gives another path.
+        option: &'static str,
     },
     /// Something that is no gpushd answers on it.
-    #[error("another program listens on {}; stop it, or give another path with --socket", path.display())]
+    #[error("another program listens on {}; stop it, or give another path with {option}", path.display())]
     Live {
         /// The socket.
         path: PathBuf,
+        /// Option that gives another path.
+        option: &'static str,
     },
     /// Something else has the name.
-    #[error("{} exists and is not a socket; remove it, or give another path with --socket", path.display())]
+    #[error("{} exists and is not a socket; remove it, or give another path with {option}", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
+        /// Option that gives another path.
+        option: &'static str,
     },
     /// The kernel takes no longer name.
-    #[error("the socket path {} has more than 100 bytes; give a shorter one with --socket", path.display())]
+    #[error("the socket path {} has more than 100 bytes; give a shorter one with {option}", path.display())]
     TooLong {
         /// The path.
         path: PathBuf,
+        /// Option that gives another path.
+        option: &'static str,
     },
     /// The config's group is not known here.
     #[error(
@@ -101,7 +132,7 @@ pub(crate) enum SocketError {
         source: io::Error,
     },
     /// What systemd handed over can't be used.
-    #[error("the socket that systemd handed over can't be used; check ListenStream= in gpushd.socket")]
+    #[error("the socket that systemd handed over can't be used; check gpushd.socket and gpushd-admin.socket")]
     HandedOver {
         /// Why.
         source: io::Error,
@@ -123,7 +154,8 @@ pub(crate) struct Listening {
     ours: Option<Ours>,
 }
 
-/// A socket file of ours.
+/// A socket file of ours, removed when dropped unless somebody has replaced it by then; its lock
+/// goes after it.
 #[derive(Debug)]
 struct Ours {
     path: PathBuf,
@@ -132,46 +164,53 @@ struct Ours {
 }
 
 impl Listening {
-    /// Takes the socket that systemd handed over, if it did. Must run before any thread starts:
-    /// the variables that tell of it are removed from the environment.
-    pub(crate) fn handed_over() -> Result<Option<Self>, SocketError> {
+    /// Takes the sockets that systemd handed over, if it did. Must run before any thread starts:
+    /// the variables that tell of them are removed from the environment.
+    pub(crate) fn handed_over() -> Result<Option<HandedOver>, SocketError> {
         let broken = |source| SocketError::HandedOver { source };
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let names: Vec<&str> = names.split(':').collect();
         let mut handed = listenfd::ListenFd::from_env();
-        if handed.len() == 0 {
-            return Ok(None);
+        let (mut public, mut admin) = (Vec::new(), Vec::new());
+        for position in 0..handed.len() {
+            let Some(listener) = handed.take_unix_listener(position).map_err(broken)? else { continue };
+            listener.set_nonblocking(true).map_err(broken)?;
+            let name = match listener.local_addr().map_err(broken)?.as_pathname() {
+                Some(path) => path.display().to_string(),
+                None => "an unnamed socket".to_owned(),
+            };
+            let listening = Self { listener, name, ours: None };
+            if names.get(position) == Some(&ADMIN) { admin.push(listening) } else { public.push(listening) }
         }
-        if handed.len() > 1 {
-            return Err(broken(io::Error::new(ErrorKind::InvalidInput, "more than one socket")));
+        let wrong = |what: &str| Err(broken(io::Error::new(ErrorKind::InvalidInput, what)));
+        match (public.len(), admin.len()) {
+            (0, 0) => Ok(None),
+            (1, 0 | 1) => Ok(public.pop().map(|public| HandedOver { public, admin: admin.pop() })),
+            (0, _) => wrong("only one that is named `admin`"),
+            _ => wrong("more than one socket of a kind"),
         }
-        let Some(listener) = handed.take_unix_listener(0).map_err(broken)? else { return Ok(None) };
-        listener.set_nonblocking(true).map_err(broken)?;
-        let name = match listener.local_addr().map_err(broken)?.as_pathname() {
-            Some(path) => path.display().to_string(),
-            None => "an unnamed socket".to_owned(),
-        };
-        Ok(Some(Self { listener, name, ours: None }))
     }
 
-    /// Makes the socket at `path`.
-    pub(crate) fn bind(path: &Path, access: &Access) -> Result<Self, SocketError> {
+    /// Makes the socket at `path`, which the command line's `option` gives.
+    pub(crate) fn bind(path: &Path, access: &Access, option: &'static str) -> Result<Self, SocketError> {
         let here = || path.to_owned();
         let failed = |source| SocketError::Bind { path: here(), source };
         if path.as_os_str().len() > 100 {
-            return Err(SocketError::TooLong { path: here() });
+            return Err(SocketError::TooLong { path: here(), option });
         }
         let gid = group(access)?;
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(dir)
-                .map_err(|source| SocketError::Directory { path: here(), source })?;
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|source| SocketError::Directory {
+                path: here(),
+                source,
+                option,
+            })?;
         }
         let lock = SocketLock::take(path).map_err(|error| match error {
-            LockError::Held { holder } => SocketError::Held { path: here(), holder },
-            LockError::Unusable { path, source } => SocketError::Lock { path, source },
+            LockError::Held { holder } => SocketError::Held { path: here(), holder, option },
+            LockError::Unusable { path, source } => SocketError::Lock { path, source, option },
         })?;
-        refuse_unless_free(path)?;
+        refuse_unless_free(path, option)?;
         let mut draft = OsString::from(path);
         draft.push(".new");
         let draft = PathBuf::from(draft);
@@ -209,8 +248,7 @@ impl Listening {
     }
 }
 
-/// The socket's file, removed when dropped unless somebody has replaced it by then; its lock goes
-/// after it.
+/// The socket's file, if it is ours, until dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile(Option<Ours>);
 
@@ -236,23 +274,21 @@ impl SocketFile {
     }
 }
 
-impl Drop for SocketFile {
+impl Drop for Ours {
     fn drop(&mut self) {
-        if let Some(Ours { path, inode, .. }) = &self.0
-            && fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
-        {
-            let _ = fs::remove_file(path);
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-fn refuse_unless_free(path: &Path) -> Result<(), SocketError> {
+fn refuse_unless_free(path: &Path, option: &'static str) -> Result<(), SocketError> {
     let failed = |source| SocketError::Bind { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
         Ok(found) if !found.file_type().is_socket() => {
-            return Err(SocketError::NotASocket { path: path.to_owned() });
+            return Err(SocketError::NotASocket { path: path.to_owned(), option });
         }
         Ok(_) => {}
     }
@@ -262,7 +298,7 @@ fn refuse_unless_free(path: &Path) -> Result<(), SocketError> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(failed(error)),
         // Answered, or too busy to.
-        Ok(_) | Err(_) => Err(SocketError::Live { path: path.to_owned() }),
+        Ok(_) | Err(_) => Err(SocketError::Live { path: path.to_owned(), option }),
     }
 }
 
@@ -286,20 +322,20 @@ mod tests {
     fn a_stale_file_is_replaced_and_a_live_one_refused() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("run/gpushd.sock");
-        let first = Listening::bind(&path, &access()).unwrap();
+        let first = Listening::bind(&path, &access(), "--socket").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
-        let error = Listening::bind(&path, &access()).unwrap_err().to_string();
+        let error = Listening::bind(&path, &access(), "--socket").unwrap_err().to_string();
         let pid = std::process::id();
         assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the socket")), "{error}");
         drop(first);
         // Somebody who knows nothing of our lock.
         fs::remove_file(&path).unwrap_or_default();
         let other = UnixListener::bind(&path).unwrap();
-        assert!(matches!(Listening::bind(&path, &access()), Err(SocketError::Live { .. })));
+        assert!(matches!(Listening::bind(&path, &access(), "--socket"), Err(SocketError::Live { .. })));
         // Killed: the file stays, nobody listens.
         drop(other);
         assert!(path.exists());
-        let second = Listening::bind(&path, &access()).unwrap();
+        let second = Listening::bind(&path, &access(), "--socket").unwrap();
         UnixStream::connect(&path).unwrap();
         let (_listener, file) = second.split();
         file.set_access(&Access { mode: 0o600, group: None }).unwrap();
@@ -315,7 +351,7 @@ mod tests {
     fn a_file_that_replaced_ours_is_left() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
-        let (_listener, file) = Listening::bind(&path, &access()).unwrap().split();
+        let (_listener, file) = Listening::bind(&path, &access(), "--socket").unwrap().split();
         fs::remove_file(&path).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         drop(file);
@@ -327,7 +363,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
         fs::write(&path, "precious").unwrap();
-        let error = Listening::bind(&path, &access()).unwrap_err().to_string();
+        let error = Listening::bind(&path, &access(), "--socket").unwrap_err().to_string();
         assert!(error.contains("is not a socket") && error.contains("--socket"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
@@ -336,9 +372,9 @@ mod tests {
     fn a_group_that_does_not_exist_and_a_path_too_long_are_said() {
         let scratch = tempfile::tempdir().unwrap();
         let nobody = Access { mode: 0o660, group: Some("no-such-group-here".to_owned()) };
-        let error = Listening::bind(&scratch.path().join("s"), &nobody).unwrap_err().to_string();
+        let error = Listening::bind(&scratch.path().join("s"), &nobody, "--socket").unwrap_err().to_string();
         assert!(error.contains("groupadd --system no-such-group-here"), "{error}");
         let long = scratch.path().join("x".repeat(120));
-        assert!(matches!(Listening::bind(&long, &access()), Err(SocketError::TooLong { .. })));
+        assert!(matches!(Listening::bind(&long, &access(), "--socket"), Err(SocketError::TooLong { .. })));
     }
 }

@@ -16,7 +16,7 @@ mod wire;
 
 pub use client::{Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};
-pub use socket::{DEFAULT_SOCKET, Origin, Socket};
+pub use socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 
 /// API version that this client speaks, as in `/v1/…` and `Version::api`.
 pub const API: &str = "v1";

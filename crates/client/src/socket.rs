@@ -1,9 +1,15 @@
 //! Where the agent's socket is, and how it was chosen: an error that says so is half mended.
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
 
 /// Socket of the system's agent.
 pub const DEFAULT_SOCKET: &str = "/run/gpush/gpushd.sock";
+
+/// Name of the agent's second socket, in the directory of the first.
+pub const ADMIN_SOCKET: &str = "admin.sock";
 
 /// How a socket path was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,13 +31,17 @@ pub struct Socket {
     pub path: PathBuf,
     /// How it was chosen.
     pub origin: Origin,
+    /// The agent's second socket, for root and the agent's own user, when it is there and the caller
+    /// is one of these. It is tried first, because nobody else can crowd it; whatever is wrong with
+    /// it, `path` is what counts and what errors are about.
+    pub(crate) admin: Option<PathBuf>,
 }
 
 impl Socket {
     /// A socket that the user named.
     #[must_use]
     pub fn given(path: impl Into<PathBuf>, origin: Origin) -> Self {
-        Self { path: path.into(), origin }
+        Self { path: path.into(), origin, admin: None }
     }
 
     /// The socket to use when nothing was said: the system's, unless it is absent and the user
@@ -39,7 +49,7 @@ impl Socket {
     #[must_use]
     pub fn default_for_user() -> Self {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        Self::choose(Path::new(DEFAULT_SOCKET), runtime.as_deref())
+        Self::choose(Path::new(DEFAULT_SOCKET), runtime.as_deref()).with_admin(nix::unistd::geteuid().as_raw())
     }
 
     /// Where the user's own agent would be, whether it is there or not.
@@ -49,6 +59,14 @@ impl Socket {
         Some(PathBuf::from(runtime).join("gpush").join("gpushd.sock"))
     }
 
+    /// With the admin socket beside it, if `uid` may use it.
+    fn with_admin(mut self, uid: u32) -> Self {
+        let beside = self.path.with_file_name(ADMIN_SOCKET);
+        let may = beside.symlink_metadata().is_ok_and(|m| m.file_type().is_socket() && (uid == 0 || m.uid() == uid));
+        self.admin = may.then_some(beside);
+        self
+    }
+
     fn choose(system: &Path, runtime_dir: Option<&Path>) -> Self {
         // Whatever can't be looked at (a closed directory) counts as there: the error about it is
         // the one that helps.
@@ -56,16 +74,35 @@ impl Socket {
         if absent && let Some(dir) = runtime_dir {
             let own = dir.join("gpush").join("gpushd.sock");
             if own.symlink_metadata().is_ok() {
-                return Self { path: own, origin: Origin::User };
+                return Self::given(own, Origin::User);
             }
         }
-        Self { path: system.to_owned(), origin: Origin::System }
+        Self::given(system, Origin::System)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    #[test]
+    fn the_admin_socket_is_taken_by_root_and_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = || Socket::given(dir.path().join("gpushd.sock"), Origin::System);
+        let own = nix::unistd::geteuid().as_raw();
+        assert_eq!(socket().with_admin(0).admin, None, "there is none");
+        let admin = dir.path().join(ADMIN_SOCKET);
+        std::fs::write(&admin, "").unwrap();
+        assert_eq!(socket().with_admin(own).admin, None, "a file of that name");
+        std::fs::remove_file(&admin).unwrap();
+        let _listener = UnixListener::bind(&admin).unwrap();
+        for uid in [0, own] {
+            assert_eq!(socket().with_admin(uid).admin.as_ref(), Some(&admin));
+        }
+        assert_eq!(socket().with_admin(own + 1).admin, None);
+    }
 
     #[test]
     fn the_users_own_agent_is_taken_only_when_the_system_has_none() {
@@ -79,9 +116,9 @@ mod tests {
 
         std::fs::create_dir_all(own.parent().unwrap()).unwrap();
         std::fs::write(&own, "").unwrap();
-        assert_eq!(Socket::choose(&system, Some(&runtime)), Socket { path: own, origin: Origin::User });
+        assert_eq!(Socket::choose(&system, Some(&runtime)), Socket::given(own, Origin::User));
 
         std::fs::write(&system, "").unwrap();
-        assert_eq!(Socket::choose(&system, Some(&runtime)), Socket { path: system, origin: Origin::System });
+        assert_eq!(Socket::choose(&system, Some(&runtime)), Socket::given(system, Origin::System));
     }
 }

@@ -121,6 +121,11 @@ impl Wire {
     async fn connect(&self, until: Instant) -> Result<http1::SendRequest<Full<Bytes>>, Error> {
         let path = &self.socket.path;
         let until = until.min(Instant::now() + CONNECT_DEADLINE);
+        if let Some(admin) = &self.socket.admin
+            && let Ok(Ok(stream)) = tokio::time::timeout_at(until, UnixStream::connect(admin)).await
+        {
+            return self.speak(stream).await;
+        }
         let stream = match tokio::time::timeout_at(until, UnixStream::connect(path)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(cause)) => {
@@ -131,6 +136,10 @@ impl Wire {
                 return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather(&self.socket))));
             }
         };
+        self.speak(stream).await
+    }
+
+    async fn speak(&self, stream: UnixStream) -> Result<http1::SendRequest<Full<Bytes>>, Error> {
         // An HTTP/1 handshake sends nothing: it fails only if hyper does.
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| {
             Error::new(Kind::Connect, ApiError::new(Code::Internal, "no HTTP on the connection").cause(e.to_string()))

@@ -174,7 +174,10 @@ impl Agent {
     /// When there is no connection to be had.
     #[must_use]
     pub fn raw(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut stream = self.connect();
+        Self::exchange(self.connect(), bytes)
+    }
+
+    fn exchange(mut stream: UnixStream, bytes: &[u8]) -> Vec<u8> {
         // It may have answered and closed before it has read all of it.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
@@ -188,7 +191,11 @@ impl Agent {
     /// When there is none to be had.
     #[must_use]
     pub fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(&self.socket).expect("gpushd can be connected to");
+        self.connect_at(&self.socket)
+    }
+
+    fn connect_at(&self, socket: &Path) -> UnixStream {
+        let stream = UnixStream::connect(socket).expect("gpushd can be connected to");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
         stream
     }
@@ -212,6 +219,17 @@ impl Agent {
     #[must_use]
     pub fn get(&self, path: &str) -> Answer {
         self.request("GET", path, "", b"")
+    }
+
+    /// `GET` over another socket of it.
+    ///
+    /// # Panics
+    /// When the answer is no HTTP.
+    #[must_use]
+    pub fn get_at(&self, socket: &Path, path: &str) -> Answer {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n");
+        let answer = Self::exchange(self.connect_at(socket), request.as_bytes());
+        parse(&answer).unwrap_or_else(|| panic!("no answer to GET {path}:\n{}", self.log()))
     }
 
     /// `POST` of JSON.

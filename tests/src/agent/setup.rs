@@ -21,6 +21,7 @@ pub struct Setup<'h> {
     through: Vec<String>,
     stdin: Option<Stdio>,
     stderr: Option<Stdio>,
+    admin_beside: bool,
 }
 
 impl<'h> Setup<'h> {
@@ -37,6 +38,7 @@ impl<'h> Setup<'h> {
             through: Vec::new(),
             stdin: None,
             stderr: None,
+            admin_beside: false,
         }
     }
 
@@ -72,6 +74,13 @@ impl<'h> Setup<'h> {
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.socket = Some(path.into());
+        self
+    }
+
+    /// With its admin socket where it is by default: beside the first, so one a directory.
+    #[must_use]
+    pub fn admin_beside(mut self) -> Self {
+        self.admin_beside = true;
         self
     }
 
@@ -122,6 +131,9 @@ impl<'h> Setup<'h> {
             }
             None => self.host.command(program("gpushd")),
         };
+        if !self.admin_beside {
+            command.arg("--admin-socket").arg(self.host.scratch(&format!("{}.admin.sock", self.name)));
+        }
         command
             .arg("--config")
             .arg(&config)

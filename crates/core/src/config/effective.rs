@@ -53,7 +53,7 @@ impl Config {
     }
 
     /// The settings about the agent itself: table, key and value as TOML, in the order of the file.
-    fn of_the_agent(&self) -> [(&'static str, &'static str, Option<String>); 7] {
+    fn of_the_agent(&self) -> [(&'static str, &'static str, Option<String>); 8] {
         let Self { log, driver, api, .. } = self;
         [
             ("log", "level", Some(text(log.level.name()))),
@@ -63,6 +63,7 @@ impl Config {
             ("driver", "change_s", Some(driver.change_s.to_string())),
             ("api", "socket_group", api.socket_group.as_deref().map(text)),
             ("api", "socket_mode", Some(format!("\"{:04o}\"", api.socket_mode))),
+            ("api", "admin_socket", api.admin_socket.as_deref().map(text)),
         ]
     }
 

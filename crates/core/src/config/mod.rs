@@ -117,12 +117,14 @@ pub struct Api {
     pub socket_group: Option<String>,
     /// Permission bits of the socket.
     pub socket_mode: u32,
+    /// Path of the second socket, for root; beside the first when absent.
+    pub admin_socket: Option<String>,
 }
 
 impl Default for Api {
     fn default() -> Self {
         // Anybody may connect: what they see and do is decided by who the kernel says they are.
-        Self { socket_group: None, socket_mode: 0o666 }
+        Self { socket_group: None, socket_mode: 0o666, admin_socket: None }
     }
 }
 

@@ -224,7 +224,22 @@ fn driver(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Driver {
 fn api(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Api {
     let default = Api::default();
     let group = reader.word(table, "socket_group", "\"gpu\"").and_then(|text| group(reader, text));
-    Api { socket_group: group, socket_mode: socket_mode(reader, table).unwrap_or(default.socket_mode) }
+    Api {
+        socket_group: group,
+        socket_mode: socket_mode(reader, table).unwrap_or(default.socket_mode),
+        admin_socket: admin_socket(reader, table),
+    }
+}
+
+fn admin_socket(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> {
+    let example = "\"/run/gpush/admin.sock\"";
+    let text = reader.word(table, "admin_socket", example)?;
+    if text.value.starts_with('/') {
+        return Some(text.value);
+    }
+    let problem = format!("`admin_socket` is a relative path: {}", Quoted(&text.value));
+    reader.report(Problem::new(text.span, problem, format!("write an absolute path, such as {example}")));
+    None
 }
 
 fn socket_mode(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u32> {

@@ -17,7 +17,7 @@ pub const LOG: Section = Section { header: "[log]", keys: &["level"] };
 /// `[driver]`
 pub const DRIVER: Section = Section { header: "[driver]", keys: &["library", "start_s", "read_ms", "change_s"] };
 /// `[api]`
-pub const API: Section = Section { header: "[api]", keys: &["socket_group", "socket_mode"] };
+pub const API: Section = Section { header: "[api]", keys: &["socket_group", "socket_mode", "admin_socket"] };
 /// `[access]`
 pub const ACCESS: Section = Section { header: "[access]", keys: &["admin_groups"] };
 /// `[layouts]`: its keys are names that the administrator gives.

@@ -55,6 +55,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("socket mode not octal", own("[api]\nsocket_mode = \"0980\"\n"), 1),
         ("socket mode executable", own("[api]\nsocket_mode = \"0777\"\n"), 1),
         ("socket mode without owner", own("[api]\nsocket_mode = \"0066\"\n"), 1),
+        ("admin socket relative", own("[api]\nadmin_socket = \"admin.sock\"\n"), 1),
         ("group with a blank", own("[api]\nsocket_group = \"gpu users\"\n"), 1),
         ("group twice", own("[access]\nadmin_groups = [\"a\", \"b\", \"a\"]\n"), 1),
         // Layouts

@@ -27,8 +27,8 @@ fn what_the_example_comments_out_is_the_default() {
     let text = uncommented(EXAMPLE);
     let config = Config::parse(&text, "config.example.toml, uncommented").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.rules.len() >= 3 && !config.layouts.is_empty());
-    // The one setting without a default value: the example has to name some group.
-    let api = Api { socket_group: None, ..config.api };
+    // Settings without a default value: the example has to name some group and path.
+    let api = Api { socket_group: None, admin_socket: None, ..config.api };
     let settings = Config { api, layouts: BTreeMap::new(), rules: Vec::new(), ..config };
     assert_eq!(settings, Config::default());
 }

@@ -16,6 +16,7 @@ change_s = 7
 [api]
 socket_group = "gpu"
 socket_mode = "0660"
+admin_socket = "/run/gpush/root.sock"
 
 [access]
 admin_groups = ["gpuadmin", "wheel"]
@@ -64,7 +65,8 @@ fn every_key_is_taken() {
         config.driver,
         Driver { library: "/opt/driver/libnvidia-ml.so.1".to_owned(), start_s: 5, read_ms: 500, change_s: 7 }
     );
-    assert_eq!(config.api, Api { socket_group: Some("gpu".to_owned()), socket_mode: 0o660 });
+    let admin_socket = Some("/run/gpush/root.sock".to_owned());
+    assert_eq!(config.api, Api { socket_group: Some("gpu".to_owned()), socket_mode: 0o660, admin_socket });
     assert_eq!(config.access.admin_groups, ["gpuadmin", "wheel"]);
     assert_eq!(config.layouts["text"].to_string(), "3g.40gb,2g.20gb");
     let modes: Vec<Mode> = config.rules.iter().map(|rule| rule.mode).collect();
@@ -105,7 +107,7 @@ fn each_key_has_an_effect_on_the_config() {
         ("", &["auto_reconcile = true"]),
         ("[log]", &["level = \"warn\""]),
         ("[driver]", &["library = \"libother.so.1\"", "start_s = 1", "read_ms = 11", "change_s = 1"]),
-        ("[api]", &["socket_group = \"gpu\"", "socket_mode = \"0600\""]),
+        ("[api]", &["socket_group = \"gpu\"", "socket_mode = \"0600\"", "admin_socket = \"/a\""]),
         ("[access]", &["admin_groups = [\"gpuadmin\"]"]),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];
