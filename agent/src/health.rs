@@ -32,6 +32,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
     causes.extend(durable::health(&agent.notes));
+    causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;
     match (&driver, view::host(agent).await) {
         (Err(error), _) => causes.push(view::no_driver(error)),
