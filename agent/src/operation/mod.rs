@@ -47,6 +47,8 @@ struct Inner {
 struct Live {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
+    /// Begun by an agent before this one.
+    taken_over: bool,
 }
 
 /// What is recorded together with a new operation, in its transaction. It may be called more than
@@ -111,7 +113,7 @@ impl Operations {
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
         let record = self.record(new, |tx, new| tx.begin(new)).await?;
         claim.name(&format!("operation {}", record.0.id));
-        Ok(self.admit(record, Some(claim)))
+        Ok(self.admit(record, Some(claim), false))
     }
 
     /// Records an operation that stands in line.
@@ -120,7 +122,7 @@ impl Operations {
     /// When it can't be recorded; then there is none.
     pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
-        Ok(self.admit(record, None))
+        Ok(self.admit(record, None, false))
     }
 
     async fn record(
@@ -149,14 +151,29 @@ impl Operations {
         if let Some(claim) = &claim {
             claim.name(&format!("operation {}", left.record.id));
         }
-        self.admit((left.record.clone(), left.intent.clone()), claim)
+        self.admit((left.record.clone(), left.intent.clone()), claim, true)
     }
 
-    fn admit(&self, (record, intent): (OperationRecord, Intent), claim: Option<Claim>) -> Arc<Ongoing> {
+    /// Whether an operation that was taken over still has the GPU.
+    pub(crate) fn is_being_recovered(&self, uuid: &str) -> bool {
+        let concerns = |live: &&Live| {
+            let operation = live.watch.borrow();
+            let begun = !matches!(operation.state, OperationState::Queued | OperationState::Waiting);
+            begun && !operation.state.is_final() && operation.plans.iter().any(|plan| plan.uuid == uuid)
+        };
+        self.live().values().filter(|live| live.taken_over).any(|live| concerns(&live))
+    }
+
+    fn admit(
+        &self,
+        (record, intent): (OperationRecord, Intent),
+        claim: Option<Claim>,
+        taken_over: bool,
+    ) -> Arc<Ongoing> {
         let id = record.id;
         let watch = watch::Sender::new(wire::operation(record, intent));
         let cancelled = CancellationToken::new();
-        self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone() });
+        self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone(), taken_over });
         Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
     }
 

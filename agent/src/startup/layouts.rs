@@ -224,7 +224,7 @@ impl Layouts {
 
 /// What is to be done with a GPU whose layout may be due, done.
 async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
-    if gpu.mode != Mode::Mig {
+    if gpu.mode != Mode::Mig || agent.startup.is_left(&gpu.uuid) {
         return Outcome::Given;
     }
     let not_yet = |what: &str| {
@@ -232,6 +232,9 @@ async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
         error.causes.extend(gpu.reasons.iter().cloned());
         Outcome::NotYet(error.hint(format!("`gpushctl gpu show {}` says what is known of it", gpu.index)))
     };
+    if agent.operations.is_being_recovered(&gpu.uuid) {
+        return not_yet("is still an operation's that gpushd left unfinished when it ended");
+    }
     match gpu.state {
         GpuState::Unknown => not_yet("can't be read, so it has not got its layout"),
         GpuState::Ready | GpuState::Changing | GpuState::Degraded if gpu.drift.is_empty() && gpu.stale => {
@@ -239,7 +242,7 @@ async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
         }
         GpuState::Ready | GpuState::Degraded if gpu.drift.is_empty() => Outcome::Given,
         GpuState::Ready | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
-            give::give(agent, "mig.start", gpu).await
+            give::give(agent, super::KIND, gpu).await
         }
     }
 }

@@ -23,6 +23,7 @@ mod give;
 mod layouts;
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -42,12 +43,17 @@ use crate::{agent::Shared, auth::Asker, view};
 /// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
+/// Kind of the operations that give GPUs their layouts of a boot.
+pub(crate) const KIND: &str = "mig.start";
+
 /// What went wrong with the layouts at start.
 #[derive(Debug, Default)]
 pub(crate) struct Startup {
     troubles: Mutex<Vec<(Subject, ApiError)>>,
     /// What is on record of this boot.
     recorded: Mutex<Option<BootRecord>>,
+    /// GPUs that somebody has changed on this boot, by UUID: none of its layouts is due on them.
+    left: Mutex<BTreeSet<String>>,
     reloaded: Notify,
 }
 
@@ -86,6 +92,15 @@ impl Startup {
 
     fn recorded(&self, record: BootRecord) {
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+    }
+
+    /// These GPUs were changed by somebody on this boot.
+    pub(crate) fn leave(&self, uuids: impl Iterator<Item = String>) {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
+    }
+
+    fn is_left(&self, uuid: &str) -> bool {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
     /// The config is another.
