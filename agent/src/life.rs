@@ -18,7 +18,7 @@ use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use sd_notify::NotifyState;
-use tokio::task::JoinHandle;
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -39,6 +39,7 @@ use crate::{
     settings::Settings,
     signals::{self, Asked, Signals},
     startup::{self, Startup},
+    watchdog,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -162,11 +163,15 @@ async fn serve(
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
-    let open =
-        |listener, door| tokio::spawn(accept::serve(listener, door, http::router(Arc::clone(&agent)), closing.clone()));
-    let public = open(listener, Door::Public);
+    let open = |listener, door| {
+        let (knock, knocks) = mpsc::channel(1);
+        let router = http::router(Arc::clone(&agent));
+        (tokio::spawn(accept::serve(listener, door, router, closing.clone(), knocks)), knock)
+    };
+    let (public, knock) = open(listener, Door::Public);
+    let fed = watchdog::period().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
     let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
-    let admin = admin.map(|listener| open(listener, Door::Admin));
+    let admin = admin.map(|listener| open(listener, Door::Admin).0);
     let mut server = tokio::spawn(served(public, admin));
     say(&[NotifyState::Ready, NotifyState::Status(&format!("serving on {name}"))]);
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
@@ -193,6 +198,7 @@ async fn serve(
     agent.tasks.wait().await;
     let _ = startup.await;
     first_look.abort();
+    let _ = fed.map(|fed| fed.abort());
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,

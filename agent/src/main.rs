@@ -35,6 +35,7 @@ mod settings;
 mod signals;
 mod startup;
 mod view;
+mod watchdog;
 
 fn main() -> ExitCode {
     // The worker is us again: it must cost nothing that is not its own.

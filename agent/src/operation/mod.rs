@@ -111,6 +111,7 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
+        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.begin(new)).await?;
         claim.name(&format!("operation {}", record.0.id));
         Ok(self.admit(record, Some(claim), false))
@@ -121,6 +122,7 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
+        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
         Ok(self.admit(record, None, false))
     }
