@@ -28,8 +28,8 @@ use crate::people::People;
 /// How long an asker waits for a newer reading.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// How long an asker waits for the first reading ever: without persistence mode a real driver
-/// brings up each GPU first.
+/// How long askers wait for the first reading ever, from when the GPU was first listed: without
+/// persistence mode a real driver brings up each GPU first.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// A GPU, as last seen.
@@ -74,6 +74,8 @@ struct Inner {
 struct Entry {
     identity: Identity,
     readings: Cached<Arc<Reading>>,
+    /// When it was first listed.
+    since: Instant,
 }
 
 impl Observer {
@@ -106,7 +108,8 @@ impl Observer {
         }
         let mut gpus = Vec::new();
         for entry in entries {
-            let until = asked + if entry.readings.is_known() { WAIT } else { FIRST };
+            let patience = asked + WAIT;
+            let until = if entry.readings.is_known() { patience } else { patience.max(entry.since + FIRST) };
             let known = entry.readings.wait(until).await;
             let present = is_listed(&listed, &entry.identity.uuid);
             gpus.push(sight(entry.identity, present, known, list.good.as_ref().map(|good| good.1)));
@@ -185,7 +188,11 @@ impl Observer {
             entries
                 .entry(identity.uuid.clone())
                 .and_modify(|entry| entry.identity.clone_from(identity))
-                .or_insert_with(|| Entry { identity: identity.clone(), readings: Cached::new() });
+                .or_insert_with(|| Entry {
+                    identity: identity.clone(),
+                    readings: Cached::new(),
+                    since: Instant::now(),
+                });
         }
         Ok(Arc::clone(listed))
     }
