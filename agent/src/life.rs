@@ -17,7 +17,6 @@ use anyhow::Context;
 use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
-use sd_notify::NotifyState;
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -32,6 +31,7 @@ use crate::{
         socket::{Access, HandedOver, Listening, SocketError, SocketFile},
     },
     logging::{self, Log},
+    manager::{self, Say, say},
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
@@ -169,11 +169,12 @@ async fn serve(
         (tokio::spawn(accept::serve(listener, door, router, closing.clone(), knocks)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
-    let fed = watchdog::period().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
+    let fed = manager::watchdog().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
     let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, Door::Admin).0);
     let mut server = tokio::spawn(served(public, admin));
-    say(&[NotifyState::Ready, NotifyState::Status(&format!("serving on {name}"))]);
+    say(Say::Ready);
+    say(Say::Status(format!("serving on {name}")));
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
@@ -187,12 +188,12 @@ async fn serve(
             ended = &mut server => break Some(ended),
         }
     };
-    say(&[NotifyState::Stopping]);
+    say(Say::Stopping);
     agent.stopping.cancel();
     let unfinished = agent.operations.unfinished();
     if unfinished > 0 {
         tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
-        say(&[NotifyState::Status("finishing operations")]);
+        say(Say::Status("finishing operations".to_owned()));
     }
     agent.tasks.close();
     agent.tasks.wait().await;
@@ -263,13 +264,13 @@ fn reload(agent: &Agent, socket_file: &SocketFile, level: Option<&Log>) {
                     [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
                 tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
             }
-            say(&[NotifyState::Status("the config was read again")]);
+            say(Say::Status("the config was read again".to_owned()));
             agent.startup.reloaded();
         }
         Err(error) => {
             let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
             tracing::error!("{error}{causes}");
-            say(&[NotifyState::Status("the config is wrong and was not taken")]);
+            say(Say::Status("the config is wrong and was not taken".to_owned()));
         }
     }
 }
@@ -282,10 +283,4 @@ fn to_api(error: &SocketError) -> ApiError {
         at = source;
     }
     answer.hint("mend socket_group and socket_mode under [api], then `systemctl reload gpushd`")
-}
-
-fn say(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(false, states) {
-        tracing::warn!("the service manager can't be notified: {error}");
-    }
 }

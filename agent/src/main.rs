@@ -26,6 +26,7 @@ mod http;
 mod life;
 mod listen;
 mod logging;
+mod manager;
 mod observe;
 mod operation;
 mod options;

@@ -12,21 +12,15 @@
 use std::time::Duration;
 
 use gpush_store::Store;
-use sd_notify::NotifyState;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{MissedTickBehavior, interval, timeout},
 };
 
+use crate::manager::{Say, say};
+
 /// Somebody who wants to know whether a loop comes round.
 pub(crate) type Knock = oneshot::Sender<()>;
-
-/// How often the service manager wants to hear from us, halved; `None` when it does not.
-pub(crate) fn period() -> Option<Duration> {
-    let mut within_us = 0;
-    let wanted = sd_notify::watchdog_enabled(false, &mut within_us) && within_us > 1;
-    wanted.then(|| Duration::from_micros(within_us) / 2)
-}
 
 /// Feeds the watchdog for as long as it is polled.
 pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Store) {
@@ -35,9 +29,7 @@ pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Sto
     loop {
         ticks.tick().await;
         match timeout(period, alive(&door, &store)).await {
-            Ok(true) => {
-                let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
-            }
+            Ok(true) => say(Say::Alive),
             Ok(false) => tracing::error!("the accept loop or the store has ended: the watchdog is not fed"),
             Err(_) => tracing::error!("the accept loop or the store does not answer: the watchdog is not fed"),
         }
