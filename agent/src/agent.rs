@@ -7,8 +7,8 @@ use gpush_store::{Note, Store};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    conditions::Conditions, http::desk::Desk, observe::Observer, operation::Operations, people::People,
-    settings::Settings, startup::Startup,
+    conditions::Conditions, http::desk::Desk, observe::Observer, operation::Operations, overrides::Overrides,
+    people::People, reload::Reloads, settings::Settings, startup::Startup,
 };
 
 /// The agent, as its parts hold it.
@@ -19,6 +19,8 @@ pub(crate) type Shared = Arc<Agent>;
 pub(crate) struct Agent {
     /// The config in force.
     pub(crate) settings: Settings,
+    /// Asks for the config to be read again.
+    pub(crate) reloads: Reloads,
     /// What must not be forgotten.
     pub(crate) store: Store,
     /// What was noticed when it was opened.
@@ -33,6 +35,8 @@ pub(crate) struct Agent {
     pub(crate) operations: Operations,
     /// What stands against working with GPUs.
     pub(crate) conditions: Conditions,
+    /// Layouts that stand above the config's.
+    pub(crate) overrides: Overrides,
     /// How far the layouts at start are.
     pub(crate) startup: Startup,
     /// Who may make heavy answers now.

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use gpush_api::{ApiError, Code};
 use gpush_store::{
-    BootRecord, Bounds, Condition, Note, OpenError, Opened, Options, Scope, Store, StoreError, UnfinishedOperation,
-    View,
+    BootRecord, Bounds, Condition, Note, OpenError, Opened, Options, Override, Scope, Store, StoreError,
+    UnfinishedOperation, View,
 };
 
 use crate::{apply::Part, operation};
@@ -23,6 +23,10 @@ pub(crate) struct Remembered {
     pub(crate) unfinished: Vec<UnfinishedOperation>,
     /// Conditions of GPUs, those that an operation left with its part for the GPU.
     pub(crate) conditions: Vec<(Condition, Option<Part>)>,
+    /// Overrides, those past their time included.
+    pub(crate) overrides: Vec<Override>,
+    /// Generation of what is wanted.
+    pub(crate) generation: u64,
 }
 
 /// Opens the store of a state directory, which is this process's until the last handle is gone.
@@ -51,15 +55,15 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
             let open = left_open(view, &one)?;
             conditions.push((one, open));
         }
-        Ok((view.last_boot()?, view.unfinished()?, conditions))
+        Ok((view.last_boot()?, view.unfinished()?, conditions, view.overrides()?, view.generation()))
     });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
     // taken over.
-    let (last_boot, unfinished, conditions) = remembered.wait().unwrap_or_else(|error| {
+    let (last_boot, unfinished, conditions, overrides, generation) = remembered.wait().unwrap_or_else(|error| {
         tracing::error!("what the agent before left can't be read: {error}");
         Default::default()
     });
-    Ok(Remembered { store, notes, last_boot, unfinished, conditions })
+    Ok(Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation })
 }
 
 /// What was under way when an operation left a GPU in this condition.

@@ -11,17 +11,21 @@
 //! wrong. The hardware is first read while the agent is already answering. A second SIGTERM ends
 //! it at once, whatever it is doing.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::Context;
-use gpush_api::{ApiError, Code, PendingRestart};
+use gpush_api::{ApiError, Code, PendingRestart, Reloaded};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    agent::Agent,
+    agent::{Agent, Shared},
     apply,
     conditions::Conditions,
     durable::{self, Remembered},
@@ -35,7 +39,9 @@ use crate::{
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
+    overrides::{self, Overrides},
     people::People,
+    reload::{self, Wish},
     settings::Settings,
     signals::{self, Asked, Signals},
     startup::{self, Startup},
@@ -141,7 +147,8 @@ async fn serve(
     let people = People::start().context("a thread can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
-    let Remembered { store, notes, last_boot, unfinished, conditions } = remembered;
+    let Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation } = remembered;
+    let (reloads, mut inbox) = reload::channel();
     let due = startup.due(&settings.config(), boot, last_boot);
     let agent = Arc::new(Agent {
         settings,
@@ -150,6 +157,8 @@ async fn serve(
         people,
         operations: Operations::new(store.clone()),
         conditions: Conditions::of_the_store(store.clone(), conditions),
+        overrides: Overrides::of_the_store(generation, overrides),
+        reloads,
         store,
         notes,
         startup,
@@ -178,18 +187,24 @@ async fn serve(
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
+    let expiry = tokio::spawn(overrides::expire(Arc::clone(&agent)));
 
     let ended = loop {
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Reload => reload(&agent, &socket_file, level),
+                Asked::Reload => drop(reload(&agent, Wish::signal(), &socket_file, level).await),
                 Asked::Stop => break None,
             },
+            (wish, reply) = inbox.next() => {
+                // Whoever asked may have gone.
+                let _ = reply.send(reload(&agent, wish, &socket_file, level).await);
+            }
             ended = &mut server => break Some(ended),
         }
     };
     say(Say::Stopping);
     agent.stopping.cancel();
+    drop(inbox);
     let unfinished = agent.operations.unfinished();
     if unfinished > 0 {
         tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
@@ -197,7 +212,7 @@ async fn serve(
     }
     agent.tasks.close();
     agent.tasks.wait().await;
-    let _ = startup.await;
+    let _ = tokio::join!(startup, expiry);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());
     closing.cancel();
@@ -245,27 +260,38 @@ async fn look(agent: Arc<Agent>) {
     }
 }
 
-fn reload(agent: &Agent, socket_file: &SocketFile, level: Option<&Log>) {
+async fn reload(
+    agent: &Shared,
+    wish: Wish,
+    socket_file: &SocketFile,
+    level: Option<&Log>,
+) -> Result<Reloaded, ApiError> {
+    let in_force = Mutex::new(agent.settings.config().as_ref().clone());
     let live = |wanted: &Config| {
-        let (before, access) = (agent.settings.config(), access(wanted));
+        let mut before = in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let access = access(wanted);
         if self::access(&before) != access {
             socket_file.set_access(&access).map_err(|error| to_api(&error))?;
         }
         if let Some(log) = level.filter(|_| before.log != wanted.log) {
             log.set_level(wanted.log.level);
         }
+        before.clone_from(wanted);
         Ok(())
     };
-    match agent.settings.reload(live) {
-        Ok(()) => {
+    let reloaded = reload::carry_out(agent, wish, live).await;
+    match &reloaded {
+        Ok(reloaded) => {
             tracing::info!("the config was read again");
+            for one in &reloaded.ended {
+                tracing::info!(gpu = one.uuid, "the override of {} has ended with it", overrides::who(&one.by));
+            }
             for PendingRestart { key, in_force, in_file } in agent.settings.pending_restart() {
                 let [in_force, in_file] =
                     [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
                 tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
             }
             say(Say::Status("the config was read again".to_owned()));
-            agent.startup.reloaded();
         }
         Err(error) => {
             let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
@@ -273,6 +299,7 @@ fn reload(agent: &Agent, socket_file: &SocketFile, level: Option<&Log>) {
             say(Say::Status("the config is wrong and was not taken".to_owned()));
         }
     }
+    reloaded
 }
 
 fn to_api(error: &SocketError) -> ApiError {

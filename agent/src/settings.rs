@@ -73,6 +73,16 @@ struct State {
     pending: Vec<PendingRestart>,
 }
 
+/// A file that was read again and is not in force.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    /// What would be in force: what waits for a restart stays as it is.
+    pub(crate) config: Config,
+    /// What the file says.
+    pub(crate) in_file: Config,
+    from_file: bool,
+}
+
 impl Settings {
     /// Reads the config at start.
     pub(crate) fn load(path: &Path, must_exist: bool) -> Result<Self, ConfigTrouble> {
@@ -81,27 +91,37 @@ impl Settings {
         Ok(Self { path: path.to_owned(), must_exist, state: RwLock::new(state) })
     }
 
-    /// Reads it again. `live` puts into force what lies outside of this agent's memory. When the
-    /// file is wrong, or that fails, the old config stays in force.
-    pub(crate) fn reload(&self, live: impl FnOnce(&Config) -> Result<(), ApiError>) -> Result<(), ApiError> {
-        let read = read(&self.path, self.must_exist)
-            .map_err(|trouble| trouble.to_api())
-            .and_then(|read| live(&read.0).map(|()| read));
+    /// Reads the file again, without putting it into force.
+    ///
+    /// # Errors
+    /// When it is wrong or can't be read.
+    pub(crate) fn candidate(&self) -> Result<Candidate, ApiError> {
+        let (in_file, from_file) = read(&self.path, self.must_exist).map_err(|trouble| trouble.to_api())?;
+        let in_force = self.config();
+        let mut config = Config { driver: in_force.driver.clone(), ..in_file.clone() };
+        config.api.admin_socket.clone_from(&in_force.api.admin_socket);
+        Ok(Candidate { config, in_file, from_file })
+    }
+
+    /// Puts a candidate into force.
+    pub(crate) fn take(&self, candidate: Candidate) {
+        let Candidate { config, in_file, from_file } = candidate;
+        let pending = config.pending_restart(&in_file);
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        match read {
-            Ok((in_file, from_file)) => {
-                let mut config = Config { driver: state.config.driver.clone(), ..in_file.clone() };
-                config.api.admin_socket.clone_from(&state.config.api.admin_socket);
-                let pending = config.pending_restart(&in_file);
-                *state = State { config: Arc::new(config), from_file, trouble: None, pending };
-                Ok(())
-            }
-            Err(mut error) => {
-                error.causes.insert(0, "the config read before stays in force".to_owned());
-                state.trouble = Some(error.clone());
-                Err(error)
-            }
-        }
+        *state = State { config: Arc::new(config), from_file, trouble: None, pending };
+    }
+
+    /// Remembers why a reload was refused; as it is told.
+    pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
+        error.causes.insert(0, "the config read before stays in force".to_owned());
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.trouble = Some(error.clone());
+        error
+    }
+
+    /// Where the file is, or would be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The config in force.
@@ -164,18 +184,15 @@ mod tests {
         let settings = Settings::load(&path, true).unwrap();
         assert!(settings.config().auto_reconcile);
         std::fs::write(&path, b"auto_reconcile = false\n\xff").unwrap();
-        let error = settings.reload(|_| Ok(())).unwrap_err();
+        let error = settings.refuse(settings.candidate().unwrap_err());
         assert_eq!(error.code, Code::ConfigInvalid);
         assert!(settings.config().auto_reconcile);
         assert_eq!(settings.trouble(), Some(error));
         std::fs::write(&path, "auto_reconcile = false\n").unwrap();
-        settings.reload(|_| Ok(())).unwrap();
+        let candidate = settings.candidate().unwrap();
+        assert!(settings.config().auto_reconcile, "read, and not in force yet");
+        settings.take(candidate);
         assert!(!settings.config().auto_reconcile);
         assert_eq!(settings.trouble(), None);
-        // What can't be put into force outside keeps all of it out.
-        std::fs::write(&path, "auto_reconcile = true\n").unwrap();
-        let refused = ApiError::new(Code::ConfigInvalid, "no such group");
-        assert_eq!(settings.reload(|_| Err(refused)).unwrap_err().message, "no such group");
-        assert!(!settings.config().auto_reconcile && settings.trouble().is_some());
     }
 }

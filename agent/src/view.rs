@@ -1,4 +1,4 @@
-//! GPUs as the API shows them: what the hardware says, what the config wants of it, what the agent
+//! GPUs as the API shows them: what the hardware says, what is wanted of it, what the agent
 //! is doing with it, less what the asker may not see.
 
 use gpush_api::{ApiError, Gpu, GpuState, Memory, Mode};
@@ -10,7 +10,7 @@ use crate::{
     agent::Agent,
     auth::Asker,
     observe::{Host, Sight},
-    redact,
+    overrides, redact,
 };
 
 /// All GPUs, as `asker` may see them; profiles included.
@@ -38,7 +38,7 @@ pub(crate) fn no_driver(error: &DriverError) -> ApiError {
 /// The GPUs of `host`, as `asker` may see them.
 pub(crate) fn compose(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
     let unsettled = agent.hardware.status().unsettled;
-    let mut gpus: Vec<Gpu> = host.gpus.into_iter().map(|sight| gpu(agent, &unsettled, sight)).collect();
+    let mut gpus: Vec<Gpu> = host.gpus.into_iter().map(|sight| gpu(agent, asker, &unsettled, sight)).collect();
     desired::describe(&agent.settings.config(), &mut gpus);
     for gpu in &mut gpus {
         redact::gpu(gpu, asker);
@@ -46,12 +46,14 @@ pub(crate) fn compose(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
     gpus
 }
 
-fn gpu(agent: &Agent, unsettled: &[String], sight: Sight) -> Gpu {
+fn gpu(agent: &Agent, asker: &Asker, unsettled: &[String], sight: Sight) -> Gpu {
     let settled = !unsettled.contains(&sight.identity.uuid) && agent.operations.holder(&sight.identity.uuid).is_none();
     if let Some(reading) = sight.reading.as_ref().filter(|_| settled && sight.listed && sight.error.is_none()) {
         agent.conditions.consider(reading, sight.at);
     }
     let (state, reasons) = state(agent, unsettled, &sight);
+    let overridden = agent.overrides.of(&sight.identity.uuid);
+    let overridden = overridden.map(|one| overrides::view(one, Some(sight.identity.index), asker));
     let Sight { identity, reading, at, stale, .. } = sight;
     let reading = reading.map(|reading| (*reading).clone());
     let (memory, mig, processes, processes_known) = match reading {
@@ -72,6 +74,7 @@ fn gpu(agent: &Agent, unsettled: &[String], sight: Sight) -> Gpu {
         mode: Mode::Unmanaged,
         rule: None,
         layout: None,
+        overridden,
         drift: Vec::new(),
         state,
         reasons,

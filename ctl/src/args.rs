@@ -112,7 +112,7 @@ Examples:
     /// Follow what the agent is doing, and what it did
     #[command(subcommand)]
     Operation(Operation),
-    /// Check a config file, or show the one in force
+    /// Check a config file, show or reload the one in force, list what overrides it
     #[command(subcommand)]
     Config(Config),
     /// Versions of gpushctl, the agent, its API and the driver
@@ -210,7 +210,13 @@ A program runs on a MIG device by its UUID:
         "\x20 gpushctl mig apply                               as the config says
   gpushctl mig apply --gpu 0-3 training            a layout of the config
   gpushctl mig apply -f config.yaml -c all-1g.10gb a label of a mig-parted file
-  gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2"
+  gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
+  gpushctl mig apply --gpu 0 --layout 7g.80gb --reason 'big run' --expires 2h
+  gpushctl mig apply --gpu 0                       the rule's own again
+
+A layout other than the rule's own makes an override: it is what is wanted of the GPU,
+also after a reboot, until it expires, is cleared (`gpushctl config overrides clear 0`)
+or the GPU is named without a layout. GPUs that are not named keep theirs."
     ))]
     Apply {
         #[command(flatten)]
@@ -224,6 +230,8 @@ A program runs on a MIG device by its UUID:
         /// Stop watching after so long; the agent goes on. 0 does not watch at all
         #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
         wait: Option<f64>,
+        #[command(flatten)]
+        lasting: Lasting,
     },
     /// Write the present layouts as a mig-parted file
     #[command(after_help = "\
@@ -286,6 +294,20 @@ pub(crate) struct Wanted {
     pub(crate) which: Which,
 }
 
+/// How long a layout stands above the rule of the config, and why.
+#[derive(Debug, Args)]
+pub(crate) struct Lasting {
+    /// Make no override: what then differs from the config is drift
+    #[arg(long, conflicts_with = "expires")]
+    pub(crate) once: bool,
+    /// Why, for everybody who looks
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// When the override ends by itself: 30m, 2h, 7d, or 2026-12-01T08:00Z
+    #[arg(long, value_name = "TIME", value_parser = crate::expiry::parse)]
+    pub(crate) expires: Option<jiff::Timestamp>,
+}
+
 /// Planning without an agent.
 #[derive(Debug, Args)]
 pub(crate) struct Offline {
@@ -340,6 +362,37 @@ Examples:
         /// All of it as TOML, defaults filled in
         #[arg(long)]
         effective: bool,
+    },
+    /// Read the file again, as `systemctl reload gpushd` does, and say what changed
+    #[command(after_help = "\
+All of the file is taken or nothing. One that changes a rule on which an override
+stands is refused. GPUs are not reshaped: `gpushctl mig apply` does that.")]
+    Reload {
+        /// End overrides whose rule the file changes
+        #[arg(long)]
+        clear_overrides: bool,
+    },
+    /// How the file, the config in force and the GPUs differ; exit with 3 when they do
+    Diff,
+    /// Layouts that were asked for in place of the config's
+    #[command(after_help = "\
+Examples:
+  gpushctl config overrides
+  gpushctl config overrides clear 0                 the rule's layout is wanted again")]
+    Overrides {
+        #[command(subcommand)]
+        command: Option<Overrides>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Overrides {
+    /// Those that stand
+    List,
+    /// End the override of a GPU; what stands on it is left as it is
+    Clear {
+        /// Index, UUID or its beginning, or PCI address
+        gpu: String,
     },
 }
 

@@ -7,6 +7,7 @@
 mod args;
 mod commands;
 mod exit;
+mod expiry;
 mod offline;
 mod output;
 mod render;

@@ -38,7 +38,7 @@ pub(crate) fn plan(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -
         (Some(path), _) => load(path)?,
         (None, LayoutSource::Entries(_) | LayoutSource::PerGpu(_)) => Config::default(),
         (None, LayoutSource::Named(name)) if name == "none" => Config::default(),
-        (None, LayoutSource::Named(_) | LayoutSource::Config) => match environment() {
+        (None, LayoutSource::Named(_) | LayoutSource::Config | LayoutSource::Wanted) => match environment() {
             Some(path) => load(&path)?,
             None => {
                 let what = "an offline plan by rule or by a layout's name needs a config";

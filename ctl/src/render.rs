@@ -9,6 +9,7 @@ pub(crate) mod config;
 pub(crate) mod gpu;
 pub(crate) mod look;
 pub(crate) mod operation;
+pub(crate) mod overrides;
 pub(crate) mod plan;
 pub(crate) mod profiles;
 pub(crate) mod progress;

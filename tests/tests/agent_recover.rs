@@ -87,15 +87,15 @@ fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
 }
 
 #[test]
-fn a_config_that_forbids_the_rest_takes_it_back() {
+fn it_keeps_what_it_was_begun_with_whatever_the_config_says_by_now() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, "");
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
     let ended = agent.follow(operation(&agent, &id));
-    assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
-    let error = ended.error.expect("a reason");
-    assert!(error.message.contains("after gpushd ended") && error.message.contains("exclusive"), "{error:?}");
-    assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(ended.state, OperationState::Done, "{ended:?}");
+    assert_eq!(truth(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    // From now on it is the config's.
+    assert!(agent.begin(&["0"], &["none"]).is_err());
 }
 
 #[test]

@@ -3,12 +3,13 @@
 //! The journal has the whole intent before the first driver call. Whoever asked may go away: what
 //! is recorded is carried out.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{Actor, ApiError, Code, GpuPlan, Mig, Operation, PlanRequest};
 use gpush_core::desired::plan_host;
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Part, carry_out, line, renewed, unreadable};
@@ -17,6 +18,7 @@ use crate::{
     answers::Key,
     auth::Asker,
     operation::{self, Also, Claim, New},
+    overrides::{self, Lasting},
     view,
 };
 
@@ -31,6 +33,15 @@ pub(crate) struct Order {
     pub(crate) reason: Option<String>,
     /// How long it may stand in line and wait; `None` refuses what can't begin at once.
     pub(crate) wait: Option<Duration>,
+    /// Whether it leaves overrides alone.
+    #[serde(default)]
+    pub(crate) once: bool,
+    /// When the override ends by itself.
+    #[serde(default)]
+    pub(crate) expires_at: Option<Timestamp>,
+    /// Generation of what is wanted, by whoever asks; another one is refused.
+    #[serde(skip)]
+    pub(crate) expected: Option<u64>,
     /// Under which its answer is kept.
     #[serde(skip)]
     pub(crate) key: Option<Key>,
@@ -39,7 +50,16 @@ pub(crate) struct Order {
 impl Order {
     /// Without a reason, and not to be waited for.
     pub(crate) fn new(kind: &str, request: PlanRequest) -> Self {
-        Self { kind: kind.to_owned(), request, reason: None, wait: None, key: None }
+        Self {
+            kind: kind.to_owned(),
+            request,
+            reason: None,
+            wait: None,
+            once: false,
+            expires_at: None,
+            expected: None,
+            key: None,
+        }
     }
 }
 
@@ -63,9 +83,10 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
     let meant = plan_host(&config, &gpus, &order.request)?.plans;
+    overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
     let ready = match agent.operations.claim(&operation::gpus(&meant)) {
-        Ok(claim) => Ready::look(agent, asker, &order.request, &meant, claim).await,
+        Ok(claim) => Ready::look(agent, asker, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
     refuse_when_stopping(agent)?;
@@ -118,7 +139,7 @@ impl Ready {
     pub(super) async fn look(
         agent: &Shared,
         asker: &Asker,
-        request: &PlanRequest,
+        order: &Order,
         meant: &[GpuPlan],
         claim: Claim,
     ) -> Result<Self, ApiError> {
@@ -128,7 +149,8 @@ impl Ready {
             readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
         }
         let gpus = renewed(agent, asker, &readings).await?;
-        let plans = plan_host(&agent.settings.config(), &gpus, request)?.plans;
+        let config = agent.settings.config();
+        let plans = plan_host(&config, &gpus, &order.request)?.plans;
         if plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
@@ -136,9 +158,13 @@ impl Ready {
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }
+        let mut lasting = overrides::lasting(order, &config, &gpus, &plans).into_iter();
         let parts = std::iter::zip(plans, &readings).enumerate();
-        let parts = parts.map(|(at, (plan, reading))| Part::new(at, plan, bare(reading), reading)).collect();
-        Ok(Self { parts, claim })
+        let parts = parts.map(|(at, (plan, reading))| Part {
+            lasting: lasting.next().flatten(),
+            ..Part::new(at, plan, bare(reading), reading)
+        });
+        Ok(Self { parts: parts.collect(), claim })
     }
 }
 
@@ -170,10 +196,23 @@ fn bare(reading: &Reading) -> Option<Mig> {
     Some(mig)
 }
 
-/// The whole of it, for the journal. The order is kept for an agent that takes it over in line.
+/// What the journal keeps beside the plans: the order, for an agent that takes it over in line, and
+/// what it makes of overrides, for one that takes it over half done.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct More {
+    #[serde(flatten)]
+    pub(super) order: Order,
+    /// By UUID of the GPU.
+    #[serde(default)]
+    pub(super) lasting: BTreeMap<String, Lasting>,
+}
+
+/// The whole of it, for the journal.
 pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
-    Intent { gpus: gpus.collect(), more: serde_json::to_value(order).unwrap_or_default() }
+    let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
+    let more = More { order: order.clone(), lasting: lasting.collect() };
+    Intent { gpus: gpus.collect(), more: serde_json::to_value(more).unwrap_or_default() }
 }
 
 fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
@@ -189,9 +228,11 @@ fn new(order: &Order, by: Actor, parts: &[Part]) -> New {
 /// What is recorded together with the operation: the audit trail, and the answer under its key.
 fn also(order: &Order, by: Actor, parts: &[Part]) -> Also {
     let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
+    let (once, expected) = (order.once, order.expected);
     let gpus: Vec<_> =
         parts.iter().map(|part| serde_json::json!({ "gpu": part.plan.uuid, "layout": part.plan.layout })).collect();
     Box::new(move |tx, record| {
+        overrides::expect(tx, expected)?;
         if let Some(key) = &key {
             key.keep(tx, record.id)?;
         }
@@ -200,7 +241,7 @@ fn also(order: &Order, by: Actor, parts: &[Part]) -> Also {
             action: action.clone(),
             object: record.id.to_string(),
             result: "accepted".to_owned(),
-            detail: serde_json::json!({ "gpus": gpus, "reason": reason }),
+            detail: serde_json::json!({ "gpus": gpus, "reason": reason, "once": once }),
         };
         tx.audit(audit).map(|_| ())
     })

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, OperationState};
-use gpush_store::NewAudit;
+use gpush_store::{NewAudit, Tx};
 use tokio::task::JoinSet;
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     forward::{Forward, forward},
     step::Trouble,
 };
-use crate::{agent::Shared, conditions::Change, operation::Ongoing};
+use crate::{agent::Shared, conditions::Change, operation::Ongoing, overrides};
 
 /// Carries an operation out in the background. The agent does not end before it has.
 pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
@@ -151,17 +151,30 @@ async fn end(
     changes.iter().for_each(|change| agent.conditions.take_in(change));
     let audit = NewAudit {
         by: None,
-        action: operation.kind,
-        object: operation.id,
+        action: operation.kind.clone(),
+        object: operation.id.clone(),
         result: state.name().to_owned(),
         detail: error.as_ref().map_or(serde_json::Value::Null, |error| serde_json::json!({ "error": error.message })),
     };
-    ongoing
-        .end(state, error, move |tx| {
-            changes.iter().try_for_each(|change| change.record(tx))?;
-            tx.audit(audit.clone()).map(|_| ())
-        })
-        .await;
+    // What stands on a GPU is wanted of it only if it was reached.
+    let lasting: Vec<_> = match state {
+        OperationState::Done => {
+            parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?))).collect()
+        }
+        OperationState::RolledBack
+        | OperationState::Failed
+        | OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted => Vec::new(),
+    };
+    let also = move |tx: &mut Tx<'_>| {
+        changes.iter().try_for_each(|change| change.record(tx))?;
+        tx.audit(audit.clone())?;
+        overrides::settle(tx, &operation, &lasting)
+    };
+    ongoing.end(state, error, also, |effects| agent.overrides.take_in(&effects)).await;
 }
 
 async fn all_forward(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {

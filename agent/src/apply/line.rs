@@ -108,5 +108,5 @@ async fn once(agent: &Shared, ongoing: &Ongoing, order: &Order, asker: &Asker) -
     let meant = plan_host(&agent.settings.config(), &gpus, &order.request)?.plans;
     let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
     let claim = agent.operations.claim_in_turn(&uuids, ongoing).await;
-    Ready::look(agent, asker, &order.request, &meant, claim).await
+    Ready::look(agent, asker, order, &meant, claim).await
 }

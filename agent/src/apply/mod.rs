@@ -38,7 +38,7 @@ use gpush_core::desired::plan_host;
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{agent::Shared, auth::Asker, overrides::Lasting, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -52,23 +52,26 @@ pub(crate) struct Part {
     pub(crate) before: Option<Mig>,
     /// What stood when the plan was made: what its steps begin with.
     pub(super) found: Vec<GpuInstance>,
+    /// What becomes of the GPU's override when the operation ends well.
+    pub(super) lasting: Option<Lasting>,
 }
 
 impl Part {
     /// Of a plan made on `reading`, where `before` stood when the operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let found = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
-        Self { position, plan, before, found }
+        Self { position, plan, before, found, lasting: None }
     }
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        Self { position, plan, before: None, found: Vec::new() }
+        Self { position, plan, before: None, found: Vec::new(), lasting: None }
     }
 
     /// As the journal has it, to be compared with what stands now.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
-        Self { position, plan: intent.plan.clone(), before: intent.before.clone(), found: Vec::new() }
+        let (plan, before) = (intent.plan.clone(), intent.before.clone());
+        Self { position, plan, before, found: Vec::new(), lasting: None }
     }
 
     /// The GPU in messages.

@@ -20,12 +20,13 @@
 use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, GpuPlan, LayoutSource, OperationState, PlanRequest};
-use gpush_core::desired::plan_host;
+use gpush_core::{config::Config, desired::plan_host};
 use gpush_nvml::{DriverError, ErrorKind, Reading};
 use gpush_store::{GpuIntent, UnfinishedOperation};
 
 use super::{
-    Order, Part, back,
+    Part, back,
+    begin::More,
     carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
     line, renewed,
@@ -63,8 +64,8 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
     let back_wanted = match left.record.stage {
         OperationState::Queued | OperationState::Waiting => {
-            return match serde_json::from_value::<Order>(left.intent.more) {
-                Ok(order) => line::stand(agent, ongoing, order, left.record.created_at).await,
+            return match serde_json::from_value::<More>(left.intent.more) {
+                Ok(More { order, .. }) => line::stand(agent, ongoing, order, left.record.created_at).await,
                 Err(error) => {
                     let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
                         .cause(error.to_string())
@@ -108,6 +109,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         },
         None => None,
     };
+    let mut lasting = serde_json::from_value::<More>(left.intent.more).map(|more| more.lasting).unwrap_or_default();
     let parts: Vec<Part> = left
         .intent
         .gpus
@@ -118,6 +120,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
             let now = readings[position].as_ref().and_then(|reading| reading.mig.as_ref());
             Part {
                 position,
+                lasting: lasting.remove(&gpu.plan.uuid),
                 plan,
                 before: gpu.before.clone(),
                 found: now.map(|mig| mig.instances.clone()).unwrap_or_default(),
@@ -211,7 +214,8 @@ async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) ->
             () = agent.stopping.cancelled() => return None,
         }
     };
-    let config = agent.settings.config();
+    // It keeps what it was begun with, whatever the config says by now.
+    let config = Config::default();
     let again = |gpu: &GpuIntent| {
         let layout = LayoutSource::Entries(gpu.plan.layout.clone());
         let request = PlanRequest { gpus: vec![gpu.plan.uuid.clone()], layout };

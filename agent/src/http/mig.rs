@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, ApplyRequest, Code, Operation, PlanRequest, Plans};
+use jiff::Timestamp;
 
-use super::{desk, extract::Body, failure::Failure};
+use super::{desk, extract::Body, failure::Failure, if_match::IfMatch};
 use crate::{
     agent::Shared,
     answers::Header,
@@ -38,11 +39,13 @@ pub(super) async fn plan(
 /// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
 #[cfg_attr(feature = "openapi", utoipa::path(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
+    params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),
     responses((status = 202, description = "It has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn apply(
     State(agent): State<Shared>,
     asker: Asker,
     header: Header,
+    if_match: IfMatch,
     Body(request): Body<ApplyRequest>,
 ) -> Result<Response, Failure> {
     if !asker.admin {
@@ -58,8 +61,10 @@ pub(super) async fn apply(
         seconds => seconds.map(Duration::from_secs),
     };
     let reason = request.reason.as_deref().map(reason).transpose()?;
+    let (once, expires_at) = (request.once, request.expires_at);
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
-    let order = Order { reason, wait, key, ..Order::new("mig.apply", request) };
+    let expected = if_match.0;
+    let order = Order { reason, wait, once, expires_at, expected, key, ..Order::new("mig.apply", request) };
     let begin = async move |agent: Shared, asker: Asker| -> Result<Operation, Failure> {
         let answered = match &order.key {
             Some(key) => key.answered(&agent).await?,
@@ -67,12 +72,30 @@ pub(super) async fn apply(
         };
         let mut operation = match answered {
             Some(operation) => operation,
-            None => apply::begin(&agent, &asker, order).await?,
+            None => {
+                check_expiry(once, expires_at)?;
+                apply::begin(&agent, &asker, order).await.map_err(|error| if_match.failure(&agent, error))?
+            }
         };
         redact::actor(&mut operation.by, &asker);
         Ok(operation)
     };
     desk::answer(agent, asker, StatusCode::ACCEPTED, begin).await
+}
+
+/// Refuses an expiry that means nothing.
+fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiError> {
+    let Some(at) = expires_at else { return Ok(()) };
+    let bad = |message: String| ApiError::new(Code::BadRequest, message);
+    if once {
+        let error = bad("a layout that is applied once makes no override that could expire".to_owned());
+        return Err(error.hint("leave one of `once` and `expires_at` out"));
+    }
+    if at <= Timestamp::now() {
+        return Err(bad(format!("the override would expire at {at}, which has passed"))
+            .hint("name a time to come; `date -u` shows the host's"));
+    }
+    Ok(())
 }
 
 /// A reason as it is recorded and shown.

@@ -10,15 +10,17 @@ mod extract;
 pub(crate) mod failure;
 mod gpus;
 mod health;
+mod if_match;
 mod mig;
 pub(crate) mod openapi;
 mod operations;
+mod overrides;
 
 use axum::{
     Router,
     extract::DefaultBodyLimit,
     http::{Method, Uri},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 
 use self::failure::Failure;
@@ -41,6 +43,10 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/operations/{id}", get(operations::one))
         .route("/v1/operations/{id}/cancel", post(operations::cancel))
         .route("/v1/config", get(config::show))
+        .route("/v1/config/diff", get(config::diff))
+        .route("/v1/config/reload", post(config::reload))
+        .route("/v1/overrides", get(overrides::list))
+        .route("/v1/overrides/{gpu}", delete(overrides::end))
         .route("/v1/openapi.json", get(openapi::show))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)

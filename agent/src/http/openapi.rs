@@ -21,7 +21,7 @@ pub(super) async fn show() -> impl IntoResponse {
 pub(crate) fn from_code() -> Result<String, serde_json::Error> {
     use utoipa::OpenApi;
 
-    use super::{config, gpus, health, mig, openapi, operations};
+    use super::{config, gpus, health, mig, openapi, operations, overrides};
 
     #[derive(OpenApi)]
     #[openapi(
@@ -32,7 +32,8 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
         ),
         paths(
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, mig::plan, mig::apply,
-            operations::list, operations::one, operations::cancel, config::show, openapi::show
+            operations::list, operations::one, operations::cancel, config::show, config::diff,
+            config::reload, overrides::list, overrides::end, openapi::show
         ),
         tags(
             (name = "gpus", description = "GPUs and their profiles"),

@@ -111,24 +111,27 @@ impl Ongoing {
         Ok(())
     }
 
-    /// Ends it, together with what `also` records. Its GPUs are free before anybody is told, so
-    /// that whoever waited for the end can go on with them.
+    /// Ends it, together with what `also` records, of which `then` is told once it is on record. Its
+    /// GPUs are free after that and before anybody is told, so that whoever waited for the end can
+    /// go on with them.
     ///
     /// An end that can't be recorded is told all the same, with that as a cause: the hardware is as
     /// it is, and the next agent finds out from the hardware.
-    pub(crate) async fn end(
+    pub(crate) async fn end<T: Send + 'static>(
         self: Arc<Self>,
         state: OperationState,
         error: Option<ApiError>,
-        mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
+        mut also: impl FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
+        then: impl FnOnce(T),
     ) {
         let (id, kept) = (self.id, error.clone());
         let recorded = self
             .operations
             .store()
             .write_ending(move |tx| {
-                also(tx)?;
-                tx.end(id, state, kept.clone()).map(|_| ())
+                let recorded = also(tx)?;
+                tx.end(id, state, kept.clone())?;
+                Ok(recorded)
             })
             .await;
         let mut error = error;
@@ -141,6 +144,10 @@ impl Ongoing {
         {
             error.causes.push(lost.clone());
         }
+        let is_recorded = recorded.is_ok();
+        if let Ok(recorded) = recorded {
+            then(recorded);
+        }
         drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.update(|operation| {
             operation.state = state;
@@ -151,7 +158,7 @@ impl Ongoing {
                 progress.doing = None;
             }
         });
-        if recorded.is_ok() {
+        if is_recorded {
             self.operations.forget(id);
         }
     }

@@ -1,4 +1,4 @@
-//! One GPU given its config's layout, and what came of it.
+//! One GPU given the layout that is wanted of it, and what came of it.
 //!
 //! ```text
 //! begin ─► refused ─┬─ another operation has the GPU ────────────► Theirs
@@ -38,9 +38,9 @@ pub(super) enum Outcome {
     Stopping,
 }
 
-/// Gives a GPU the layout of its rule. An operation that was begun is followed to its end.
+/// Gives a GPU the layout of its override, or of its rule. An operation that was begun is followed to its end.
 pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
-    let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Config };
+    let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let asker = Asker::agent();
     let begun = tokio::select! {
         biased;

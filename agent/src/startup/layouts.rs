@@ -30,7 +30,7 @@ use super::{
     Subject,
     give::{self, Outcome},
 };
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{agent::Shared, auth::Asker, overrides, view};
 
 /// Between two looks or attempts: at first, doubled each time, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -136,7 +136,7 @@ impl Layouts {
             said: String::new(),
         });
         let subject = Subject::Gpu(gpu.uuid.clone());
-        let index = gpu.index;
+        let apply = apply_again(gpu);
         let trouble = match outcome {
             Outcome::Given => {
                 agent.startup.forget(&subject);
@@ -160,13 +160,11 @@ impl Layouts {
                 Some((error, true, format!("tried {so_far} of {ATTEMPTS} times: gpushd tries again by itself")))
             }
             Outcome::Failed(error) => {
-                let given_up = format!(
-                    "tried {ATTEMPTS} times: apply it when the cause is mended, `gpushctl mig apply --gpu {index}`"
-                );
+                let given_up = format!("tried {ATTEMPTS} times: apply it when the cause is mended, {apply}");
                 Some((error, false, given_up))
             }
             Outcome::Never(error) => {
-                let given_up = format!("gpushd does not try again by itself: `gpushctl mig apply --gpu {index}` does");
+                let given_up = format!("gpushd does not try again by itself: {apply} does");
                 Some((error, false, given_up))
             }
         };
@@ -174,6 +172,9 @@ impl Layouts {
             self.settle(gpu);
             return;
         };
+        if let Some(one) = &gpu.overridden {
+            error.causes.push(format!("this layout is an override by {}", overrides::who(&one.by)));
+        }
         if !again || tried.said != error.message {
             tried.said.clone_from(&error.message);
             give::log(gpu, &error.clone().cause(outlook.clone()));
@@ -219,6 +220,14 @@ impl Layouts {
                 .cause(error.to_string())
                 .hint("until it can, the config's layouts are applied again each time gpushd starts"),
         );
+    }
+}
+
+/// The command that tries again. On a GPU with an override, naming the GPU would end that.
+fn apply_again(gpu: &Gpu) -> String {
+    match gpu.overridden {
+        Some(_) => "`gpushctl mig apply`".to_owned(),
+        None => format!("`gpushctl mig apply --gpu {}`", gpu.index),
     }
 }
 

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::Mode;
+use crate::{overrides::Override, policy::Mode};
 
 /// GPU generation. It decides how a MIG mode change works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -281,9 +281,12 @@ pub struct Gpu {
     /// Name or position of the config rule that claims it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// Layout that the config wants, in canonical text.
+    /// Layout that is wanted, in canonical text: the override's while one stands, else the rule's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
+    /// What somebody asked for in place of the rule's layout.
+    #[serde(default, rename = "override", skip_serializing_if = "Option::is_none")]
+    pub overridden: Option<Override>,
     /// Difference between wanted and real, one sentence each; empty when they agree.
     #[serde(default)]
     pub drift: Vec<String>,

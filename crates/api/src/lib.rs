@@ -10,6 +10,7 @@ pub mod error;
 pub mod gpu;
 pub mod health;
 pub mod operation;
+pub mod overrides;
 pub mod plan;
 pub mod policy;
 pub mod text;
@@ -21,5 +22,9 @@ pub use gpu::{
 };
 pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
+pub use overrides::{Override, OverrideEnded, Overrides};
 pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
-pub use policy::{ConfigView, Mode, NamedLayout, PendingRestart, RuleView};
+pub use policy::{
+    ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
+    WantedView,
+};

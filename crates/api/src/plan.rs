@@ -1,5 +1,6 @@
 //! Plans: what would be done, what it disturbs, what stands in the way.
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{Placement, Process};
@@ -9,9 +10,12 @@ use crate::gpu::{Placement, Process};
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LayoutSource {
-    /// What each GPU's config rule says.
+    /// What each GPU's config rule says. A GPU that the request does not name keeps an override that
+    /// stands on it; carried out on one that it names, this ends the override.
     #[default]
     Config,
+    /// What is wanted of each GPU: its override while one stands, else what its config rule says.
+    Wanted,
     /// A layout of the config, by name.
     Named(String),
     /// Entries such as `3g.40gb`, `1g.10gb*2`, `1g.10gb@4`, `1c.3g.40gb`, `2g.20gb:mps`.
@@ -49,6 +53,9 @@ pub struct PlanRequest {
 }
 
 /// `POST /v1/mig/apply`: all GPUs are planned first; nothing is touched unless every plan stands.
+///
+/// An explicit layout on a GPU that a config rule claims makes an override once it stands: until
+/// that ends it is what is wanted of the GPU. The rule's own layout ends one.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -66,6 +73,13 @@ pub struct ApplyRequest {
     /// until instances in its way are idle. Without it such a request is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_s: Option<u64>,
+    /// Whether it is for once: no override is made or ended, and what then differs is drift.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub once: bool,
+    /// When the override ends by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at: Option<Timestamp>,
 }
 
 /// One step of a plan, in the order in which it is carried out.

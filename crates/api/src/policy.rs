@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::{error::ApiError, overrides::Override};
+
 /// How a GPU is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -75,4 +77,105 @@ pub struct ConfigView {
     /// Settings of which the file says something else since the agent started.
     #[serde(default)]
     pub pending_restart: Vec<PendingRestart>,
+    /// Generation of what is wanted, as in [`crate::Overrides`].
+    #[serde(default)]
+    pub generation: u64,
+}
+
+/// What is wanted of a GPU by a config, without overrides.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct WantedView {
+    /// Mode.
+    pub mode: Mode,
+    /// Rule that claims it; `None` when none does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// Layout, in mode `mig`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Vec<String>>,
+}
+
+/// One GPU: what the file says, what is in force, what stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct GpuDiff {
+    /// Index.
+    pub gpu: u32,
+    /// UUID.
+    pub uuid: String,
+    /// By the file; `None` while that is wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_file: Option<WantedView>,
+    /// By the config in force.
+    pub in_force: WantedView,
+    /// What stands above it.
+    #[serde(default, rename = "override", skip_serializing_if = "Option::is_none")]
+    pub overridden: Option<Override>,
+    /// Instances that the GPU holds, `3g.40gb@4`; `None` with MIG mode off or when it can't be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stands: Option<Vec<String>>,
+    /// How that differs from what is wanted, as in [`crate::Gpu`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drift: Vec<String>,
+}
+
+/// A setting that differs between the file and what is in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SettingDiff {
+    /// With its table: `log.level`.
+    pub key: String,
+    /// Value in force, as TOML; `None` when it is not set.
+    pub in_force: Option<String>,
+    /// Value in the file, or its default, as TOML; `None` when it is not set.
+    pub in_file: Option<String>,
+    /// Whether it takes effect only with the next start of gpushd.
+    #[serde(default)]
+    pub restart: bool,
+}
+
+/// `GET /v1/config/diff`: the file as a reload would read it now, the config in force, what stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ConfigDiff {
+    /// The file; `None` when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Why a reload would be refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<ApiError>,
+    /// Settings that differ.
+    pub settings: Vec<SettingDiff>,
+    /// GPUs, by index.
+    pub gpus: Vec<GpuDiff>,
+    /// Generation of what is wanted, as in [`crate::Overrides`].
+    pub generation: u64,
+}
+
+/// `POST /v1/config/reload`: reads the file again, as SIGHUP does.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ReloadRequest {
+    /// Whether overrides end whose rule the file changes. Without it such a file is refused.
+    #[serde(default)]
+    pub clear_overrides: bool,
+}
+
+/// What a reload changed. Nothing is reshaped by it, unless `auto_reconcile` says so.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Reloaded {
+    /// The file; `None` when there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Settings that were changed; `in_force` is the value from before.
+    pub settings: Vec<SettingDiff>,
+    /// GPUs of which something else is wanted now; `in_force` is what was wanted before.
+    pub gpus: Vec<GpuDiff>,
+    /// Overrides that it ended.
+    pub ended: Vec<Override>,
+    /// Generation of what is wanted, as in [`crate::Overrides`].
+    pub generation: u64,
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, ApplyRequest, Code, ConfigView, Gpu, GpuProfile, Health, Operation, OperationSummary, PlanRequest, Plans,
-    Version,
+    ApiError, ApplyRequest, Code, ConfigDiff, ConfigView, Gpu, GpuProfile, Health, Operation, OperationSummary,
+    OverrideEnded, Overrides, PlanRequest, Plans, ReloadRequest, Reloaded, Version,
 };
 use hyper::body::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -122,6 +122,41 @@ impl Client {
     /// See [`Kind`].
     pub async fn config(&mut self) -> Result<ConfigView, Error> {
         self.get("/v1/config").await
+    }
+
+    /// `GET /v1/config/diff`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn config_diff(&mut self) -> Result<ConfigDiff, Error> {
+        self.get("/v1/config/diff").await
+    }
+
+    /// `POST /v1/config/reload`.
+    ///
+    /// # Errors
+    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may be in force all the same.
+    pub async fn reload(&mut self, request: &ReloadRequest) -> Result<Reloaded, Error> {
+        self.post("/v1/config/reload", request, true).await
+    }
+
+    /// `GET /v1/overrides`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn overrides(&mut self) -> Result<Overrides, Error> {
+        self.get("/v1/overrides").await
+    }
+
+    /// `DELETE /v1/overrides/{index|uuid|pci}`.
+    ///
+    /// # Errors
+    /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may have ended all the same.
+    pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
+        let path = format!("/v1/overrides/{}", segment(gpu));
+        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), changes: true };
+        let answer = self.ask(&question).await?;
+        self.decode(&question, &answer).await
     }
 
     /// `POST /v1/mig/plan`.

@@ -29,7 +29,7 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// What is asked.
 #[derive(Debug, Clone)]
 pub(crate) struct Question<'a> {
-    /// `GET` or `POST`.
+    /// `GET`, `POST` or `DELETE`.
     pub(crate) method: &'static str,
     /// Path and parameters.
     pub(crate) path: &'a str,

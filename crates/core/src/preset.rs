@@ -62,6 +62,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
         mode: Mode::Unmanaged,
         rule: None,
         layout: None,
+        overridden: None,
         drift: Vec::new(),
         state: GpuState::Ready,
         reasons: Vec::new(),

@@ -92,6 +92,12 @@ impl Tx<'_> {
         self.now
     }
 
+    /// Generation of what is wanted beside the config, changes of this transaction included.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.head.generation
+    }
+
     /// The same, to read from.
     pub(crate) fn view(&self) -> View<'_> {
         View { connection: self.connection, head: self.head, now: self.now, sealed: true }

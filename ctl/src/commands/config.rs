@@ -1,8 +1,8 @@
-//! `gpushctl config check` and `config show`.
+//! `gpushctl config check|show|reload|diff|overrides`.
 
 use std::path::{Path, PathBuf};
 
-use gpush_api::{ApiError, Code, ConfigView, GpuPlan, PlanRequest, Plans, Refusal};
+use gpush_api::{ApiError, Code, ConfigView, GpuPlan, PlanRequest, Plans, Refusal, ReloadRequest};
 use gpush_core::{
     config::{Config, ConfigErrors, Located},
     desired,
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     args::{self, Global},
-    exit::Outcome,
+    exit::{DIFFERS, Outcome},
     offline,
     output::Output,
     render,
@@ -49,6 +49,28 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
             }
             Ok(0)
         }),
+        args::Config::Reload { clear_overrides } => super::ask(global, async |client| {
+            let reloaded = client.reload(&ReloadRequest { clear_overrides }).await?;
+            out.show(&reloaded, |look| render::overrides::reloaded(&reloaded, look))?;
+            Ok(0)
+        }),
+        args::Config::Diff => super::ask(global, async |client| {
+            let diff = client.config_diff().await?;
+            out.show(&diff, |look| render::overrides::diff(&diff, look))?;
+            Ok(if render::overrides::differs(&diff) { DIFFERS } else { 0 })
+        }),
+        args::Config::Overrides { command: None | Some(args::Overrides::List) } => super::ask(global, async |client| {
+            let all = client.overrides().await?;
+            out.show(&all, |look| render::overrides::list(&all, look))?;
+            Ok(0)
+        }),
+        args::Config::Overrides { command: Some(args::Overrides::Clear { gpu }) } => {
+            super::ask(global, async |client| {
+                let ended = client.end_override(&gpu).await?;
+                out.show(&ended, |look| render::overrides::ended(&ended, look))?;
+                Ok(0)
+            })
+        }
     }
 }
 

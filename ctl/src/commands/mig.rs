@@ -5,7 +5,7 @@ use gpush_client::Client;
 use gpush_core::{layout, parted, quote::Quoted};
 
 use crate::{
-    args::{Global, Mig, Offline, Wanted, Which},
+    args::{Global, Lasting, Mig, Offline, Wanted, Which},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
@@ -29,12 +29,12 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
         Mig::Export { which, label, output } => super::parted::export(global, &which, &label, output.as_deref(), out),
         Mig::Import { file, label } => super::parted::import(&file, label.as_deref(), out),
         Mig::Plan { wanted, offline } => planned(global, &wanted, &offline, out, show_plan),
-        Mig::Assert { wanted, offline } => planned(global, &wanted, &offline, out, assert),
+        Mig::Assert { wanted, offline } => asserted(global, &wanted, &offline, out),
         Mig::Apply { wanted, dry_run: true, .. } => {
             planned(global, &wanted, &Offline { offline: None, config: None }, out, show_plan)
         }
-        Mig::Apply { wanted, dry_run: false, quiet, wait } => {
-            super::ask(global, async |client| apply(client, &wanted, quiet, wait, out).await)
+        Mig::Apply { wanted, dry_run: false, quiet, wait, lasting } => {
+            super::ask(global, async |client| apply(client, &wanted, lasting, quiet, wait, out).await)
         }
     }
 }
@@ -107,7 +107,26 @@ fn planned(
     out: &Output,
     tell: fn(&Plans, &[gpush_api::Gpu], &Output) -> Outcome,
 ) -> Outcome {
-    let typed = Typed::of(wanted)?;
+    ask_for(global, Typed::of(wanted)?, wanted, how, out, tell)
+}
+
+/// Without a layout the question is whether there is drift, and an override is none.
+fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
+    let typed = match Typed::of(wanted)? {
+        Typed::Layout(LayoutSource::Config) => Typed::Layout(LayoutSource::Wanted),
+        other => other,
+    };
+    ask_for(global, typed, wanted, how, out, assert)
+}
+
+fn ask_for(
+    global: &Global,
+    typed: Typed,
+    wanted: &Wanted,
+    how: &Offline,
+    out: &Output,
+    tell: fn(&Plans, &[gpush_api::Gpu], &Output) -> Outcome,
+) -> Outcome {
     if let Some(host) = &how.offline {
         let gpus = offline::host(host)?;
         let request = typed.request(wanted, &gpus)?;
@@ -154,9 +173,17 @@ fn assert(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
     })
 }
 
-async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f64>, out: &Output) -> Outcome {
+async fn apply(
+    client: &mut Client,
+    wanted: &Wanted,
+    lasting: Lasting,
+    quiet: bool,
+    wait: Option<f64>,
+    out: &Output,
+) -> Outcome {
     let PlanRequest { gpus, layout } = Typed::of(wanted)?.ask(wanted, client).await?;
-    let request = ApplyRequest { gpus, layout, ..ApplyRequest::default() };
+    let Lasting { once, reason, expires: expires_at } = lasting;
+    let request = ApplyRequest { gpus, layout, once, reason, expires_at, ..ApplyRequest::default() };
     // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let one = client.apply(&request).await?;

@@ -82,6 +82,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         mode: Mode::Mig,
         rule: Some("training".into()),
         layout: None,
+        overridden: None,
         drift: Vec::new(),
         state: GpuState::Ready,
         reasons: Vec::new(),

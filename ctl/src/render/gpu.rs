@@ -13,6 +13,7 @@ use gpush_api::{Gpu, GpuInstance, GpuState, Memory, Mig, Mode, Process};
 use super::{
     Look, bar,
     look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
+    overrides,
     slices::{self, Use},
     who,
 };
@@ -264,6 +265,9 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "", "MIG mode comes on with the next GPU reset"),
         Some(Mig { enabled: true, pending: false, .. }) => note(NOTE, "", "MIG mode goes off with the next GPU reset"),
         Some(_) | None => {}
+    }
+    if let Some((style, text)) = overrides::note(gpu, look) {
+        note(style, "", &text);
     }
     for drift in &gpu.drift {
         // What is missing and what is too much stand one below the other.

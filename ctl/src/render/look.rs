@@ -126,6 +126,18 @@ impl Look {
             _ => format!("{} days ago", seconds / 86_400),
         }
     }
+
+    /// In how long, coarsely: `in 40 s`.
+    pub(crate) fn ahead(&self, then: Timestamp) -> String {
+        let seconds = then.as_second().saturating_sub(self.now.as_second()).max(0);
+        match seconds {
+            0 => "now".to_owned(),
+            1..120 => format!("in {seconds} s"),
+            120..7200 => format!("in {} min", seconds / 60),
+            7200..172_800 => format!("in {} h", seconds / 3600),
+            _ => format!("in {} days", seconds / 86_400),
+        }
+    }
 }
 
 /// Words of a text; those between two backquotes are one, when it is not longer than `room`.

@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, ComputeInstance, Gpu, GpuPlan, Operation, Operat
 use super::{
     Look,
     look::{BAD, GONE, NEW, NOTE, PLAIN, QUIET, count, paint, pci, product, width},
-    plan,
+    overrides, plan,
     status::gpu_numbers,
     trouble,
 };
@@ -91,8 +91,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         | OperationState::Waiting
         | OperationState::Running
         | OperationState::Cancelling
-        | OperationState::Interrupted
-        | OperationState::Done => {}
+        | OperationState::Interrupted => {}
+        OperationState::Done if just => out.extend(overrides::came_of(operation, before, now, look)),
+        OperationState::Done => {}
         OperationState::RolledBack | OperationState::Failed => {
             // The whole's error may repeat a GPU's: it is said once.
             let said = changed.iter().filter_map(|plan| error_of(operation, plan.gpu)).collect::<Vec<_>>();

@@ -1,9 +1,12 @@
 //! The config in force, written out whole: as TOML that reads back to the same config, and as the
 //! API shows it.
 
-use std::fmt::Write as _;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
-use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView};
+use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
 use super::{Config, WantedLayout, rules::mode_name};
 use crate::desired;
@@ -81,6 +84,37 @@ impl Config {
             .collect()
     }
 
+    /// All settings that a file has otherwise than this config, rules excepted: what those come to is
+    /// told GPU by GPU.
+    #[must_use]
+    pub fn differences(&self, in_file: &Self) -> Vec<SettingDiff> {
+        let ours = self.settings();
+        let theirs = in_file.settings();
+        let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+        let changed = |key: &&String| ours.get(*key) != theirs.get(*key);
+        let diff = |key: &String| SettingDiff {
+            in_force: ours.get(key).cloned(),
+            in_file: theirs.get(key).cloned(),
+            restart: key.starts_with("driver.") || key == "api.admin_socket",
+            key: key.clone(),
+        };
+        keys.into_iter().filter(changed).map(diff).collect()
+    }
+
+    /// Settings by key with their table, as TOML.
+    fn settings(&self) -> BTreeMap<String, String> {
+        let agent = self.of_the_agent().into_iter();
+        let agent = agent.filter_map(|(table, key, value)| Some((format!("{table}.{key}"), value?)));
+        let layouts = self.layouts.iter().map(|(name, layout)| (format!("layouts.{name}"), list(&layout.canonical())));
+        agent
+            .chain(layouts)
+            .chain([
+                ("auto_reconcile".to_owned(), self.auto_reconcile.to_string()),
+                ("access.admin_groups".to_owned(), list(&self.access.admin_groups)),
+            ])
+            .collect()
+    }
+
     /// As the API shows it; `path` is the file it came from, `gpus` those that rules may claim.
     #[must_use]
     pub fn view(&self, path: Option<&str>, gpus: &[Gpu]) -> ConfigView {
@@ -114,6 +148,7 @@ impl Config {
                 .collect(),
             effective: self.effective(),
             pending_restart: Vec::new(),
+            generation: 0,
         }
     }
 }

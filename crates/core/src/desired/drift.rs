@@ -1,4 +1,4 @@
-//! Drift: how a GPU differs from what the config wants, in sentences for people.
+//! Drift: how a GPU differs from what is wanted of it, in sentences for people.
 //!
 //! It is told by comparing what stands with what is wanted, not by planning: instances in use may
 //! make a plan impossible, and the difference is there all the same. With MIG mode on, and to stay
@@ -27,6 +27,9 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
                 // It could not be read: what it has is not known.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
             },
+            (Some(_), None) if gpu.overridden.is_some() => {
+                vec!["the layout of its override is not known to this gpushd".to_owned()]
+            }
             (Some(_), None) => Vec::new(),
             (Some(mig), Some(layout)) => mig_drift(mig, layout),
         },

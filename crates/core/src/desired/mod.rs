@@ -1,9 +1,12 @@
-//! What each GPU of a host shall be, by the config, and how far it is from that.
+//! What each GPU of a host shall be, by the config and its overrides, and how far it is from that.
 //!
 //! ```text
 //! Config ──claims──► which rule has which GPU ──┬──drift──► sentences: what differs
-//!                                               └──plan───► one plan a GPU, or why not
+//!                        ▲                      └──plan───► one plan a GPU, or why not
+//! Gpu::overridden ───────┘ its layout in place of the rule's, where a rule of mode mig claims the GPU
 //! ```
+//!
+//! An override is data of the GPU like its instances: what it is worth is decided here alone.
 //!
 //! Both the agent and `gpushctl` offline (for a preset or a saved host) ask here, so that they
 //! give the same answer.
@@ -15,23 +18,29 @@ use crate::{
     layout::Layout,
 };
 
+mod compare;
 mod drift;
 mod each;
 mod plan;
+mod standing;
 mod way_out;
 
+pub use compare::{changed_under, compare};
 pub use drift::drift;
 pub use plan::plan_host;
+pub use standing::{Standing, standing};
 
-/// What the config wants of one GPU.
+/// What is wanted of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
     /// How it is shared.
     pub mode: Mode,
     /// Name or position of the rule that claims it; `None` when none does.
     pub rule: Option<String>,
-    /// Layout, in mode `mig`.
+    /// Layout, in mode `mig`: the override's while one stands, else the rule's.
     pub layout: Option<Layout>,
+    /// The rule's own layout, in mode `mig`.
+    pub configured: Option<Layout>,
 }
 
 /// For each GPU, in order, the position of the rule that claims it.
@@ -46,23 +55,27 @@ pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
     claimed
 }
 
-/// For each GPU, in order, what the config wants of it.
+/// For each GPU, in order, what is wanted of it. An override on a GPU that no rule gives to mode `mig`
+/// (any more) has no say.
 #[must_use]
 pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
-    let wish = |claimed: Option<usize>| match claimed.and_then(|position| Some((position, config.rules.get(position)?)))
-    {
-        Some((position, rule)) => Wish {
-            mode: rule.mode,
-            rule: Some(rule.label(position)),
-            layout: if rule.mode == Mode::Mig { config.layout_of(rule) } else { None },
-        },
-        None => Wish { mode: Mode::Unmanaged, rule: None, layout: None },
+    let wish = |(claimed, gpu): (Option<usize>, &Gpu)| {
+        let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
+            return Wish { mode: Mode::Unmanaged, rule: None, layout: None, configured: None };
+        };
+        let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
+        let layout = match &gpu.overridden {
+            // One that can't be read any more is no licence for the rule's: then nothing is done.
+            Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
+            Some(_) | None => configured.clone(),
+        };
+        Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured }
     };
-    claims(config, gpus).into_iter().map(wish).collect()
+    claims(config, gpus).into_iter().zip(gpus).map(wish).collect()
 }
 
-/// Writes what the config wants, and what differs from it, into the readings of a host: the fields
-/// `mode`, `rule`, `layout` and `drift` of each.
+/// Writes what is wanted, and what differs from it, into the readings of a host: the fields `mode`,
+/// `rule`, `layout` and `drift` of each.
 pub fn describe(config: &Config, gpus: &mut [Gpu]) {
     let wishes = wishes(config, gpus);
     for (gpu, wish) in gpus.iter_mut().zip(wishes) {

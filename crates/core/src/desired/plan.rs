@@ -35,6 +35,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
         return each::plan(gpus, &wishes, &request.gpus, each);
     }
     let given = given(config, &request.layout)?;
+    let named = !request.gpus.is_empty();
     let chosen = chosen(gpus, &wishes, request)?;
     let others = way_out::others(gpus, &wishes);
     let others = others.as_deref();
@@ -43,12 +44,12 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
         let (gpu, wish) = (&gpus[at], &wishes[at]);
         let layout = match &given {
             Some(layout) => layout.clone(),
-            None => configured(gpu, wish, others)?,
+            None => configured(gpu, wish, named && request.layout == LayoutSource::Config, others)?,
         };
         claimed_otherwise(gpu, wish, others)?;
         wanted.push((gpu, wish, layout));
     }
-    let (explicit, named) = (given.is_some(), !request.gpus.is_empty());
+    let explicit = given.is_some();
     let plan = |(gpu, wish, layout): &(&Gpu, &Wish, Layout)| match workable(gpu, named) {
         Ok(()) if gpu.mig.is_none() => {
             let refusal = Some(Refusal::NoMig);
@@ -68,7 +69,7 @@ pub(super) fn label(gpu: &Gpu) -> String {
 /// The layout that the request gives itself; `None` when it is each rule's.
 fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiError> {
     let layout = match source {
-        LayoutSource::Config | LayoutSource::PerGpu(_) => return Ok(None),
+        LayoutSource::Config | LayoutSource::Wanted | LayoutSource::PerGpu(_) => return Ok(None),
         LayoutSource::Named(name) => match config.layout(name.trim()) {
             Some(layout) => layout,
             None => return Err(no_layout(config, name.trim())),
@@ -116,17 +117,22 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
         return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
     }
     let layout = match request.layout {
-        LayoutSource::Config => false,
+        LayoutSource::Config | LayoutSource::Wanted => false,
         LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => true,
     };
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
 }
 
-/// The layout of the rule that claims the GPU.
-fn configured(gpu: &Gpu, wish: &Wish, others: Option<&str>) -> Result<Layout, ApiError> {
-    if let Some(layout) = &wish.layout {
+/// The layout that is wanted of the GPU, or its rule's own whatever stands above that.
+fn configured(gpu: &Gpu, wish: &Wish, own: bool, others: Option<&str>) -> Result<Layout, ApiError> {
+    if let Some(layout) = if own { &wish.configured } else { &wish.layout } {
         return Ok(layout.clone());
+    }
+    if wish.configured.is_some() {
+        let message = format!("the layout of the override on {} is not known to this gpushd", label(gpu));
+        let clear = format!("`gpushctl config overrides clear {}` ends it", gpu.index);
+        return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
     claimed_otherwise(gpu, wish, others)?;
     // One that can't be read has no MIG to show, and may have it all the same.

@@ -1,0 +1,55 @@
+//! `If-Match`: a request that counts only while what is wanted is still of the generation that the
+//! asker has seen.
+
+use axum::{
+    extract::FromRequestParts,
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    response::Response,
+};
+use gpush_api::{ApiError, Code};
+
+use super::failure::Failure;
+use crate::agent::Agent;
+
+/// The generation that the header names, if any.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct IfMatch(pub(super) Option<u64>);
+
+impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let Some(value) = parts.headers.get(header::IF_MATCH) else { return Ok(Self(None)) };
+        let text = value.to_str().unwrap_or_default().trim();
+        if text == "*" {
+            return Ok(Self(None));
+        }
+        let bare = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text);
+        match bare.parse() {
+            Ok(generation) => Ok(Self(Some(generation))),
+            Err(_) => {
+                let error = ApiError::new(Code::BadRequest, "the header if-match is no generation");
+                Err(error.hint("it is the number that GET /v1/overrides answers: `If-Match: 7`").into())
+            }
+        }
+    }
+}
+
+impl IfMatch {
+    /// A refusal as an answer: with the status that HTTP has for it where the header is the reason.
+    pub(super) fn failure(self, agent: &Agent, error: ApiError) -> Failure {
+        let other = self.0.is_some_and(|expected| expected != agent.overrides.generation());
+        if other && error.code == Code::Conflict {
+            return Failure::new(StatusCode::PRECONDITION_FAILED, error);
+        }
+        error.into()
+    }
+}
+
+/// Names the generation of an answer in its head.
+pub(super) fn tagged(mut answer: Response, generation: u64) -> Response {
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
+        answer.headers_mut().insert(header::ETAG, tag);
+    }
+    answer
+}

@@ -1,0 +1,232 @@
+//! Reading the config again while the agent runs: whole or not at all, on SIGHUP or by the API.
+//!
+//! ```text
+//! read ─┬─ wrong, or can't be put into force ──────────► refused: the old one stays, health says so
+//!       ├─ changes the rule under an override ─────────► refused, unless told to end these
+//!       └─ on record, with the overrides that it ends ─► in force
+//! ```
+//!
+//! Reloads happen one after the other, in the loop that also takes signals: it has the socket and
+//! the log, whose settings take effect at once.
+
+use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, Reloaded};
+use gpush_core::{config::Config, desired};
+use gpush_store::NewAudit;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    agent::Shared,
+    auth::Asker,
+    overrides::{self, Effect},
+    settings::Candidate,
+    view,
+};
+
+/// Reloads that may wait.
+const MOST_WAITING: usize = 16;
+
+/// A reload that somebody wants.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    /// Who; `None` for a signal.
+    pub(crate) by: Option<Actor>,
+    /// Whether overrides end whose rule the file changes.
+    pub(crate) clear_overrides: bool,
+    /// Generation of what is wanted, by whoever asks; another one is refused.
+    pub(crate) expected: Option<u64>,
+}
+
+impl Wish {
+    /// What SIGHUP stands for.
+    pub(crate) fn signal() -> Self {
+        Self { by: None, clear_overrides: false, expected: None }
+    }
+}
+
+/// A wish, and where its answer goes.
+type Asked = (Wish, oneshot::Sender<Result<Reloaded, ApiError>>);
+
+/// Where reloads are asked for. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Reloads(mpsc::Sender<Asked>);
+
+/// Where they are carried out.
+#[derive(Debug)]
+pub(crate) struct Inbox(mpsc::Receiver<Asked>);
+
+/// Both ends.
+pub(crate) fn channel() -> (Reloads, Inbox) {
+    let (sender, receiver) = mpsc::channel(MOST_WAITING);
+    (Reloads(sender), Inbox(receiver))
+}
+
+impl Reloads {
+    /// Asks for a reload and waits for what it comes to.
+    ///
+    /// # Errors
+    /// Those of [`carry_out`], or the agent stops.
+    pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
+        let stopping = || {
+            ApiError::new(Code::Unavailable, "gpushd is stopping and reads no config")
+                .hint("it is read when gpushd starts: `systemctl status gpushd`")
+                .retryable()
+        };
+        let (reply, answer) = oneshot::channel();
+        self.0.send((wish, reply)).await.map_err(|_| stopping())?;
+        answer.await.unwrap_or_else(|_| Err(stopping()))
+    }
+}
+
+impl Inbox {
+    /// The next one; never, once nobody can ask any more.
+    pub(crate) async fn next(&mut self) -> Asked {
+        match self.0.recv().await {
+            Some(asked) => asked,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Reads the config again. `live` puts into force what lies outside of this agent's memory.
+///
+/// # Errors
+/// When the file is wrong, can't be put into force, or changes what an override stands on. The old
+/// config stays in force then, and health says so.
+pub(crate) async fn carry_out(
+    agent: &Shared,
+    wish: Wish,
+    live: impl Fn(&Config) -> Result<(), ApiError>,
+) -> Result<Reloaded, ApiError> {
+    if wish.expected.is_some_and(|expected| expected != agent.overrides.generation()) {
+        // Not the file's fault, and so no trouble of it.
+        let current = agent.overrides.generation();
+        let message = format!("what is wanted has changed: its generation is {current}");
+        return Err(ApiError::new(Code::Conflict, message)
+            .cause("nothing was done")
+            .hint("look again (`gpushctl config diff`), then ask with the new generation"));
+    }
+    match take(agent, wish, live).await {
+        Ok(reloaded) => {
+            agent.startup.reloaded();
+            Ok(reloaded)
+        }
+        Err(error) => Err(agent.settings.refuse(error)),
+    }
+}
+
+async fn take(
+    agent: &Shared,
+    wish: Wish,
+    live: impl Fn(&Config) -> Result<(), ApiError>,
+) -> Result<Reloaded, ApiError> {
+    let candidate = agent.settings.candidate()?;
+    let before = agent.settings.config();
+    // Without a driver nobody knows which GPUs the rules claim; `desired` then takes any for changed.
+    let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let touched = touched(agent, &before, &candidate.config, &gpus);
+    if !touched.is_empty() && !wish.clear_overrides {
+        return Err(stands_on(&touched));
+    }
+    live(&candidate.config)?;
+    let changed = *before != candidate.config;
+    let uuids: Vec<String> = touched.iter().map(|one| one.uuid.clone()).collect();
+    let path = agent.settings.path().display().to_string();
+    let (by, expected) = (wish.by, wish.expected);
+    let written = agent.store.write_ending(move |tx| {
+        overrides::expect(tx, expected)?;
+        let mut effects = Vec::new();
+        let why = serde_json::json!({ "reload": path });
+        for uuid in &uuids {
+            effects.extend(overrides::end(tx, uuid, "override.clear", by.as_ref(), &why)?);
+        }
+        let generation = if changed { tx.next_generation() } else { tx.generation() };
+        let audit = NewAudit {
+            by: by.clone(),
+            action: "config.reload".to_owned(),
+            object: path.clone(),
+            result: "done".to_owned(),
+            detail: serde_json::json!({ "changed": changed, "overrides_ended": uuids }),
+        };
+        tx.audit(audit)?;
+        Ok((effects, generation))
+    });
+    let (effects, generation) = match written.await {
+        Ok(recorded) => recorded,
+        Err(error) => {
+            if let Err(error) = live(&before) {
+                tracing::error!("what the config says of socket and log can't be taken back: {error}");
+            }
+            return Err(error.into());
+        }
+    };
+    let settings = before.differences(&candidate.in_file);
+    let gpus = differing(desired::compare(&before, Some(&candidate.config), &gpus));
+    agent.settings.take(candidate);
+    agent.overrides.take_in(&effects);
+    agent.overrides.is_at(generation);
+    let ended = effects.into_iter().filter_map(|effect| match effect {
+        Effect::Ended(one, _) => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
+        Effect::Made(_) => None,
+    });
+    Ok(Reloaded { path: agent.settings.file(), settings, gpus, ended: ended.collect(), generation })
+}
+
+/// Overrides whose rule wants something else by another config.
+fn touched(agent: &Shared, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
+    let standing = overrides::all(agent, gpus, &Asker::agent());
+    let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
+    let changed = desired::changed_under(before, after, gpus, &uuids);
+    standing.into_iter().filter(|one| changed.contains(&one.uuid)).collect()
+}
+
+fn stands_on(touched: &[gpush_api::Override]) -> ApiError {
+    let say = |one: &gpush_api::Override| {
+        let gpu = match one.gpu {
+            Some(index) => format!("GPU {index} ({})", one.uuid),
+            None => one.uuid.clone(),
+        };
+        let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", one.reason) };
+        format!("{gpu} has an override by {}{reason}", overrides::who(&one.by))
+    };
+    let message = match touched {
+        [one] => format!("the file changes a rule that is overridden: {}", say(one)),
+        several => format!("the file changes rules that are overridden on {} GPUs", several.len()),
+    };
+    let mut error = ApiError::new(Code::Conflict, message);
+    if touched.len() > 1 {
+        error.causes.extend(touched.iter().map(say));
+    }
+    error.hint(
+        "`gpushctl config reload --clear-overrides` ends what it changes and takes the file; or leave these rules \
+         as they were until the overrides have ended: `gpushctl config diff` shows what differs",
+    )
+}
+
+fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
+    let differs = |gpu: &GpuDiff| gpu.in_file.as_ref().is_some_and(|file| *file != gpu.in_force);
+    gpus.into_iter().filter(differs).collect()
+}
+
+/// What a reload would find now.
+pub(crate) async fn diff(agent: &Shared, asker: &Asker) -> ConfigDiff {
+    let generation = agent.overrides.generation();
+    let in_force = agent.settings.config();
+    let gpus = view::gpus(agent, asker).await.unwrap_or_default();
+    let candidate = agent.settings.candidate();
+    let trouble = match &candidate {
+        Ok(Candidate { config, .. }) => {
+            let touched = touched(agent, &in_force, config, &gpus);
+            (!touched.is_empty()).then(|| stands_on(&touched))
+        }
+        Err(error) => Some(error.clone()),
+    };
+    let candidate = candidate.ok();
+    let settings = candidate.as_ref().map(|candidate| in_force.differences(&candidate.in_file)).unwrap_or_default();
+    ConfigDiff {
+        path: agent.settings.file(),
+        trouble,
+        settings,
+        gpus: desired::compare(&in_force, candidate.as_ref().map(|candidate| &candidate.config), &gpus),
+        generation,
+    }
+}

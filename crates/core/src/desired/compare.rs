@@ -1,0 +1,53 @@
+//! Two configs compared by what they want of each GPU.
+
+use gpush_api::{Gpu, GpuDiff, WantedView};
+
+use super::{Wish, wishes};
+use crate::config::Config;
+
+/// What a config wants of each GPU, in order, overrides left out.
+fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
+    let view = |wish: Wish| WantedView {
+        mode: wish.mode,
+        rule: wish.rule,
+        layout: wish.configured.map(|layout| layout.canonical()),
+    };
+    wishes(config, gpus).into_iter().map(view).collect()
+}
+
+fn same(one: &WantedView, other: &WantedView) -> bool {
+    // Another name of the rule changes nothing.
+    (one.mode, &one.layout) == (other.mode, &other.layout)
+}
+
+/// Those of `uuids` of which the rules of `new` want something else than those of `old`. Of a GPU
+/// that is not among `gpus` nobody knows which rule claims it: for it any other rules count.
+#[must_use]
+pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String]) -> Vec<String> {
+    let (before, after) = (by_rule(old, gpus), by_rule(new, gpus));
+    let others = (&old.rules, &old.layouts) != (&new.rules, &new.layouts);
+    let changed = |uuid: &&String| match gpus.iter().position(|gpu| gpu.uuid == **uuid) {
+        Some(at) => !same(&before[at], &after[at]),
+        None => others,
+    };
+    uuids.iter().filter(changed).cloned().collect()
+}
+
+/// Each GPU, in order: by the file, by the config in force, with its override, and as it stands.
+#[must_use]
+pub fn compare(in_force: &Config, in_file: Option<&Config>, gpus: &[Gpu]) -> Vec<GpuDiff> {
+    let mut file = in_file.map(|config| by_rule(config, gpus).into_iter());
+    let diff =
+        |(gpu, in_force): (&Gpu, WantedView)| GpuDiff {
+            gpu: gpu.index,
+            uuid: gpu.uuid.clone(),
+            in_file: file.as_mut().and_then(Iterator::next),
+            in_force,
+            overridden: gpu.overridden.clone(),
+            stands: gpu.mig.as_ref().filter(|mig| mig.enabled).map(|mig| {
+                mig.instances.iter().map(|one| format!("{}@{}", one.profile, one.placement.start)).collect()
+            }),
+            drift: gpu.drift.clone(),
+        };
+    gpus.iter().zip(by_rule(in_force, gpus)).map(diff).collect()
+}

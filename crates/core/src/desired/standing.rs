@@ -1,0 +1,69 @@
+//! What carrying out a request makes of a GPU's override.
+//!
+//! | layout of the request | on a GPU that a rule gives to mode `mig` |
+//! |---|---|
+//! | explicit | makes one; the rule's own layout, written out, ends one |
+//! | the config's, GPU named | ends one |
+//! | the config's, GPU not named | leaves it: it is what is wanted |
+//! | what is wanted | leaves it |
+//!
+//! On any other GPU there is no rule's layout to stand above.
+
+use gpush_api::{Gpu, GpuPlan, LayoutSource, Mode, PlanRequest};
+
+use super::wishes;
+use crate::{config::Config, layout::Layout, selector::Selector};
+
+/// What becomes of the override of one GPU once the request is carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Standing {
+    /// It stays as it is, or there is none.
+    Stays,
+    /// One is made, in place of another if there is one.
+    Made {
+        /// Rule that claims the GPU.
+        rule: Option<String>,
+        /// Layout in canonical text.
+        layout: Vec<String>,
+    },
+    /// It ends, if there is one.
+    Ended,
+}
+
+/// For each plan that was made of `request`, what becomes of its GPU's override.
+#[must_use]
+pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[GpuPlan]) -> Vec<Standing> {
+    let wishes = wishes(config, gpus);
+    let of = |plan: &GpuPlan| {
+        let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.uuid) else { return Standing::Stays };
+        let wish = &wishes[at];
+        let Some(own) = wish.configured.as_ref().filter(|_| wish.mode == Mode::Mig) else { return Standing::Stays };
+        match &request.layout {
+            LayoutSource::Wanted => Standing::Stays,
+            LayoutSource::Config if request.gpus.is_empty() => Standing::Stays,
+            LayoutSource::Config => Standing::Ended,
+            LayoutSource::PerGpu(each)
+                if each.iter().any(|one| {
+                    !one.mig && Selector::resolve(std::slice::from_ref(&one.gpu), gpus).is_ok_and(|is| is == [at])
+                }) =>
+            {
+                Standing::Stays
+            }
+            LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) if same(own, &plan.layout) => {
+                Standing::Ended
+            }
+            LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
+                Standing::Made { rule: wish.rule.clone(), layout: plan.layout.clone() }
+            }
+        }
+    };
+    plans.iter().map(of).collect()
+}
+
+/// Whether both are the same layout: the order of entries matters only to people.
+fn same(layout: &Layout, canonical: &[String]) -> bool {
+    let (mut one, mut other) = (layout.canonical(), canonical.to_vec());
+    one.sort_unstable();
+    other.sort_unstable();
+    one == other
+}

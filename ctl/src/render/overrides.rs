@@ -1,0 +1,224 @@
+//! Overrides, and what a reload changes or would change.
+
+use gpush_api::{
+    ConfigDiff, Gpu, GpuDiff, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded, SettingDiff, WantedView,
+};
+
+use super::{
+    Look, gpu,
+    look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
+    status::gpu_numbers,
+    table::{Align, table},
+    trouble,
+};
+
+/// Who made it, when, why, and until when: `by alice 2 h ago: big run, expires in 3 h`.
+fn sentence(one: &Override, look: &Look) -> String {
+    let expires = one.expires_at.map_or_else(String::new, |at| format!(", expires {}", look.ahead(at)));
+    of(one, look) + &expires
+}
+
+/// The same of one that may be no more.
+fn of(one: &Override, look: &Look) -> String {
+    let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
+    let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };
+    format!("by {by} {}{reason}", look.ago(one.created_at))
+}
+
+/// The GPU: by its index while the driver shows it.
+fn number(one: &Override, look: &Look) -> String {
+    one.gpu.map_or_else(|| look.clean(&one.uuid), |index| index.to_string())
+}
+
+/// `gpushctl config overrides`.
+pub(crate) fn list(all: &Overrides, look: &Look) -> String {
+    if all.overrides.is_empty() {
+        return "No override stands: each GPU shall be as its rule says.\n".to_owned();
+    }
+    let columns = [
+        ("GPU", Align::Left),
+        ("LAYOUT", Align::Left),
+        ("IN PLACE OF", Align::Left),
+        ("BY", Align::Left),
+        ("MADE", Align::Left),
+        ("EXPIRES", Align::Left),
+        ("REASON", Align::Left),
+    ];
+    let row = |one: &Override| {
+        let dash = || "-".to_owned();
+        vec![
+            number(one, look),
+            look.clean(&one.layout.join(", ")),
+            one.rule.as_ref().map_or_else(dash, |rule| look.clean(rule)),
+            one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user)),
+            look.ago(one.created_at),
+            one.expires_at.map_or_else(dash, |at| look.ahead(at)),
+            if one.reason.is_empty() { dash() } else { look.clean(&one.reason) },
+        ]
+    };
+    table(&columns, all.overrides.iter().map(row).collect(), 0, look)
+}
+
+/// `gpushctl config overrides clear`.
+pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
+    let one = &ended.ended;
+    let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
+    let text = format!("{which}: ended the override {}", of(one, look));
+    let mut out = look.wrap("", &text).join("\n") + "\n";
+    let next = "What stands is left as it is. `gpushctl mig apply` gives it the config's layout.";
+    out += &(look.wrap("", next).join("\n") + "\n");
+    out
+}
+
+/// `gpushctl config reload`.
+pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
+    let file = reloaded.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
+    let mut out = format!("{file}: {}\n", paint(NEW, "in force"));
+    if reloaded.settings.is_empty() && reloaded.gpus.is_empty() && reloaded.ended.is_empty() {
+        return out + "It says what it said before.\n";
+    }
+    out += &settings(&reloaded.settings, "BEFORE", "NOW", look);
+    for one in &reloaded.gpus {
+        out.push('\n');
+        out += &block(one, &[("before", Some(&one.in_force)), ("now", one.in_file.as_ref())], look);
+    }
+    if !reloaded.ended.is_empty() {
+        out.push('\n');
+    }
+    for one in &reloaded.ended {
+        let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
+        out += &(look.wrap("", &format!("{which}: ended the override {}", of(one, look))).join("\n") + "\n");
+    }
+    if !reloaded.gpus.is_empty() {
+        out += "\nNothing is reshaped by this: `gpushctl mig plan` shows what would be done.\n";
+    }
+    out
+}
+
+/// Whether there is anything to tell.
+pub(crate) fn differs(diff: &ConfigDiff) -> bool {
+    diff.trouble.is_some() || !diff.settings.is_empty() || diff.gpus.iter().any(is_other)
+}
+
+/// Whether the file, the config in force, an override and what stands are not all the same.
+fn is_other(one: &GpuDiff) -> bool {
+    one.overridden.is_some() || !one.drift.is_empty() || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
+}
+
+/// `gpushctl config diff`.
+pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
+    let file = diff.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
+    if !differs(diff) {
+        return format!("{file}: as in force, and the GPUs are as it wants them\n");
+    }
+    let mut out = format!("{}\n", paint(STRONG, &file));
+    if let Some(trouble) = &diff.trouble {
+        let lines = trouble::lines("refused", trouble, 0, look);
+        out += &(lines.join("\n") + "\n");
+    }
+    out += &settings(&diff.settings, "IN FORCE", "IN THE FILE", look);
+    for one in diff.gpus.iter().filter(|one| is_other(one)) {
+        out.push('\n');
+        let in_file = one.in_file.as_ref().filter(|file| **file != one.in_force);
+        let wanted: &[_] = match in_file {
+            Some(file) => &[("in the file", Some(file)), ("in force", Some(&one.in_force))],
+            None => &[("in force", Some(&one.in_force))],
+        };
+        out += &block(one, wanted, look);
+    }
+    let same: Vec<u32> = diff.gpus.iter().filter(|one| !is_other(one)).map(|one| one.gpu).collect();
+    if !same.is_empty() {
+        let (verb, them) = if same.len() == 1 { ("is", "it") } else { ("are", "them") };
+        let file_is_read = diff.gpus.iter().any(|one| one.in_file.is_some());
+        let who = if file_is_read { "the file and the config in force want" } else { "the config in force wants" };
+        let text = format!("{} {verb} as {who} {them}", gpu_numbers(&same));
+        out += &format!("\n{}\n", paint(QUIET, &text));
+    }
+    out
+}
+
+fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) -> String {
+    if settings.is_empty() {
+        return String::new();
+    }
+    let value = |value: &Option<String>| value.as_ref().map_or_else(|| "not set".to_owned(), |text| look.clean(text));
+    let row = |one: &SettingDiff| {
+        let when = if one.restart { "with the next start of gpushd" } else { "at once" };
+        vec![look.clean(&one.key), value(&one.in_force), value(&one.in_file), when.to_owned()]
+    };
+    let columns =
+        [("SETTING", Align::Left), (before, Align::Left), (after, Align::Left), ("TAKES EFFECT", Align::Left)];
+    format!("\n{}", table(&columns, settings.iter().map(row).collect(), 0, look))
+}
+
+/// One GPU with what is wanted of it, by whom, and what stands.
+fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> String {
+    let mut out = paint(STRONG, &format!("GPU {}", one.gpu)) + "\n";
+    let mut line = |name: &str, text: &str| {
+        let first = format!("  {}", pad(name, 13));
+        for line in look.wrap(&first, text) {
+            out += &match line.strip_prefix(&first) {
+                Some(rest) => format!("{}{rest}\n", paint(QUIET, &first)),
+                None => format!("{line}\n"),
+            };
+        }
+    };
+    for (name, view) in wanted.iter().filter_map(|(name, view)| Some((name, (*view)?))) {
+        line(name, &wish(view, look));
+    }
+    if let Some(over) = &one.overridden {
+        line("override", &format!("{} {}", look.clean(&over.layout.join(", ")), sentence(over, look)));
+    }
+    let stands = match &one.stands {
+        Some(instances) if instances.is_empty() => "no instance".to_owned(),
+        Some(instances) => look.clean(&instances.join(", ")),
+        None => "not cut by MIG".to_owned(),
+    };
+    line("stands", &stands);
+    for drift in &one.drift {
+        for line in look.wrap("  ! drift: ", &look.clean(drift)) {
+            out += &format!("{}\n", paint(NOTE, &line));
+        }
+    }
+    out
+}
+
+fn wish(view: &WantedView, look: &Look) -> String {
+    let rule = view.rule.as_ref().map_or_else(|| "no rule".to_owned(), |rule| look.clean(rule));
+    let layout =
+        view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
+    format!("{} ({rule}){layout}", gpu::mode(view.mode))
+}
+
+/// What an operation that was done just now made of overrides, by what stands before and after it.
+pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: &Look) -> Vec<String> {
+    let mut out = Vec::new();
+    let on = |gpus: &[Gpu], uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid)?.overridden.clone();
+    for plan in &operation.plans {
+        let number = gpu_numbers(&[plan.gpu]);
+        let text = match (on(before, &plan.uuid), on(now, &plan.uuid)) {
+            (_, Some(one)) if one.created_at >= operation.created_at => {
+                let until =
+                    one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
+                let clear = format!("`gpushctl config overrides clear {}` ends that", plan.gpu);
+                format!("{number}: this stands above the config{until}; {clear}")
+            }
+            (Some(one), None) => format!("{number}: ended the override {}", self::of(&one, look)),
+            (_, Some(_)) | (None, None) => continue,
+        };
+        out.extend(look.wrap("", &text).iter().map(|line| paint(NOTE, line)));
+    }
+    out
+}
+
+/// What is to be known of an override below the drawing of its GPU, and whether it is loud.
+pub(crate) fn note(one: &Gpu, look: &Look) -> Option<(anstyle::Style, String)> {
+    let over = one.overridden.as_ref()?;
+    let text = format!("override {}", sentence(over, look));
+    Some(match one.mode {
+        Mode::Mig => (NOTE, text),
+        Mode::Unmanaged | Mode::Exclusive | Mode::Mps | Mode::Timeslice => {
+            (BAD, format!("{text}; it has no effect: no rule gives this GPU to mode mig (any more)"))
+        }
+    })
+}
