@@ -14,7 +14,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use gpush_api::{ApiError, Code, PendingRestart};
+use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use sd_notify::NotifyState;
@@ -26,6 +26,7 @@ use crate::{
     apply,
     conditions::Conditions,
     durable::{self, Remembered},
+    events::{self, Events},
     http,
     listen::{
         accept::{self, Door},
@@ -117,6 +118,7 @@ fn access(config: &Config) -> Access {
 fn driver(arguments: &Arguments, config: &Config) -> Options {
     // Not by its path: after an upgrade that names another version, whose worker speaks otherwise.
     let mut options = Options::new("/proc/self/exe");
+    options.events = true;
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
@@ -142,12 +144,15 @@ async fn serve(
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let Remembered { store, notes, last_boot, unfinished, conditions } = remembered;
     let due = startup.due(&settings.config(), boot, last_boot);
+    let events = Events::new(store.instance());
     let agent = Arc::new(Agent {
         settings,
-        observer: Observer::new(hardware.clone(), people.clone()),
+        observer: Observer::new(hardware.clone(), people.clone(), events.bell()),
         hardware,
         people,
-        operations: Operations::new(store.clone()),
+        operations: Operations::new(store.clone(), events.clone()),
+        events,
+        under_way: Default::default(),
         conditions: Conditions::of_the_store(store.clone(), conditions),
         store,
         notes,
@@ -157,6 +162,7 @@ async fn serve(
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
     });
+    let watching = tokio::spawn(events::run(Arc::clone(&agent)));
     // Their GPUs are theirs before anybody is served.
     apply::take_over(&agent, unfinished, &boot_id);
     let name = doors.public.name.clone();
@@ -193,6 +199,9 @@ async fn serve(
     agent.tasks.wait().await;
     let _ = startup.await;
     first_look.abort();
+    watching.abort();
+    // Those who listen hear how the operations ended, and that this is the end.
+    agent.events.close();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,
@@ -257,12 +266,17 @@ fn reload(agent: &Agent, socket_file: &SocketFile, level: Option<&Log>) {
                     [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
                 tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
             }
+            let pending_restart = agent.settings.pending_restart().into_iter().map(|one| one.key).collect();
+            agent.events.publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
+            agent.events.look_again();
             say(&[NotifyState::Status("the config was read again")]);
             agent.startup.reloaded();
         }
         Err(error) => {
             let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
             tracing::error!("{error}{causes}");
+            let change = ConfigChange { taken: false, error: Some(error), pending_restart: Vec::new() };
+            agent.events.publish(Happening::Config(change));
             say(&[NotifyState::Status("the config is wrong and was not taken")]);
         }
     }

@@ -61,14 +61,7 @@ pub(super) async fn apply(
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
     let order = Order { reason, wait, key, ..Order::new("mig.apply", request) };
     let begin = async move |agent: Shared, asker: Asker| -> Result<Operation, Failure> {
-        let answered = match &order.key {
-            Some(key) => key.answered(&agent).await?,
-            None => None,
-        };
-        let mut operation = match answered {
-            Some(operation) => operation,
-            None => apply::begin(&agent, &asker, order).await?,
-        };
+        let mut operation = apply::begin(&agent, &asker, order).await?;
         redact::actor(&mut operation.by, &asker);
         Ok(operation)
     };
