@@ -8,6 +8,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Event, EventKind};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::{
@@ -47,8 +48,9 @@ impl EventQuery {
     }
 }
 
-/// An event as it was told.
-#[derive(Debug, Clone, PartialEq)]
+/// An event as it was told, and as it is written in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Told {
     /// One that this build knows.
     Known(Box<Event>),

@@ -5,7 +5,7 @@ use gpush_client::Client;
 use gpush_core::{layout, parted, quote::Quoted};
 
 use crate::{
-    args::{Global, Mig, Offline, Wanted, Which},
+    args::{Global, Mig, Offline, Wanted, Watched, Which},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
@@ -33,8 +33,8 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
         Mig::Apply { wanted, dry_run: true, .. } => {
             planned(global, &wanted, &Offline { offline: None, config: None }, out, show_plan)
         }
-        Mig::Apply { wanted, dry_run: false, quiet, wait } => {
-            super::ask(global, async |client| apply(client, &wanted, quiet, wait, out).await)
+        Mig::Apply { wanted, dry_run: false, watched, wait, reason } => {
+            super::ask(global, async |client| apply(client, &wanted, (reason, wait), &watched, out).await)
         }
     }
 }
@@ -154,9 +154,15 @@ fn assert(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
     })
 }
 
-async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f64>, out: &Output) -> Outcome {
+async fn apply(
+    client: &mut Client,
+    wanted: &Wanted,
+    (reason, wait_s): (Option<String>, Option<u64>),
+    watched: &Watched,
+    out: &Output,
+) -> Outcome {
     let PlanRequest { gpus, layout } = Typed::of(wanted)?.ask(wanted, client).await?;
-    let request = ApplyRequest { gpus, layout, ..ApplyRequest::default() };
+    let request = ApplyRequest { gpus, layout, reason, wait_s };
     // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let one = client.apply(&request).await?;
@@ -164,5 +170,5 @@ async fn apply(client: &mut Client, wanted: &Wanted, quiet: bool, wait: Option<f
         let error = ApiError::new(Code::NotFound, "no GPU is meant: the config claims none for MIG");
         return Err(error.hint("name one with --gpu and a layout; the rules: `gpushctl config show`").into());
     }
-    super::operation::watch(client, one, &before, true, quiet, wait, out).await
+    super::operation::watch(client, one, &before, true, watched, out).await
 }
