@@ -7,8 +7,8 @@ use gpush_store::{Note, Store};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    conditions::Conditions, http::desk::Desk, observe::Observer, operation::Operations, overrides::Overrides,
-    people::People, reload::Reloads, settings::Settings, startup::Startup,
+    answers::UnderWay, conditions::Conditions, events::Events, http::desk::Desk, observe::Observer,
+    operation::Operations, overrides::Overrides, people::People, reload::Reloads, settings::Settings, startup::Startup,
 };
 
 /// The agent, as its parts hold it.
@@ -31,6 +31,10 @@ pub(crate) struct Agent {
     pub(crate) observer: Observer,
     /// Who processes belong to.
     pub(crate) people: People,
+    /// What happens, for those who listen.
+    pub(crate) events: Events,
+    /// Requests with a key that are being answered.
+    pub(crate) under_way: UnderWay,
     /// What is being done.
     pub(crate) operations: Operations,
     /// What stands against working with GPUs.

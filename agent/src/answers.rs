@@ -1,11 +1,17 @@
 //! Requests that are sent again: under the same `Idempotency-Key` a user gets the same operation,
 //! also from the agent after this one, and nothing is carried out twice.
 
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 use axum::{extract::FromRequestParts, http::request::Parts};
 use gpush_api::{ApiError, Code, Operation};
 use gpush_store::{Answer, NewAnswer, OperationId, StoreError, Tx};
 use jiff::SignedDuration;
 use serde::Serialize;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::{agent::Shared, http::failure::Failure};
 
@@ -45,7 +51,18 @@ impl Key {
         })
     }
 
-    /// The operation that answered the request, as it is now.
+    /// Waits until no other request with this key is being answered, and keeps others waiting until
+    /// dropped: what was sent again while the first is still under way waits for its answer.
+    pub(crate) async fn turn(&self, agent: &Shared) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = agent.under_way.0.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(turns.entry((self.uid, self.key.clone())).or_default())
+        };
+        turn.lock_owned().await
+    }
+
+    /// The operation that answered the request, as it is now. To be asked in its turn.
     ///
     /// # Errors
     /// When the key was used for another request, or the operation is forgotten.
@@ -64,6 +81,10 @@ impl Key {
         }
     }
 }
+
+/// Requests with a key that are being answered, or wait for their turn.
+#[derive(Debug, Default)]
+pub(crate) struct UnderWay(Mutex<HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>>);
 
 /// What the header says, before it is known for which request.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::Context;
-use gpush_api::{ApiError, Code, PendingRestart, Reloaded};
+use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -29,6 +29,7 @@ use crate::{
     apply,
     conditions::Conditions,
     durable::{self, Remembered},
+    events::{self, Events},
     http,
     listen::{
         accept::{self, Door},
@@ -124,6 +125,7 @@ fn access(config: &Config) -> Access {
 fn driver(arguments: &Arguments, config: &Config) -> Options {
     // Not by its path: after an upgrade that names another version, whose worker speaks otherwise.
     let mut options = Options::new("/proc/self/exe");
+    options.events = true;
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
@@ -150,12 +152,15 @@ async fn serve(
     let Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation } = remembered;
     let (reloads, mut inbox) = reload::channel();
     let due = startup.due(&settings.config(), boot, last_boot);
+    let events = Events::new(store.instance());
     let agent = Arc::new(Agent {
         settings,
-        observer: Observer::new(hardware.clone(), people.clone()),
+        observer: Observer::new(hardware.clone(), people.clone(), events.bell()),
         hardware,
         people,
-        operations: Operations::new(store.clone()),
+        operations: Operations::new(store.clone(), events.clone()),
+        events,
+        under_way: Default::default(),
         conditions: Conditions::of_the_store(store.clone(), conditions),
         overrides: Overrides::of_the_store(generation, overrides),
         reloads,
@@ -167,6 +172,7 @@ async fn serve(
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
     });
+    let watching = tokio::spawn(events::run(Arc::clone(&agent)));
     // Their GPUs are theirs before anybody is served.
     apply::take_over(&agent, unfinished, &boot_id);
     let name = doors.public.name.clone();
@@ -215,6 +221,9 @@ async fn serve(
     let _ = tokio::join!(startup, expiry);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());
+    watching.abort();
+    // Those who listen hear how the operations ended, and that this is the end.
+    agent.events.close();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,
@@ -291,11 +300,16 @@ async fn reload(
                     [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
                 tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
             }
+            let pending_restart = agent.settings.pending_restart().into_iter().map(|one| one.key).collect();
+            agent.events.publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
+            agent.events.look_again();
             say(Say::Status("the config was read again".to_owned()));
         }
         Err(error) => {
             let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
             tracing::error!("{error}{causes}");
+            let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
+            agent.events.publish(Happening::Config(change));
             say(Say::Status("the config is wrong and was not taken".to_owned()));
         }
     }

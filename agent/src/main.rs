@@ -21,6 +21,7 @@ mod apply;
 mod auth;
 mod conditions;
 mod durable;
+mod events;
 mod health;
 mod http;
 mod life;

@@ -1,7 +1,9 @@
 //! What each command does. They ask the agent or `gpush-core`, and hand the answer to `render`.
 
+mod audit;
 mod completions;
 mod config;
+mod events;
 mod gpu;
 mod mig;
 mod operation;
@@ -32,6 +34,8 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
+        Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
+        Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),

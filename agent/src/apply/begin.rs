@@ -63,14 +63,21 @@ impl Order {
     }
 }
 
-/// Begins to carry out an order. Once it is called it goes through, whether or not anybody waits
-/// for it.
+/// Begins to carry out an order, or finds the operation that was begun for the same request. Once it
+/// is called it goes through, whether or not anybody waits for it.
 ///
 /// # Errors
 /// When it is refused; then nothing was touched.
 pub(crate) async fn begin(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
     let (shared, asker) = (Arc::clone(agent), asker.clone());
-    let beginning = agent.tasks.spawn(async move { accept(&shared, &asker, order).await });
+    let beginning = agent.tasks.spawn(async move {
+        let Some(key) = order.key.clone() else { return accept(&shared, &asker, order).await };
+        let _turn = key.turn(&shared).await;
+        match key.answered(&shared).await? {
+            Some(operation) => Ok(operation),
+            None => accept(&shared, &asker, order).await,
+        }
+    });
     beginning.await.unwrap_or_else(|error| {
         Err(ApiError::new(Code::Internal, "the operation could not be begun by a fault of gpushd")
             .cause(error.to_string())

@@ -66,17 +66,9 @@ pub(super) async fn apply(
     let expected = if_match.0;
     let order = Order { reason, wait, once, expires_at, expected, key, ..Order::new("mig.apply", request) };
     let begin = async move |agent: Shared, asker: Asker| -> Result<Operation, Failure> {
-        let answered = match &order.key {
-            Some(key) => key.answered(&agent).await?,
-            None => None,
-        };
-        let mut operation = match answered {
-            Some(operation) => operation,
-            None => {
-                check_expiry(once, expires_at)?;
-                apply::begin(&agent, &asker, order).await.map_err(|error| if_match.failure(&agent, error))?
-            }
-        };
+        check_expiry(once, expires_at)?;
+        let begun = apply::begin(&agent, &asker, order).await;
+        let mut operation = begun.map_err(|error| if_match.failure(&agent, error))?;
         redact::actor(&mut operation.by, &asker);
         Ok(operation)
     };

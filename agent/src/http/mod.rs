@@ -4,8 +4,10 @@
 //! [`gpush_api::ApiError`]. What a path does is in the module of its noun; answers whose size grows
 //! with the host are made at the `desk`, so that the small ones need not wait for them.
 
+mod audit;
 mod config;
 pub(crate) mod desk;
+mod events;
 mod extract;
 pub(crate) mod failure;
 mod gpus;
@@ -42,6 +44,8 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/operations", get(operations::list))
         .route("/v1/operations/{id}", get(operations::one))
         .route("/v1/operations/{id}/cancel", post(operations::cancel))
+        .route("/v1/events", get(events::stream))
+        .route("/v1/audit", get(audit::list))
         .route("/v1/config", get(config::show))
         .route("/v1/config/diff", get(config::diff))
         .route("/v1/config/reload", post(config::reload))

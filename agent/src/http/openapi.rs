@@ -21,7 +21,7 @@ pub(super) async fn show() -> impl IntoResponse {
 pub(crate) fn from_code() -> Result<String, serde_json::Error> {
     use utoipa::OpenApi;
 
-    use super::{config, gpus, health, mig, openapi, operations, overrides};
+    use super::{audit, config, events, gpus, health, mig, openapi, operations, overrides};
 
     #[derive(OpenApi)]
     #[openapi(
@@ -32,13 +32,15 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
         ),
         paths(
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, mig::plan, mig::apply,
-            operations::list, operations::one, operations::cancel, config::show, config::diff,
-            config::reload, overrides::list, overrides::end, openapi::show
+            operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
+            config::diff, config::reload, overrides::list, overrides::end, openapi::show
         ),
         tags(
             (name = "gpus", description = "GPUs and their profiles"),
             (name = "mig", description = "MIG layouts"),
             (name = "operations", description = "Plans being carried out"),
+            (name = "events", description = "What changes, as it happens"),
+            (name = "audit", description = "Who changed what"),
             (name = "config", description = "The config in force"),
             (name = "about", description = "The agent itself")
         )

@@ -27,7 +27,7 @@ use tower_service::Service;
 
 use super::{
     caps::{Caps, Place},
-    pace::{Pace, Paced},
+    pace::{Endless, Pace, Paced},
     peer::Peer,
 };
 use crate::{http::failure::Failure, watchdog::Knock};
@@ -167,7 +167,11 @@ async fn connection(stream: UnixStream, peer: Peer, _place: Place, router: Route
                 Ok(Err(never)) => match never {},
                 Err(_) => Failure::internal().into(),
             };
-            pace.answered();
+            if response.extensions().get::<Endless>().is_some() {
+                pace.streams();
+            } else {
+                pace.answered();
+            }
             Ok::<_, Infallible>(response)
         }
     });

@@ -20,7 +20,7 @@ use std::{
 
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
 use jiff::Timestamp;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use self::cached::{Cached, Known};
 use crate::people::People;
@@ -68,6 +68,8 @@ struct Inner {
     people: People,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Entry>>,
+    /// Rung when something was read, or could not be.
+    bell: Arc<Notify>,
 }
 
 #[derive(Debug, Clone)]
@@ -79,9 +81,10 @@ struct Entry {
 }
 
 impl Observer {
-    /// Knows nothing yet, and asks nothing before it is asked.
-    pub(crate) fn new(hardware: Hardware, people: People) -> Self {
-        Self(Arc::new(Inner { hardware, people, list: Cached::new(), gpus: Mutex::new(BTreeMap::new()) }))
+    /// Knows nothing yet, and asks nothing before it is asked. Rings `bell` whenever it knows more.
+    pub(crate) fn new(hardware: Hardware, people: People, bell: Arc<Notify>) -> Self {
+        let list = Cached::ringing(Arc::clone(&bell));
+        Self(Arc::new(Inner { hardware, people, list, gpus: Mutex::new(BTreeMap::new()), bell }))
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -115,6 +118,28 @@ impl Observer {
             gpus.push(sight(entry.identity, present, known, list.good.as_ref().map(|good| good.1)));
         }
         Ok(self.arrange(gpus, &listed))
+    }
+
+    /// The host as it was last seen, without asking the driver anything.
+    ///
+    /// # Errors
+    /// When nothing was seen yet, or the driver is known to be gone.
+    pub(crate) fn known(&self) -> Result<Host, DriverError> {
+        let list = self.0.list.known();
+        let listed = self.take_in(&list)?;
+        let list_at = list.good.as_ref().map(|good| good.1);
+        let entries: Vec<Entry> = self.entries().values().cloned().collect();
+        let gpus = entries.into_iter().map(|entry| {
+            let present = is_listed(&listed, &entry.identity.uuid);
+            let known = entry.readings.known();
+            sight(entry.identity, present, known, list_at)
+        });
+        Ok(self.arrange(gpus.collect(), &listed))
+    }
+
+    /// Index of a GPU when it was last listed.
+    pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
+        self.entries().get(uuid).map(|entry| entry.identity.index)
     }
 
     /// These GPUs as they are now: each reading is begun after the call.
@@ -190,7 +215,7 @@ impl Observer {
                 .and_modify(|entry| entry.identity.clone_from(identity))
                 .or_insert_with(|| Entry {
                     identity: identity.clone(),
-                    readings: Cached::new(),
+                    readings: Cached::ringing(Arc::clone(&self.0.bell)),
                     since: Instant::now(),
                 });
         }

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState, OperationSummary};
+use gpush_api::{Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary};
 use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 pub(crate) use self::{claims::Claim, ongoing::Ongoing, wire::id};
+use crate::{answers::Key, events::Events};
 
 /// All operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -38,6 +39,7 @@ pub(crate) struct Operations(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     store: Store,
+    events: Events,
     claims: Claims,
     /// Those that have not ended, and those whose end could not be recorded.
     live: Mutex<BTreeMap<OperationId, Live>>,
@@ -70,9 +72,9 @@ pub(crate) struct New {
 }
 
 impl Operations {
-    /// Those of this store, none of them going on yet.
-    pub(crate) fn new(store: Store) -> Self {
-        Self(Arc::new(Inner { store, claims: Claims::default(), live: Mutex::default() }))
+    /// Those of this store, none of them going on yet; what becomes of them is told to `events`.
+    pub(crate) fn new(store: Store, events: Events) -> Self {
+        Self(Arc::new(Inner { store, events, claims: Claims::default(), live: Mutex::default() }))
     }
 
     fn store(&self) -> &Store {
@@ -173,7 +175,10 @@ impl Operations {
         taken_over: bool,
     ) -> Arc<Ongoing> {
         let id = record.id;
-        let watch = watch::Sender::new(wire::operation(record, intent));
+        let operation = wire::operation(record, intent);
+        self.0.events.publish(wire::event(&operation, None));
+        self.0.events.look_again();
+        let watch = watch::Sender::new(operation);
         let cancelled = CancellationToken::new();
         self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone(), taken_over });
         Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
@@ -235,26 +240,41 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Wants an operation taken back, on record. It ends by itself then.
+    /// Wants an operation taken back, on record, together with the answer under its key. It ends by
+    /// itself then.
     ///
     /// # Errors
     /// When there is none of that id, it has ended, or the wish can't be recorded.
-    pub(crate) async fn cancel(&self, id: &str, by: Actor) -> Result<Operation, ApiError> {
-        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned());
-        let Some(live) = live.filter(|live| !live.watch.borrow().state.is_final()) else {
+    pub(crate) async fn cancel(&self, id: &str, by: Actor, key: Option<Key>) -> Result<Operation, ApiError> {
+        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned().map(|live| (number, live)));
+        let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
             let ended = self.get(id).await?;
             let message = format!("operation {id} has ended already: it is {}", ended.state);
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("see what became of it with `gpushctl operation show {id}`")));
         };
         let audit = NewAudit {
-            by: Some(by),
+            by: Some(by.clone()),
             action: "operation.cancel".to_owned(),
             object: id.to_owned(),
             result: "accepted".to_owned(),
             detail: serde_json::Value::Null,
         };
-        self.store().write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())).await?;
+        let change = Change {
+            action: audit.action.clone(),
+            object: audit.object.clone(),
+            by: Some(by),
+            reason: None,
+            uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
+        };
+        let recorded = self.store().write_ending(move |tx| {
+            if let Some(key) = &key {
+                key.keep(tx, number)?;
+            }
+            tx.audit(audit.clone()).map(|_| ())
+        });
+        recorded.await?;
+        self.0.events.publish(Happening::Change(change));
         live.cancelled.cancel();
         Ok(live.watch.borrow().clone())
     }
@@ -271,7 +291,9 @@ impl Operations {
             operation.error = Some(error);
             operation.ended_at = Some(jiff::Timestamp::now());
             operation.revision += 1;
+            self.0.events.publish(wire::event(operation, None));
         });
+        self.0.events.look_again();
         if recorded.is_ok() {
             self.forget(id);
         }

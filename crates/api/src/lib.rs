@@ -6,7 +6,9 @@
 //! state that can be planned on offline. JSON made from them is stable within `v1`: fields are
 //! added, never renamed or removed.
 
+pub mod audit;
 pub mod error;
+pub mod event;
 pub mod gpu;
 pub mod health;
 pub mod operation;
@@ -15,7 +17,12 @@ pub mod plan;
 pub mod policy;
 pub mod text;
 
+pub use audit::AuditRecord;
 pub use error::{ApiError, Code};
+pub use event::{
+    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen,
+    OperationChange, Resync, ResyncReason, Xid,
+};
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory, Mig,
     Placement, Process, ProcessKind, USERS_UNKNOWN,
