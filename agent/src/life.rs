@@ -18,7 +18,10 @@ use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
 use sd_notify::NotifyState;
-use tokio::task::JoinHandle;
+use tokio::{
+    sync::{Mutex, Notify},
+    task::JoinHandle,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -26,12 +29,14 @@ use crate::{
     apply,
     conditions::Conditions,
     durable::{self, Remembered},
+    held::Held,
     http,
     listen::{
         accept::{self, Door},
         socket::{Access, HandedOver, Listening, SocketError, SocketFile},
     },
     logging::{self, Log},
+    maintenance,
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
@@ -39,6 +44,7 @@ use crate::{
     settings::Settings,
     signals::{self, Asked, Signals},
     startup::{self, Startup},
+    watch,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -77,10 +83,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = driver(arguments, &config);
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let result = runtime.block_on(serve(settings, boot, remembered, doors, options, level));
+    let here = Here { boot, host_root: arguments.host_root.clone() };
+    let result = runtime.block_on(serve(settings, here, remembered, doors, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
+}
+
+/// Where the agent runs.
+struct Here {
+    /// The boot's id, or why it can't be told.
+    boot: Result<String, ApiError>,
+    /// Root of the host's file system.
+    host_root: PathBuf,
 }
 
 /// The sockets to serve.
@@ -120,6 +135,7 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
+    options.events = true;
     options.deadlines.start = Duration::from_secs(config.driver.start_s.into());
     options.deadlines.read = Duration::from_millis(config.driver.read_ms.into());
     options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
@@ -129,7 +145,7 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 async fn serve(
     settings: Settings,
-    boot: Result<String, ApiError>,
+    Here { boot, host_root }: Here,
     remembered: Remembered,
     doors: Doors,
     options: Options,
@@ -140,25 +156,35 @@ async fn serve(
     let people = People::start().context("a thread can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
-    let Remembered { store, notes, last_boot, unfinished, conditions } = remembered;
-    let due = startup.due(&settings.config(), boot, last_boot);
+    let Remembered { store, notes, last_boot, unfinished, conditions, noticed, lost } = remembered;
+    let read_only = durable::read_only(&notes);
+    let due = startup.due(&settings.config(), boot, last_boot, lost.is_some() || read_only.is_some());
     let agent = Arc::new(Agent {
         settings,
         observer: Observer::new(hardware.clone(), people.clone()),
         hardware,
         people,
         operations: Operations::new(store.clone()),
-        conditions: Conditions::of_the_store(store.clone(), conditions),
+        conditions: Conditions::of_the_store(store.clone(), conditions, noticed),
+        held: Held::new(lost),
         store,
         notes,
+        read_only,
+        turn: Mutex::default(),
+        look: Notify::new(),
+        host_root,
         startup,
         desk: Default::default(),
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
     });
+    // Before anybody could ask the driver, and before an operation in line could begin.
+    maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
     apply::take_over(&agent, unfinished, &boot_id);
+    // Listens from before there is a worker to be heard.
+    let watch = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
@@ -193,6 +219,7 @@ async fn serve(
     agent.tasks.wait().await;
     let _ = startup.await;
     first_look.abort();
+    watch.abort();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,

@@ -20,21 +20,28 @@ mod answers;
 mod apply;
 mod auth;
 mod conditions;
+mod cordon;
 mod durable;
 mod health;
+mod held;
 mod http;
 mod life;
 mod listen;
 mod logging;
+mod maintenance;
 mod observe;
 mod operation;
 mod options;
 mod people;
 mod redact;
+mod request;
+mod rival;
 mod settings;
 mod signals;
 mod startup;
+mod state;
 mod view;
+mod watch;
 
 fn main() -> ExitCode {
     // The worker is us again: it must cost nothing that is not its own.

@@ -2,7 +2,9 @@
 
 mod completions;
 mod config;
+mod drain;
 mod gpu;
+mod host;
 mod mig;
 mod operation;
 mod parted;
@@ -30,6 +32,8 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
+        Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
+        Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
         Command::Config(command) => config::run(global, command, out),

@@ -6,7 +6,9 @@
 
 pub(crate) mod bar;
 pub(crate) mod config;
+pub(crate) mod cordon;
 pub(crate) mod gpu;
+pub(crate) mod host;
 pub(crate) mod look;
 pub(crate) mod operation;
 pub(crate) mod plan;

@@ -12,13 +12,11 @@ use crate::{
     apply::{self, Order},
     auth::Asker,
     redact,
+    request::reason,
 };
 
 /// Longest `wait_s`.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
-
-/// Longest reason, in characters.
-const LONGEST_REASON: usize = 500;
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
 #[cfg_attr(feature = "openapi", utoipa::path(
@@ -73,14 +71,4 @@ pub(super) async fn apply(
         Ok(operation)
     };
     desk::answer(agent, asker, StatusCode::ACCEPTED, begin).await
-}
-
-/// A reason as it is recorded and shown.
-fn reason(text: &str) -> Result<String, ApiError> {
-    let shown = gpush_api::text::plain(text.trim());
-    if shown.chars().count() > LONGEST_REASON {
-        let message = format!("the reason is longer than {LONGEST_REASON} characters");
-        return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
-    }
-    Ok(shown)
 }

@@ -21,7 +21,7 @@ pub(super) async fn show() -> impl IntoResponse {
 pub(crate) fn from_code() -> Result<String, serde_json::Error> {
     use utoipa::OpenApi;
 
-    use super::{config, gpus, health, mig, openapi, operations};
+    use super::{config, gpus, health, host, mig, openapi, operations};
 
     #[derive(OpenApi)]
     #[openapi(
@@ -31,11 +31,13 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
                            the kernel's word. Within v1 fields are added, never renamed or removed."
         ),
         paths(
-            health::version, health::health, gpus::list, gpus::one, gpus::profiles, mig::plan, mig::apply,
+            health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
+            host::enter, host::leave, host::recover, mig::plan, mig::apply,
             operations::list, operations::one, operations::cancel, config::show, openapi::show
         ),
         tags(
             (name = "gpus", description = "GPUs and their profiles"),
+            (name = "host", description = "What concerns the host with all its GPUs"),
             (name = "mig", description = "MIG layouts"),
             (name = "operations", description = "Plans being carried out"),
             (name = "config", description = "The config in force"),

@@ -99,6 +99,11 @@ impl<V: Clone + Send + 'static> Cached<V> {
         if self.state().running {
             let _ = timeout_at(until, ended.changed()).await;
         }
+        self.last()
+    }
+
+    /// What is known, without a reading and without waiting.
+    pub(crate) fn last(&self) -> Known<V> {
         let state = self.state();
         let stale = state.running || state.error.is_some();
         Known { good: state.good.clone(), error: state.error.clone(), stale }
@@ -119,6 +124,12 @@ impl<V: Clone + Send + 'static> Cached<V> {
             }
             Err(error) => state.error = Some(error),
         }
+    }
+
+    /// Makes the next asker read again, and forgets why the last attempt failed.
+    pub(crate) fn begin_anew(&self) {
+        self.state().error = None;
+        self.outdate();
     }
 
     /// Makes the next asker read again.

@@ -114,6 +114,26 @@ impl Observer {
         Ok(self.arrange(gpus, &listed))
     }
 
+    /// The host as it was last seen, without asking anybody; `None` when it never was.
+    pub(crate) fn last_seen(&self) -> Option<Host> {
+        let list = self.0.list.last();
+        let (listed, at) = list.good?;
+        let entries: Vec<Entry> = self.entries().values().cloned().collect();
+        let seen = |entry: Entry| {
+            let known = Known { error: None, stale: true, ..entry.readings.last() };
+            let present = is_listed(&listed, &entry.identity.uuid);
+            sight(entry.identity, present, known, Some(at))
+        };
+        let gpus = entries.into_iter().map(seen).collect();
+        Some(self.arrange(gpus, &listed))
+    }
+
+    /// Makes the next asker read everything anew: what went wrong before counts no more.
+    pub(crate) fn begin_anew(&self) {
+        self.0.list.begin_anew();
+        self.entries().values().for_each(|entry| entry.readings.begin_anew());
+    }
+
     /// These GPUs as they are now: each reading is begun after the call.
     pub(crate) async fn now(&self, uuids: &[String]) -> Vec<(String, Result<Arc<Reading>, DriverError>)> {
         let mut tasks = tokio::task::JoinSet::new();

@@ -16,10 +16,12 @@ pub mod text;
 
 pub use error::{ApiError, Code};
 pub use gpu::{
-    Architecture, ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory, Mig,
-    Placement, Process, ProcessKind, USERS_UNKNOWN,
+    Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
+    Mig, Placement, Process, ProcessKind, USERS_UNKNOWN,
 };
-pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
+pub use health::{
+    Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
+};
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
 pub use policy::{ConfigView, Mode, NamedLayout, PendingRestart, RuleView};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, ApplyRequest, Code, ConfigView, Gpu, GpuProfile, Health, Operation, OperationSummary, PlanRequest, Plans,
-    Version,
+    ApiError, ApplyRequest, Code, ConfigView, Gpu, GpuProfile, Health, MaintenanceState, Operation, OperationSummary,
+    PlanRequest, Plans, Recovered, Version, WhyRequest,
 };
 use hyper::body::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -19,6 +19,10 @@ use crate::{
 /// How long an answer may take unless said otherwise. A read waits for the driver no longer than
 /// the agent's own deadlines, so this is generous.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long entering maintenance may take at least: calls that are under way in the driver have
+/// their own deadlines, and are waited for.
+const ENTERING: Duration = Duration::from_secs(60);
 
 /// Operations that are asked for at once.
 const PAGE: usize = 200;
@@ -114,6 +118,50 @@ impl Client {
     /// See [`Kind`].
     pub async fn profiles(&mut self, gpu: &str) -> Result<Vec<GpuProfile>, Error> {
         self.get(&format!("/v1/gpus/{}/profiles", segment(gpu))).await
+    }
+
+    /// `POST /v1/gpus/{index|uuid|pci}/cordon`: the GPU as it is then.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn cordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+        self.post(&format!("/v1/gpus/{}/cordon", segment(gpu)), why, true).await
+    }
+
+    /// `POST /v1/gpus/{index|uuid|pci}/uncordon`: the GPU as it is then.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn uncordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+        self.post(&format!("/v1/gpus/{}/uncordon", segment(gpu)), why, true).await
+    }
+
+    /// `POST /v1/maintenance/enter`: answers once the agent has no handle of the driver open.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn enter_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+        let usual = self.deadline;
+        self.deadline = usual.max(ENTERING);
+        let entered = self.post("/v1/maintenance/enter", why, true).await;
+        self.deadline = usual;
+        entered
+    }
+
+    /// `POST /v1/maintenance/leave`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn leave_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+        self.post("/v1/maintenance/leave", why, true).await
+    }
+
+    /// `POST /v1/recover`: what was lost.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn recover(&mut self, why: &WhyRequest) -> Result<Recovered, Error> {
+        self.post("/v1/recover", why, true).await
     }
 
     /// `GET /v1/config`.
