@@ -21,7 +21,10 @@ use anyhow::Context;
 use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinHandle,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -30,12 +33,14 @@ use crate::{
     conditions::Conditions,
     durable::{self, Remembered},
     events::{self, Events},
+    held::Held,
     http,
     listen::{
         accept::{self, Door},
         socket::{Access, HandedOver, Listening, SocketError, SocketFile},
     },
     logging::{self, Log},
+    maintenance,
     manager::{self, Say, say},
     observe::Observer,
     operation::Operations,
@@ -46,7 +51,7 @@ use crate::{
     settings::Settings,
     signals::{self, Asked, Signals},
     startup::{self, Startup},
-    watchdog,
+    watch, watchdog,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -85,10 +90,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = driver(arguments, &config);
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let result = runtime.block_on(serve(settings, boot, remembered, doors, options, level));
+    let here = Here { boot, host_root: arguments.host_root.clone() };
+    let result = runtime.block_on(serve(settings, here, remembered, doors, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
+}
+
+/// Where the agent runs.
+struct Here {
+    /// The boot's id, or why it can't be told.
+    boot: Result<String, ApiError>,
+    /// Root of the host's file system.
+    host_root: PathBuf,
 }
 
 /// The sockets to serve.
@@ -129,6 +143,7 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
+    options.events = true;
     options.deadlines.start = Duration::from_secs(config.driver.start_s.into());
     options.deadlines.read = Duration::from_millis(config.driver.read_ms.into());
     options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
@@ -138,7 +153,7 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 async fn serve(
     settings: Settings,
-    boot: Result<String, ApiError>,
+    Here { boot, host_root }: Here,
     remembered: Remembered,
     doors: Doors,
     options: Options,
@@ -149,9 +164,11 @@ async fn serve(
     let people = People::start().context("a thread can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
-    let Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation } = remembered;
+    let Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation, noticed, lost } =
+        remembered;
     let (reloads, mut inbox) = reload::channel();
-    let due = startup.due(&settings.config(), boot, last_boot);
+    let read_only = durable::read_only(&notes);
+    let due = startup.due(&settings.config(), boot, last_boot, lost.is_some() || read_only.is_some());
     let events = Events::new(store.instance());
     let agent = Arc::new(Agent {
         settings,
@@ -161,11 +178,16 @@ async fn serve(
         operations: Operations::new(store.clone(), events.clone()),
         events,
         under_way: Default::default(),
-        conditions: Conditions::of_the_store(store.clone(), conditions),
+        conditions: Conditions::of_the_store(store.clone(), conditions, noticed),
+        held: Held::new(lost),
         overrides: Overrides::of_the_store(generation, overrides),
         reloads,
         store,
         notes,
+        read_only,
+        turn: tokio::sync::Mutex::default(),
+        look: Notify::new(),
+        host_root,
         startup,
         desk: Default::default(),
         tasks: TaskTracker::new(),
@@ -173,8 +195,12 @@ async fn serve(
         own_uid: nix::unistd::geteuid().as_raw(),
     });
     let watching = tokio::spawn(events::run(Arc::clone(&agent)));
+    // Before anybody could ask the driver, and before an operation in line could begin.
+    maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
     apply::take_over(&agent, unfinished, &boot_id);
+    // Listens from before there is a worker to be heard.
+    let watch = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
@@ -224,6 +250,7 @@ async fn serve(
     watching.abort();
     // Those who listen hear how the operations ended, and that this is the end.
     agent.events.close();
+    watch.abort();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,

@@ -13,6 +13,7 @@ pub(crate) fn gpu(gpu: &mut Gpu, asker: &Asker) {
     if asker.admin && !asker.blind {
         return;
     }
+    gpu.cordons.iter_mut().filter_map(|cordon| cordon.by.as_mut()).for_each(|by| actor(by, asker));
     let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
     for instance in instances {
         instance.processes.iter_mut().for_each(|process| hide(process, asker));

@@ -101,6 +101,15 @@ Examples:
     /// List GPUs, or show all about them
     #[command(subcommand)]
     Gpu(Gpu),
+    /// Take the GPUs out of the agent's hands, and give them back
+    #[command(subcommand)]
+    Maintenance(Maintenance),
+    /// Accept that the agent's database was lost: held GPUs are released
+    #[command(after_help = "\
+While GPUs are held, gpushd neither reshapes them nor hands them out: nobody knows what was promised
+about them. See first that nobody relies on them as they are: `gpushctl status` shows who uses what.
+Afterwards they stay as they are, and what differs from the config shows as drift.")]
+    Recover(Why),
     /// Plan, apply and check MIG layouts
     #[command(subcommand)]
     Mig(Mig),
@@ -180,6 +189,78 @@ Examples:
         #[arg(long = "gpu", short = 'g', value_name = "GPU", value_delimiter = ',', hide = true)]
         named: Vec<String>,
     },
+    /// Keep new work off GPUs; what runs on them goes on
+    #[command(after_help = "\
+A cordoned GPU is not reshaped by `mig apply` without --gpu, nor by gpushd itself; by name it is.
+
+Examples:
+  gpushctl gpu cordon 3 --reason 'fan replacement'")]
+    Cordon {
+        #[command(flatten)]
+        which: Named,
+        #[command(flatten)]
+        why: Why,
+    },
+    /// Keep new work off GPUs, and wait until nothing uses them any more
+    #[command(after_help = "\
+Waiting ends with 8 when --wait is over, with 130 on Ctrl-C; the GPUs stay cordoned either way.
+
+Examples:
+  gpushctl gpu drain 3 --reason 'fan replacement' --wait 3600 && echo idle")]
+    Drain {
+        #[command(flatten)]
+        which: Named,
+        #[command(flatten)]
+        why: Why,
+        /// Wait no longer than this; without it for as long as it takes
+        #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
+        wait: Option<f64>,
+        /// Don't say who is waited for
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// Let new work onto GPUs again, whoever or whatever had cordoned them
+    Uncordon {
+        #[command(flatten)]
+        which: Named,
+        #[command(flatten)]
+        why: Why,
+    },
+}
+
+/// GPUs that something is done to, which are named.
+#[derive(Debug, Args)]
+pub(crate) struct Named {
+    /// GPUs, as for --gpu
+    #[arg(value_name = "GPU", value_delimiter = ',', required_unless_present = "named")]
+    pub(crate) gpus: Vec<String>,
+    /// The same, as other commands name them
+    #[arg(long = "gpu", short = 'g', value_name = "GPU", value_delimiter = ',', hide = true)]
+    pub(crate) named: Vec<String>,
+}
+
+/// `--reason`.
+#[derive(Debug, Args)]
+pub(crate) struct Why {
+    /// Why, for whoever comes across it
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Maintenance {
+    /// Close every handle of the driver, until it is left: for resets, another driver, the board
+    #[command(after_help = "\
+Refused while an operation changes a GPU. It lasts over restarts of gpushd and of the host; until it
+is left, what is shown is what was seen last, and nothing is changed.
+
+Examples:
+  gpushctl maintenance enter --reason 'driver 570' && apt-get install --yes nvidia-driver-570
+  nvidia-smi --gpu-reset -i 3
+  gpushctl maintenance leave")]
+    Enter(Why),
+    /// Give the GPUs back to the agent
+    Leave(Why),
 }
 
 #[derive(Debug, Subcommand)]

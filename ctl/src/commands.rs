@@ -3,8 +3,10 @@
 mod audit;
 mod completions;
 mod config;
+mod drain;
 mod events;
 mod gpu;
+mod host;
 mod mig;
 mod operation;
 mod parted;
@@ -32,6 +34,8 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
+        Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
+        Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),

@@ -7,8 +7,10 @@
 pub(crate) mod audit;
 pub(crate) mod bar;
 pub(crate) mod config;
+pub(crate) mod cordon;
 pub(crate) mod events;
 pub(crate) mod gpu;
+pub(crate) mod host;
 pub(crate) mod look;
 pub(crate) mod operation;
 pub(crate) mod overrides;

@@ -13,13 +13,11 @@ use crate::{
     apply::{self, Order},
     auth::Asker,
     redact,
+    request::reason,
 };
 
 /// Longest `wait_s`.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
-
-/// Longest reason, in characters.
-const LONGEST_REASON: usize = 500;
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
 #[cfg_attr(feature = "openapi", utoipa::path(
@@ -88,14 +86,4 @@ fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiErro
             .hint("name a time to come; `date -u` shows the host's"));
     }
     Ok(())
-}
-
-/// A reason as it is recorded and shown.
-fn reason(text: &str) -> Result<String, ApiError> {
-    let shown = gpush_api::text::plain(text.trim());
-    if shown.chars().count() > LONGEST_REASON {
-        let message = format!("the reason is longer than {LONGEST_REASON} characters");
-        return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
-    }
-    Ok(shown)
 }

@@ -12,6 +12,7 @@ mod extract;
 pub(crate) mod failure;
 mod gpus;
 mod health;
+mod host;
 mod if_match;
 mod mig;
 pub(crate) mod openapi;
@@ -39,6 +40,11 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/gpus", get(gpus::list))
         .route("/v1/gpus/{gpu}", get(gpus::one))
         .route("/v1/gpus/{gpu}/profiles", get(gpus::profiles))
+        .route("/v1/gpus/{gpu}/cordon", post(gpus::cordon))
+        .route("/v1/gpus/{gpu}/uncordon", post(gpus::uncordon))
+        .route("/v1/maintenance/enter", post(host::enter))
+        .route("/v1/maintenance/leave", post(host::leave))
+        .route("/v1/recover", post(host::recover))
         .route("/v1/mig/plan", post(mig::plan))
         .route("/v1/mig/apply", post(mig::apply))
         .route("/v1/operations", get(operations::list))

@@ -101,7 +101,14 @@ impl<V: Clone + Send + 'static> Cached<V> {
         if self.state().running {
             let _ = timeout_at(until, ended.changed()).await;
         }
-        self.known()
+        self.last()
+    }
+
+    /// What is known, without a reading and without waiting.
+    pub(crate) fn last(&self) -> Known<V> {
+        let state = self.state();
+        let stale = state.running || state.error.is_some();
+        Known { good: state.good.clone(), error: state.error.clone(), stale }
     }
 
     /// Takes in a reading that was made beside the cache, begun at `begun`.
@@ -123,11 +130,10 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.0.bell.notify_one();
     }
 
-    /// What is known without reading anything.
-    pub(crate) fn known(&self) -> Known<V> {
-        let state = self.state();
-        let stale = state.running || state.error.is_some();
-        Known { good: state.good.clone(), error: state.error.clone(), stale }
+    /// Makes the next asker read again, and forgets why the last attempt failed.
+    pub(crate) fn begin_anew(&self) {
+        self.state().error = None;
+        self.outdate();
     }
 
     /// Makes the next asker read again.

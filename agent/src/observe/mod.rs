@@ -125,13 +125,13 @@ impl Observer {
     /// # Errors
     /// When nothing was seen yet, or the driver is known to be gone.
     pub(crate) fn known(&self) -> Result<Host, DriverError> {
-        let list = self.0.list.known();
+        let list = self.0.list.last();
         let listed = self.take_in(&list)?;
         let list_at = list.good.as_ref().map(|good| good.1);
         let entries: Vec<Entry> = self.entries().values().cloned().collect();
         let gpus = entries.into_iter().map(|entry| {
             let present = is_listed(&listed, &entry.identity.uuid);
-            let known = entry.readings.known();
+            let known = entry.readings.last();
             sight(entry.identity, present, known, list_at)
         });
         Ok(self.arrange(gpus.collect(), &listed))
@@ -140,6 +140,26 @@ impl Observer {
     /// Index of a GPU when it was last listed.
     pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
         self.entries().get(uuid).map(|entry| entry.identity.index)
+    }
+
+    /// The host as it was last seen, without asking anybody; `None` when it never was.
+    pub(crate) fn last_seen(&self) -> Option<Host> {
+        let list = self.0.list.last();
+        let (listed, at) = list.good?;
+        let entries: Vec<Entry> = self.entries().values().cloned().collect();
+        let seen = |entry: Entry| {
+            let known = Known { error: None, stale: true, ..entry.readings.last() };
+            let present = is_listed(&listed, &entry.identity.uuid);
+            sight(entry.identity, present, known, Some(at))
+        };
+        let gpus = entries.into_iter().map(seen).collect();
+        Some(self.arrange(gpus, &listed))
+    }
+
+    /// Makes the next asker read everything anew: what went wrong before counts no more.
+    pub(crate) fn begin_anew(&self) {
+        self.0.list.begin_anew();
+        self.entries().values().for_each(|entry| entry.readings.begin_anew());
     }
 
     /// These GPUs as they are now: each reading is begun after the call.

@@ -98,6 +98,24 @@ impl Operations {
         self.0.claims.claim_in_turn(uuids, &format!("operation {}", ongoing.id())).await
     }
 
+    /// Begins none from now on, because of `why`. Those in line stay there.
+    ///
+    /// # Errors
+    /// Which GPU is whose, when one is being changed.
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+        self.0.claims.close(why)
+    }
+
+    /// Begins them again.
+    pub(crate) fn open(&self) {
+        self.0.claims.open();
+    }
+
+    /// Why none is begun.
+    pub(crate) fn closed(&self) -> Option<ApiError> {
+        self.0.claims.closed()
+    }
+
     /// Who is changing the GPU, if somebody is.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
         self.0.claims.holder(uuid)

@@ -72,7 +72,11 @@ impl Startup {
     /// What went wrong, as far as it still matters: a GPU that has its layout by now is well.
     pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || matches!(gpu.state, GpuState::Unknown | GpuState::Lost);
+        let unread = |gpu: &Gpu| match gpu.state {
+            GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => true,
+            GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => false,
+        };
+        let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || unread(gpu);
         troubles.retain(|(subject, _)| match subject {
             Subject::Boot | Subject::Unidentified => true,
             Subject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
@@ -108,6 +112,11 @@ impl Startup {
         self.reloaded.notify_one();
     }
 
+    /// What kept GPUs from their layouts may be over.
+    pub(crate) fn look_again(&self) {
+        self.reloaded.notify_one();
+    }
+
     fn note(&self, subject: Subject, error: ApiError) {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.retain(|(other, _)| *other != subject);
@@ -131,7 +140,14 @@ pub(crate) struct Due {
 
 impl Startup {
     /// Compares this boot with the one on record.
-    pub(crate) fn due(&self, config: &Config, boot: Result<String, ApiError>, recorded: Option<BootRecord>) -> Due {
+    /// `unknown` says that what is on record is not all that there was: then nothing is done.
+    pub(crate) fn due(
+        &self,
+        config: &Config,
+        boot: Result<String, ApiError>,
+        recorded: Option<BootRecord>,
+        unknown: bool,
+    ) -> Due {
         let boot_id = match boot {
             Ok(boot_id) => boot_id,
             Err(error) => {
@@ -140,6 +156,13 @@ impl Startup {
                 return Due { record: None, reconcile: false };
             }
         };
+        if unknown {
+            tracing::warn!("whether the layouts of this boot were applied is not known: what stands is left as it is");
+            let mut record = BootRecord::new(boot_id);
+            record.complete = true;
+            self.recorded(record);
+            return Due { record: None, reconcile: config.auto_reconcile };
+        }
         let recorded = recorded.filter(|record| record.boot_id == boot_id);
         self.recorded(recorded.clone().unwrap_or_else(|| BootRecord::new(boot_id.clone())));
         match recorded {
@@ -207,7 +230,9 @@ async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
     let mut tasks = JoinSet::new();
     for gpu in gpus {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
-        if gpu.mode != Mode::Mig || gpu.drift.is_empty() || due {
+        // Whoever cordoned a GPU may be at work on it.
+        let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
+        if gpu.mode != Mode::Mig || gpu.drift.is_empty() || due || kept {
             continue;
         }
         let agent = Arc::clone(agent);

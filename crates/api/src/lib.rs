@@ -24,10 +24,12 @@ pub use event::{
     OperationChange, Resync, ResyncReason, Xid,
 };
 pub use gpu::{
-    Architecture, ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory, Mig,
-    Placement, Process, ProcessKind, USERS_UNKNOWN,
+    Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
+    Mig, Placement, Process, ProcessKind, USERS_UNKNOWN,
 };
-pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
+pub use health::{
+    Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
+};
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
 pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};

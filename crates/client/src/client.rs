@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, ApplyRequest, AuditRecord, Code, ConfigDiff, ConfigView, Gpu, GpuProfile, Health, Operation,
-    OperationSummary, OverrideEnded, Overrides, PlanRequest, Plans, ReloadRequest, Reloaded, Version,
+    ApiError, ApplyRequest, AuditRecord, Code, ConfigDiff, ConfigView, Gpu, GpuProfile, Health, MaintenanceState,
+    Operation, OperationSummary, OverrideEnded, Overrides, PlanRequest, Plans, Recovered, ReloadRequest, Reloaded,
+    Version, WhyRequest,
 };
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Bytes;
@@ -22,6 +23,10 @@ use crate::{
 /// How long an answer may take unless said otherwise. A read waits for the driver no longer than
 /// the agent's own deadlines, so this is generous.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long entering maintenance may take at least: calls that are under way in the driver have
+/// their own deadlines, and are waited for.
+const ENTERING: Duration = Duration::from_secs(60);
 
 /// Operations that are asked for at once.
 const PAGE: usize = 200;
@@ -133,6 +138,50 @@ impl Client {
     /// See [`Kind`].
     pub async fn profiles(&mut self, gpu: &str) -> Result<Vec<GpuProfile>, Error> {
         self.get(&format!("/v1/gpus/{}/profiles", segment(gpu))).await
+    }
+
+    /// `POST /v1/gpus/{index|uuid|pci}/cordon`: the GPU as it is then.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn cordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+        self.change(&format!("/v1/gpus/{}/cordon", segment(gpu)), why).await
+    }
+
+    /// `POST /v1/gpus/{index|uuid|pci}/uncordon`: the GPU as it is then.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn uncordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+        self.change(&format!("/v1/gpus/{}/uncordon", segment(gpu)), why).await
+    }
+
+    /// `POST /v1/maintenance/enter`: answers once the agent has no handle of the driver open.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn enter_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+        let usual = self.deadline;
+        self.deadline = usual.max(ENTERING);
+        let entered = self.change("/v1/maintenance/enter", why).await;
+        self.deadline = usual;
+        entered
+    }
+
+    /// `POST /v1/maintenance/leave`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn leave_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+        self.change("/v1/maintenance/leave", why).await
+    }
+
+    /// `POST /v1/recover`: what was lost.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn recover(&mut self, why: &WhyRequest) -> Result<Recovered, Error> {
+        self.change("/v1/recover", why).await
     }
 
     /// `GET /v1/config`.

@@ -33,7 +33,7 @@ fn version() -> Version {
 
 fn health(causes: Vec<ApiError>) -> Health {
     let status = if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
-    Health { status, causes, simulated: true, gpus: 2, layouts_at_start: None, pid: 812 }
+    Health { status, causes, simulated: true, gpus: 2, maintenance: None, layouts_at_start: None, pid: 812 }
 }
 
 /// Two A100; the first has what `made` says: (id, profile, start, size).
