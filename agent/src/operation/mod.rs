@@ -24,13 +24,17 @@ use gpush_api::{Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, Op
 use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
+    may_become,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 pub(crate) use self::{claims::Claim, ongoing::Ongoing, wire::id};
 use crate::{answers::Key, events::Events};
+
+/// Between two attempts to record an end, at first and at most.
+const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// All operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -93,9 +97,9 @@ impl Operations {
         self.0.claims.claim(gpus)
     }
 
-    /// Claims GPUs for an operation once it is their turn.
-    pub(crate) async fn claim_in_turn(&self, uuids: &[String], ongoing: &Ongoing) -> Claim {
-        self.0.claims.claim_in_turn(uuids, &format!("operation {}", ongoing.id())).await
+    /// Rung whenever GPUs are let go.
+    pub(crate) fn let_go(&self) -> Arc<Notify> {
+        self.0.claims.let_go()
     }
 
     /// Begins none from now on, because of `why`. Those in line stay there.
@@ -121,9 +125,18 @@ impl Operations {
         self.0.claims.holder(uuid)
     }
 
-    /// Number of operations that have not ended.
+    /// Number of operations that have begun and not ended.
     pub(crate) fn unfinished(&self) -> usize {
-        self.live().values().filter(|live| !live.watch.borrow().state.is_final()).count()
+        let goes_on = |live: &&Live| match live.watch.borrow().state {
+            OperationState::Running | OperationState::Cancelling => true,
+            OperationState::Queued
+            | OperationState::Waiting
+            | OperationState::Interrupted
+            | OperationState::Done
+            | OperationState::RolledBack
+            | OperationState::Failed => false,
+        };
+        self.live().values().filter(goes_on).count()
     }
 
     /// Records an operation as begun: the first driver call may be made once this returns.
@@ -271,6 +284,8 @@ impl Operations {
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("see what became of it with `gpushctl operation show {id}`")));
         };
+        const STATE: OperationState = OperationState::Cancelling;
+        let who = by.user.clone().unwrap_or_else(|| format!("uid {}", by.uid));
         let audit = NewAudit {
             by: Some(by.clone()),
             action: "operation.cancel".to_owned(),
@@ -289,12 +304,42 @@ impl Operations {
             if let Some(key) = &key {
                 key.keep(tx, number)?;
             }
+            // On record as to be taken back: an agent that starts anew must not carry it on.
+            if tx.read(|view| view.operation(number))?.is_some_and(|now| may_become(now.stage, STATE)) {
+                tx.advance(number, STATE)?;
+            }
             tx.audit(audit.clone()).map(|_| ())
         });
         recorded.await?;
         self.0.events.publish(Happening::Change(change));
         live.cancelled.cancel();
+        live.watch.send_if_modified(|operation| {
+            let goes_on = !operation.state.is_final();
+            if goes_on {
+                operation.state = STATE;
+                operation.notes.push(format!("cancelled by {who}"));
+                operation.revision += 1;
+            }
+            goes_on
+        });
         Ok(live.watch.borrow().clone())
+    }
+
+    /// Records an end that could not be recorded when it came, as soon as that is possible.
+    async fn record_end(self, id: OperationId, state: OperationState, error: Option<ApiError>) {
+        let mut pause = RECORD.0;
+        loop {
+            tokio::time::sleep(pause).await;
+            let error = error.clone();
+            match self.store().write_ending(move |tx| tx.end(id, state, error.clone()).map(|_| ())).await {
+                Ok(()) => {
+                    tracing::info!(op = %id, "its end is on record now");
+                    return self.forget(id);
+                }
+                Err(StoreError::Closed) => return,
+                Err(_) => pause = (pause * 2).min(RECORD.1),
+            }
+        }
     }
 
     /// Ends an operation whose work broke off; its GPUs are free already.

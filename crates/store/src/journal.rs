@@ -177,14 +177,14 @@ impl Tx<'_> {
         self.update(record, to, |_| {})
     }
 
-    /// Notes, for people, what else happened to an operation.
+    /// Replaces what is noted, for people, of an operation.
     ///
     /// # Errors
     /// When it has ended, or it can't be written.
-    pub fn note(&mut self, id: OperationId, note: String) -> Result<OperationRecord, StoreError> {
+    pub fn notes(&mut self, id: OperationId, notes: Vec<String>) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         let stage = record.stage;
-        self.update(record, stage, |record| record.notes.push(note))
+        self.update(record, stage, |record| record.notes = notes)
     }
 
     /// Notes how far an operation is.
