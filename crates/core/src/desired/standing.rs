@@ -14,7 +14,11 @@ use std::collections::BTreeMap;
 use gpush_api::{Gpu, GpuPlan, LayoutSource, Mode, PlanRequest};
 
 use super::wishes;
-use crate::{config::Config, layout::{Entry, Layout}, selector::Selector};
+use crate::{
+    config::Config,
+    layout::{Entry, Layout},
+    selector::Selector,
+};
 
 /// What becomes of the override of one GPU once the request is carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]

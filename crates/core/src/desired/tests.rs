@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{layout::Layout, preset};
 
+mod overridden;
+
 const CONFIG: &str = r#"
 [layouts]
 halves = ["3g.40gb*2"]
@@ -183,14 +185,14 @@ fn drift_in_sentences() {
         let layout = Layout::parse(layout).unwrap();
         let mut gpu = host().remove(0);
         set(&mut gpu, instances);
-        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout) };
+        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None };
         assert_eq!(drift(&wish, &gpu), *expected, "{what}");
     }
     println!("{} drifts", cases.len());
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     gpu.mig.as_mut().unwrap().instances[0].compute.clear();
-    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()) };
+    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()), configured: None };
     assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
 }
 
@@ -198,7 +200,7 @@ fn drift_in_sentences() {
 fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().profiles.clear();
-    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()) };
+    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()), configured: None };
     assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
 }
 
@@ -211,12 +213,12 @@ fn drift_of_modes() {
             let mut gpu = host().remove(0);
             let mig = gpu.mig.as_mut().unwrap();
             (mig.enabled, mig.pending) = (enabled, pending);
-            let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()) };
+            let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()), configured: None };
             let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&wish, &gpu));
         }
         let mut gpu = preset::gpus("mixed").unwrap().remove(5);
         gpu.state = GpuState::Ready;
-        let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()) };
+        let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()), configured: None };
         let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&wish, &gpu));
     }
     insta::assert_snapshot!(shown);
@@ -546,7 +548,7 @@ proptest! {
                 gpus: vec!["all".to_owned()],
                 layout: LayoutSource::Entries(layout.canonical()),
             });
-            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout) };
+            let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None };
             if plan.refusal.is_some() {
                 prop_assert!(!drift(&wish, &gpu).is_empty(), "{text}");
                 continue;
@@ -584,7 +586,8 @@ proptest! {
         if let Ok(gpus) = preset::saved(&text, "host.json") {
             let layout = LayoutSource::Entries(vec![names[which].to_owned()]);
             let _ = plan_host(&Config::default(), &gpus, &request(&["all"], layout));
-            let wish = Wish { mode: Mode::Mig, rule: None, layout: Layout::parse(names[which]).ok() };
+            let layout = Layout::parse(names[which]).ok();
+            let wish = Wish { mode: Mode::Mig, rule: None, layout, configured: None };
             for gpu in &gpus {
                 let _ = drift(&wish, gpu);
             }
