@@ -1,14 +1,16 @@
 //! The agent: everything that requests and background work share.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
+use gpush_api::ApiError;
 use gpush_nvml::Hardware;
 use gpush_store::{Note, Store};
+use tokio::sync::{Mutex, Notify};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    conditions::Conditions, http::desk::Desk, observe::Observer, operation::Operations, overrides::Overrides,
-    people::People, reload::Reloads, settings::Settings, startup::Startup,
+    answers::UnderWay, conditions::Conditions, events::Events, held::Held, http::desk::Desk, observe::Observer,
+    operation::Operations, overrides::Overrides, people::People, reload::Reloads, settings::Settings, startup::Startup,
 };
 
 /// The agent, as its parts hold it.
@@ -25,18 +27,32 @@ pub(crate) struct Agent {
     pub(crate) store: Store,
     /// What was noticed when it was opened.
     pub(crate) notes: Vec<Note>,
+    /// Why nothing can be recorded, and so nothing be changed.
+    pub(crate) read_only: Option<ApiError>,
     /// The driver, behind its worker. Only `observe` reads with it, only `apply` changes with it.
     pub(crate) hardware: Hardware,
     /// The hardware as last seen.
     pub(crate) observer: Observer,
     /// Who processes belong to.
     pub(crate) people: People,
+    /// What happens, for those who listen.
+    pub(crate) events: Events,
+    /// Requests with a key that are being answered.
+    pub(crate) under_way: UnderWay,
     /// What is being done.
     pub(crate) operations: Operations,
     /// What stands against working with GPUs.
     pub(crate) conditions: Conditions,
     /// Layouts that stand above the config's.
     pub(crate) overrides: Overrides,
+    /// What was lost, for which managed GPUs are held.
+    pub(crate) held: Held,
+    /// Of those who change the state of the host, one at a time.
+    pub(crate) turn: Mutex<()>,
+    /// Makes `watch` look at the GPUs now.
+    pub(crate) look: Notify,
+    /// Root of the host's file system, as far as others' services are looked for in it.
+    pub(crate) host_root: PathBuf,
     /// How far the layouts at start are.
     pub(crate) startup: Startup,
     /// Who may make heavy answers now.

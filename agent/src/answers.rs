@@ -1,11 +1,18 @@
-//! Requests that are sent again: under the same `Idempotency-Key` a user gets the same operation,
-//! also from the agent after this one, and nothing is carried out twice.
+//! Requests that are sent again: under the same `Idempotency-Key` a user gets the same operation, or
+//! what the request was about as it is by then, also from the agent after this one, and nothing is
+//! carried out twice.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 use gpush_api::{ApiError, Code, Operation};
-use gpush_store::{Answer, NewAnswer, OperationId, StoreError, Tx};
+use gpush_store::{Answer, NewAnswer, OperationId, StoreError, StoredAnswer, Tx};
 use jiff::SignedDuration;
 use serde::Serialize;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::{agent::Shared, http::failure::Failure};
 
@@ -32,24 +39,62 @@ impl Key {
     /// # Errors
     /// When it can't be recorded.
     pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
+        self.record(tx, Some(operation), 202)
+    }
+
+    /// Records that the request was carried out at once.
+    ///
+    /// # Errors
+    /// When it can't be recorded.
+    pub(crate) fn keep_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        self.record(tx, None, 200)
+    }
+
+    fn record(&self, tx: &mut Tx<'_>, operation: Option<OperationId>, status: u16) -> Result<(), StoreError> {
         let expires_at = tx.now().checked_add(KEPT).unwrap_or(jiff::Timestamp::MAX);
         tx.keep_answer(NewAnswer {
             uid: self.uid,
             key: self.key.clone(),
             request: &self.request,
-            operation: Some(operation),
-            status: 202,
-            // The operation itself says it better, whenever it is asked.
+            operation,
+            status,
+            // What it was about, as it is whenever it is asked, says it better.
             body: serde_json::Value::Null,
             expires_at,
         })
     }
 
-    /// The operation that answered the request, as it is now.
+    /// Waits until no other request with this key is being answered, and keeps others waiting until
+    /// dropped: what was sent again while the first is still under way waits for its answer.
+    pub(crate) async fn turn(&self, agent: &Shared) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = agent.under_way.0.lock().unwrap_or_else(PoisonError::into_inner);
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(turns.entry((self.uid, self.key.clone())).or_default())
+        };
+        turn.lock_owned().await
+    }
+
+    /// The operation that answered the request, as it is now. To be asked in its turn.
     ///
     /// # Errors
     /// When the key was used for another request, or the operation is forgotten.
     pub(crate) async fn answered(&self, agent: &Shared) -> Result<Option<Operation>, ApiError> {
+        match self.kept(agent).await?.and_then(|kept| kept.operation) {
+            Some(operation) => agent.operations.get(&operation.to_string()).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether the request was carried out before.
+    ///
+    /// # Errors
+    /// When the key was used for another request.
+    pub(crate) async fn is_done(&self, agent: &Shared) -> Result<bool, ApiError> {
+        Ok(self.kept(agent).await?.is_some())
+    }
+
+    async fn kept(&self, agent: &Shared) -> Result<Option<StoredAnswer>, ApiError> {
         let own = self.clone();
         match agent.store.read(move |view| view.answer(own.uid, &own.key, &own.request)).await? {
             Answer::None => Ok(None),
@@ -57,13 +102,14 @@ impl Key {
                 Err(ApiError::new(Code::Conflict, format!("the key {:?} was used for another request", self.key))
                     .hint("give each request a key of its own; the same key only to send the same again"))
             }
-            Answer::Known(kept) => match kept.operation {
-                Some(operation) => agent.operations.get(&operation.to_string()).await.map(Some),
-                None => Ok(None),
-            },
+            Answer::Known(kept) => Ok(Some(*kept)),
         }
     }
 }
+
+/// Requests with a key that are being answered, or wait for their turn.
+#[derive(Debug, Default)]
+pub(crate) struct UnderWay(Mutex<HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>>);
 
 /// What the header says, before it is known for which request.
 #[derive(Debug)]

@@ -11,8 +11,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use gpush_api::{Actor, ApiError};
-use gpush_nvml::Reading;
+use gpush_api::{Actor, ApiError, Cordon, Maintenance};
+use gpush_nvml::{Reading, RemappedRows};
 use gpush_store::{Condition, ConditionKind, NewCondition, Scope, Store, StoreError, Tx};
 use jiff::Timestamp;
 
@@ -23,6 +23,11 @@ use crate::apply::Part;
 pub(crate) struct Conditions {
     store: Store,
     standing: Mutex<BTreeMap<Key, Standing>>,
+    /// Held while a change that somebody asked for is recorded, so that memory takes changes in in
+    /// the order in which they are on record.
+    order: tokio::sync::Mutex<()>,
+    /// Memory rows of each GPU as last noticed, by UUID.
+    noticed: Mutex<BTreeMap<String, RemappedRows>>,
 }
 
 type Key = (Scope, ConditionKind, String);
@@ -86,17 +91,89 @@ impl Change {
 
 impl Conditions {
     /// Those on record, each degraded GPU with what was under way on it.
-    pub(crate) fn of_the_store(store: Store, recorded: Vec<(Condition, Option<Part>)>) -> Self {
+    pub(crate) fn of_the_store(
+        store: Store,
+        recorded: Vec<(Condition, Option<Part>)>,
+        noticed: BTreeMap<String, RemappedRows>,
+    ) -> Self {
         let standing = recorded.into_iter().map(|(one, open)| {
             let standing =
                 Standing { cause: one.cause.clone(), reason: one.reason, by: one.by, since: one.since, open };
             ((one.scope, one.kind, one.cause), standing)
         });
-        Self { store, standing: Mutex::new(standing.collect()) }
+        let standing = Mutex::new(standing.collect());
+        Self { store, standing, order: tokio::sync::Mutex::default(), noticed: Mutex::new(noticed) }
     }
 
     fn standing(&self) -> MutexGuard<'_, BTreeMap<Key, Standing>> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records a change with what `also` records beside it, then takes it in. `ending` is for a
+    /// change that takes a condition away: it is recorded on a full disk too.
+    ///
+    /// # Errors
+    /// When it can't be recorded; then nothing has changed.
+    pub(crate) async fn change(
+        &self,
+        change: Change,
+        mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
+    ) -> Result<(), ApiError> {
+        let _order = self.order.lock().await;
+        let recorded = change.clone();
+        match change {
+            Change::Set(_) | Change::Degrade(..) => {
+                let write = move |tx: &mut Tx<'_>| {
+                    recorded.record(tx)?;
+                    also(tx)
+                };
+                self.store.write(write).await?;
+                self.take_in(&change);
+            }
+            Change::Clear(scope, kind, cause) => {
+                let of = scope.clone();
+                let write = move |tx: &mut Tx<'_>| {
+                    let cleared = tx.clear_conditions(&of, kind, cause.as_deref())?;
+                    also(tx)?;
+                    Ok(cleared)
+                };
+                // One that gpushd has set meanwhile is on record after this, and stays.
+                for cleared in self.store.write_ending(write).await? {
+                    self.take_in(&Change::Clear(scope.clone(), kind, Some(cleared.cause)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a change in that gpushd makes by itself, and sees to the record without waiting for it.
+    pub(crate) fn change_at_once(
+        &self,
+        change: Change,
+        mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
+    ) {
+        self.take_in(&change);
+        // It must not fail for want of space: what it guards against is there all the same.
+        drop(self.store.write_ending(move |tx| {
+            change.record(tx)?;
+            also(tx)
+        }));
+    }
+
+    /// Takes in what a reading says of a GPU's memory rows; what was noticed before.
+    pub(crate) fn notice(&self, uuid: &str, rows: RemappedRows) -> RemappedRows {
+        let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
+        if noticed.get(uuid).copied().unwrap_or_default() == rows {
+            return rows;
+        }
+        noticed.insert(uuid.to_owned(), rows).unwrap_or_default()
+    }
+
+    /// Records what was noticed, without waiting for it.
+    pub(crate) fn record_notice(&self, uuid: &str, rows: RemappedRows) {
+        let uuid = uuid.to_owned();
+        let rows = serde_json::to_value(rows).unwrap_or_default();
+        drop(self.store.write(move |tx| tx.notice(&uuid, rows.clone())));
     }
 
     /// Takes a change in. Whoever calls it sees to the record.
@@ -119,6 +196,23 @@ impl Conditions {
             open,
         };
         self.standing().insert((new.scope.clone(), new.kind, new.cause.clone()), one);
+    }
+
+    /// What keeps new work off a GPU.
+    pub(crate) fn cordons(&self, uuid: &str) -> Vec<Cordon> {
+        let cordon = |one: Standing| Cordon { cause: one.cause, reason: one.reason, by: one.by, since: one.since };
+        self.about(uuid, ConditionKind::Cordon).into_iter().map(cordon).collect()
+    }
+
+    /// The maintenance that the host is in.
+    pub(crate) fn maintenance(&self) -> Option<Maintenance> {
+        let standing = self.standing();
+        let mut found = standing.iter().filter(|((_, kind, _), _)| *kind == ConditionKind::Maintenance);
+        found.next().map(|(_, one)| Maintenance {
+            reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
+            by: one.by.clone(),
+            since: one.since,
+        })
     }
 
     /// Those of a kind about a GPU, or about the host.
@@ -166,7 +260,7 @@ mod tests {
     fn a_condition_stands_until_it_is_cleared_by_kind_or_cause() {
         let scratch = tempfile::tempdir().unwrap();
         let store = Store::open(scratch.path(), Options::default()).unwrap().store;
-        let conditions = Conditions::of_the_store(store, Vec::new());
+        let conditions = Conditions::of_the_store(store, Vec::new(), BTreeMap::new());
         for change in [cordon("GPU-0", "admin"), cordon("GPU-0", "xid-79"), cordon("GPU-1", "xid-79")] {
             conditions.take_in(&change);
         }

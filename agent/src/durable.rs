@@ -1,11 +1,12 @@
 //! The store as the agent finds it at start: opened, what it remembers, what it has to say.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use gpush_api::{ApiError, Code};
+use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, Note, OpenError, Opened, Options, Override, Scope, Store, StoreError,
-    UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, Lost, NewAudit, Note, OpenError, Opened, Options, Override, Scope, Store,
+    StoreError, UnfinishedOperation, View,
 };
 
 use crate::{apply::Part, operation};
@@ -27,6 +28,10 @@ pub(crate) struct Remembered {
     pub(crate) overrides: Vec<Override>,
     /// Generation of what is wanted.
     pub(crate) generation: u64,
+    /// What was last noticed about the memory of each GPU, by UUID.
+    pub(crate) noticed: BTreeMap<String, RemappedRows>,
+    /// What was lost on this boot, and nobody has accepted yet.
+    pub(crate) lost: Option<Lost>,
 }
 
 /// Opens the store of a state directory, which is this process's until the last handle is gone.
@@ -36,7 +41,8 @@ pub(crate) struct Remembered {
 /// When it can't be had, above all because another agent has it.
 pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenError> {
     let options = Options { boot_id: boot_id.to_owned(), bounds: Bounds::default(), ..Options::default() };
-    let Opened { store, notes } = Store::open(directory, options)?;
+    let Opened { store, mut notes } = Store::open(directory, options)?;
+    let lost = accept_of_another_boot(&store, &mut notes, boot_id);
     for note in &notes {
         if is_trouble(note) {
             tracing::warn!("{note}");
@@ -55,15 +61,77 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
             let open = left_open(view, &one)?;
             conditions.push((one, open));
         }
-        Ok((view.last_boot()?, view.unfinished()?, conditions, view.overrides()?, view.generation()))
+        let mut noticed = BTreeMap::new();
+        for (uuid, rows) in view.noticed()? {
+            // Of another version's making it is noticed anew.
+            noticed.extend(serde_json::from_value(rows).ok().map(|rows| (uuid, rows)));
+        }
+        Ok((view.last_boot()?, view.unfinished()?, conditions, noticed, view.overrides()?, view.generation()))
     });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
     // taken over.
-    let (last_boot, unfinished, conditions, overrides, generation) = remembered.wait().unwrap_or_else(|error| {
-        tracing::error!("what the agent before left can't be read: {error}");
-        Default::default()
+    let (last_boot, unfinished, conditions, noticed, overrides, generation) =
+        remembered.wait().unwrap_or_else(|error| {
+            tracing::error!("what the agent before left can't be read: {error}");
+            Default::default()
+        });
+    Ok(Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation, noticed, lost })
+}
+
+/// What was promised about GPUs does not outlive a boot, and neither does its loss: one of another
+/// boot is accepted. What stands of this boot is given back.
+fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -> Option<Lost> {
+    let lost = notes.iter().find_map(|note| match note {
+        Note::Lost(lost) => Some(lost.clone()),
+        Note::Created
+        | Note::Migrated { .. }
+        | Note::Volatile { .. }
+        | Note::Opaque { .. }
+        | Note::NewerSchema { .. }
+        | Note::NoReserve { .. }
+        | Note::ClockBack { .. } => None,
+    })?;
+    if lost.boot_id == boot_id {
+        return Some(lost);
+    }
+    let audit = NewAudit {
+        by: None,
+        action: "recover".to_owned(),
+        object: "host".to_owned(),
+        result: "done".to_owned(),
+        detail: serde_json::json!({ "cause": lost.cause, "reason": "the host was rebooted" }),
+    };
+    let accepted = store.write_ending(move |tx| {
+        tx.accept_loss()?;
+        tx.audit(audit.clone()).map(|_| ())
     });
-    Ok(Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation })
+    match accepted.wait() {
+        Ok(()) => {
+            tracing::info!("a database was lost on an earlier boot ({}); that is over with the reboot", lost.cause);
+            notes.retain(|note| !matches!(note, Note::Lost(_)));
+            None
+        }
+        Err(error) => {
+            tracing::error!("that a loss is over with the reboot can't be recorded: {error}");
+            Some(lost)
+        }
+    }
+}
+
+/// Why nothing can be changed, when a newer gpushd wrote the database.
+pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
+    notes.iter().find_map(|note| match note {
+        Note::NewerSchema { file, found, known } => {
+            Some(StoreError::ReadOnly { file: file.clone(), found: *found, known: *known }.into())
+        }
+        Note::Created
+        | Note::Migrated { .. }
+        | Note::Volatile { .. }
+        | Note::Opaque { .. }
+        | Note::Lost(_)
+        | Note::NoReserve { .. }
+        | Note::ClockBack { .. } => None,
+    })
 }
 
 /// What was under way when an operation left a GPU in this condition.

@@ -5,16 +5,19 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus};
+use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
 use gpush_nvml::DriverError;
 
-use crate::{agent::Agent, auth::Asker, durable, view};
+use crate::{agent::Agent, auth::Asker, durable, held, maintenance, redact, rival, view};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
 
 /// The driver behind the agent.
 pub(crate) async fn driver(agent: &Agent) -> Result<Driver, DriverError> {
+    if agent.conditions.maintenance().is_some() {
+        return Err(DriverError::new(gpush_nvml::ErrorKind::Stopped, "asking for the driver"));
+    }
     let starting = || {
         let status = agent.hardware.status();
         let missing = || {
@@ -32,8 +35,23 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
     causes.extend(durable::health(&agent.notes));
+    causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;
+    let mut maintenance = agent.conditions.maintenance();
+    if let Some(maintenance) = &mut maintenance {
+        let said = maintenance::refusal(maintenance);
+        // With the code that a read without a snapshot has: it is why there is none.
+        causes.push(ApiError { code: Code::DriverUnavailable, ..said });
+        if let Some(by) = &mut maintenance.by {
+            redact::actor(by, asker);
+        }
+    }
     match (&driver, view::host(agent).await) {
+        (_, host) if maintenance.is_some() => {
+            let gpus = host.map(|host| view::compose(agent, asker, host)).unwrap_or_default();
+            count = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
+            causes.extend(agent.held.lost().map(|lost| held::health(&lost, &gpus)));
+        }
         (Err(error), _) => causes.push(view::no_driver(error)),
         (Ok(_), Err(error)) => causes.push(error),
         (Ok(_), Ok(host)) => {
@@ -46,7 +64,13 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
             }
             let gpus = view::compose(agent, asker, host);
             count += gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
+            causes.extend(agent.held.lost().map(|lost| held::health(&lost, &gpus)));
             causes.extend(gpus.iter().filter_map(ill));
+            if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
+                && let Some(rival) = rival::mig_manager(&agent.host_root)
+            {
+                causes.push(rival.error("GPUs that the config claims for MIG are not reshaped"));
+            }
             causes.extend(agent.startup.troubles(&gpus));
         }
     }
@@ -61,13 +85,28 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     let status = if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
     let gpus = u32::try_from(count).unwrap_or(u32::MAX);
     let layouts_at_start = agent.startup.layouts();
-    Health { status, causes, simulated, gpus, layouts_at_start, pid: std::process::id() }
+    Health { status, causes, simulated, maintenance, gpus, layouts_at_start, pid: std::process::id() }
 }
 
 fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
     let index = gpu.index;
     let (code, what, hint) = match gpu.state {
-        GpuState::Ready | GpuState::Changing => return None,
+        // What an administrator set is no ill health; what the driver reported is.
+        GpuState::Cordoned | GpuState::Ready | GpuState::Changing => {
+            let own = gpu.cordons.iter().any(|cordon| cordon.by.is_none());
+            if !own {
+                return None;
+            }
+            (
+                Code::DriverError,
+                "is cordoned for a fault that the driver reported",
+                format!(
+                    "drain it (`gpushctl gpu drain {index}`) and reset it or have it looked at; then `gpushctl gpu uncordon {index}`"
+                ),
+            )
+        }
+        // Told once, for the host.
+        GpuState::Held | GpuState::Maintenance => return None,
         GpuState::Degraded => (
             Code::DriverError,
             "is degraded",

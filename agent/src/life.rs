@@ -18,11 +18,13 @@ use std::{
 };
 
 use anyhow::Context;
-use gpush_api::{ApiError, Code, PendingRestart, Reloaded};
+use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
-use sd_notify::NotifyState;
-use tokio::task::JoinHandle;
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinHandle,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -30,12 +32,16 @@ use crate::{
     apply,
     conditions::Conditions,
     durable::{self, Remembered},
+    events::{self, Events},
+    held::Held,
     http,
     listen::{
         accept::{self, Door},
         socket::{Access, HandedOver, Listening, SocketError, SocketFile},
     },
     logging::{self, Log},
+    maintenance,
+    manager::{self, Say, say},
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
@@ -45,6 +51,7 @@ use crate::{
     settings::Settings,
     signals::{self, Asked, Signals},
     startup::{self, Startup},
+    watch, watchdog,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -83,10 +90,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = driver(arguments, &config);
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let result = runtime.block_on(serve(settings, boot, remembered, doors, options, level));
+    let here = Here { boot, host_root: arguments.host_root.clone() };
+    let result = runtime.block_on(serve(settings, here, remembered, doors, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
+}
+
+/// Where the agent runs.
+struct Here {
+    /// The boot's id, or why it can't be told.
+    boot: Result<String, ApiError>,
+    /// Root of the host's file system.
+    host_root: PathBuf,
 }
 
 /// The sockets to serve.
@@ -123,9 +139,11 @@ fn access(config: &Config) -> Access {
 fn driver(arguments: &Arguments, config: &Config) -> Options {
     // Not by its path: after an upgrade that names another version, whose worker speaks otherwise.
     let mut options = Options::new("/proc/self/exe");
+    options.events = true;
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
+    options.events = true;
     options.deadlines.start = Duration::from_secs(config.driver.start_s.into());
     options.deadlines.read = Duration::from_millis(config.driver.read_ms.into());
     options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
@@ -135,7 +153,7 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 async fn serve(
     settings: Settings,
-    boot: Result<String, ApiError>,
+    Here { boot, host_root }: Here,
     remembered: Remembered,
     doors: Doors,
     options: Options,
@@ -146,38 +164,58 @@ async fn serve(
     let people = People::start().context("a thread can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
-    let Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation } = remembered;
+    let Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation, noticed, lost } =
+        remembered;
     let (reloads, mut inbox) = reload::channel();
-    let due = startup.due(&settings.config(), boot, last_boot);
+    let read_only = durable::read_only(&notes);
+    let due = startup.due(&settings.config(), boot, last_boot, lost.is_some() || read_only.is_some());
+    let events = Events::new(store.instance());
     let agent = Arc::new(Agent {
         settings,
-        observer: Observer::new(hardware.clone(), people.clone()),
+        observer: Observer::new(hardware.clone(), people.clone(), events.bell()),
         hardware,
         people,
-        operations: Operations::new(store.clone()),
-        conditions: Conditions::of_the_store(store.clone(), conditions),
+        operations: Operations::new(store.clone(), events.clone()),
+        events,
+        under_way: Default::default(),
+        conditions: Conditions::of_the_store(store.clone(), conditions, noticed),
+        held: Held::new(lost),
         overrides: Overrides::of_the_store(generation, overrides),
         reloads,
         store,
         notes,
+        read_only,
+        turn: tokio::sync::Mutex::default(),
+        look: Notify::new(),
+        host_root,
         startup,
         desk: Default::default(),
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
     });
+    let watching = tokio::spawn(events::run(Arc::clone(&agent)));
+    // Before anybody could ask the driver, and before an operation in line could begin.
+    maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
     apply::take_over(&agent, unfinished, &boot_id);
+    // Listens from before there is a worker to be heard.
+    let watch = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
-    let open =
-        |listener, door| tokio::spawn(accept::serve(listener, door, http::router(Arc::clone(&agent)), closing.clone()));
-    let public = open(listener, Door::Public);
+    let open = |listener, door| {
+        let (knock, knocks) = mpsc::channel(1);
+        let router = http::router(Arc::clone(&agent));
+        (tokio::spawn(accept::serve(listener, door, router, closing.clone(), knocks)), knock)
+    };
+    let (public, knock) = open(listener, Door::Public);
+    let fed = manager::watchdog().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
     let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
-    let admin = admin.map(|listener| open(listener, Door::Admin));
+    let admin = admin.map(|listener| open(listener, Door::Admin).0);
     let mut server = tokio::spawn(served(public, admin));
-    say(&[NotifyState::Ready, NotifyState::Status(&format!("serving on {name}"))]);
+    say(Say::Ready);
+    say(Say::Status(format!("serving on {name}")));
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
@@ -196,18 +234,23 @@ async fn serve(
             ended = &mut server => break Some(ended),
         }
     };
-    say(&[NotifyState::Stopping]);
+    say(Say::Stopping);
     agent.stopping.cancel();
     drop(inbox);
     let unfinished = agent.operations.unfinished();
     if unfinished > 0 {
         tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
-        say(&[NotifyState::Status("finishing operations")]);
+        say(Say::Status("finishing operations".to_owned()));
     }
     agent.tasks.close();
     agent.tasks.wait().await;
     let _ = tokio::join!(startup, expiry);
     first_look.abort();
+    let _ = fed.map(|fed| fed.abort());
+    watching.abort();
+    // Those who listen hear how the operations ended, and that this is the end.
+    agent.events.close();
+    watch.abort();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,
@@ -284,12 +327,17 @@ async fn reload(
                     [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
                 tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
             }
-            say(&[NotifyState::Status("the config was read again")]);
+            let pending_restart = agent.settings.pending_restart().into_iter().map(|one| one.key).collect();
+            agent.events.publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
+            agent.events.look_again();
+            say(Say::Status("the config was read again".to_owned()));
         }
         Err(error) => {
             let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
             tracing::error!("{error}{causes}");
-            say(&[NotifyState::Status("the config is wrong and was not taken")]);
+            let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
+            agent.events.publish(Happening::Config(change));
+            say(Say::Status("the config is wrong and was not taken".to_owned()));
         }
     }
     reloaded
@@ -303,10 +351,4 @@ fn to_api(error: &SocketError) -> ApiError {
         at = source;
     }
     answer.hint("mend socket_group and socket_mode under [api], then `systemctl reload gpushd`")
-}
-
-fn say(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(false, states) {
-        tracing::warn!("the service manager can't be notified: {error}");
-    }
 }

@@ -20,12 +20,17 @@ mod answers;
 mod apply;
 mod auth;
 mod conditions;
+mod cordon;
 mod durable;
+mod events;
 mod health;
+mod held;
 mod http;
 mod life;
 mod listen;
 mod logging;
+mod maintenance;
+mod manager;
 mod observe;
 mod operation;
 mod options;
@@ -33,10 +38,15 @@ mod overrides;
 mod people;
 mod redact;
 mod reload;
+mod request;
+mod rival;
 mod settings;
 mod signals;
 mod startup;
+mod state;
 mod view;
+mod watch;
+mod watchdog;
 
 fn main() -> ExitCode {
     // The worker is us again: it must cost nothing that is not its own.

@@ -51,6 +51,10 @@ pub(crate) struct Arguments {
     #[arg(default_value = "/proc/sys/kernel/random/boot_id")]
     pub(crate) boot_id_file: PathBuf,
 
+    /// Root of the file system in which the host's services are looked for
+    #[arg(long, env = "GPUSH_HOST_ROOT", value_name = "DIR", hide = true, default_value = "/")]
+    pub(crate) host_root: PathBuf,
+
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }

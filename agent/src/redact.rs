@@ -4,7 +4,7 @@
 //! that everything else is made from, plans and their refusals included, so that no sentence can
 //! tell what a field does not.
 
-use gpush_api::{Actor, Blocker, Gpu, Process};
+use gpush_api::{Actor, Blocker, Gpu, Happening, Process};
 
 use crate::auth::Asker;
 
@@ -13,6 +13,7 @@ pub(crate) fn gpu(gpu: &mut Gpu, asker: &Asker) {
     if asker.admin && !asker.blind {
         return;
     }
+    gpu.cordons.iter_mut().filter_map(|cordon| cordon.by.as_mut()).for_each(|by| actor(by, asker));
     let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
     for instance in instances {
         instance.processes.iter_mut().for_each(|process| hide(process, asker));
@@ -30,6 +31,16 @@ pub(crate) fn holders(blockers: &mut [Blocker]) {
 pub(crate) fn actor(actor: &mut Actor, asker: &Asker) {
     if !asker.may_see(Some(actor.uid)) {
         actor.pid = None;
+    }
+}
+
+/// Takes out of an event what `asker` may not see.
+pub(crate) fn event(what: &mut Happening, asker: &Asker) {
+    match what {
+        Happening::Operation(change) => actor(&mut change.operation.by, asker),
+        Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, asker)),
+        // What they hold everybody may read elsewhere.
+        Happening::Gpu(_) | Happening::Config(_) | Happening::Driver(_) | Happening::Xid(_) | Happening::Resync(_) => {}
     }
 }
 

@@ -1,16 +1,16 @@
 //! GPUs as the API shows them: what the hardware says, what is wanted of it, what the agent
 //! is doing with it, less what the asker may not see.
 
-use gpush_api::{ApiError, Gpu, GpuState, Memory, Mode};
+use gpush_api::{ApiError, Gpu, Memory, Mode};
 use gpush_core::desired;
-use gpush_nvml::{DriverError, ErrorKind};
-use gpush_store::ConditionKind;
+use gpush_nvml::DriverError;
 
 use crate::{
     agent::Agent,
     auth::Asker,
+    cordon, maintenance,
     observe::{Host, Sight},
-    overrides, redact,
+    overrides, redact, state,
 };
 
 /// All GPUs, as `asker` may see them; profiles included.
@@ -20,6 +20,9 @@ pub(crate) async fn gpus(agent: &Agent, asker: &Asker) -> Result<Vec<Gpu>, ApiEr
 
 /// The host, or why it can't be seen.
 pub(crate) async fn host(agent: &Agent) -> Result<Host, ApiError> {
+    if let Some(maintenance) = agent.conditions.maintenance() {
+        return agent.observer.last_seen().ok_or_else(|| maintenance::nothing_seen(&maintenance));
+    }
     agent.observer.recent().await.map_err(|error| no_driver(&error))
 }
 
@@ -41,6 +44,7 @@ pub(crate) fn compose(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
     let mut gpus: Vec<Gpu> = host.gpus.into_iter().map(|sight| gpu(agent, asker, &unsettled, sight)).collect();
     desired::describe(&agent.settings.config(), &mut gpus);
     for gpu in &mut gpus {
+        state::hold(agent, gpu);
         redact::gpu(gpu, asker);
     }
     gpus
@@ -51,7 +55,11 @@ fn gpu(agent: &Agent, asker: &Asker, unsettled: &[String], sight: Sight) -> Gpu 
     if let Some(reading) = sight.reading.as_ref().filter(|_| settled && sight.listed && sight.error.is_none()) {
         agent.conditions.consider(reading, sight.at);
     }
-    let (state, reasons) = state(agent, unsettled, &sight);
+    if let Some(rows) = sight.reading.as_ref().and_then(|reading| reading.rows) {
+        cordon::read(agent, &sight.identity.uuid, rows);
+    }
+    let (state, reasons) = state::of(agent, unsettled, &sight);
+    let cordons = agent.conditions.cordons(&sight.identity.uuid);
     let overridden = agent.overrides.of(&sight.identity.uuid);
     let overridden = overridden.map(|one| overrides::view(one, Some(sight.identity.index), asker));
     let Sight { identity, reading, at, stale, .. } = sight;
@@ -78,48 +86,11 @@ fn gpu(agent: &Agent, asker: &Asker, unsettled: &[String], sight: Sight) -> Gpu 
         drift: Vec::new(),
         state,
         reasons,
+        cordons,
         mig,
         processes,
         processes_known,
         observed_at: at,
         stale,
     }
-}
-
-/// Whether the agent works with the GPU, the worst first, and why.
-fn state(agent: &Agent, unsettled: &[String], sight: &Sight) -> (GpuState, Vec<String>) {
-    let uuid = &sight.identity.uuid;
-    let mut reasons = Vec::new();
-    let mut state = GpuState::Ready;
-    if let Some(reading) = &sight.reading {
-        reasons.extend(reading.warnings.iter().cloned());
-    }
-    let degraded = agent.conditions.about(uuid, ConditionKind::Degraded);
-    if !degraded.is_empty() {
-        state = GpuState::Degraded;
-        reasons.extend(degraded.into_iter().map(|one| one.reason));
-    }
-    if let Some(holder) = agent.operations.holder(uuid) {
-        state = GpuState::Changing;
-        reasons.push(format!("{holder} is changing it"));
-    }
-    if unsettled.contains(uuid) {
-        state = GpuState::Unknown;
-        reasons.push("a driver call has not returned and may still take effect".to_owned());
-    } else if !sight.listed {
-        state = GpuState::Lost;
-        reasons.push("the driver no longer lists it".to_owned());
-    }
-    if let Some(error) = &sight.error {
-        if error.kind == ErrorKind::GpuIsLost {
-            state = GpuState::Lost;
-        } else if state != GpuState::Lost {
-            state = GpuState::Unknown;
-        }
-        reasons.push(error.to_string());
-    } else if sight.reading.is_none() && state == GpuState::Ready {
-        state = GpuState::Unknown;
-        reasons.push("the driver has not answered yet".to_owned());
-    }
-    (state, reasons)
 }

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gpush_api::EventKind;
+use jiff::Timestamp;
 
 /// Columns, GPUs and files are the same words everywhere; what differs is told here once.
 const EXIT_CODES: &str = "\
@@ -74,17 +76,10 @@ pub(crate) enum Color {
     Never,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && (0.0..=86_400.0).contains(&s) => Ok(s),
-        Ok(_) | Err(_) => Err("seconds from 0 to 86400 are meant".to_owned()),
-    }
-}
-
 /// A time in which an answer can come.
 fn some_seconds(text: &str) -> Result<f64, String> {
-    match seconds(text) {
-        Ok(s) if s > 0.0 => Ok(s),
+    match text.parse::<f64>() {
+        Ok(s) if s > 0.0 && s <= 86_400.0 => Ok(s),
         Ok(_) | Err(_) => Err("seconds above 0, up to 86400, are meant".to_owned()),
     }
 }
@@ -106,12 +101,34 @@ Examples:
     /// List GPUs, or show all about them
     #[command(subcommand)]
     Gpu(Gpu),
+    /// Take the GPUs out of the agent's hands, and give them back
+    #[command(subcommand)]
+    Maintenance(Maintenance),
+    /// Accept that the agent's database was lost: held GPUs are released
+    #[command(after_help = "\
+While GPUs are held, gpushd neither reshapes them nor hands them out: nobody knows what was promised
+about them. See first that nobody relies on them as they are: `gpushctl status` shows who uses what.
+Afterwards they stay as they are, and what differs from the config shows as drift.")]
+    Recover(Why),
     /// Plan, apply and check MIG layouts
     #[command(subcommand)]
     Mig(Mig),
     /// Follow what the agent is doing, and what it did
     #[command(subcommand)]
     Operation(Operation),
+    /// Tell what happened lately, or what happens
+    #[command(after_help = "\
+Examples:
+  gpushctl events                          what gpushd still keeps
+  gpushctl events -f                       from now on
+  gpushctl events -f --kind xid,driver --json")]
+    Events(EventsArgs),
+    /// Who changed what, for administrators
+    #[command(after_help = "\
+Examples:
+  gpushctl audit --since 7d
+  gpushctl audit --object op-17")]
+    Audit(AuditArgs),
     /// Check a config file, show or reload the one in force, list what overrides it
     #[command(subcommand)]
     Config(Config),
@@ -172,6 +189,78 @@ Examples:
         #[arg(long = "gpu", short = 'g', value_name = "GPU", value_delimiter = ',', hide = true)]
         named: Vec<String>,
     },
+    /// Keep new work off GPUs; what runs on them goes on
+    #[command(after_help = "\
+A cordoned GPU is not reshaped by `mig apply` without --gpu, nor by gpushd itself; by name it is.
+
+Examples:
+  gpushctl gpu cordon 3 --reason 'fan replacement'")]
+    Cordon {
+        #[command(flatten)]
+        which: Named,
+        #[command(flatten)]
+        why: Why,
+    },
+    /// Keep new work off GPUs, and wait until nothing uses them any more
+    #[command(after_help = "\
+Waiting ends with 8 when --wait is over, with 130 on Ctrl-C; the GPUs stay cordoned either way.
+
+Examples:
+  gpushctl gpu drain 3 --reason 'fan replacement' --wait 3600 && echo idle")]
+    Drain {
+        #[command(flatten)]
+        which: Named,
+        #[command(flatten)]
+        why: Why,
+        /// Wait no longer than this; without it for as long as it takes
+        #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
+        wait: Option<f64>,
+        /// Don't say who is waited for
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// Let new work onto GPUs again, whoever or whatever had cordoned them
+    Uncordon {
+        #[command(flatten)]
+        which: Named,
+        #[command(flatten)]
+        why: Why,
+    },
+}
+
+/// GPUs that something is done to, which are named.
+#[derive(Debug, Args)]
+pub(crate) struct Named {
+    /// GPUs, as for --gpu
+    #[arg(value_name = "GPU", value_delimiter = ',', required_unless_present = "named")]
+    pub(crate) gpus: Vec<String>,
+    /// The same, as other commands name them
+    #[arg(long = "gpu", short = 'g', value_name = "GPU", value_delimiter = ',', hide = true)]
+    pub(crate) named: Vec<String>,
+}
+
+/// `--reason`.
+#[derive(Debug, Args)]
+pub(crate) struct Why {
+    /// Why, for whoever comes across it
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Maintenance {
+    /// Close every handle of the driver, until it is left: for resets, another driver, the board
+    #[command(after_help = "\
+Refused while an operation changes a GPU. It lasts over restarts of gpushd and of the host; until it
+is left, what is shown is what was seen last, and nothing is changed.
+
+Examples:
+  gpushctl maintenance enter --reason 'driver 570' && apt-get install --yes nvidia-driver-570
+  nvidia-smi --gpu-reset -i 3
+  gpushctl maintenance leave")]
+    Enter(Why),
+    /// Give the GPUs back to the agent
+    Leave(Why),
 }
 
 #[derive(Debug, Subcommand)]
@@ -208,6 +297,7 @@ A program runs on a MIG device by its UUID:
     /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
     #[command(after_help = with_layouts!(
         "\x20 gpushctl mig apply                               as the config says
+  gpushctl mig apply --wait --reason 'for job 17'  as soon as what is in the way is idle
   gpushctl mig apply --gpu 0-3 training            a layout of the config
   gpushctl mig apply -f config.yaml -c all-1g.10gb a label of a mig-parted file
   gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
@@ -224,12 +314,19 @@ or the GPU is named without a layout. GPUs that are not named keep theirs."
         /// Only show the plan
         #[arg(long)]
         dry_run: bool,
-        /// No progress while it runs
-        #[arg(long, short)]
-        quiet: bool,
-        /// Stop watching after so long; the agent goes on. 0 does not watch at all
-        #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
-        wait: Option<f64>,
+        #[command(flatten)]
+        watched: Watched,
+        /// Wait in line for GPUs that another operation changes, and until instances in the way are
+        /// idle, instead of being refused: so many seconds at most, or for as long as it takes
+        #[arg(
+            long,
+            value_name = "SECONDS",
+            num_args = 0..=1,
+            require_equals = true,
+            default_missing_value = LONGEST_WAIT,
+            value_parser = clap::value_parser!(u64).range(0..=30 * 86_400)
+        )]
+        wait: Option<u64>,
         #[command(flatten)]
         lasting: Lasting,
     },
@@ -321,8 +418,15 @@ pub(crate) struct Offline {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Operation {
-    /// Operations of this agent's life
-    List,
+    /// Operations on record, the last ones
+    List {
+        /// How many
+        #[arg(long, short, value_name = "NUMBER", default_value = "50", value_parser = some_number)]
+        number: usize,
+        /// Only those before this one: the first of the page after this
+        #[arg(long, value_name = "ID")]
+        before: Option<String>,
+    },
     /// One operation; the last one when none is named
     Show {
         /// Such as op-17
@@ -332,13 +436,125 @@ pub(crate) enum Operation {
     Wait {
         /// Such as op-17
         id: String,
-        /// No progress while it runs
-        #[arg(long, short)]
-        quiet: bool,
-        /// Stop watching after so long
-        #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
-        wait: Option<f64>,
+        #[command(flatten)]
+        watched: Watched,
     },
+    /// Take an operation back: one that waits ends at once, one that runs restores what was before
+    #[command(after_help = "\
+Ends with 0 when nothing of the operation is left, and with 4 when it was done before it could be cancelled.")]
+    Cancel {
+        /// Such as op-17
+        id: String,
+        #[command(flatten)]
+        watched: Watched,
+    },
+}
+
+/// How an operation is watched. The agent carries it out whether or not anybody does.
+#[derive(Debug, Args)]
+pub(crate) struct Watched {
+    /// No progress while it runs
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// Stop watching after so long; the agent goes on
+    #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
+    pub(crate) watch: Option<f64>,
+    /// Do not watch it
+    #[arg(long, conflicts_with_all = ["watch", "quiet"])]
+    pub(crate) no_watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Tell what happens from now on, until Ctrl-C; with --json one document a line
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Only these: operation, gpu, config, driver, xid, change
+    #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
+    pub(crate) kinds: Vec<EventKind>,
+    #[command(flatten)]
+    pub(crate) which: Which,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    /// Only since then: a time such as 2026-01-31T08:00, or so long ago: 30m, 12h, 7d
+    #[arg(long, value_name = "WHEN", value_parser = since)]
+    pub(crate) since: Option<Since>,
+    /// Only about this: an operation, or a GPU's UUID
+    #[arg(long, value_name = "OBJECT")]
+    pub(crate) object: Option<String>,
+    /// The last so many, up to 1000 [default: 50, or all with --since]
+    #[arg(long, short, value_name = "NUMBER", value_parser = some_records)]
+    pub(crate) number: Option<usize>,
+}
+
+/// Records of the audit trail that are shown when nothing is said.
+pub(crate) const AUDIT_USUALLY: usize = 50;
+
+/// Seconds that stand for no end of waiting: the most that the agent takes.
+const LONGEST_WAIT: &str = "2592000";
+
+/// A point in time, as it is typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Since {
+    /// Then.
+    At(Timestamp),
+    /// So many seconds ago.
+    Ago(i64),
+}
+
+impl Since {
+    /// The time, told at `now`.
+    pub(crate) fn before(self, now: Timestamp) -> Timestamp {
+        match self {
+            Self::At(then) => then,
+            Self::Ago(seconds) => now.checked_sub(jiff::SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MIN),
+        }
+    }
+}
+
+fn since(text: &str) -> Result<Since, String> {
+    if let Ok(then) = text.parse::<Timestamp>() {
+        return Ok(Since::At(then));
+    }
+    if let Ok(local) = text.parse::<jiff::civil::DateTime>() {
+        let zoned = local.to_zoned(jiff::tz::TimeZone::system()).map_err(|error| error.to_string())?;
+        return Ok(Since::At(zoned.timestamp()));
+    }
+    let ago = text.char_indices().next_back().and_then(|(last, unit)| {
+        let seconds = match unit {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            'd' => 86_400,
+            _ => return None,
+        };
+        Some(Since::Ago(i64::from(text[..last].parse::<u32>().ok()?) * seconds))
+    });
+    ago.ok_or_else(|| "a time such as 2026-01-31T08:00 or a span such as 30m, 12h, 7d is meant".to_owned())
+}
+
+fn kind(text: &str) -> Result<EventKind, String> {
+    let named = EventKind::ALL.into_iter().find(|kind| kind.name() == text);
+    named.ok_or_else(|| {
+        let names: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
+        format!("one of {} is meant", names.join(", "))
+    })
+}
+
+fn some_number(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        Ok(_) | Err(_) => Err("a number above 0 is meant".to_owned()),
+    }
+}
+
+fn some_records(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=1000).contains(&number) => Ok(number),
+        Ok(_) | Err(_) => Err("a number from 1 to 1000 is meant; --since shows all since then".to_owned()),
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -403,7 +619,35 @@ mod tests {
     #[test]
     fn no_answer_comes_in_no_time() {
         assert!(some_seconds("0").is_err() && some_seconds("-1").is_err() && some_seconds("x").is_err());
-        assert_eq!((some_seconds("0.5"), seconds("0")), (Ok(0.5), Ok(0.0)));
+        assert_eq!(some_seconds("0.5"), Ok(0.5));
         assert!(Cli::try_parse_from(["gpushctl", "--timeout", "0", "status"]).is_err());
+    }
+
+    #[test]
+    fn waiting_takes_its_seconds_behind_an_equals_sign_only() {
+        let wait = |words: &[&str]| match Cli::try_parse_from([&["gpushctl", "mig", "apply"], words].concat())?.command
+        {
+            Command::Mig(Mig::Apply { wait, wanted, .. }) => Ok((wait, wanted.name)),
+            other => panic!("{other:?}"),
+        };
+        let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());
+        assert_eq!(wait(&[]), Ok((None, None)));
+        // What follows is the layout's name, as without it.
+        assert_eq!(wait(&["--wait", "mixed"]), Ok((Some(2_592_000), Some("mixed".to_owned()))));
+        assert_eq!(wait(&["--wait=60", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
+        assert!(wait(&["--wait=2592001"]).is_err() && wait(&["--wait=soon"]).is_err());
+    }
+
+    #[test]
+    fn a_time_is_typed_as_one_or_as_a_span() {
+        let now: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
+        let at = |text: &str| since(text).map(|since| since.before(now).to_string());
+        assert_eq!(at("30m").as_deref(), Ok("2026-01-31T11:30:00Z"));
+        assert_eq!(at("7d").as_deref(), Ok("2026-01-24T12:00:00Z"));
+        assert_eq!(at("2026-01-30T00:00:01Z").as_deref(), Ok("2026-01-30T00:00:01Z"));
+        assert!(since("2026-01-30").is_ok() && since("2026-01-30T08:00").is_ok());
+        for wrong in ["", "d", "7", "-7d", "7w", "ü", "yesterday"] {
+            assert!(since(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -1,8 +1,12 @@
 //! What each command does. They ask the agent or `gpush-core`, and hand the answer to `render`.
 
+mod audit;
 mod completions;
 mod config;
+mod drain;
+mod events;
 mod gpu;
+mod host;
 mod mig;
 mod operation;
 mod parted;
@@ -30,8 +34,12 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
+        Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
+        Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
+        Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
+        Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),

@@ -81,6 +81,13 @@ impl Output {
         self.verbatim(&json(value)?)
     }
 
+    /// Prints one of several JSON documents, in a line of its own.
+    pub(crate) fn json_line<T: Serialize>(&self, value: &T) -> Result<(), Failure> {
+        let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&e))?;
+        line.push(b'\n');
+        self.verbatim(&line)
+    }
+
     /// Prints the value as JSON, or the text that `draw` makes.
     pub(crate) fn show<T: Serialize>(&self, value: &T, draw: impl FnOnce(&Look) -> String) -> Result<(), Failure> {
         if self.json { self.document(value) } else { self.text(&draw(&self.look)) }
@@ -115,11 +122,13 @@ pub(crate) fn error_document(error: &ApiError) {
 }
 
 fn json<T: Serialize>(value: &T) -> Result<Vec<u8>, ApiError> {
-    let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| {
-        ApiError::new(gpush_api::Code::Internal, "the answer can't be written as JSON").cause(e.to_string())
-    })?;
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(|e| unwritable(&e))?;
     bytes.push(b'\n');
     Ok(bytes)
+}
+
+fn unwritable(cause: &serde_json::Error) -> ApiError {
+    ApiError::new(gpush_api::Code::Internal, "the answer can't be written as JSON").cause(cause.to_string())
 }
 
 fn written(result: std::io::Result<()>) -> Result<(), Failure> {

@@ -4,9 +4,13 @@
 //! out with its colours; whoever prints it strips them where they don't belong. So each picture has
 //! a snapshot test that needs no agent and no terminal.
 
+pub(crate) mod audit;
 pub(crate) mod bar;
 pub(crate) mod config;
+pub(crate) mod cordon;
+pub(crate) mod events;
 pub(crate) mod gpu;
+pub(crate) mod host;
 pub(crate) mod look;
 pub(crate) mod operation;
 pub(crate) mod overrides;

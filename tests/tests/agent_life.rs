@@ -242,3 +242,21 @@ fn a_log_that_nobody_reads_holds_up_nothing() {
     println!("{} bytes were written before the pipe, of {size}, was full", written.len());
     assert!(written.len() + 512 > usize::try_from(size).unwrap(), "the pipe never was full");
 }
+
+#[test]
+fn the_watchdog_is_fed_while_a_gpu_hangs() {
+    let host = Host::up("dgx-a100");
+    // As the service manager says it: to the one process that it means.
+    let said = ["sh", "-c", "WATCHDOG_USEC=200000 WATCHDOG_PID=$$ exec \"$0\" \"$@\""];
+    let mut agent = Setup::on(&host).config("").through(&said).start();
+    agent.wait_for("WATCHDOG=1");
+    host.fault("nvmlDeviceGetMigMode --gpu 0 --hang");
+    let _operation = agent.begin(&["1"], &["7g.80gb"]);
+    for _ in 0..5 {
+        agent.wait_for("WATCHDOG=1");
+    }
+    // The others are served meanwhile.
+    assert_eq!(agent.get("/v1/version").status, 200);
+    host.clear_faults();
+    agent.stop();
+}

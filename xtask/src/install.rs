@@ -20,13 +20,19 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
+/// Programs that tests run, each in the Debian package of its name: a client of the driver, and what
+/// kills at system calls.
+const PROGRAMS: [&str; 2] = ["nvtop", "strace"];
+
 /// Installs what is missing; returns what could not be had, each as `what: why`.
 pub(crate) fn all() -> Vec<String> {
     let mut missing = Vec::new();
-    if !on_path("nvtop")
-        && let Err(error) = debian(&["nvtop"])
-    {
-        missing.push(format!("nvtop: {error:#}"));
+    for program in PROGRAMS {
+        if !on_path(program)
+            && let Err(error) = debian(&[program])
+        {
+            missing.push(format!("{program}: {error:#}"));
+        }
     }
     if let Err(error) = python() {
         missing.push(format!("Python clients: {error:#}"));
@@ -37,8 +43,8 @@ pub(crate) fn all() -> Vec<String> {
 /// What is missing, when nothing shall be installed.
 pub(crate) fn absent() -> Vec<String> {
     let mut missing = Vec::new();
-    if !on_path("nvtop") {
-        missing.push("nvtop: not installed, and --no-install was given".to_owned());
+    for program in PROGRAMS.iter().filter(|program| !on_path(program)) {
+        missing.push(format!("{program}: not installed, and --no-install was given"));
     }
     if !venv().join("bin/python").is_file() {
         missing.push("Python clients: no target/venv, and --no-install was given".to_owned());

@@ -19,7 +19,7 @@ use crate::{
     auth::Asker,
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
-    view,
+    rival, view,
 };
 
 /// What somebody wants carried out.
@@ -63,14 +63,21 @@ impl Order {
     }
 }
 
-/// Begins to carry out an order. Once it is called it goes through, whether or not anybody waits
-/// for it.
+/// Begins to carry out an order, or finds the operation that was begun for the same request. Once it
+/// is called it goes through, whether or not anybody waits for it.
 ///
 /// # Errors
 /// When it is refused; then nothing was touched.
 pub(crate) async fn begin(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
     let (shared, asker) = (Arc::clone(agent), asker.clone());
-    let beginning = agent.tasks.spawn(async move { accept(&shared, &asker, order).await });
+    let beginning = agent.tasks.spawn(async move {
+        let Some(key) = order.key.clone() else { return accept(&shared, &asker, order).await };
+        let _turn = key.turn(&shared).await;
+        match key.answered(&shared).await? {
+            Some(operation) => Ok(operation),
+            None => accept(&shared, &asker, order).await,
+        }
+    });
     beginning.await.unwrap_or_else(|error| {
         Err(ApiError::new(Code::Internal, "the operation could not be begun by a fault of gpushd")
             .cause(error.to_string())
@@ -79,7 +86,7 @@ pub(crate) async fn begin(agent: &Shared, asker: &Asker, order: Order) -> Result
 }
 
 async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
-    refuse_when_stopping(agent)?;
+    refuse_now(agent)?;
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
     let meant = plan_host(&config, &gpus, &order.request)?.plans;
@@ -108,6 +115,15 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
     let operation = ongoing.snapshot();
     line::spawn(agent, ongoing, order, operation.created_at);
     Ok(operation)
+}
+
+/// Why nothing at all is begun now.
+fn refuse_now(agent: &Shared) -> Result<(), ApiError> {
+    refuse_when_stopping(agent)?;
+    match agent.read_only.clone().or_else(|| agent.operations.closed()) {
+        Some(why) => Err(why),
+        None => Ok(()),
+    }
 }
 
 fn refuse_when_stopping(agent: &Shared) -> Result<(), ApiError> {
@@ -150,7 +166,8 @@ impl Ready {
         }
         let gpus = renewed(agent, asker, &readings).await?;
         let config = agent.settings.config();
-        let plans = plan_host(&config, &gpus, &order.request)?.plans;
+        let mut plans = plan_host(&config, &gpus, &order.request)?.plans;
+        rival::refuse(&agent.host_root, &mut plans);
         if plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());

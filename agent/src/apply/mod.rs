@@ -38,7 +38,7 @@ use gpush_core::desired::plan_host;
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
-use crate::{agent::Shared, auth::Asker, overrides::Lasting, view};
+use crate::{agent::Shared, auth::Asker, overrides::Lasting, rival, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -106,7 +106,12 @@ impl Part {
 pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<gpush_api::Plans, ApiError> {
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
-    let meant = plan_host(&config, &gpus, request)?.plans;
+    let meant = plan_host(&config, &gpus, request)?;
+    if agent.conditions.maintenance().is_some() {
+        // Nothing can be read; each plan says so.
+        return Ok(meant);
+    }
+    let meant = meant.plans;
     let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
     let mut fresh = Vec::new();
     let mut unread = BTreeMap::new();
@@ -120,6 +125,7 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     }
     let gpus = renewed(agent, asker, &fresh).await?;
     let mut plans = plan_host(&config, &gpus, request)?;
+    rival::refuse(&agent.host_root, &mut plans.plans);
     for plan in &mut plans.plans {
         if let Some(error) = unread.remove(&plan.uuid) {
             *plan = GpuPlan {

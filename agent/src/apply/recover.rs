@@ -32,7 +32,7 @@ use super::{
     line, renewed,
     step::Trouble,
 };
-use crate::{agent::Shared, auth::Asker, operation::Ongoing};
+use crate::{agent::Shared, auth::Asker, operation::Ongoing, startup};
 
 /// Between two looks at a GPU that can't be read, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -47,8 +47,12 @@ pub(crate) fn take_over(agent: &Shared, unfinished: Vec<UnfinishedOperation>, bo
         if left.record.stage.is_final() {
             continue;
         }
-        let ongoing = agent.operations.take_over(&left);
         let same_boot = left.record.boot_id == boot_id;
+        let ongoing = agent.operations.take_over(&left);
+        if same_boot && left.record.kind != startup::KIND {
+            // Whatever becomes of it: it was somebody's wish, and a later one than the boot's.
+            agent.startup.leave(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
+        }
         tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
         carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
             recover(&agent, ongoing, left, same_boot).await;
@@ -99,7 +103,10 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     }
     let whole: Option<Vec<Arc<Reading>>> = readings.iter().cloned().collect();
     let plans = match &whole {
-        Some(readings) => plans(agent, &left.intent.gpus, readings).await,
+        Some(readings) => match plans(agent, &left.intent.gpus, readings).await {
+            Some(plans) => Some(plans),
+            None => return,
+        },
         None => None,
     };
     let mut lasting = serde_json::from_value::<More>(left.intent.more).map(|more| more.lasting).unwrap_or_default();
@@ -193,10 +200,20 @@ fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
-/// What is left to do on each GPU, made anew; `None` when it can't even be asked.
+/// What is left to do on each GPU, made anew; `None` when the agent stops before that is known.
 async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) -> Option<Vec<GpuPlan>> {
     let asker = Asker::agent();
-    let host = renewed(agent, &asker, readings).await.ok()?;
+    let host = loop {
+        match renewed(agent, &asker, readings).await {
+            Ok(host) => break host,
+            // The GPUs were read a moment ago: whatever hides the host passes.
+            Err(error) => tracing::info!("the host can't be seen yet: {error}"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK.0) => {}
+            () = agent.stopping.cancelled() => return None,
+        }
+    };
     // It keeps what it was begun with, whatever the config says by now.
     let config = Config::default();
     let again = |gpu: &GpuIntent| {

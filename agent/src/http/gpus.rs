@@ -1,16 +1,25 @@
 //! `/v1/gpus`: the GPUs and their profiles.
 
+use std::sync::Arc;
+
 use axum::{extract::State, http::StatusCode, response::Response};
-use gpush_api::{ApiError, Code, Gpu, GpuProfile};
+use gpush_api::{ApiError, Code, Gpu, GpuProfile, WhyRequest};
 use gpush_core::selector::Selector;
 use serde::Deserialize;
 
 use super::{
     desk,
-    extract::{Parameters, Part},
+    extract::{Body, Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{
+    agent::Shared,
+    answers::Header,
+    auth::Asker,
+    cordon,
+    request::{Request, whole},
+    view,
+};
 
 /// Parameters of `GET /v1/gpus`.
 #[derive(Debug, Default, Deserialize)]
@@ -73,6 +82,55 @@ pub(super) async fn profiles(State(agent): State<Shared>, asker: Asker, Part(gpu
         }
     };
     desk::answer(agent, asker, StatusCode::OK, profiles).await
+}
+
+/// Keeps new work off a GPU; what runs on it goes on. Repeated, the new reason takes the old one's place.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = WhyRequest,
+    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn cordon(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(gpu): Part,
+    Body(why): Body<WhyRequest>,
+) -> Result<Response, Failure> {
+    let request = Request::of(&agent, &asker, "cordon GPUs", header, &format!("/v1/gpus/{gpu}/cordon"), why).await?;
+    let change = async move |agent: Shared, asker: Asker| -> Result<Gpu, Failure> {
+        let found = find(&agent, &asker, &gpu).await?;
+        if !request.is_done(&agent).await? {
+            let (shared, gpu) = (Arc::clone(&agent), found.clone());
+            whole(&agent, async move { cordon::set(&shared, &gpu, request).await }).await?;
+        }
+        Ok(find(&agent, &asker, &found.uuid).await?)
+    };
+    desk::answer(agent, asker, StatusCode::OK, change).await
+}
+
+/// Takes all cordons off a GPU. One that gpushd had set comes back only when the fault is reported anew.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = WhyRequest,
+    params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn uncordon(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(gpu): Part,
+    Body(why): Body<WhyRequest>,
+) -> Result<Response, Failure> {
+    let request =
+        Request::of(&agent, &asker, "uncordon GPUs", header, &format!("/v1/gpus/{gpu}/uncordon"), why).await?;
+    let change = async move |agent: Shared, asker: Asker| -> Result<Gpu, Failure> {
+        let found = find(&agent, &asker, &gpu).await?;
+        if !request.is_done(&agent).await? {
+            let (shared, gpu) = (Arc::clone(&agent), found.clone());
+            whole(&agent, async move { cordon::clear(&shared, &gpu, request).await }).await?;
+        }
+        Ok(find(&agent, &asker, &found.uuid).await?)
+    };
+    desk::answer(agent, asker, StatusCode::OK, change).await
 }
 
 async fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<Gpu, ApiError> {

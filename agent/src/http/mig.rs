@@ -13,13 +13,11 @@ use crate::{
     apply::{self, Order},
     auth::Asker,
     redact,
+    request::reason,
 };
 
 /// Longest `wait_s`.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
-
-/// Longest reason, in characters.
-const LONGEST_REASON: usize = 500;
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
 #[cfg_attr(feature = "openapi", utoipa::path(
@@ -66,17 +64,9 @@ pub(super) async fn apply(
     let expected = if_match.0;
     let order = Order { reason, wait, once, expires_at, expected, key, ..Order::new("mig.apply", request) };
     let begin = async move |agent: Shared, asker: Asker| -> Result<Operation, Failure> {
-        let answered = match &order.key {
-            Some(key) => key.answered(&agent).await?,
-            None => None,
-        };
-        let mut operation = match answered {
-            Some(operation) => operation,
-            None => {
-                check_expiry(once, expires_at)?;
-                apply::begin(&agent, &asker, order).await.map_err(|error| if_match.failure(&agent, error))?
-            }
-        };
+        check_expiry(once, expires_at)?;
+        let begun = apply::begin(&agent, &asker, order).await;
+        let mut operation = begun.map_err(|error| if_match.failure(&agent, error))?;
         redact::actor(&mut operation.by, &asker);
         Ok(operation)
     };
@@ -96,14 +86,4 @@ fn check_expiry(once: bool, expires_at: Option<Timestamp>) -> Result<(), ApiErro
             .hint("name a time to come; `date -u` shows the host's"));
     }
     Ok(())
-}
-
-/// A reason as it is recorded and shown.
-fn reason(text: &str) -> Result<String, ApiError> {
-    let shown = gpush_api::text::plain(text.trim());
-    if shown.chars().count() > LONGEST_REASON {
-        let message = format!("the reason is longer than {LONGEST_REASON} characters");
-        return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
-    }
-    Ok(shown)
 }

@@ -4,12 +4,15 @@
 //! [`gpush_api::ApiError`]. What a path does is in the module of its noun; answers whose size grows
 //! with the host are made at the `desk`, so that the small ones need not wait for them.
 
+mod audit;
 mod config;
 pub(crate) mod desk;
+mod events;
 mod extract;
 pub(crate) mod failure;
 mod gpus;
 mod health;
+mod host;
 mod if_match;
 mod mig;
 pub(crate) mod openapi;
@@ -37,11 +40,18 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/gpus", get(gpus::list))
         .route("/v1/gpus/{gpu}", get(gpus::one))
         .route("/v1/gpus/{gpu}/profiles", get(gpus::profiles))
+        .route("/v1/gpus/{gpu}/cordon", post(gpus::cordon))
+        .route("/v1/gpus/{gpu}/uncordon", post(gpus::uncordon))
+        .route("/v1/maintenance/enter", post(host::enter))
+        .route("/v1/maintenance/leave", post(host::leave))
+        .route("/v1/recover", post(host::recover))
         .route("/v1/mig/plan", post(mig::plan))
         .route("/v1/mig/apply", post(mig::apply))
         .route("/v1/operations", get(operations::list))
         .route("/v1/operations/{id}", get(operations::one))
         .route("/v1/operations/{id}/cancel", post(operations::cancel))
+        .route("/v1/events", get(events::stream))
+        .route("/v1/audit", get(audit::list))
         .route("/v1/config", get(config::show))
         .route("/v1/config/diff", get(config::diff))
         .route("/v1/config/reload", post(config::reload))

@@ -21,7 +21,7 @@ pub(super) async fn show() -> impl IntoResponse {
 pub(crate) fn from_code() -> Result<String, serde_json::Error> {
     use utoipa::OpenApi;
 
-    use super::{config, gpus, health, mig, openapi, operations, overrides};
+    use super::{audit, config, events, gpus, health, host, mig, openapi, operations, overrides};
 
     #[derive(OpenApi)]
     #[openapi(
@@ -31,14 +31,18 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
                            the kernel's word. Within v1 fields are added, never renamed or removed."
         ),
         paths(
-            health::version, health::health, gpus::list, gpus::one, gpus::profiles, mig::plan, mig::apply,
-            operations::list, operations::one, operations::cancel, config::show, config::diff,
-            config::reload, overrides::list, overrides::end, openapi::show
+            health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
+            host::enter, host::leave, host::recover, mig::plan, mig::apply,
+            operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
+            config::diff, config::reload, overrides::list, overrides::end, openapi::show
         ),
         tags(
             (name = "gpus", description = "GPUs and their profiles"),
+            (name = "host", description = "What concerns the host with all its GPUs"),
             (name = "mig", description = "MIG layouts"),
             (name = "operations", description = "Plans being carried out"),
+            (name = "events", description = "What changes, as it happens"),
+            (name = "audit", description = "Who changed what"),
             (name = "config", description = "The config in force"),
             (name = "about", description = "The agent itself")
         )

@@ -12,7 +12,7 @@ use super::{
     extract::{Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, auth::Asker, operation, redact};
+use crate::{agent::Shared, answers::Header, auth::Asker, operation, redact};
 
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -111,6 +111,7 @@ pub(super) async fn one(
 pub(super) async fn cancel(
     State(agent): State<Shared>,
     asker: Asker,
+    header: Header,
     Part(id): Part,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
     if !asker.admin {
@@ -118,7 +119,19 @@ pub(super) async fn cancel(
         return Err(asker.denied("cancel operations", user.as_deref(), &agent.settings.config().access).into());
     }
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
-    let mut operation = agent.operations.cancel(&id, by).await?;
+    let key = header.of(asker.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
+    let _turn = match &key {
+        Some(key) => Some(key.turn(&agent).await),
+        None => None,
+    };
+    let answered = match &key {
+        Some(key) => key.answered(&agent).await?,
+        None => None,
+    };
+    let mut operation = match answered {
+        Some(operation) => operation,
+        None => agent.operations.cancel(&id, by, key).await?,
+    };
     redact::actor(&mut operation.by, &asker);
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }

@@ -17,8 +17,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
-    sync::Semaphore,
-    time::{Interval, MissedTickBehavior},
+    sync::{Semaphore, mpsc},
 };
 use tokio_util::{
     sync::CancellationToken,
@@ -28,10 +27,10 @@ use tower_service::Service;
 
 use super::{
     caps::{Caps, Place},
-    pace::{Pace, Paced},
+    pace::{Endless, Pace, Paced},
     peer::Peer,
 };
-use crate::http::failure::Failure;
+use crate::{http::failure::Failure, watchdog::Knock};
 
 /// How long connections may take to end once the agent closes.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
@@ -56,19 +55,20 @@ pub(crate) enum Door {
     Admin,
 }
 
-/// Accepts until `closing`, then returns when all connections have ended, or after [`DRAIN`].
+/// Accepts, and answers whoever knocks, until `closing`, then returns when all connections have ended, or after [`DRAIN`].
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
     door: Door,
     router: Router,
     closing: CancellationToken,
+    mut knocks: mpsc::Receiver<Knock>,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let own = nix::unistd::geteuid().as_raw();
-    let (caps, mut watchdog) = match door {
-        Door::Public => (Caps::public(descriptors, own), watchdog()),
-        Door::Admin => (Caps::admin(descriptors, own), None),
+    let caps = match door {
+        Door::Public => Caps::public(descriptors, own),
+        Door::Admin => Caps::admin(descriptors, own),
     };
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
@@ -76,7 +76,10 @@ pub(crate) async fn serve(
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
-            () = fed(&mut watchdog) => continue,
+            Some(knock) = knocks.recv() => {
+                let _ = knock.send(());
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -96,30 +99,6 @@ pub(crate) async fn serve(
         connections.wait().await;
     }
     Ok(())
-}
-
-/// Twice as often as systemd wants to hear from us; `None` when it does not.
-///
-/// Fed from here, by the loop that everybody needs, so that an agent whose accept loop or runtime is wedged is restarted, and one
-/// whose driver hangs is not.
-fn watchdog() -> Option<Interval> {
-    let mut within_us = 0;
-    let wanted = sd_notify::watchdog_enabled(false, &mut within_us) && within_us > 1;
-    wanted.then(|| {
-        let mut interval = tokio::time::interval(Duration::from_micros(within_us) / 2);
-        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        interval
-    })
-}
-
-async fn fed(watchdog: &mut Option<Interval>) {
-    match watchdog {
-        Some(interval) => {
-            interval.tick().await;
-            let _ = sd_notify::notify(false, &[sd_notify::NotifyState::Watchdog]);
-        }
-        None => std::future::pending().await,
-    }
 }
 
 fn admit(
@@ -188,7 +167,11 @@ async fn connection(stream: UnixStream, peer: Peer, _place: Place, router: Route
                 Ok(Err(never)) => match never {},
                 Err(_) => Failure::internal().into(),
             };
-            pace.answered();
+            if response.extensions().get::<Endless>().is_some() {
+                pace.streams();
+            } else {
+                pace.answered();
+            }
             Ok::<_, Infallible>(response)
         }
     });

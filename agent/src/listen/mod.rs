@@ -15,6 +15,6 @@
 pub(crate) mod accept;
 mod caps;
 mod lock;
-mod pace;
+pub(crate) mod pace;
 pub(crate) mod peer;
 pub(crate) mod socket;

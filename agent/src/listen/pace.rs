@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! accepted ──► head ──(request read)──► busy ──(answered)──► idle ──(first byte)──► head
-//!               │ 1 s                    no deadline          │ 60 s
-//!               └──► closed                                   └──► closed
+//!               │ 1 s                    no deadline │        │ 60 s
+//!               └──► closed                          │        └──► closed
+//!                                                    └(a stream)─► streaming ──► closed
+//!                                                                  60 s without a byte taken
 //! ```
 //!
 //! hyper's own header deadline also counts the time between two requests, so it can't tell a slow
@@ -37,7 +39,17 @@ enum Phase {
     Head(Instant),
     Busy,
     Idle(Instant),
+    /// An answer without end is being written; since when the peer takes nothing of it.
+    Streaming(Instant),
 }
+
+/// Marks an answer without end, in the extensions of a response. Something of it is to be written
+/// well within [`IDLE`], always.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Endless;
+
+/// How exactly the time since the last byte taken is known.
+const TICK: Duration = Duration::from_secs(1);
 
 /// Where a connection is; shared by its stream, its service and its task.
 #[derive(Debug, Clone)]
@@ -59,13 +71,28 @@ impl Pace {
         self.0.send_replace(Phase::Idle(Instant::now()));
     }
 
+    /// Its answer has no end.
+    pub(crate) fn streams(&self) {
+        self.0.send_replace(Phase::Streaming(Instant::now()));
+    }
+
+    fn bytes_taken(&self) {
+        self.0.send_if_modified(|phase| match phase {
+            Phase::Streaming(since) if since.elapsed() > TICK => {
+                *since = Instant::now();
+                true
+            }
+            Phase::Streaming(_) | Phase::Head(_) | Phase::Busy | Phase::Idle(_) => false,
+        });
+    }
+
     fn bytes_came(&self) {
         self.0.send_if_modified(|phase| match phase {
             Phase::Idle(_) => {
                 *phase = Phase::Head(Instant::now());
                 true
             }
-            Phase::Head(_) | Phase::Busy => false,
+            Phase::Head(_) | Phase::Busy | Phase::Streaming(_) => false,
         });
     }
 
@@ -75,7 +102,7 @@ impl Pace {
         loop {
             let due = match *phase.borrow_and_update() {
                 Phase::Head(since) => Some(since + HEAD),
-                Phase::Idle(since) => Some(since + IDLE),
+                Phase::Idle(since) | Phase::Streaming(since) => Some(since + IDLE),
                 Phase::Busy => None,
             };
             let changed = match due {
@@ -90,7 +117,7 @@ impl Pace {
     }
 }
 
-/// A stream that tells its pace when bytes come.
+/// A stream that tells its pace when bytes come, and when they are taken.
 #[derive(Debug)]
 pub(crate) struct Paced {
     stream: UnixStream,
@@ -101,6 +128,13 @@ impl Paced {
     /// Wraps a stream.
     pub(crate) fn new(stream: UnixStream, pace: Pace) -> Self {
         Self { stream, pace }
+    }
+
+    fn told(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if matches!(written, Poll::Ready(Ok(count)) if count > 0) {
+            self.pace.bytes_taken();
+        }
+        written
     }
 }
 
@@ -117,7 +151,8 @@ impl AsyncRead for Paced {
 
 impl AsyncWrite for Paced {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.told(written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -133,7 +168,8 @@ impl AsyncWrite for Paced {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.told(written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -13,7 +13,7 @@ use std::{
 use gpush_nvml::DriverError;
 use jiff::Timestamp;
 use tokio::{
-    sync::watch,
+    sync::{Notify, watch},
     time::{Instant, timeout_at},
 };
 
@@ -46,6 +46,8 @@ struct Inner<V> {
     state: Mutex<State<V>>,
     /// Counts readings that ended.
     ended: watch::Sender<u64>,
+    /// Rung when something was read, or could not be.
+    bell: Arc<Notify>,
 }
 
 #[derive(Debug)]
@@ -58,10 +60,10 @@ struct State<V> {
 }
 
 impl<V: Clone + Send + 'static> Cached<V> {
-    /// Nothing known yet.
-    pub(crate) fn new() -> Self {
+    /// Nothing known yet; `bell` is rung whenever something is.
+    pub(crate) fn ringing(bell: Arc<Notify>) -> Self {
         let state = State { good: None, error: None, begun: None, running: false };
-        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0) }))
+        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), bell }))
     }
 
     fn state(&self) -> MutexGuard<'_, State<V>> {
@@ -99,6 +101,11 @@ impl<V: Clone + Send + 'static> Cached<V> {
         if self.state().running {
             let _ = timeout_at(until, ended.changed()).await;
         }
+        self.last()
+    }
+
+    /// What is known, without a reading and without waiting.
+    pub(crate) fn last(&self) -> Known<V> {
         let state = self.state();
         let stale = state.running || state.error.is_some();
         Known { good: state.good.clone(), error: state.error.clone(), stale }
@@ -119,6 +126,14 @@ impl<V: Clone + Send + 'static> Cached<V> {
             }
             Err(error) => state.error = Some(error),
         }
+        drop(state);
+        self.0.bell.notify_one();
+    }
+
+    /// Makes the next asker read again, and forgets why the last attempt failed.
+    pub(crate) fn begin_anew(&self) {
+        self.state().error = None;
+        self.outdate();
     }
 
     /// Makes the next asker read again.
@@ -156,6 +171,12 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
+
+    impl<V: Clone + Send + 'static> Cached<V> {
+        fn new() -> Self {
+            Self::ringing(Arc::default())
+        }
+    }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(100)

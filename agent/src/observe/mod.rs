@@ -20,7 +20,7 @@ use std::{
 
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
 use jiff::Timestamp;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use self::cached::{Cached, Known};
 use crate::people::People;
@@ -28,8 +28,8 @@ use crate::people::People;
 /// How long an asker waits for a newer reading.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// How long an asker waits for the first reading ever: without persistence mode a real driver
-/// brings up each GPU first.
+/// How long askers wait for the first reading ever, from when the GPU was first listed: without
+/// persistence mode a real driver brings up each GPU first.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// A GPU, as last seen.
@@ -68,18 +68,23 @@ struct Inner {
     people: People,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Entry>>,
+    /// Rung when something was read, or could not be.
+    bell: Arc<Notify>,
 }
 
 #[derive(Debug, Clone)]
 struct Entry {
     identity: Identity,
     readings: Cached<Arc<Reading>>,
+    /// When it was first listed.
+    since: Instant,
 }
 
 impl Observer {
-    /// Knows nothing yet, and asks nothing before it is asked.
-    pub(crate) fn new(hardware: Hardware, people: People) -> Self {
-        Self(Arc::new(Inner { hardware, people, list: Cached::new(), gpus: Mutex::new(BTreeMap::new()) }))
+    /// Knows nothing yet, and asks nothing before it is asked. Rings `bell` whenever it knows more.
+    pub(crate) fn new(hardware: Hardware, people: People, bell: Arc<Notify>) -> Self {
+        let list = Cached::ringing(Arc::clone(&bell));
+        Self(Arc::new(Inner { hardware, people, list, gpus: Mutex::new(BTreeMap::new()), bell }))
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -106,12 +111,55 @@ impl Observer {
         }
         let mut gpus = Vec::new();
         for entry in entries {
-            let until = asked + if entry.readings.is_known() { WAIT } else { FIRST };
+            let patience = asked + WAIT;
+            let until = if entry.readings.is_known() { patience } else { patience.max(entry.since + FIRST) };
             let known = entry.readings.wait(until).await;
             let present = is_listed(&listed, &entry.identity.uuid);
             gpus.push(sight(entry.identity, present, known, list.good.as_ref().map(|good| good.1)));
         }
         Ok(self.arrange(gpus, &listed))
+    }
+
+    /// The host as it was last seen, without asking the driver anything.
+    ///
+    /// # Errors
+    /// When nothing was seen yet, or the driver is known to be gone.
+    pub(crate) fn known(&self) -> Result<Host, DriverError> {
+        let list = self.0.list.last();
+        let listed = self.take_in(&list)?;
+        let list_at = list.good.as_ref().map(|good| good.1);
+        let entries: Vec<Entry> = self.entries().values().cloned().collect();
+        let gpus = entries.into_iter().map(|entry| {
+            let present = is_listed(&listed, &entry.identity.uuid);
+            let known = entry.readings.last();
+            sight(entry.identity, present, known, list_at)
+        });
+        Ok(self.arrange(gpus.collect(), &listed))
+    }
+
+    /// Index of a GPU when it was last listed.
+    pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
+        self.entries().get(uuid).map(|entry| entry.identity.index)
+    }
+
+    /// The host as it was last seen, without asking anybody; `None` when it never was.
+    pub(crate) fn last_seen(&self) -> Option<Host> {
+        let list = self.0.list.last();
+        let (listed, at) = list.good?;
+        let entries: Vec<Entry> = self.entries().values().cloned().collect();
+        let seen = |entry: Entry| {
+            let known = Known { error: None, stale: true, ..entry.readings.last() };
+            let present = is_listed(&listed, &entry.identity.uuid);
+            sight(entry.identity, present, known, Some(at))
+        };
+        let gpus = entries.into_iter().map(seen).collect();
+        Some(self.arrange(gpus, &listed))
+    }
+
+    /// Makes the next asker read everything anew: what went wrong before counts no more.
+    pub(crate) fn begin_anew(&self) {
+        self.0.list.begin_anew();
+        self.entries().values().for_each(|entry| entry.readings.begin_anew());
     }
 
     /// These GPUs as they are now: each reading is begun after the call.
@@ -185,7 +233,11 @@ impl Observer {
             entries
                 .entry(identity.uuid.clone())
                 .and_modify(|entry| entry.identity.clone_from(identity))
-                .or_insert_with(|| Entry { identity: identity.clone(), readings: Cached::new() });
+                .or_insert_with(|| Entry {
+                    identity: identity.clone(),
+                    readings: Cached::ringing(Arc::clone(&self.0.bell)),
+                    since: Instant::now(),
+                });
         }
         Ok(Arc::clone(listed))
     }

@@ -6,6 +6,9 @@
 //! claim ───────────► all free, and nobody in line for them? ── yes ─► Claim ── dropped ─► free again
 //!                         │ no: refused, the holder is named
 //! claim_in_turn ────► the same, but it stands in line until they are
+//!
+//! close ────────────► nobody has any? ── yes ─► nobody gets any, until open; those in line wait
+//!                         │ no: refused, the holder is named
 //! ```
 
 use std::{
@@ -34,6 +37,8 @@ struct State {
     /// Those in line, first come first.
     line: VecDeque<Place>,
     last_ticket: u64,
+    /// Why nobody gets any.
+    closed: Option<ApiError>,
 }
 
 #[derive(Debug)]
@@ -64,6 +69,9 @@ impl Claims {
     /// When one of them is another's, who is named.
     pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         let mut state = self.state();
+        if let Some(closed) = &state.closed {
+            return Err(closed.clone());
+        }
         for (index, uuid) in gpus {
             let Some(holder) = state.obstacle(uuid, None) else { continue };
             let error = ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}"));
@@ -89,13 +97,40 @@ impl Claims {
             moved.as_mut().enable();
             {
                 let mut state = self.state();
-                if uuids.iter().all(|uuid| state.obstacle(uuid, Some(place.ticket)).is_none()) {
+                let open = state.closed.is_none();
+                if open && uuids.iter().all(|uuid| state.obstacle(uuid, Some(place.ticket)).is_none()) {
                     state.take(uuids, who);
                     return Claim { claims: self.clone(), uuids: uuids.to_vec() };
                 }
             }
             moved.await;
         }
+    }
+
+    /// Lets nobody have a GPU from now on, because of `why`. Those in line stay there.
+    ///
+    /// # Errors
+    /// Who has which GPU, when one is somebody's.
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+        let mut state = self.state();
+        match state.held.first_key_value() {
+            Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
+            None => {
+                state.closed = Some(why);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes that back.
+    pub(crate) fn open(&self) {
+        self.state().closed = None;
+        self.0.moved.notify_waiters();
+    }
+
+    /// Why nobody gets a GPU.
+    pub(crate) fn closed(&self) -> Option<ApiError> {
+        self.state().closed.clone()
     }
 
     /// Who has the GPU, if somebody has.
@@ -189,6 +224,28 @@ mod tests {
         drop(first);
         claims.claim(&[gpu(0), gpu(1)]).unwrap();
         assert_eq!(claims.holder("GPU-0"), None);
+    }
+
+    #[tokio::test]
+    async fn nobody_gets_a_gpu_while_it_is_closed_and_those_in_line_wait() {
+        let claims = Claims::default();
+        let holder = claims.claim(&[gpu(0)]).unwrap();
+        holder.name("operation op-1");
+        let why = || ApiError::new(Code::Conflict, "in maintenance");
+        assert_eq!(claims.close(why()), Err(("GPU-0".to_owned(), "operation op-1".to_owned())));
+        assert_eq!(claims.closed(), None);
+        drop(holder);
+        claims.close(why()).unwrap();
+        assert_eq!(claims.claim(&[gpu(0)]).unwrap_err(), why());
+        let waiting = tokio::spawn({
+            let claims = claims.clone();
+            async move { claims.claim_in_turn(&uuids(&[0]), "operation op-2").await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        claims.open();
+        drop(waiting.await.unwrap());
+        drop(claims.claim(&[gpu(0)]).unwrap());
     }
 
     #[tokio::test]

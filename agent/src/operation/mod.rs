@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState, OperationSummary};
+use gpush_api::{Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary};
 use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 pub(crate) use self::{claims::Claim, ongoing::Ongoing, wire::id};
+use crate::{answers::Key, events::Events};
 
 /// All operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -38,6 +39,7 @@ pub(crate) struct Operations(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     store: Store,
+    events: Events,
     claims: Claims,
     /// Those that have not ended, and those whose end could not be recorded.
     live: Mutex<BTreeMap<OperationId, Live>>,
@@ -47,6 +49,8 @@ struct Inner {
 struct Live {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
+    /// Begun by an agent before this one.
+    taken_over: bool,
 }
 
 /// What is recorded together with a new operation, in its transaction. It may be called more than
@@ -68,9 +72,9 @@ pub(crate) struct New {
 }
 
 impl Operations {
-    /// Those of this store, none of them going on yet.
-    pub(crate) fn new(store: Store) -> Self {
-        Self(Arc::new(Inner { store, claims: Claims::default(), live: Mutex::default() }))
+    /// Those of this store, none of them going on yet; what becomes of them is told to `events`.
+    pub(crate) fn new(store: Store, events: Events) -> Self {
+        Self(Arc::new(Inner { store, events, claims: Claims::default(), live: Mutex::default() }))
     }
 
     fn store(&self) -> &Store {
@@ -94,6 +98,24 @@ impl Operations {
         self.0.claims.claim_in_turn(uuids, &format!("operation {}", ongoing.id())).await
     }
 
+    /// Begins none from now on, because of `why`. Those in line stay there.
+    ///
+    /// # Errors
+    /// Which GPU is whose, when one is being changed.
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+        self.0.claims.close(why)
+    }
+
+    /// Begins them again.
+    pub(crate) fn open(&self) {
+        self.0.claims.open();
+    }
+
+    /// Why none is begun.
+    pub(crate) fn closed(&self) -> Option<ApiError> {
+        self.0.claims.closed()
+    }
+
     /// Who is changing the GPU, if somebody is.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
         self.0.claims.holder(uuid)
@@ -109,9 +131,10 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
+        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.begin(new)).await?;
         claim.name(&format!("operation {}", record.0.id));
-        Ok(self.admit(record, Some(claim)))
+        Ok(self.admit(record, Some(claim), false))
     }
 
     /// Records an operation that stands in line.
@@ -119,8 +142,9 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
+        #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
-        Ok(self.admit(record, None))
+        Ok(self.admit(record, None, false))
     }
 
     async fn record(
@@ -149,14 +173,32 @@ impl Operations {
         if let Some(claim) = &claim {
             claim.name(&format!("operation {}", left.record.id));
         }
-        self.admit((left.record.clone(), left.intent.clone()), claim)
+        self.admit((left.record.clone(), left.intent.clone()), claim, true)
     }
 
-    fn admit(&self, (record, intent): (OperationRecord, Intent), claim: Option<Claim>) -> Arc<Ongoing> {
+    /// Whether an operation that was taken over still has the GPU.
+    pub(crate) fn is_being_recovered(&self, uuid: &str) -> bool {
+        let concerns = |live: &&Live| {
+            let operation = live.watch.borrow();
+            let begun = !matches!(operation.state, OperationState::Queued | OperationState::Waiting);
+            begun && !operation.state.is_final() && operation.plans.iter().any(|plan| plan.uuid == uuid)
+        };
+        self.live().values().filter(|live| live.taken_over).any(|live| concerns(&live))
+    }
+
+    fn admit(
+        &self,
+        (record, intent): (OperationRecord, Intent),
+        claim: Option<Claim>,
+        taken_over: bool,
+    ) -> Arc<Ongoing> {
         let id = record.id;
-        let watch = watch::Sender::new(wire::operation(record, intent));
+        let operation = wire::operation(record, intent);
+        self.0.events.publish(wire::event(&operation, None));
+        self.0.events.look_again();
+        let watch = watch::Sender::new(operation);
         let cancelled = CancellationToken::new();
-        self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone() });
+        self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone(), taken_over });
         Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
     }
 
@@ -216,26 +258,41 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Wants an operation taken back, on record. It ends by itself then.
+    /// Wants an operation taken back, on record, together with the answer under its key. It ends by
+    /// itself then.
     ///
     /// # Errors
     /// When there is none of that id, it has ended, or the wish can't be recorded.
-    pub(crate) async fn cancel(&self, id: &str, by: Actor) -> Result<Operation, ApiError> {
-        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned());
-        let Some(live) = live.filter(|live| !live.watch.borrow().state.is_final()) else {
+    pub(crate) async fn cancel(&self, id: &str, by: Actor, key: Option<Key>) -> Result<Operation, ApiError> {
+        let live = wire::id(id).and_then(|number| self.live().get(&number).cloned().map(|live| (number, live)));
+        let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
             let ended = self.get(id).await?;
             let message = format!("operation {id} has ended already: it is {}", ended.state);
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("see what became of it with `gpushctl operation show {id}`")));
         };
         let audit = NewAudit {
-            by: Some(by),
+            by: Some(by.clone()),
             action: "operation.cancel".to_owned(),
             object: id.to_owned(),
             result: "accepted".to_owned(),
             detail: serde_json::Value::Null,
         };
-        self.store().write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())).await?;
+        let change = Change {
+            action: audit.action.clone(),
+            object: audit.object.clone(),
+            by: Some(by),
+            reason: None,
+            uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
+        };
+        let recorded = self.store().write_ending(move |tx| {
+            if let Some(key) = &key {
+                key.keep(tx, number)?;
+            }
+            tx.audit(audit.clone()).map(|_| ())
+        });
+        recorded.await?;
+        self.0.events.publish(Happening::Change(change));
         live.cancelled.cancel();
         Ok(live.watch.borrow().clone())
     }
@@ -252,7 +309,9 @@ impl Operations {
             operation.error = Some(error);
             operation.ended_at = Some(jiff::Timestamp::now());
             operation.revision += 1;
+            self.0.events.publish(wire::event(operation, None));
         });
+        self.0.events.look_again();
         if recorded.is_ok() {
             self.forget(id);
         }

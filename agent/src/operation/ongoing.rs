@@ -13,6 +13,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Claim, Operations, wire};
 
+/// An event of an operation.
+#[derive(Debug, Default)]
+struct Told {
+    /// What was just noted of it.
+    note: Option<String>,
+}
+
 /// An operation that goes on. Its GPUs are free once it is dropped.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
@@ -45,10 +52,15 @@ impl Ongoing {
         &self.cancelled
     }
 
-    fn update(&self, change: impl FnOnce(&mut Operation)) {
+    /// Changes it and tells those who follow it, in the order of the changes. What `change` gives is
+    /// told to everybody who listens to events, unless it is `None`.
+    fn update(&self, change: impl FnOnce(&mut Operation) -> Option<Told>) {
         self.watch.send_modify(|operation| {
-            change(operation);
+            let told = change(operation);
             operation.revision += 1;
+            if let Some(Told { note }) = told {
+                self.operations.0.events.publish(wire::event(operation, note));
+            }
         });
     }
 
@@ -56,14 +68,18 @@ impl Ongoing {
     pub(crate) fn progress(&self, position: usize, change: impl FnOnce(&mut StepState)) {
         let mut lasting = None;
         self.update(|operation| {
-            let Some(progress) = operation.progress.get_mut(position) else { return };
+            let progress = operation.progress.get_mut(position)?;
             let before = progress.clone();
             change(progress);
+            // A step that landed is told with what is done next, which follows at once.
+            let begins = progress.doing.is_some() && before.doing != progress.doing;
+            let turns = (before.rolling_back, &before.error) != (progress.rolling_back, &progress.error);
             if (before.done, before.rolling_back, &before.error)
                 != (progress.done, progress.rolling_back, &progress.error)
             {
                 lasting = Some(operation.progress.clone());
             }
+            (begins || turns).then(Told::default)
         });
         if let Some(mut progress) = lasting {
             progress.iter_mut().for_each(|gpu| gpu.doing = None);
@@ -76,7 +92,10 @@ impl Ongoing {
     /// Says what else happened to it.
     pub(crate) fn note(&self, note: impl Into<String>) {
         let (id, note) = (self.id, note.into());
-        self.update(|operation| operation.notes.push(note.clone()));
+        self.update(|operation| {
+            operation.notes.push(note.clone());
+            Some(Told { note: Some(note.clone()) })
+        });
         drop(self.operations.store().write(move |tx| tx.note(id, note.clone()).map(|_| ())));
     }
 
@@ -96,7 +115,9 @@ impl Ongoing {
             operation.state = OperationState::Running;
             operation.plans = plans;
             operation.progress = progress;
+            Some(Told::default())
         });
+        self.operations.0.events.look_again();
         Ok(())
     }
 
@@ -107,7 +128,10 @@ impl Ongoing {
     pub(crate) async fn advance(&self, to: OperationState) -> Result<(), ApiError> {
         let id = self.id;
         self.operations.store().write_ending(move |tx| tx.advance(id, to).map(|_| ())).await?;
-        self.update(|operation| operation.state = to);
+        self.update(|operation| {
+            operation.state = to;
+            Some(Told::default())
+        });
         Ok(())
     }
 
@@ -157,7 +181,9 @@ impl Ongoing {
             for progress in &mut operation.progress {
                 progress.doing = None;
             }
+            Some(Told::default())
         });
+        self.operations.0.events.look_again();
         if is_recorded {
             self.operations.forget(id);
         }

@@ -1,6 +1,6 @@
 //! An operation of the journal as the API shows it.
 
-use gpush_api::{GpuPlan, Operation, StepState};
+use gpush_api::{GpuPlan, Happening, Operation, OperationChange, OperationSummary, StepState};
 use gpush_store::{Intent, OperationId, OperationRecord};
 
 /// A record with its intent.
@@ -19,6 +19,16 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         notes: record.notes,
         error: record.error,
     }
+}
+
+/// That an operation is now as it is, with what was just noted of it.
+pub(super) fn event(operation: &Operation, note: Option<String>) -> Happening {
+    Happening::Operation(Box::new(OperationChange {
+        operation: OperationSummary::from(operation),
+        uuids: operation.plans.iter().map(|plan| plan.uuid.clone()).collect(),
+        progress: operation.progress.clone(),
+        note,
+    }))
 }
 
 /// The id that is written as `op-<number>`, and in no other way.

@@ -83,7 +83,9 @@ async fn name_holders(agent: &Shared, request: &PlanRequest) {
 /// What a refusal comes to.
 fn refused(error: ApiError) -> Outcome {
     match error.code {
-        Code::Conflict => Outcome::Theirs(error),
+        // One that has the GPU for now; the others stay until somebody does something.
+        Code::Conflict if error.retryable => Outcome::Theirs(error),
+        Code::Conflict => Outcome::Never(error),
         // A GPU that is lost comes back with a reset, and its layout is due then as now.
         Code::DriverUnavailable
         | Code::DriverError

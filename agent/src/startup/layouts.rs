@@ -233,7 +233,7 @@ fn apply_again(gpu: &Gpu) -> String {
 
 /// What is to be done with a GPU whose layout may be due, done.
 async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
-    if gpu.mode != Mode::Mig {
+    if gpu.mode != Mode::Mig || agent.startup.is_left(&gpu.uuid) {
         return Outcome::Given;
     }
     let not_yet = |what: &str| {
@@ -241,14 +241,24 @@ async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
         error.causes.extend(gpu.reasons.iter().cloned());
         Outcome::NotYet(error.hint(format!("`gpushctl gpu show {}` says what is known of it", gpu.index)))
     };
+    if agent.operations.is_being_recovered(&gpu.uuid) {
+        return not_yet("is still an operation's that gpushd left unfinished when it ended");
+    }
+    if !gpu.cordons.is_empty() && !gpu.drift.is_empty() {
+        return not_yet("is cordoned, so gpushd does not give it its layout by itself");
+    }
     match gpu.state {
+        GpuState::Maintenance => not_yet("is in maintenance, so it has not got its layout"),
+        GpuState::Held => not_yet("is held, so it has not got its layout"),
         GpuState::Unknown => not_yet("can't be read, so it has not got its layout"),
-        GpuState::Ready | GpuState::Changing | GpuState::Degraded if gpu.drift.is_empty() && gpu.stale => {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded
+            if gpu.drift.is_empty() && gpu.stale =>
+        {
             not_yet("has not been read lately, so it is not known whether it has its layout")
         }
-        GpuState::Ready | GpuState::Degraded if gpu.drift.is_empty() => Outcome::Given,
-        GpuState::Ready | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
-            give::give(agent, "mig.start", gpu).await
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if gpu.drift.is_empty() => Outcome::Given,
+        GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
+            give::give(agent, super::KIND, gpu).await
         }
     }
 }

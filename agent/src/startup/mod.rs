@@ -23,6 +23,7 @@ mod give;
 mod layouts;
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -42,12 +43,17 @@ use crate::{agent::Shared, auth::Asker, view};
 /// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
+/// Kind of the operations that give GPUs their layouts of a boot.
+pub(crate) const KIND: &str = "mig.start";
+
 /// What went wrong with the layouts at start.
 #[derive(Debug, Default)]
 pub(crate) struct Startup {
     troubles: Mutex<Vec<(Subject, ApiError)>>,
     /// What is on record of this boot.
     recorded: Mutex<Option<BootRecord>>,
+    /// GPUs that somebody has changed on this boot, by UUID: none of its layouts is due on them.
+    left: Mutex<BTreeSet<String>>,
     reloaded: Notify,
 }
 
@@ -66,7 +72,11 @@ impl Startup {
     /// What went wrong, as far as it still matters: a GPU that has its layout by now is well.
     pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
         let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-        let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || matches!(gpu.state, GpuState::Unknown | GpuState::Lost);
+        let unread = |gpu: &Gpu| match gpu.state {
+            GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => true,
+            GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => false,
+        };
+        let lacks = |gpu: &Gpu| !gpu.drift.is_empty() || unread(gpu);
         troubles.retain(|(subject, _)| match subject {
             Subject::Boot | Subject::Unidentified => true,
             Subject::Gpu(uuid) => gpus.iter().any(|gpu| gpu.uuid == *uuid && lacks(gpu)),
@@ -88,8 +98,22 @@ impl Startup {
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
 
+    /// These GPUs were changed by somebody on this boot.
+    pub(crate) fn leave(&self, uuids: impl Iterator<Item = String>) {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
+    }
+
+    fn is_left(&self, uuid: &str) -> bool {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
+    }
+
     /// The config is another.
     pub(crate) fn reloaded(&self) {
+        self.reloaded.notify_one();
+    }
+
+    /// What kept GPUs from their layouts may be over.
+    pub(crate) fn look_again(&self) {
         self.reloaded.notify_one();
     }
 
@@ -116,7 +140,14 @@ pub(crate) struct Due {
 
 impl Startup {
     /// Compares this boot with the one on record.
-    pub(crate) fn due(&self, config: &Config, boot: Result<String, ApiError>, recorded: Option<BootRecord>) -> Due {
+    /// `unknown` says that what is on record is not all that there was: then nothing is done.
+    pub(crate) fn due(
+        &self,
+        config: &Config,
+        boot: Result<String, ApiError>,
+        recorded: Option<BootRecord>,
+        unknown: bool,
+    ) -> Due {
         let boot_id = match boot {
             Ok(boot_id) => boot_id,
             Err(error) => {
@@ -125,6 +156,13 @@ impl Startup {
                 return Due { record: None, reconcile: false };
             }
         };
+        if unknown {
+            tracing::warn!("whether the layouts of this boot were applied is not known: what stands is left as it is");
+            let mut record = BootRecord::new(boot_id);
+            record.complete = true;
+            self.recorded(record);
+            return Due { record: None, reconcile: config.auto_reconcile };
+        }
         let recorded = recorded.filter(|record| record.boot_id == boot_id);
         self.recorded(recorded.clone().unwrap_or_else(|| BootRecord::new(boot_id.clone())));
         match recorded {
@@ -192,7 +230,9 @@ async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
     let mut tasks = JoinSet::new();
     for gpu in gpus {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
-        if gpu.mode != Mode::Mig || gpu.drift.is_empty() || due {
+        // Whoever cordoned a GPU may be at work on it.
+        let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
+        if gpu.mode != Mode::Mig || gpu.drift.is_empty() || due || kept {
             continue;
         }
         let agent = Arc::clone(agent);

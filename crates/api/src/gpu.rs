@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{overrides::Override, policy::Mode};
+use crate::{operation::Actor, overrides::Override, policy::Mode};
 
 /// GPU generation. It decides how a MIG mode change works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -223,21 +223,46 @@ pub struct Mig {
     pub profiles: Vec<GpuProfile>,
 }
 
-/// Whether the agent works with a GPU.
+/// Whether the agent works with a GPU. Several may hold at once: the first of them, from below, is
+/// the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum GpuState {
     /// Can be used and reshaped.
     Ready,
-    /// An operation is changing it.
-    Changing,
+    /// No new work, by an administrator or by a fault that the driver reported; reshaped only by
+    /// those who name it.
+    Cordoned,
     /// A change failed and its rollback too.
     Degraded,
+    /// An operation is changing it.
+    Changing,
+    /// What was promised about it was lost: nothing is admitted or reshaped until a reboot or
+    /// `gpushctl recover`.
+    Held,
     /// A driver call passed its deadline and may still land, or the GPU cannot be read.
     Unknown,
     /// The driver says that the GPU is lost (fallen off the bus).
     Lost,
+    /// The host is in maintenance: the agent has no handle open, and shows what it saw last.
+    Maintenance,
+}
+
+/// Why a GPU takes no new work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Cordon {
+    /// What brought it about, for programs: `admin`, `xid-79`, `row-remap`.
+    pub cause: String,
+    /// Why, for people.
+    pub reason: String,
+    /// Who set it; absent when the agent did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<Actor>,
+    /// Since when.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub since: Timestamp,
 }
 
 /// How a sentence in [`Gpu::reasons`] begins that says why `processes_known` is false.
@@ -295,6 +320,9 @@ pub struct Gpu {
     /// Why `state` is what it is.
     #[serde(default)]
     pub reasons: Vec<String>,
+    /// What keeps new work off it, whatever `state` says beside.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cordons: Vec<Cordon>,
     /// MIG side; `None` on parts without MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,

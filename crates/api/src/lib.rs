@@ -6,7 +6,9 @@
 //! state that can be planned on offline. JSON made from them is stable within `v1`: fields are
 //! added, never renamed or removed.
 
+pub mod audit;
 pub mod error;
+pub mod event;
 pub mod gpu;
 pub mod health;
 pub mod operation;
@@ -15,12 +17,19 @@ pub mod plan;
 pub mod policy;
 pub mod text;
 
+pub use audit::AuditRecord;
 pub use error::{ApiError, Code};
-pub use gpu::{
-    Architecture, ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory, Mig,
-    Placement, Process, ProcessKind, USERS_UNKNOWN,
+pub use event::{
+    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen,
+    OperationChange, Resync, ResyncReason, Xid,
 };
-pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
+pub use gpu::{
+    Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
+    Mig, Placement, Process, ProcessKind, USERS_UNKNOWN,
+};
+pub use health::{
+    Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
+};
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
 pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};

@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use gpush_api::{
-    ApiError, ApplyRequest, Code, ConfigDiff, ConfigView, Gpu, GpuProfile, Health, Operation, OperationSummary,
-    OverrideEnded, Overrides, PlanRequest, Plans, ReloadRequest, Reloaded, Version,
+    ApiError, ApplyRequest, AuditRecord, Code, ConfigDiff, ConfigView, Gpu, GpuProfile, Health, MaintenanceState,
+    Operation, OperationSummary, OverrideEnded, Overrides, PlanRequest, Plans, Recovered, ReloadRequest, Reloaded,
+    Version, WhyRequest,
 };
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Bytes;
+use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     API,
     error::{Error, Kind},
+    events::{EventQuery, EventStream, Told},
     socket::Socket,
     wire::{Answer, Question, Wire},
 };
@@ -20,8 +24,28 @@ use crate::{
 /// the agent's own deadlines, so this is generous.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How long entering maintenance may take at least: calls that are under way in the driver have
+/// their own deadlines, and are waited for.
+const ENTERING: Duration = Duration::from_secs(60);
+
 /// Operations that are asked for at once.
 const PAGE: usize = 200;
+
+/// Largest error in place of a stream, in bytes.
+const LARGEST_ERROR: usize = 1 << 20;
+
+/// Which records of the audit trail are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditQuery {
+    /// Those after this sequence number, from the first on; the last ones without it.
+    pub after: Option<u64>,
+    /// How many at most, 1 to 1000.
+    pub limit: usize,
+    /// Only those about this object.
+    pub object: Option<String>,
+    /// Only those made then or later.
+    pub since: Option<Timestamp>,
+}
 
 /// A client of one agent. Methods take `&mut self`: requests go one after the other over one
 /// connection, which opens at the first of them.
@@ -116,6 +140,50 @@ impl Client {
         self.get(&format!("/v1/gpus/{}/profiles", segment(gpu))).await
     }
 
+    /// `POST /v1/gpus/{index|uuid|pci}/cordon`: the GPU as it is then.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn cordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+        self.change(&format!("/v1/gpus/{}/cordon", segment(gpu)), why).await
+    }
+
+    /// `POST /v1/gpus/{index|uuid|pci}/uncordon`: the GPU as it is then.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn uncordon(&mut self, gpu: &str, why: &WhyRequest) -> Result<Gpu, Error> {
+        self.change(&format!("/v1/gpus/{}/uncordon", segment(gpu)), why).await
+    }
+
+    /// `POST /v1/maintenance/enter`: answers once the agent has no handle of the driver open.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn enter_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+        let usual = self.deadline;
+        self.deadline = usual.max(ENTERING);
+        let entered = self.change("/v1/maintenance/enter", why).await;
+        self.deadline = usual;
+        entered
+    }
+
+    /// `POST /v1/maintenance/leave`.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn leave_maintenance(&mut self, why: &WhyRequest) -> Result<MaintenanceState, Error> {
+        self.change("/v1/maintenance/leave", why).await
+    }
+
+    /// `POST /v1/recover`: what was lost.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn recover(&mut self, why: &WhyRequest) -> Result<Recovered, Error> {
+        self.change("/v1/recover", why).await
+    }
+
     /// `GET /v1/config`.
     ///
     /// # Errors
@@ -137,7 +205,7 @@ impl Client {
     /// # Errors
     /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may be in force all the same.
     pub async fn reload(&mut self, request: &ReloadRequest) -> Result<Reloaded, Error> {
-        self.post("/v1/config/reload", request, true).await
+        self.change("/v1/config/reload", request).await
     }
 
     /// `GET /v1/overrides`.
@@ -154,7 +222,8 @@ impl Client {
     /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may have ended all the same.
     pub async fn end_override(&mut self, gpu: &str) -> Result<OverrideEnded, Error> {
         let path = format!("/v1/overrides/{}", segment(gpu));
-        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), changes: true };
+        // Without a key: sent again, it would say that there was none.
+        let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -164,36 +233,90 @@ impl Client {
     /// # Errors
     /// See [`Kind`].
     pub async fn plan(&mut self, request: &PlanRequest) -> Result<Plans, Error> {
-        self.post("/v1/mig/plan", request, false).await
+        self.post("/v1/mig/plan", request, None).await
     }
 
     /// `POST /v1/mig/apply`: answers at once with the operation that was begun.
     ///
+    /// Sent under a key, and again while the agent may be about to come back: there is one operation.
+    ///
     /// # Errors
     /// See [`Kind`]. After [`Kind::Lost`] and [`Kind::TimedOut`] it may have begun all the same.
     pub async fn apply(&mut self, request: &ApplyRequest) -> Result<Operation, Error> {
-        self.post("/v1/mig/apply", request, true).await
+        self.change("/v1/mig/apply", request).await
     }
 
-    /// `GET /v1/operations`, page by page: all that the agent knows, oldest first.
+    /// `POST /v1/operations/{id}/cancel`: answers at once; the operation ends by itself.
+    ///
+    /// # Errors
+    /// See [`Kind`]; [`Code::Conflict`] when it has ended already.
+    pub async fn cancel(&mut self, id: &str) -> Result<Operation, Error> {
+        self.change(&format!("/v1/operations/{}/cancel", segment(id)), &()).await
+    }
+
+    /// `GET /v1/operations`: the last `most`, or the last before `before`; oldest first.
     ///
     /// # Errors
     /// See [`Kind`].
-    pub async fn operations(&mut self) -> Result<Vec<OperationSummary>, Error> {
-        let mut all: Vec<OperationSummary> = self.get(&format!("/v1/operations?limit={PAGE}")).await?;
-        let mut full = all.len() == PAGE;
-        while let Some(first) = all.first().filter(|_| full) {
-            let path = format!("/v1/operations?limit={PAGE}&before={}", segment(&first.id));
-            let mut page: Vec<OperationSummary> = match self.get(&path).await {
-                // Forgotten meanwhile, and so is what was before it.
-                Err(error) if error.code() == Code::NotFound => break,
-                page => page?,
-            };
-            full = page.len() == PAGE;
+    pub async fn last_operations(&mut self, most: usize, before: Option<&str>) -> Result<Vec<OperationSummary>, Error> {
+        let mut all: Vec<OperationSummary> = Vec::new();
+        let mut before = before.map(str::to_owned);
+        while all.len() < most {
+            let limit = PAGE.min(most - all.len());
+            let from = before.as_deref().map_or_else(String::new, |id| format!("&before={}", segment(id)));
+            let mut page: Vec<OperationSummary> = self.get(&format!("/v1/operations?limit={limit}{from}")).await?;
+            let full = page.len() == limit;
             page.append(&mut all);
             all = page;
+            before = all.first().map(|first| first.id.clone());
+            if !full {
+                break;
+            }
         }
         Ok(all)
+    }
+
+    /// `GET /v1/audit`: one page, oldest first.
+    ///
+    /// # Errors
+    /// See [`Kind`]; [`Code::Denied`] for those who are no administrators.
+    pub async fn audit(&mut self, query: &AuditQuery) -> Result<Vec<AuditRecord>, Error> {
+        let mut parameters = vec![format!("limit={}", query.limit)];
+        parameters.extend(query.after.map(|after| format!("after={after}")));
+        parameters.extend(query.object.as_ref().map(|object| format!("object={}", segment(object))));
+        parameters.extend(query.since.map(|since| format!("since={}", segment(&since.to_string()))));
+        self.get(&format!("/v1/audit?{}", parameters.join("&"))).await
+    }
+
+    /// `GET /v1/events`, over a connection of its own.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn events(&mut self, query: &EventQuery) -> Result<EventStream, Error> {
+        let path = query.path(true);
+        let question = Question::get(&path);
+        let response = self.wire.stream(&question, query.after.as_deref(), self.deadline).await?;
+        let (head, body) = response.into_parts();
+        if head.status.is_success() {
+            let socket = self.socket().path.display().to_string();
+            return Ok(EventStream::new(body, socket, query.after.clone()));
+        }
+        let body = match Limited::new(body, LARGEST_ERROR).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(_) => Bytes::new(),
+        };
+        let answer = Answer { status: head.status, body };
+        // An answer that is no success decodes to its error.
+        Err(self.decode::<serde_json::Value>(&question, &answer).await.err().unwrap_or_else(|| self.wire.not_http()))
+    }
+
+    /// `GET /v1/events?follow=false`: those that the agent still keeps.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn kept_events(&mut self, query: &EventQuery) -> Result<Vec<Told>, Error> {
+        let kept: Vec<serde_json::Value> = self.get(&query.path(false)).await?;
+        Ok(kept.into_iter().map(Told::of).collect())
     }
 
     /// `GET /v1/operations/{id}`.
@@ -233,17 +356,22 @@ impl Client {
         asking.await
     }
 
+    /// What changes something, under a key of its own.
+    async fn change<B: Serialize, T: DeserializeOwned>(&mut self, path: &str, body: &B) -> Result<T, Error> {
+        self.post(path, body, Some(uuid::Uuid::new_v4().to_string())).await
+    }
+
     async fn post<B: Serialize, T: DeserializeOwned>(
         &mut self,
         path: &str,
         body: &B,
-        changes: bool,
+        key: Option<String>,
     ) -> Result<T, Error> {
         let body = serde_json::to_vec(body).map_err(|e| {
             let error = ApiError::new(Code::Internal, "the request can't be written as JSON");
             Error::new(Kind::Connect, error.cause(e.to_string()))
         })?;
-        let question = Question { method: "POST", path, body: Bytes::from(body), changes };
+        let question = Question { method: "POST", path, body: Bytes::from(body), key };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }
@@ -308,7 +436,7 @@ fn api_error(body: &[u8]) -> Option<ApiError> {
 }
 
 /// Percent-encodes what may not stand in a path segment.
-fn segment(text: &str) -> String {
+pub(crate) fn segment(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte) {

@@ -10,12 +10,14 @@
 
 mod client;
 mod error;
+mod events;
 pub mod explain;
 mod socket;
 mod wire;
 
-pub use client::{Client, DEFAULT_DEADLINE};
+pub use client::{AuditQuery, Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};
+pub use events::{EventQuery, EventStream, Told};
 pub use socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 
 /// API version that this client speaks, as in `/v1/…` and `Version::api`.

@@ -3,14 +3,24 @@
 //! ```text
 //! idle ──request──► open ──answer──► open        reused for the next request
 //!                    │
-//!                    └──ended / deadline──► idle  what changes nothing is asked once more
+//!                    └──ended / deadline──► idle  what changes nothing is asked once more;
+//!                                                 what has a key, until the agent is back
 //! ```
+//!
+//! A change has a key of its own, under which the agent does it once however often it is asked. So
+//! one whose connection ended before its answer is sent again, and so is one that an agent refused
+//! because it stops: after an upgrade in between, the next agent answers what the first one began.
 
 use std::time::Duration;
 
 use gpush_api::{ApiError, Code};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header};
+use hyper::{
+    Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    client::conn::http1,
+    header::{self, HeaderValue},
+};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::Instant};
 
@@ -26,6 +36,12 @@ const LARGEST_ANSWER: usize = 64 << 20;
 /// Longest wait for `connect`, which blocks while the agent's backlog is full.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
+/// How long a change is sent again while nobody answers it: an agent that restarts is back by then.
+const AWAY: Duration = Duration::from_secs(5);
+
+/// Between two tries of it.
+const RETRY: Duration = Duration::from_millis(100);
+
 /// What is asked.
 #[derive(Debug, Clone)]
 pub(crate) struct Question<'a> {
@@ -35,13 +51,13 @@ pub(crate) struct Question<'a> {
     pub(crate) path: &'a str,
     /// JSON; empty for none.
     pub(crate) body: Bytes,
-    /// Whether the agent changes something for it: then it is never sent twice, and its loss leaves a doubt.
-    pub(crate) changes: bool,
+    /// Under which the agent does it once. What changes something has one; its loss leaves a doubt.
+    pub(crate) key: Option<String>,
 }
 
 impl<'a> Question<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, body: Bytes::new(), changes: false }
+        Self { method: "GET", path, body: Bytes::new(), key: None }
     }
 }
 
@@ -74,12 +90,70 @@ impl Wire {
     pub(crate) async fn ask(&mut self, question: &Question<'_>, deadline: Duration) -> Result<Answer, Error> {
         let until = Instant::now() + deadline;
         let reused = self.open.is_some();
-        match self.attempt(question, until, deadline).await {
+        let first = self.attempt(question, until, deadline).await;
+        if question.key.is_some() {
+            return self.until_answered(question, first, until, deadline).await;
+        }
+        match first {
             // An idle connection that the agent had closed meanwhile says nothing about the agent.
-            Err(error) if error.kind == Kind::Lost && reused && !question.changes => {
-                self.attempt(question, until, deadline).await
-            }
+            Err(error) if error.kind == Kind::Lost && reused => self.attempt(question, until, deadline).await,
             other => other,
+        }
+    }
+
+    /// Sends a change again, under its key, while an agent may be about to come back.
+    async fn until_answered(
+        &mut self,
+        question: &Question<'_>,
+        first: Result<Answer, Error>,
+        until: Instant,
+        deadline: Duration,
+    ) -> Result<Answer, Error> {
+        let give_up = until.min(Instant::now() + AWAY);
+        let mut last = first;
+        // Why it was sent again at first: the doubt that stays if nobody answers any more.
+        let mut doubt = None;
+        loop {
+            let again = match &last {
+                Ok(answer) => is_passing(answer),
+                Err(error) => error.kind == Kind::Lost || (error.kind == Kind::Connect && doubt.is_some()),
+            };
+            if !again || Instant::now() + RETRY >= give_up {
+                return match (last, doubt) {
+                    (Err(error), Some(doubt)) if error.kind == Kind::Connect => {
+                        Err(Error::map_cause(doubt, error.error.message))
+                    }
+                    (last, _) => last,
+                };
+            }
+            if let Err(error) = &last
+                && error.kind == Kind::Lost
+            {
+                doubt = Some(error.clone());
+            }
+            tokio::time::sleep(RETRY).await;
+            last = self.attempt(question, until, deadline).await;
+        }
+    }
+
+    /// Opens a connection of its own for an answer that has no end: its status and body.
+    pub(crate) async fn stream(
+        &self,
+        question: &Question<'_>,
+        after: Option<&str>,
+        deadline: Duration,
+    ) -> Result<Response<Incoming>, Error> {
+        let until = Instant::now() + deadline;
+        let mut sender = self.connect(until).await?;
+        let mut request = request(question)?;
+        request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
+        if let Some(after) = after.and_then(|after| HeaderValue::from_str(after).ok()) {
+            request.headers_mut().insert("last-event-id", after);
+        }
+        match tokio::time::timeout_at(until, sender.send_request(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(cause)) => Err(self.ended(&cause, question)),
+            Err(_) => Err(self.silent(question, deadline)),
         }
     }
 
@@ -88,19 +162,7 @@ impl Wire {
             Some(sender) => sender,
             None => self.connect(until).await?,
         };
-        let request = Request::builder()
-            .method(question.method)
-            .uri(question.path)
-            .header(header::HOST, "localhost")
-            .header(header::ACCEPT, "application/json")
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(question.body.clone()))
-            .map_err(|e| {
-                Error::new(
-                    Kind::Connect,
-                    ApiError::new(Code::Internal, "the request can't be put into HTTP").cause(e.to_string()),
-                )
-            })?;
+        let request = request(question)?;
         let exchange = async {
             let response = sender.send_request(request).await.map_err(|e| self.ended(&e, question))?;
             let status = response.status();
@@ -168,7 +230,7 @@ impl Wire {
         let at = self.socket.path.display();
         let text = format!("gpushd at {at} hung up before it answered {question}");
         let error = ApiError::new(Code::Unreachable, text);
-        let error = if question.changes {
+        let error = if question.key.is_some() {
             error.hint("it may have been done all the same: `gpushctl operation list`, `gpushctl status`")
         } else {
             error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable()
@@ -180,7 +242,7 @@ impl Wire {
         let (at, seconds) = (self.socket.path.display(), deadline.as_secs_f64());
         let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
         let error = ApiError::new(Code::TimedOut, text);
-        let error = error.hint(if question.changes {
+        let error = error.hint(if question.key.is_some() {
             "it may still be done: `gpushctl operation list`, `gpushctl status`"
         } else {
             "wait longer with --timeout SECONDS, or look why: `systemctl status gpushd`, `journalctl -u gpushd`"
@@ -202,6 +264,29 @@ impl Wire {
             self.socket.path.display()
         )
     }
+}
+
+fn request(question: &Question<'_>) -> Result<Request<Full<Bytes>>, Error> {
+    let mut request = Request::builder()
+        .method(question.method)
+        .uri(question.path)
+        .header(header::HOST, "localhost")
+        .header(header::ACCEPT, "application/json")
+        .header(header::CONTENT_TYPE, "application/json");
+    if let Some(key) = &question.key {
+        request = request.header("idempotency-key", key);
+    }
+    request.body(Full::new(question.body.clone())).map_err(|e| {
+        let error = ApiError::new(Code::Internal, "the request can't be put into HTTP");
+        Error::new(Kind::Connect, error.cause(e.to_string()))
+    })
+}
+
+/// Whether an agent has refused for a reason of its own that passes: it stops, or has too much to do.
+fn is_passing(answer: &Answer) -> bool {
+    answer.status == StatusCode::SERVICE_UNAVAILABLE
+        && serde_json::from_slice::<ApiError>(&answer.body)
+            .is_ok_and(|error| error.code == Code::Unavailable && error.retryable)
 }
 
 impl Error {

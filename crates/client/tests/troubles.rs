@@ -4,16 +4,17 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use gpush_api::{ApiError, ApplyRequest, Code, Version};
+use gpush_api::{Actor, ApiError, ApplyRequest, Code, Operation, OperationState, Version};
 use gpush_client::{Client, Error, Kind, Origin, Socket};
 use http_body_util::Full;
 use hyper::{Request, Response, body::Bytes, body::Incoming, service::service_fn};
@@ -120,13 +121,91 @@ async fn a_connection_closed_while_idle_is_opened_again_for_reads_only() {
         assert!(reader.gpus(false).await.unwrap().is_empty());
     }
     assert_eq!(connections.load(Ordering::SeqCst), 5);
+}
 
+/// An operation as an answer.
+fn operation() -> Vec<u8> {
+    let by = Actor { uid: 0, user: None, pid: None };
+    let operation = Operation {
+        id: "op-1".into(),
+        revision: 1,
+        kind: "mig.apply".into(),
+        state: OperationState::Running,
+        by,
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+        ended_at: None,
+        reason: None,
+        plans: Vec::new(),
+        progress: Vec::new(),
+        notes: Vec::new(),
+        error: None,
+    };
+    let body = serde_json::to_string(&operation).unwrap();
+    format!("HTTP/1.1 202 Accepted\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+fn refusal(retryable: bool) -> Vec<u8> {
+    let error = ApiError { retryable, ..ApiError::new(Code::Unavailable, "gpushd is stopping") };
+    let body = serde_json::to_string(&error).unwrap();
+    format!("HTTP/1.1 503 Busy\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+#[tokio::test]
+async fn a_change_is_sent_again_under_its_key_until_it_is_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let keys = Arc::new(Mutex::new(Vec::new()));
+    // Hangs up before it answers, refuses, hangs up in the middle of an answer, then answers.
+    let answers = [Vec::new(), refusal(true), operation()[..30].to_vec(), operation()];
+    let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
+    let connections = serve_raw(&path, {
+        let keys = Arc::clone(&keys);
+        move |mut stream| {
+            let (keys, answers) = (Arc::clone(&keys), Arc::clone(&answers));
+            async move {
+                let mut buffer = vec![0; 4096];
+                let length = stream.read(&mut buffer).await.unwrap();
+                let head = String::from_utf8_lossy(&buffer[..length]).into_owned();
+                let key = head.lines().find_map(|line| line.strip_prefix("idempotency-key: ")).map(str::to_owned);
+                keys.lock().unwrap().push(key.unwrap());
+                let answer = answers.lock().unwrap().pop_front().unwrap_or_else(operation);
+                let _ = stream.write_all(&answer).await;
+            }
+        }
+    });
     let mut writer = client(&path);
-    assert!(writer.gpus(false).await.unwrap().is_empty());
+    assert_eq!(writer.apply(&ApplyRequest::default()).await.unwrap().id, "op-1");
+    assert_eq!(connections.load(Ordering::SeqCst), 4);
+    assert_eq!(writer.cancel("op-1").await.unwrap().id, "op-1");
+    let keys = keys.lock().unwrap();
+    assert!(keys[..4].iter().all(|key| *key == keys[0]), "one request, one key: {keys:?}");
+    assert_ne!(keys[4], keys[0], "another request, another key");
+}
+
+#[tokio::test]
+async fn a_change_that_stays_in_doubt_says_so_and_a_refusal_for_good_is_final() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let connections = serve(&path, |_, _| {
+        let error = ApiError::new(Code::Unavailable, "the store is read-only");
+        (503, serde_json::to_string(&error).unwrap())
+    });
+    let error = client(&path).apply(&ApplyRequest::default()).await.unwrap_err();
+    assert_eq!((error.kind, connections.load(Ordering::SeqCst)), (Kind::Answer, 1), "{error:?}");
+
+    // Dies with the request in hand and does not come back.
+    let path = dir.path().join("gone");
+    let (listener, file) = (UnixListener::bind(&path).unwrap(), path.clone());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let _ = stream.read(&mut [0; 4096]).await;
+        std::fs::remove_file(file).unwrap();
+    });
+    let mut writer = client(&path).deadline(Duration::from_millis(600));
     let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
-    assert_eq!(error.kind, Kind::Lost, "a mutation is never sent twice: {error:?}");
-    assert_eq!(connections.load(Ordering::SeqCst), 6);
+    assert_eq!(error.kind, Kind::Lost, "{error:?}");
     assert!(hint(&error).contains("gpushctl operation list"), "{error:?}");
+    assert!(error.error.causes.last().unwrap().contains("there is no such socket"), "{error:?}");
 }
 
 #[tokio::test]

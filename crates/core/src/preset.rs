@@ -75,6 +75,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
             profiles: model.gi_profiles.iter().map(profile).collect(),
         }),
         processes: Vec::new(),
+        cordons: Vec::new(),
         processes_known: true,
         observed_at: Timestamp::UNIX_EPOCH,
         stale: false,

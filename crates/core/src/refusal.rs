@@ -163,7 +163,7 @@ fn instance(blocker: &Blocker) -> String {
 }
 
 /// `pid 4711 (alice, python train.py)`, as far as it is known.
-pub(crate) fn holder(process: &Process) -> String {
+pub fn holder(process: &Process) -> String {
     let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();
     match (process.pid, about.as_slice()) {
         (Some(pid), []) => format!("pid {pid}"),

@@ -57,8 +57,24 @@ pub struct Reading {
     /// Whether all process lists could be read. While it is false, what shows no process may be
     /// in use all the same; the warnings say why.
     pub processes_known: bool,
+    /// What the row remapper has done; `None` on parts, or with drivers, that don't tell.
+    #[serde(default)]
+    pub rows: Option<RemappedRows>,
     /// What could not be read, one sentence each; the rest stands.
     pub warnings: Vec<String>,
+}
+
+/// Rows of memory that the GPU replaced by spare ones after ECC errors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemappedRows {
+    /// For correctable errors.
+    pub correctable: u32,
+    /// For uncorrectable errors.
+    pub uncorrectable: u32,
+    /// A replacement waits for the next reset: until then the bad row is in use.
+    pub pending: bool,
+    /// A row could not be replaced: the part is to be looked at.
+    pub failed: bool,
 }
 
 /// What became of a MIG mode change.

@@ -56,6 +56,8 @@ pub struct AuditQuery {
     pub latest: bool,
     /// Only those about this object.
     pub object: Option<String>,
+    /// Only those made at this time or later, by the wall clock.
+    pub since: Option<Timestamp>,
 }
 
 impl Record for AuditRecord {
@@ -92,10 +94,13 @@ impl View<'_> {
     /// When the store can't be read.
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
-        let rest = format!("WHERE sequence > ?1 AND (?2 IS NULL OR object = ?2) ORDER BY sequence {order} LIMIT ?3");
+        let rest = format!(
+            "WHERE sequence > ?1 AND (?2 IS NULL OR object = ?2) AND at >= ?4 ORDER BY sequence {order} LIMIT ?3"
+        );
         let limit = if query.limit == 0 { -1 } else { i64::try_from(query.limit).unwrap_or(i64::MAX) };
         let after = i64::try_from(query.after).unwrap_or(i64::MAX);
-        let mut records = record::select(self.connection, &rest, (after, &query.object, limit), self.sealed)?;
+        let since = query.since.map_or(i64::MIN, Timestamp::as_millisecond);
+        let mut records = record::select(self.connection, &rest, (after, &query.object, limit, since), self.sealed)?;
         if query.latest {
             records.reverse();
         }

@@ -18,7 +18,7 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError},
     },
@@ -90,6 +90,14 @@ pub(crate) struct Counters {
     pub(crate) commits: AtomicU64,
     /// Writes in them.
     pub(crate) writes: AtomicU64,
+    /// Why writes are refused now, if they are.
+    pub(crate) trouble: Mutex<Option<StoreError>>,
+}
+
+impl Counters {
+    fn trouble(&self, trouble: Option<StoreError>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
 }
 
 /// What can be asked of the store.
@@ -200,12 +208,18 @@ impl Engine {
         }
         if !self.reserve.restore() {
             // What is left of the disk is for endings.
+            self.counters.trouble(Some(full.clone()));
             refuse(entries, |entry| entry.job.class() == Class::Ordinary, &full);
         }
         match self.attempt(entries, |entry| entry.outcome.is_ok(), now) {
-            Ok(()) => return,
+            Ok(()) => {
+                if self.reserve.standing() {
+                    self.counters.trouble(None);
+                }
+                return;
+            }
             Err(Failure::Broken(error)) => return refuse(entries, |entry| entry.outcome.is_ok(), &error),
-            Err(Failure::Full) => {}
+            Err(Failure::Full) => self.counters.trouble(Some(full.clone())),
         }
         refuse(entries, |entry| entry.job.class() == Class::Ordinary && entry.outcome.is_ok(), &full);
         if !entries.iter().any(|entry| entry.job.class() == Class::Ending) {
@@ -240,12 +254,13 @@ impl Engine {
         if let Err(Failure::Broken(error)) = &done {
             let cause = error.to_string();
             tracing::error!(cause, "the store failed");
-            self.condition = Condition::Refusing(match error {
+            let error = match error {
                 StoreError::Uncertain { file, cause } => {
                     StoreError::Broken { file: file.clone(), cause: cause.clone() }
                 }
                 other => self.files.locate(other.clone()),
-            });
+            };
+            self.refuse_from_now_on(error);
         }
         done
     }
@@ -313,6 +328,11 @@ impl Engine {
         Ok(())
     }
 
+    fn refuse_from_now_on(&mut self, error: StoreError) {
+        self.counters.trouble(Some(error.clone()));
+        self.condition = Condition::Refusing(error);
+    }
+
     fn sql(&self, sql: &str) -> Result<(), Failure> {
         let mut statement = self.connection.prepare_cached(sql).map_err(|error| failure(from_sqlite(&error)))?;
         statement.execute([]).map(|_| ()).map_err(|error| failure(from_sqlite(&error)))
@@ -346,10 +366,8 @@ impl Engine {
             tracing::warn!(%error, "the log can't be brought into the database");
             if error.sqlite_error_code() != Some(ErrorCode::DiskFull) {
                 // A later attempt might report success for pages that the kernel dropped.
-                self.condition = Condition::Refusing(StoreError::Broken {
-                    file: self.files.database.clone(),
-                    cause: error.to_string(),
-                });
+                let file = self.files.database.clone();
+                self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });
             }
         }
     }

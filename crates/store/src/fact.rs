@@ -1,9 +1,13 @@
 //! Single facts about the store and the host: schema, last boot, what was lost.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::{
     error::StoreError,
@@ -110,6 +114,7 @@ impl BootRecord {
 
 pub(crate) const LOST: &str = "lost";
 const BOOT: &str = "boot";
+const NOTICED: &str = "noticed";
 
 fn corrupt(fact: &str, error: &serde_json::Error) -> StoreError {
     StoreError::Corrupt { table: fact.to_owned(), what: error.to_string() }
@@ -128,6 +133,15 @@ impl View<'_> {
     pub fn last_boot(&self) -> Result<Option<BootRecord>, StoreError> {
         let Some(text) = self.fact(BOOT)? else { return Ok(None) };
         serde_json::from_str(&text).map(Some).map_err(|error| corrupt(BOOT, &error))
+    }
+
+    /// What was last noticed about each GPU, by UUID: see [`Tx::notice`].
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn noticed(&self) -> Result<BTreeMap<String, Value>, StoreError> {
+        let Some(text) = self.fact(NOTICED)? else { return Ok(BTreeMap::new()) };
+        serde_json::from_str(&text).map_err(|error| corrupt(NOTICED, &error))
     }
 
     /// What was lost and is not accepted yet.
@@ -149,6 +163,19 @@ impl Tx<'_> {
         self.next_sequence();
         let value = serde_json::to_string(boot).map_err(|error| StoreError::Internal(error.to_string()))?;
         record::put(self.connection, &Fact { name: BOOT.to_owned(), value })
+    }
+
+    /// Records what was noticed about a GPU, in place of what was before: a fault that lasts is
+    /// acted on once, and not again by each agent that finds it still there.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn notice(&mut self, uuid: &str, what: Value) -> Result<(), StoreError> {
+        let mut noticed = self.view().noticed()?;
+        noticed.insert(uuid.to_owned(), what);
+        self.next_sequence();
+        let value = serde_json::to_string(&noticed).map_err(|error| StoreError::Internal(error.to_string()))?;
+        record::put(self.connection, &Fact { name: NOTICED.to_owned(), value })
     }
 
     /// Goes on after a loss; what it was. `None` when nothing was lost.

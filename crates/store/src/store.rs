@@ -5,7 +5,7 @@ use std::{
     future::Future,
     path::{Path, PathBuf},
     pin::Pin,
-    sync::{Arc, atomic::Ordering, mpsc::Sender},
+    sync::{Arc, PoisonError, atomic::Ordering, mpsc::Sender},
     task::{Context, Poll},
     thread::JoinHandle,
 };
@@ -186,6 +186,12 @@ impl Store {
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.inner.instance
+    }
+
+    /// Why changes are refused now, if they are: the disk is full, the database is not what it was.
+    #[must_use]
+    pub fn trouble(&self) -> Option<StoreError> {
+        self.inner.counters.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Counts since it was opened.

@@ -1,7 +1,8 @@
-//! `gpushctl gpu list` and `gpu show`.
+//! `gpushctl gpu list` and `gpu show`; `cordon`, `drain` and `uncordon` are in `drain`.
 
 use gpush_client::Client;
 
+use super::drain;
 use crate::{
     args::{Gpu, Which},
     exit::Outcome,
@@ -27,6 +28,9 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             }
             out.show(&gpus, |look| gpus.iter().map(|gpu| show::gpu(gpu, look)).collect::<Vec<_>>().join("\n"))?;
         }
+        Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
+        Gpu::Drain { which, why, wait, quiet } => return drain::drain(client, which, why, *wait, *quiet, out).await,
+        Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,
     }
     Ok(0)
 }

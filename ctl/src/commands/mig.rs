@@ -5,7 +5,7 @@ use gpush_client::Client;
 use gpush_core::{layout, parted, quote::Quoted};
 
 use crate::{
-    args::{Global, Lasting, Mig, Offline, Wanted, Which},
+    args::{Global, Lasting, Mig, Offline, Wanted, Watched, Which},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
@@ -33,8 +33,8 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
         Mig::Apply { wanted, dry_run: true, .. } => {
             planned(global, &wanted, &Offline { offline: None, config: None }, out, show_plan)
         }
-        Mig::Apply { wanted, dry_run: false, quiet, wait, lasting } => {
-            super::ask(global, async |client| apply(client, &wanted, lasting, quiet, wait, out).await)
+        Mig::Apply { wanted, dry_run: false, watched, wait, lasting } => {
+            super::ask(global, async |client| apply(client, &wanted, lasting, wait, &watched, out).await)
         }
     }
 }
@@ -177,13 +177,13 @@ async fn apply(
     client: &mut Client,
     wanted: &Wanted,
     lasting: Lasting,
-    quiet: bool,
-    wait: Option<f64>,
+    wait_s: Option<u64>,
+    watched: &Watched,
     out: &Output,
 ) -> Outcome {
     let PlanRequest { gpus, layout } = Typed::of(wanted)?.ask(wanted, client).await?;
     let Lasting { once, reason, expires: expires_at } = lasting;
-    let request = ApplyRequest { gpus, layout, once, reason, expires_at, ..ApplyRequest::default() };
+    let request = ApplyRequest { gpus, layout, reason, wait_s, once, expires_at };
     // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     let one = client.apply(&request).await?;
@@ -191,5 +191,5 @@ async fn apply(
         let error = ApiError::new(Code::NotFound, "no GPU is meant: the config claims none for MIG");
         return Err(error.hint("name one with --gpu and a layout; the rules: `gpushctl config show`").into());
     }
-    super::operation::watch(client, one, &before, true, quiet, wait, out).await
+    super::operation::watch(client, one, &before, true, watched, out).await
 }

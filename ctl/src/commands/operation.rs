@@ -1,11 +1,11 @@
-//! `gpushctl operation list|show|wait`, and how an operation is watched.
+//! `gpushctl operation list|show|wait|cancel`, and how an operation is watched.
 
 use std::{
     io::IsTerminal,
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, Code, Gpu, Operation, OperationSummary};
+use gpush_api::{ApiError, Code, Gpu, Operation, OperationState, OperationSummary};
 use gpush_client::{Client, Kind};
 
 use crate::{
@@ -22,6 +22,9 @@ use crate::{
 /// How long one long poll waits at the agent.
 const POLL: Duration = Duration::from_secs(20);
 
+/// The id before which there is none.
+const FIRST: &str = "op-1";
+
 /// Between two tries to reach an agent that went away.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -30,20 +33,25 @@ const AWAY: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
     match command {
-        args::Operation::List => {
-            let all = client.operations().await?;
-            if all.is_empty() && !out.json {
-                out.text("No operation since the agent started.\n")?;
+        args::Operation::List { number, before } => {
+            let page = client.last_operations(*number, before.as_deref()).await?;
+            if page.is_empty() && !out.json {
+                out.text(if before.is_some() { "No operation before that.\n" } else { "No operation on record.\n" })?;
                 return Ok(0);
             }
-            out.show(&all, |look| table::operations(&all, look))?;
+            out.show(&page, |look| table::operations(&page, look))?;
+            if page.len() == *number
+                && let Some(first) = page.first().filter(|first| first.id != FIRST)
+            {
+                out.remark(&format!("those before: gpushctl operation list --before {}\n", first.id));
+            }
             Ok(0)
         }
         args::Operation::Show { id } => {
             let one = match id {
                 Some(id) => client.operation(id).await?,
                 None => {
-                    let id = last(client.operations().await?)?;
+                    let id = last(client.last_operations(1, None).await?)?;
                     client.operation(&id).await?
                 }
             };
@@ -51,26 +59,47 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
             out.show(&one, |look| operation::operation(&one, &[], &gpus, false, look))?;
             Ok(0)
         }
-        args::Operation::Wait { id, quiet, wait } => {
+        args::Operation::Wait { id, watched } => {
             let one = client.operation(id).await?;
             let just = !one.state.is_final();
-            watch(client, one, &[], just, *quiet, *wait, out).await
+            watch(client, one, &[], just, watched, out).await
+        }
+        args::Operation::Cancel { id, watched } => {
+            let one = client.cancel(id).await?;
+            watch_until(client, one, &[], true, watched, out, taken_back).await
         }
     }
 }
 
+/// The exit status of an operation that was to be taken back.
+fn taken_back(one: &Operation) -> u8 {
+    match one.state {
+        OperationState::RolledBack => 0,
+        OperationState::Done => Code::Conflict.exit_status(),
+        OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Failed => result(one),
+    }
+}
+
+/// The exit status of an operation that was to be done.
+fn result(one: &Operation) -> u8 {
+    operation::error(one).filter(|_| !succeeded(one)).map_or(0, |error| error.code.exit_status())
+}
+
 fn last(all: Vec<OperationSummary>) -> Result<String, Failure> {
-    all.into_iter().max_by_key(|op| op.created_at).map(|op| op.id).ok_or_else(|| {
-        ApiError::new(Code::NotFound, "no operation since the agent started")
-            .hint("`gpushctl status` shows the GPUs")
-            .into()
+    all.into_iter().next_back().map(|op| op.id).ok_or_else(|| {
+        ApiError::new(Code::NotFound, "no operation is on record").hint("`gpushctl status` shows the GPUs").into()
     })
 }
 
 /// How watching ended.
 enum Watched {
     Ended,
-    /// `--wait` is over.
+    /// `--watch` is over, or nobody wanted to watch.
     TooLong,
     /// Ctrl-C.
     Interrupted,
@@ -80,12 +109,24 @@ enum Watched {
 /// that it is being carried out, or was just now: the GPUs are then as it left them.
 pub(super) async fn watch(
     client: &mut Client,
+    one: Operation,
+    before: &[Gpu],
+    just: bool,
+    watched: &args::Watched,
+    out: &Output,
+) -> Outcome {
+    watch_until(client, one, before, just, watched, out, result).await
+}
+
+/// The same; `status` is the exit status of how it ended.
+async fn watch_until(
+    client: &mut Client,
     mut one: Operation,
     before: &[Gpu],
     just: bool,
-    quiet: bool,
-    wait: Option<f64>,
+    &args::Watched { quiet, watch, no_watch }: &args::Watched,
     out: &Output,
+    status: fn(&Operation) -> u8,
 ) -> Outcome {
     let style = if quiet || out.json {
         Style::Quiet
@@ -95,22 +136,23 @@ pub(super) async fn watch(
         Style::Lines
     };
     let mut progress = Progress::new(style, &one, &out.look);
-    let watched = follow(client, &mut one, &mut progress, wait, out).await;
+    let limit = if no_watch { Some(Duration::ZERO) } else { watch.map(Duration::from_secs_f64) };
+    let watched = follow(client, &mut one, &mut progress, limit, out).await;
     progress.end();
     match watched? {
         Watched::Ended => {
             let after = client.gpus(false).await.unwrap_or_default();
             out.show(&one, |look| operation::operation(&one, before, &after, just, look))?;
-            Ok(operation::error(&one).filter(|_| !succeeded(&one)).map_or(0, |error| error.code.exit_status()))
+            Ok(status(&one))
         }
         Watched::TooLong => {
             if out.json {
                 out.document(&one)?;
             } else {
-                out.remark(&goes_on(&one, wait.filter(|seconds| *seconds > 0.0)));
+                out.remark(&goes_on(&one, watch));
             }
-            // Not to have waited at all was asked for; to have waited in vain was not.
-            Ok(if wait == Some(0.0) { 0 } else { Code::TimedOut.exit_status() })
+            // Not to have watched at all was asked for; to have watched in vain was not.
+            Ok(if no_watch { 0 } else { Code::TimedOut.exit_status() })
         }
         Watched::Interrupted => {
             out.remark(&goes_on(&one, None));
@@ -121,14 +163,14 @@ pub(super) async fn watch(
 
 fn succeeded(one: &Operation) -> bool {
     match one.state {
-        gpush_api::OperationState::Done => true,
-        gpush_api::OperationState::Queued
-        | gpush_api::OperationState::Waiting
-        | gpush_api::OperationState::Running
-        | gpush_api::OperationState::Cancelling
-        | gpush_api::OperationState::Interrupted
-        | gpush_api::OperationState::RolledBack
-        | gpush_api::OperationState::Failed => false,
+        OperationState::Done => true,
+        OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::RolledBack
+        | OperationState::Failed => false,
     }
 }
 
@@ -144,11 +186,12 @@ async fn follow(
     client: &mut Client,
     one: &mut Operation,
     progress: &mut Progress,
-    wait: Option<f64>,
+    limit: Option<Duration>,
     out: &Output,
 ) -> Result<Watched, Failure> {
     // Without a limit this sleeps for longer than any operation lasts.
-    let limit = tokio::time::sleep(Duration::from_secs_f64(wait.unwrap_or(30.0 * 86_400.0)));
+    let unwatched = limit == Some(Duration::ZERO);
+    let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(limit, interrupt);
     let (mut away, mut told_away): (Option<Instant>, bool) = (None, false);
@@ -157,7 +200,7 @@ async fn follow(
         if one.state.is_final() {
             return Ok(Watched::Ended);
         }
-        if wait == Some(0.0) {
+        if unwatched {
             return Ok(Watched::TooLong);
         }
         let asked = {
@@ -178,10 +221,12 @@ async fn follow(
             }
         };
         match asked {
-            // An agent that was started anew may have given the id to something else.
+            // Another state directory has given the id to something else.
             Ok(other) if !same(one, &other) => {
-                let cause =
-                    format!("gpushd was started anew, and its {} is another operation ({})", other.id, other.kind);
+                let cause = format!(
+                    "gpushd was started on another state directory, and its {} is another operation ({})",
+                    other.id, other.kind
+                );
                 return Err(lost_sight(one, cause).into());
             }
             Ok(newer) => {
@@ -208,9 +253,11 @@ async fn follow(
     }
 }
 
-/// Whether two answers are about one operation: the id alone is unique only within one life of the agent.
+/// Whether two answers are about one operation: the id alone is unique only within one state directory.
 fn same(one: &Operation, other: &Operation) -> bool {
-    one.id == other.id && one.kind == other.kind && one.created_at == other.created_at
+    let created = |one: &Operation| one.created_at.as_millisecond();
+    // On record it is so to the millisecond.
+    one.id == other.id && one.kind == other.kind && created(one) == created(other)
 }
 
 /// The agent went away while the operation ran, or came back without it.

@@ -88,6 +88,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         reasons: Vec::new(),
         mig,
         processes: Vec::new(),
+        cordons: Vec::new(),
         processes_known: true,
         observed_at: Timestamp::from_second(READ_AT).unwrap(),
         stale: false,
@@ -215,6 +216,7 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
         version: Version { agent: "0.1.0".into(), api: "v1".into(), driver: Some(driver) },
         health: Health {
             status: HealthStatus::Ok,
+            maintenance: None,
             causes: Vec::new(),
             simulated,
             gpus: u32::try_from(gpus.len()).unwrap(),

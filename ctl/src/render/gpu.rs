@@ -82,7 +82,10 @@ pub(crate) fn mode(mode: Mode) -> &'static str {
 pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
     match state {
         GpuState::Ready => ("ready", PLAIN),
+        GpuState::Cordoned => ("cordoned", NOTE),
         GpuState::Changing => ("changing", NOTE),
+        GpuState::Held => ("held", BAD),
+        GpuState::Maintenance => ("maintenance", NOTE),
         GpuState::Degraded => ("degraded", BAD),
         GpuState::Unknown => ("unknown", BAD),
         GpuState::Lost => ("lost", BAD),
@@ -259,7 +262,16 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         note(style, "", &format!("{word}: {}", unexplained(gpu.state)));
     }
     for reason in &gpu.reasons {
-        note(style, "", &format!("{word}: {reason}"));
+        let said = reason.starts_with(word);
+        note(style, "", &if said { reason.clone() } else { format!("{word}: {reason}") });
+    }
+    // Beside another state they are not among its reasons.
+    for cordon in gpu.cordons.iter().filter(|_| gpu.state != GpuState::Cordoned) {
+        let by = cordon
+            .by
+            .as_ref()
+            .map_or_else(|| "gpushd".to_owned(), |by| by.user.clone().unwrap_or_else(|| format!("uid {}", by.uid)));
+        note(NOTE, "", &format!("cordoned by {by}: {}", cordon.reason));
     }
     match &gpu.mig {
         Some(Mig { enabled: false, pending: true, .. }) => note(NOTE, "", "MIG mode comes on with the next GPU reset"),
@@ -281,7 +293,17 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     // older than that is worth a word.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
     if gpu.stale && age >= OLD {
-        note(NOTE, "", &format!("old reading, {}: the driver has not answered since", look.ago(gpu.observed_at)));
+        let since = match gpu.state {
+            GpuState::Maintenance => "nobody has looked since",
+            GpuState::Ready
+            | GpuState::Cordoned
+            | GpuState::Degraded
+            | GpuState::Changing
+            | GpuState::Held
+            | GpuState::Unknown
+            | GpuState::Lost => "the driver has not answered since",
+        };
+        note(NOTE, "", &format!("old reading, {}: {since}", look.ago(gpu.observed_at)));
     }
     notes
 }
@@ -289,6 +311,9 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
 fn unexplained(state: GpuState) -> &'static str {
     match state {
         GpuState::Ready => "",
+        GpuState::Cordoned => "it takes no new work (gpushctl gpu uncordon)",
+        GpuState::Held => "what was promised about it was lost (gpushctl recover)",
+        GpuState::Maintenance => "gpushd has no handle of it open (gpushctl maintenance leave)",
         GpuState::Changing => "an operation is at work on it (gpushctl operation list)",
         GpuState::Degraded => "a change failed and could not be taken back",
         GpuState::Unknown => "the driver has not answered about it",

@@ -116,6 +116,11 @@ impl Look {
         lines.map(|(i, l)| if i == 0 { format!("{first}{l}") } else { format!("{}{l}", " ".repeat(indent)) }).collect()
     }
 
+    /// Date and time of day where the reader is, to the second.
+    pub(crate) fn clock(&self, then: Timestamp) -> String {
+        then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
+    }
+
     /// How long ago, coarsely: `40 s ago`.
     pub(crate) fn ago(&self, then: Timestamp) -> String {
         let seconds = self.now.as_second().saturating_sub(then.as_second()).max(0);

@@ -56,6 +56,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         look.clean(&operation.kind),
         look.ago(operation.created_at)
     )];
+    if let Some(reason) = &operation.reason {
+        out.extend(look.wrap("", &format!("reason: {}", look.clean(reason))).iter().map(|line| paint(QUIET, line)));
+    }
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
         let (was, gpu) = (of(before), of(now));

@@ -533,7 +533,16 @@ fn errors_for_people() {
 
 #[test]
 fn every_state_has_its_word() {
-    let states = [GpuState::Ready, GpuState::Changing, GpuState::Degraded, GpuState::Unknown, GpuState::Lost];
+    let states = [
+        GpuState::Ready,
+        GpuState::Cordoned,
+        GpuState::Degraded,
+        GpuState::Changing,
+        GpuState::Held,
+        GpuState::Unknown,
+        GpuState::Lost,
+        GpuState::Maintenance,
+    ];
     let look = fixtures::look(80, UTF8);
     for state in states {
         let mut one = fixtures::mixed().swap_remove(3);

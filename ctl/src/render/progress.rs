@@ -25,6 +25,10 @@ pub(crate) struct Progress {
     shown: Shown,
     /// Of each GPU: steps told, and whether its rollback was told.
     told: Vec<(u32, bool)>,
+    /// Notes told.
+    noted: usize,
+    /// Steps of each GPU that are shown: one that waited is planned anew when it begins.
+    steps: Vec<u32>,
 }
 
 enum Shown {
@@ -40,16 +44,31 @@ impl Progress {
             Style::Lines => Shown::Lines(Box::new(anstream::stderr())),
             Style::Quiet => Shown::Quiet,
         };
-        Self { shown, told: vec![(0, false); operation.plans.len()] }
+        Self { shown, told: vec![(0, false); operation.plans.len()], noted: 0, steps: steps(operation) }
     }
 
     #[cfg(test)]
     fn to(out: Box<dyn Write>, operation: &Operation) -> Self {
-        Self { shown: Shown::Lines(out), told: vec![(0, false); operation.plans.len()] }
+        let told = vec![(0, false); operation.plans.len()];
+        Self { shown: Shown::Lines(out), told, noted: 0, steps: steps(operation) }
     }
 
     /// Shows what is new since the last call.
     pub(crate) fn update(&mut self, operation: &Operation, look: &Look) {
+        let steps = steps(operation);
+        if steps != self.steps {
+            if let Shown::Bars(all, _) = &self.shown {
+                let _ = all.clear();
+                self.shown = bars(operation, look);
+            }
+            self.told = vec![(0, false); operation.plans.len()];
+            self.steps = steps;
+        }
+        for note in operation.notes.iter().skip(self.noted) {
+            let note = look.clean(note);
+            self.say(&note);
+        }
+        self.noted = operation.notes.len().max(self.noted);
         let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
         for (at, (plan, told)) in gpus {
             let Some(now) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { continue };
@@ -99,6 +118,10 @@ impl Progress {
             let _ = all.clear();
         }
     }
+}
+
+fn steps(operation: &Operation) -> Vec<u32> {
+    operation.progress.iter().map(|gpu| gpu.total).collect()
 }
 
 fn doing(now: &StepState) -> String {
@@ -194,6 +217,31 @@ mod tests {
         GPU 0  2/6  - GPU instance 2g.20gb@4 (GI 3)
         GPU 0  3/6  + GPU instance 1g.10gb@4
         GPU 0  taking back 3 steps: the driver refused 1g.10gb@6
+        ");
+    }
+
+    #[test]
+    fn notes_are_told_once_and_a_plan_that_was_made_anew_is_told_as_it_is() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let sink = Sink::default();
+        let begun = fixtures::operation(OperationState::Running);
+        // While it waits it has no steps.
+        let mut waiting = Operation { state: OperationState::Waiting, ..begun.clone() };
+        waiting.plans[0].steps.clear();
+        waiting.progress[0].total = 0;
+        let mut progress = Progress::to(Box::new(sink.clone()), &waiting);
+        progress.update(&waiting, &look);
+        waiting.notes.push("waits: GPU 0 is in use; alice\u{1b}[2J 4711".into());
+        progress.update(&waiting, &look);
+        progress.update(&waiting, &look);
+        let mut running = Operation { notes: waiting.notes.clone(), ..begun };
+        running.progress[0].done = 1;
+        progress.update(&running, &look);
+        progress.end();
+        let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
+        insta::assert_snapshot!(text, @r"
+        waits: GPU 0 is in use; alice?[2J 4711
+        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
         ");
     }
 

@@ -41,6 +41,7 @@ fn header(status: &Status, look: &Look) -> Vec<String> {
             words.push((QUIET, format!("driver {}", look.clean(&driver.version))));
             words.push((QUIET, format!("CUDA {}", look.clean(&driver.cuda))));
         }
+        None if status.health.maintenance.is_some() => words.push((NOTE, "in maintenance".to_owned())),
         None => words.push((BAD, "no driver".to_owned())),
     }
     let left = words.iter().map(|(_, text)| width(text)).sum::<usize>() + 2 * (words.len() - 1);

@@ -33,7 +33,7 @@ fn version() -> Version {
 
 fn health(causes: Vec<ApiError>) -> Health {
     let status = if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
-    Health { status, causes, simulated: true, gpus: 2, layouts_at_start: None, pid: 812 }
+    Health { status, causes, simulated: true, gpus: 2, maintenance: None, layouts_at_start: None, pid: 812 }
 }
 
 /// Two A100; the first has what `made` says: (id, profile, start, size).
@@ -315,15 +315,15 @@ fn an_apply_that_is_rolled_back() {
 }
 
 #[test]
-fn not_waiting_and_waiting_in_vain() {
+fn not_watching_and_watching_in_vain() {
     let host = Host::new();
     agent(&host, usize::MAX, |request, _| match request.path.as_str() {
         "/v1/mig/apply" | "/v1/operations/op-1" => Answer::ok(&operation(1, OperationState::Running, 0)),
         _ => Answer::Silence,
     });
-    let mut text = host.run(&["mig", "apply", "--wait", "0"]);
-    text += &host.run(&["mig", "apply", "--wait", "0.05", "--quiet"]);
-    text += &host.run(&["operation", "wait", "op-1", "--wait", "0.05"]);
+    let mut text = host.run(&["mig", "apply", "--no-watch"]);
+    text += &host.run(&["mig", "apply", "--watch", "0.05", "--quiet"]);
+    text += &host.run(&["operation", "wait", "op-1", "--watch", "0.05"]);
     assert_snapshot!(text);
 }
 

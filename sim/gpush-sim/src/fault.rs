@@ -64,6 +64,9 @@ pub(crate) struct Add {
     /// Kill the caller before or after the call takes effect
     #[arg(long, value_enum)]
     kill: Option<When>,
+    /// Kill its parent first: an agent together with its worker
+    #[arg(long, requires = "kill")]
+    parent: bool,
     /// lose: the GPU falls off the bus; leak: the caller keeps a handle; stale: the caller sees
     /// the instances as at its nvmlInit
     #[arg(long, value_enum)]
@@ -104,6 +107,7 @@ impl Add {
                 When::Before => Kill::Before,
                 When::After => Kill::After,
             }),
+            parent: self.parent,
             mutate: self.mutate.map(|what| match what {
                 What::Lose => Mutation::Lose,
                 What::Leak => Mutation::Leak,

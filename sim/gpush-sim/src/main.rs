@@ -103,6 +103,20 @@ enum Command {
         #[arg(long, requires = "gi")]
         ci: Option<u32>,
     },
+    /// Report a memory error that the row remapper takes care of with the next reset
+    Remap {
+        /// Directory of the host
+        dir: PathBuf,
+        /// Index of the GPU
+        #[arg(long)]
+        gpu: u32,
+        /// The error was not correctable
+        #[arg(long)]
+        uncorrectable: bool,
+        /// No spare row is left
+        #[arg(long)]
+        fail: bool,
+    },
     /// Boot a simulated host again
     Reboot {
         /// Directory of the host
@@ -189,6 +203,13 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
             host.update(|machine| machine.xid(gpu, xid, gi, ci)).map_err(|rc| {
                 anyhow::anyhow!("GPU {gpu} has no such instance: {rc}; see `gpush-sim show {}`", dir.display())
             })?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Remap { dir, gpu, uncorrectable, fail } => {
+            let host = Host::open(&dir)?;
+            process::known_gpu(&host, gpu)?;
+            host.update(|machine| machine.remap_row(gpu, uncorrectable, !fail))
+                .map_err(|rc| anyhow::anyhow!("GPU {gpu} has no row to remap: {rc}"))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Reboot { dir } => {

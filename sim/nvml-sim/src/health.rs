@@ -73,6 +73,22 @@ exports! {
         count.put(0)
     }
 
+    /// Rows of memory that are replaced by spare ones, for either kind of error; whether some are so
+    /// with the next reset, and whether the spare ones did not do.
+    fn nvmlDeviceGetRemappedRows(
+        device: Opaque,
+        correctable: Ptr<u32>,
+        uncorrectable: Ptr<u32>,
+        pending: Ptr<u32>,
+        failed: Ptr<u32>
+    ) |call| {
+        let rows = call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.rows))?;
+        correctable.put(rows.correctable)?;
+        uncorrectable.put(rows.uncorrectable)?;
+        pending.put(rows.pending.into())?;
+        failed.put(rows.failed.into())
+    }
+
     /// Whether the GPU is a guest's: 0, bare metal.
     fn nvmlDeviceGetVirtualizationMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |_, _| Ok(0))?)

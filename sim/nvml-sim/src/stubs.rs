@@ -46,7 +46,7 @@ stubs! {
     nvmlDeviceGetOfaUtilization nvmlDeviceGetP2PStatus nvmlDeviceGetPcieLinkMaxSpeed nvmlDeviceGetPcieReplayCounter
     nvmlDeviceGetPcieSpeed nvmlDeviceGetPgpuMetadataString nvmlDeviceGetPowerManagementDefaultLimit
     nvmlDeviceGetPowerManagementLimitConstraints nvmlDeviceGetPowerManagementMode nvmlDeviceGetPowerSource
-    nvmlDeviceGetPowerState nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetRemappedRows
+    nvmlDeviceGetPowerState nvmlDeviceGetProcessesUtilizationInfo
     nvmlDeviceGetRetiredPages nvmlDeviceGetRetiredPagesPendingStatus nvmlDeviceGetRetiredPages_v2
     nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetRunningProcessDetailList nvmlDeviceGetSamples
     nvmlDeviceGetSramEccErrorStatus nvmlDeviceGetSupportedClocksEventReasons

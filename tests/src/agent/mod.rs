@@ -185,6 +185,35 @@ impl Agent {
         answer
     }
 
+    /// As [`Agent::raw`], of an agent that may die: `None` when there is no connection to be had.
+    #[must_use]
+    pub fn try_raw(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let stream = UnixStream::connect(&self.socket).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        Some(Self::exchange(stream, bytes))
+    }
+
+    /// Follows an operation to its end, of an agent that may die on the way: `None` when it has.
+    ///
+    /// # Panics
+    /// When neither ends.
+    pub fn outlives(&mut self, id: &str) -> Option<Operation> {
+        let until = Instant::now() + PATIENCE;
+        let request =
+            format!("GET /v1/operations/{id}?after=0&wait_ms=50 HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n");
+        loop {
+            let answer = self.try_raw(request.as_bytes()).and_then(|answer| parse(&answer));
+            let operation = answer.and_then(|answer| serde_json::from_value::<Operation>(answer.json()).ok());
+            if let Some(operation) = operation.filter(|operation| operation.state.is_final()) {
+                return Some(operation);
+            }
+            if let Ok(Some(_)) = self.child.try_wait() {
+                return None;
+            }
+            assert!(Instant::now() < until, "neither {id} nor gpushd ends:\n{}", self.log());
+        }
+    }
+
     /// A connection to it.
     ///
     /// # Panics

@@ -28,6 +28,8 @@ impl Config {
             }
         }
         let _ = writeln!(out, "\n[access]\nadmin_groups = {}", list(&self.access.admin_groups));
+        let xids: Vec<String> = self.health.cordon_xids.iter().map(u32::to_string).collect();
+        let _ = writeln!(out, "\n[health]\ncordon_xids = [{}]\npoll_s = {}", xids.join(", "), self.health.poll_s);
         if !self.layouts.is_empty() {
             let _ = writeln!(out, "\n[layouts]");
             for (name, layout) in &self.layouts {

@@ -44,6 +44,8 @@ pub struct Config {
     pub api: Api,
     /// `[access]`
     pub access: Access,
+    /// `[health]`
+    pub health: Health,
     /// `[layouts]`, without the reserved `none`.
     pub layouts: BTreeMap<String, Layout>,
     /// `[[gpu]]` rules in order: the first that matches a GPU claims it.
@@ -133,6 +135,29 @@ impl Default for Api {
 pub struct Access {
     /// Groups whose members may.
     pub admin_groups: Vec<String>,
+}
+
+/// `[health]`: which faults keep new work off a GPU, and how often they are looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Health {
+    /// Xid errors that cordon the GPU that reports them, in order.
+    pub cordon_xids: Vec<u32>,
+    /// Seconds between two looks at GPUs that nobody asks about; 0 for none.
+    pub poll_s: u32,
+}
+
+/// Xid errors after which NVIDIA's own guidance is to drain the GPU and reset it, or to replace it:
+/// the GPU stopped (46), an uncorrectable memory error (48), its microcontroller halted (62), a bad
+/// row could not be recorded (64), NVLink (74), off the bus (79), an uncontained memory error (95),
+/// its firmware processor (119, 120), unrecovered memory errors (140). Those of applications (13, 31,
+/// 43, 45, 68, 109) are not among them, nor is a contained memory error (94), of which only the
+/// program dies that met it: a row that waits for its replacement is seen by itself.
+pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { cordon_xids: CORDON_XIDS.to_vec(), poll_s: 60 }
+    }
 }
 
 /// A `[[gpu]]` rule.

@@ -8,10 +8,10 @@ use toml::{
 };
 
 use super::{
-    Access, Api, Config, Driver, Log, LogLevel, MOST_BYTES,
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES,
     reader::{Reader, Text, Value, get},
     rules,
-    schema::{ACCESS, API, DRIVER, LAYOUTS, LOG, RULE, TOP},
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LOG, RULE, TOP},
 };
 use crate::{
     diagnostic::{Document, FileErrors as ConfigErrors, Problem},
@@ -139,7 +139,7 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, LAYOUTS, RULE].map(|section| section.table());
+    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, LAYOUTS, RULE].map(|section| section.table());
     reader.strangers(top, TOP, &tables);
     let mut config = Config::default();
     if let Some(flag) = reader.flag(top, "auto_reconcile") {
@@ -160,6 +160,10 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     if let Some(table) = reader.table(top, ACCESS) {
         reader.strangers(table, ACCESS, &[]);
         config.access = access(reader, table);
+    }
+    if let Some(table) = reader.table(top, HEALTH) {
+        reader.strangers(table, HEALTH, &[]);
+        config.health = health(reader, table);
     }
     // A layout that is wrong keeps its name: a rule that names it is not wrong too.
     let mut names = Vec::new();
@@ -280,6 +284,19 @@ fn access(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Access {
         }
     }
     Access { admin_groups: seen.into_iter().map(|(group, _)| group).collect() }
+}
+
+fn health(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Health {
+    let default = Health::default();
+    let cordon_xids = reader.numbers(table, "cordon_xids", 1..=9999, "[79, 95]").map(|mut xids| {
+        xids.sort_unstable();
+        xids.dedup();
+        xids
+    });
+    Health {
+        cordon_xids: cordon_xids.unwrap_or(default.cordon_xids),
+        poll_s: reader.number(table, "poll_s", 0..=86_400, default.poll_s),
+    }
 }
 
 fn group(reader: &mut Reader<'_>, text: Text) -> Option<String> {

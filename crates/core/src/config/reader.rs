@@ -137,19 +137,55 @@ impl<'t> Reader<'t> {
     /// A whole number within bounds; the default is the example where it is something else.
     pub(super) fn number(&mut self, table: &DeTable<'_>, key: &str, bounds: RangeInclusive<u32>, default: u32) -> u32 {
         let Some(value) = get(table, key) else { return default };
-        let DeValue::Integer(integer) = value.get_ref() else {
+        if !matches!(value.get_ref(), DeValue::Integer(_)) {
             self.expected(key, value, "a whole number", &default.to_string());
             return default;
+        }
+        self.bounded(key, value, &bounds).unwrap_or(default)
+    }
+
+    /// A list of whole numbers within bounds.
+    pub(super) fn numbers(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        bounds: RangeInclusive<u32>,
+        example: &str,
+    ) -> Option<Vec<u32>> {
+        let value = get(table, key)?;
+        let what = "a list of whole numbers";
+        let DeValue::Array(items) = value.get_ref() else {
+            self.expected(key, value, what, example);
+            return None;
         };
+        let mut numbers = Vec::new();
+        for item in items {
+            if matches!(item.get_ref(), DeValue::Integer(_)) {
+                numbers.extend(self.bounded(key, item, &bounds));
+            } else {
+                let found = kind(item.get_ref());
+                self.report(Problem::new(
+                    self.clip(item.span()),
+                    format!("`{key}` takes {what}, and this is {found}"),
+                    format!("write {key} = {example}"),
+                ));
+            }
+        }
+        (numbers.len() == items.len()).then_some(numbers)
+    }
+
+    /// An integer within bounds; one outside of them is reported.
+    fn bounded(&mut self, key: &str, value: Value<'_, '_>, bounds: &RangeInclusive<u32>) -> Option<u32> {
+        let DeValue::Integer(integer) = value.get_ref() else { return None };
         match i64::from_str_radix(integer.as_str(), integer.radix()).ok().and_then(|n| u32::try_from(n).ok()) {
-            Some(number) if bounds.contains(&number) => number,
+            Some(number) if bounds.contains(&number) => Some(number),
             Some(_) | None => {
                 self.report(Problem::new(
                     value.span(),
                     format!("`{key}` can't be {}", shortened(integer.as_str())),
                     format!("write a number from {} to {}", bounds.start(), bounds.end()),
                 ));
-                default
+                None
             }
         }
     }

@@ -20,13 +20,15 @@ pub const DRIVER: Section = Section { header: "[driver]", keys: &["library", "st
 pub const API: Section = Section { header: "[api]", keys: &["socket_group", "socket_mode", "admin_socket"] };
 /// `[access]`
 pub const ACCESS: Section = Section { header: "[access]", keys: &["admin_groups"] };
+/// `[health]`
+pub const HEALTH: Section = Section { header: "[health]", keys: &["cordon_xids", "poll_s"] };
 /// `[layouts]`: its keys are names that the administrator gives.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[[gpu]]`
 pub const RULE: Section = Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout"] };
 
 /// All sections, in the order of the file.
-pub const SECTIONS: &[Section] = &[TOP, LOG, DRIVER, API, ACCESS, LAYOUTS, RULE];
+pub const SECTIONS: &[Section] = &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, LAYOUTS, RULE];
 
 impl Section {
     /// Name of the table: `gpu` of `[[gpu]]`.

@@ -21,7 +21,12 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
         Mode::Exclusive | Mode::Mps | Mode::Timeslice => whole(wish.mode, gpu),
         Mode::Mig => match (&gpu.mig, &wish.layout) {
             (None, _) => match gpu.state {
-                GpuState::Ready | GpuState::Changing | GpuState::Degraded => {
+                GpuState::Ready
+                | GpuState::Cordoned
+                | GpuState::Degraded
+                | GpuState::Changing
+                | GpuState::Held
+                | GpuState::Maintenance => {
                     vec![format!("{} has no MIG, the config wants mode mig", gpu.name)]
                 }
                 // It could not be read: what it has is not known.

@@ -171,12 +171,27 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
     };
     match gpu.state {
         GpuState::Ready | GpuState::Changing => Ok(()),
-        // Naming it is how an administrator brings it back.
-        GpuState::Degraded if named => Ok(()),
+        // Naming it is how an administrator brings it back, and says to know of the cordon.
+        GpuState::Degraded | GpuState::Cordoned if named => Ok(()),
+        GpuState::Cordoned => refuse(
+            Code::Conflict,
+            "is cordoned, and a request for all GPUs does not reshape it",
+            &format!("name it (--gpu {0}) if it is meant, or leave it out; or `gpushctl gpu uncordon {0}`", gpu.index),
+        ),
         GpuState::Degraded => refuse(
             Code::Conflict,
             "is degraded: a change failed and so did taking it back",
             &format!("look at it with `gpushctl gpu show {0}`, then `gpushctl mig apply --gpu {0}`", gpu.index),
+        ),
+        GpuState::Held => refuse(
+            Code::Conflict,
+            "is held: what gpushd had promised about it was lost",
+            "see that nobody relies on it as it is, then `gpushctl recover`; a reboot releases it too",
+        ),
+        GpuState::Maintenance => refuse(
+            Code::Conflict,
+            "is in maintenance, so nothing is planned on it",
+            "`gpushctl maintenance leave` ends it",
         ),
         GpuState::Unknown => refuse(
             Code::DriverTimeout,

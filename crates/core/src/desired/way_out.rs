@@ -25,7 +25,9 @@ pub(super) fn others(gpus: &[Gpu], wishes: &[Wish]) -> Option<String> {
     let free = |wish: &Wish| wish.mode == Mode::Mig || wish.rule.is_none();
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
-        GpuState::Unknown | GpuState::Lost => false,
+        // It can be named; nobody is sent there.
+        GpuState::Cordoned => false,
+        GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     };
     let able = gpus.iter().zip(wishes).filter(|(gpu, wish)| gpu.mig.is_some() && works(gpu) && free(wish));
     let mut spans: Vec<(u32, u32)> = Vec::new();

@@ -85,7 +85,12 @@ pub fn export(gpus: &[Gpu], label: &str, chosen: impl Fn(&Gpu) -> bool) -> Resul
 fn state(gpu: &Gpu, remarks: &mut Vec<String>) -> Option<State> {
     let who = format!("GPU {}", gpu.index);
     match gpu.state {
-        GpuState::Ready | GpuState::Changing | GpuState::Degraded => {}
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => {}
+        // As it was last seen: nobody knows what became of it since.
+        GpuState::Maintenance => {
+            remarks.push(format!("{who} is left out: the host is in maintenance"));
+            return None;
+        }
         GpuState::Unknown => {
             remarks.push(format!("{who} is left out: it can't be read"));
             return None;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     error::{DriverError, ErrorKind},
-    reading::{Identity, Reading},
+    reading::{Identity, Reading, RemappedRows},
 };
 
 /// What does not change within a driver session, kept by whoever reads the same GPU again: its
@@ -53,7 +53,8 @@ impl Gpu<'_> {
         let Some(mode) = self.mig_mode()? else {
             let (entries, processes_known) = self.read_processes(&[], &mut warnings);
             let processes = merge(&entries).iter().map(Entry::describe).collect();
-            return Ok(Reading { identity, memory, mig: None, processes, processes_known, warnings });
+            let rows = self.remapped_rows(&mut warnings);
+            return Ok(Reading { identity, memory, mig: None, processes, processes_known, rows, warnings });
         };
         self.fill(cache, memory)?;
         let open = if mode.enabled {
@@ -85,7 +86,42 @@ impl Gpu<'_> {
             instances,
             profiles,
         };
-        Ok(Reading { identity, memory, mig: Some(mig), processes, processes_known, warnings })
+        let rows = self.remapped_rows(&mut warnings);
+        Ok(Reading { identity, memory, mig: Some(mig), processes, processes_known, rows, warnings })
+    }
+
+    /// What the row remapper has done. Parts before Ampere have none.
+    fn remapped_rows(&self, warnings: &mut Vec<String>) -> Option<RemappedRows> {
+        let mut rows = RemappedRows::default();
+        let (mut pending, mut failed) = (0, 0);
+        // SAFETY: the call writes four integers.
+        let told = unsafe {
+            nvml!(
+                self.driver,
+                nvmlDeviceGetRemappedRows(
+                    self.own(),
+                    &raw mut rows.correctable,
+                    &raw mut rows.uncorrectable,
+                    &raw mut pending,
+                    &raw mut failed
+                )
+            )
+        };
+        match told {
+            Ok(()) => Some(RemappedRows { pending: pending != 0, failed: failed != 0, ..rows }),
+            Err(error)
+                if matches!(
+                    error.kind,
+                    ErrorKind::NotSupported | ErrorKind::MissingSymbol | ErrorKind::FunctionNotFound
+                ) =>
+            {
+                None
+            }
+            Err(error) => {
+                warnings.push(error.on(&self.uuid).to_string());
+                None
+            }
+        }
     }
 
     fn fill(&self, cache: &mut ProfileCache, memory: Memory) -> Result<(), DriverError> {

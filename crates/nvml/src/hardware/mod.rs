@@ -312,6 +312,12 @@ impl Hardware {
         self.ask(Message::Stop).await.unwrap_or(Ok(()))
     }
 
+    /// As [`Self::stop`], without waiting for the worker to end. Calls made after it fail.
+    pub fn suspend(&self) {
+        let (tx, _) = oneshot::channel();
+        let _ = self.tx.send(Message::Stop(tx));
+    }
+
     /// Lets calls through again.
     pub fn resume(&self) {
         let _ = self.tx.send(Message::Resume);

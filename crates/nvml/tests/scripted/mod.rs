@@ -119,6 +119,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
             mig: None,
             processes: Vec::new(),
             processes_known: true,
+            rows: None,
             warnings: Vec::new(),
         })),
         Request::CreateGpuInstance { profile_id, placement, .. } => Answer::GpuInstance(GpuInstance {

@@ -87,8 +87,17 @@ pub struct Decision {
     pub activation_status: Option<Return>,
     /// An enumeration answers as it was at `nvmlInit`.
     pub stale: bool,
-    /// The caller is killed when the call is done.
-    kill_after: bool,
+    /// Who is killed when the call is done.
+    kill_after: Option<Victim>,
+}
+
+/// Who is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    /// The caller.
+    Caller,
+    /// Its parent, and then the caller.
+    Both,
 }
 
 /// The rules last read, and when the file was changed.
@@ -138,7 +147,7 @@ impl Rules {
 struct Outcome {
     decision: Decision,
     delay: Duration,
-    kill_before: bool,
+    kill_before: Option<Victim>,
     /// Rule to wait for the removal of.
     hang: Option<u64>,
 }
@@ -161,9 +170,10 @@ fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'_>, caller:
         if rule.hang {
             outcome.hang = Some(*fingerprint);
         }
+        let victim = if rule.parent { Victim::Both } else { Victim::Caller };
         match rule.kill {
-            Some(Kill::Before) => outcome.kill_before = true,
-            Some(Kill::After) => decision.kill_after = true,
+            Some(Kill::Before) => outcome.kill_before = Some(victim),
+            Some(Kill::After) => decision.kill_after = Some(victim),
             None => {}
         }
         let gpu = rule.gpu.or(call.gpu);
@@ -224,8 +234,8 @@ impl Host {
         if let Some(fingerprint) = outcome.hang {
             self.hang(fingerprint);
         }
-        if outcome.kill_before {
-            die();
+        if let Some(victim) = outcome.kill_before {
+            die(victim);
         }
         Ok(outcome.decision)
     }
@@ -233,8 +243,8 @@ impl Host {
     /// Ends a call that [`Host::before`] was asked about. Does not return when a rule kills the
     /// caller after it.
     pub fn after(&self, decision: Decision) {
-        if decision.kill_after {
-            die();
+        if let Some(victim) = decision.kill_after {
+            die(victim);
         }
     }
 
@@ -315,9 +325,14 @@ impl Host {
     }
 }
 
-/// Ends this process as a crash would: nothing runs after it.
-fn die() {
+/// Ends this process as a crash would: nothing runs after it. Its parent first, if that is wanted:
+/// it must not hear of this one's end.
+fn die(victim: Victim) {
     let own = nix::unistd::Pid::this();
+    let parent = nix::unistd::Pid::parent();
+    if victim == Victim::Both && parent.as_raw() > 1 {
+        let _gone = kill(parent, Signal::SIGKILL);
+    }
     while kill(own, Signal::SIGKILL).is_ok() {
         std::thread::park();
     }

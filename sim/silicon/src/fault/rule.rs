@@ -106,6 +106,9 @@ pub struct Rule {
     /// The caller is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kill: Option<Kill>,
+    /// Its parent is killed first: an agent together with its worker.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub parent: bool,
     /// What happens to the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mutate: Option<Mutation>,
@@ -216,6 +219,7 @@ impl Rule {
             delay_ms: 0,
             hang: false,
             kill: None,
+            parent: false,
             mutate: None,
             xid: None,
         }
@@ -254,6 +258,12 @@ impl Rule {
             return wrong(
                 format!("the rule for {name} does nothing"),
                 "give one of rc, delay_ms, hang, kill, mutate, xid, activation_status",
+            );
+        }
+        if self.parent && self.kill.is_none() {
+            return wrong(
+                format!("the rule for {name} does nothing to the caller's parent"),
+                "`parent` goes with `kill`",
             );
         }
         if self.activation_status.is_some() && !self.matches_name("nvmlDeviceSetMigMode") {

@@ -36,6 +36,22 @@ pub struct Gpu {
     pub persistence: bool,
     /// Accounting mode. Switching MIG on switches it off.
     pub accounting: bool,
+    /// What the row remapper has done. Counts outlive resets and boots, as in the part's own memory.
+    #[serde(default)]
+    pub rows: RemappedRows,
+}
+
+/// Rows of memory that the part replaced by spare ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemappedRows {
+    /// For correctable errors.
+    pub correctable: u32,
+    /// For uncorrectable errors.
+    pub uncorrectable: u32,
+    /// Some are replaced with the next reset.
+    pub pending: bool,
+    /// There was no spare row left.
+    pub failed: bool,
 }
 
 /// Memory in MiB.
@@ -61,6 +77,7 @@ impl Gpu {
             compute_mode: 0,
             persistence: true,
             accounting: false,
+            rows: RemappedRows::default(),
         }
     }
 
@@ -125,6 +142,22 @@ impl Machine {
         Ok(())
     }
 
+    /// A memory error that the row remapper takes care of: with the next reset, or not at all when
+    /// it has no spare row left.
+    ///
+    /// # Errors
+    /// `InvalidArgument` without such a GPU, `GpuIsLost`.
+    pub fn remap_row(&mut self, gpu: u32, uncorrectable: bool, spare: bool) -> Result<(), Return> {
+        let rows = &mut self.gpu_mut(gpu)?.rows;
+        match (spare, uncorrectable) {
+            (false, _) => rows.failed = true,
+            (true, false) => rows.correctable += 1,
+            (true, true) => rows.uncorrectable += 1,
+        }
+        rows.pending |= spare;
+        Ok(())
+    }
+
     /// The pending mode comes into force.
     fn activate(&mut self, gpu: u32) -> Result<(), Return> {
         let at = self.gpu_mut(gpu)?;
@@ -149,6 +182,7 @@ impl Machine {
         let at = self.gpu_mut(gpu)?;
         let changed = at.mig != at.mig_pending || !at.instances.is_empty();
         at.forget_instances();
+        at.rows.pending = false;
         if changed {
             self.activate(gpu)?;
         }
@@ -166,7 +200,8 @@ impl Machine {
         for (at, slot) in self.state.gpus.iter_mut().zip(&hardware.slots) {
             let kept = slot.part.mode_needs_reset() && at.mig_pending;
             let mig = slot.part.has_mig() && (kept || slot.identity.mig_at_boot);
-            *at = Gpu { persistence: at.persistence, ..Gpu::new(at.index, mig) };
+            let rows = RemappedRows { pending: false, ..at.rows };
+            *at = Gpu { persistence: at.persistence, rows, ..Gpu::new(at.index, mig) };
         }
     }
 

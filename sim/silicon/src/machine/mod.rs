@@ -34,7 +34,7 @@ pub mod uuid;
 
 pub use compute_instance::ComputeInstance;
 pub use event::{Event, Events, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
-pub use gpu::{Gpu, Memory};
+pub use gpu::{Gpu, Memory, RemappedRows};
 pub use gpu_instance::{GpuInstance, MigDevice};
 pub use handle::{ComputeInstanceHandle, GpuHandle, GpuInstanceHandle, Handle};
 pub use part::{Chip, Part, Profile};

@@ -1,0 +1,55 @@
+//! Which events a listener wants.
+
+use gpush_api::{Event, EventKind, Happening};
+
+/// What a listener asked for.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Filter {
+    /// Only these kinds; all without it.
+    pub(crate) kinds: Option<Vec<EventKind>>,
+    /// Only what is about one of these GPUs, by UUID; everything without it.
+    pub(crate) gpus: Option<Vec<String>>,
+}
+
+impl Filter {
+    /// Whether the listener wants this one.
+    pub(crate) fn wants(&self, event: &Event) -> bool {
+        let kind = event.what.kind();
+        self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))
+            && self.gpus.as_ref().is_none_or(|gpus| about(&event.what).iter().any(|uuid| gpus.contains(uuid)))
+    }
+}
+
+/// UUIDs of the GPUs that something is about; none for what is about the agent or the host.
+fn about(what: &Happening) -> &[String] {
+    match what {
+        Happening::Operation(change) => &change.uuids,
+        Happening::Gpu(change) => std::slice::from_ref(&change.uuid),
+        Happening::Xid(xid) => std::slice::from_ref(&xid.uuid),
+        Happening::Change(change) => &change.uuids,
+        Happening::Config(_) | Happening::Driver(_) | Happening::Resync(_) => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ConfigChange, Xid};
+
+    use super::*;
+
+    #[test]
+    fn kinds_and_gpus_are_both_heeded() {
+        let event = |what| Event { id: String::new(), at: jiff::Timestamp::UNIX_EPOCH, what };
+        let xid = event(Happening::Xid(Xid { gpu: None, uuid: "GPU-1".to_owned(), xid: 31, gi: None, ci: None }));
+        let config = event(Happening::Config(ConfigChange { taken: true, error: None, pending_restart: Vec::new() }));
+        let wanted = |kinds: Option<Vec<EventKind>>, gpus: Option<&str>| {
+            let filter = Filter { kinds, gpus: gpus.map(|gpu| vec![gpu.to_owned()]) };
+            (filter.wants(&xid), filter.wants(&config))
+        };
+        assert_eq!(wanted(None, None), (true, true));
+        assert_eq!(wanted(Some(vec![EventKind::Config]), None), (false, true));
+        assert_eq!(wanted(None, Some("GPU-1")), (true, false));
+        assert_eq!(wanted(None, Some("GPU-2")), (false, false));
+        assert_eq!(wanted(Some(vec![EventKind::Gpu]), Some("GPU-1")), (false, false));
+    }
+}

@@ -1,0 +1,229 @@
+//! The events kept, and a listener's place among them.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use gpush_api::{Event, ResyncReason};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use super::{Events, News};
+
+/// Events that a listener takes at once.
+const BATCH: usize = 32;
+
+/// The last events, numbered from 1.
+#[derive(Debug)]
+pub(super) struct Ring {
+    kept: VecDeque<Arc<Event>>,
+    most: usize,
+    last: u64,
+}
+
+impl Ring {
+    pub(super) fn new(most: usize) -> Self {
+        Self { kept: VecDeque::new(), most, last: 0 }
+    }
+
+    /// Number of the last event; 0 when there was none.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    pub(super) fn push(&mut self, event: impl FnOnce(u64) -> Event) -> u64 {
+        self.last += 1;
+        self.kept.push_back(Arc::new(event(self.last)));
+        if self.kept.len() > self.most {
+            self.kept.pop_front();
+        }
+        self.last
+    }
+
+    /// The first events after a number; `None` when some of those after it are no longer kept.
+    fn after(&self, number: u64, most: usize) -> Option<Vec<Arc<Event>>> {
+        let wanted = usize::try_from(self.last.saturating_sub(number)).unwrap_or(usize::MAX);
+        let skip = self.kept.len().checked_sub(wanted)?;
+        Some(self.kept.iter().skip(skip).take(most).cloned().collect())
+    }
+}
+
+/// A listener's place.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    events: Events,
+    news: watch::Receiver<News>,
+    /// Number of the last event that it has.
+    at: u64,
+    /// It has to be told that it lacks some before this place.
+    resync: Option<ResyncReason>,
+}
+
+/// What a listener hears next.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// These, of which there is at least one.
+    Events(Vec<Arc<Event>>),
+    /// That it lacks some.
+    Resync(ResyncReason),
+    /// Nothing, until the time was over.
+    Nothing,
+    /// That nothing more comes.
+    Closed,
+}
+
+impl Events {
+    /// A listener that has all events up to and with `id`; all so far without one.
+    pub(crate) fn listen(&self, id: Option<&str>) -> Cursor {
+        let news = self.0.news.subscribe();
+        let last = self.ring().last();
+        let (at, resync) = match id.map(|id| self.number(id)) {
+            None => (last, None),
+            Some(Some(number)) => (number, None),
+            Some(None) => (last, Some(ResyncReason::OtherLife)),
+        };
+        Cursor { events: self.clone(), news, at, resync }
+    }
+
+    /// A listener that has none of the events that are still kept.
+    pub(crate) fn listen_to_all_kept(&self) -> Cursor {
+        let news = self.0.news.subscribe();
+        let ring = self.ring();
+        let at = ring.last() - ring.kept.len() as u64;
+        drop(ring);
+        Cursor { events: self.clone(), news, at, resync: None }
+    }
+}
+
+impl Cursor {
+    /// The id of its place, to go on from later.
+    pub(crate) fn id(&self) -> String {
+        self.events.id(self.at)
+    }
+
+    /// What is there already.
+    pub(crate) fn now(&mut self) -> Next {
+        if let Some(reason) = self.resync.take() {
+            return Next::Resync(reason);
+        }
+        let closed = self.news.borrow_and_update().closed;
+        let ring = self.events.ring();
+        match ring.after(self.at, BATCH) {
+            None => {
+                self.at = ring.last();
+                Next::Resync(ResyncReason::Missed)
+            }
+            Some(events) if !events.is_empty() => {
+                self.at += events.len() as u64;
+                Next::Events(events)
+            }
+            Some(_) if closed => Next::Closed,
+            Some(_) => Next::Nothing,
+        }
+    }
+
+    /// What comes next, waited for until then.
+    pub(crate) async fn next(&mut self, until: Instant) -> Next {
+        loop {
+            match self.now() {
+                Next::Nothing => {}
+                next => return next,
+            }
+            match timeout_at(until, self.news.changed()).await {
+                Ok(Ok(())) => {}
+                // The sender lives as long as the handle that we hold.
+                Ok(Err(_)) => return Next::Closed,
+                Err(_) => return Next::Nothing,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use gpush_api::{ConfigChange, Happening};
+
+    use super::*;
+
+    fn publish(events: &Events, count: usize) {
+        for _ in 0..count {
+            let change = ConfigChange { taken: true, error: None, pending_restart: Vec::new() };
+            events.publish(Happening::Config(change));
+        }
+    }
+
+    /// Numbers of what a cursor hears until there is nothing more, `R` for a resync.
+    fn heard(cursor: &mut Cursor) -> Vec<String> {
+        let mut heard = Vec::new();
+        loop {
+            match cursor.now() {
+                Next::Events(events) => {
+                    heard.extend(events.iter().map(|event| event.id.rsplit_once('-').unwrap().1.to_owned()));
+                }
+                Next::Resync(ResyncReason::Missed) => heard.push("missed".to_owned()),
+                Next::Resync(ResyncReason::OtherLife) => heard.push("other life".to_owned()),
+                Next::Nothing | Next::Closed => return heard,
+            }
+        }
+    }
+
+    #[test]
+    fn each_listener_hears_everything_after_its_place_once() {
+        let events = Events::keeping("8c1f-aaaa", 100);
+        let mut early = events.listen(None);
+        publish(&events, 70);
+        let mut late = events.listen(None);
+        let mut back = events.listen(Some("8c1faaaa-67"));
+        publish(&events, 2);
+        assert_eq!(heard(&mut early), (1..=72).map(|n| n.to_string()).collect::<Vec<_>>());
+        assert_eq!(heard(&mut late), ["71", "72"]);
+        assert_eq!(heard(&mut back), ["68", "69", "70", "71", "72"]);
+        assert_eq!((heard(&mut early), late.id()), (Vec::new(), "8c1faaaa-72".to_owned()));
+        assert_eq!(heard(&mut events.listen_to_all_kept()).len(), 72);
+    }
+
+    #[test]
+    fn who_falls_behind_or_comes_from_another_life_is_told() {
+        let events = Events::keeping("new", 4);
+        let mut slow = events.listen(None);
+        publish(&events, 4);
+        let mut just = events.listen(Some("new-0"));
+        assert_eq!(heard(&mut just), ["1", "2", "3", "4"]);
+        publish(&events, 1);
+        assert_eq!(heard(&mut slow), ["missed"]);
+        assert_eq!(heard(&mut events.listen(Some("new-0"))), ["missed"]);
+        assert_eq!(heard(&mut events.listen(Some("new-1"))), ["2", "3", "4", "5"]);
+        assert_eq!(heard(&mut events.listen_to_all_kept()), ["2", "3", "4", "5"]);
+        // What can't be an id of ours is an id of another life.
+        for other in ["old-3", "new-6", "new-", "new", "", "-", "new-x", "new--1"] {
+            let mut cursor = events.listen(Some(other));
+            assert_eq!(heard(&mut cursor), ["other life"], "{other}");
+            assert_eq!(cursor.id(), "new-5");
+        }
+        publish(&events, 1);
+        assert_eq!(heard(&mut slow), ["6"], "after a resync it goes on from there");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_is_woken_and_the_end_comes_after_the_last_event() {
+        let events = Events::keeping("e", 10);
+        let mut cursor = events.listen(None);
+        let soon = || Instant::now() + Duration::from_secs(15);
+        assert!(matches!(cursor.next(soon()).await, Next::Nothing));
+        let waiting = tokio::spawn(async move {
+            let next = cursor.next(soon()).await;
+            (next, cursor)
+        });
+        tokio::task::yield_now().await;
+        publish(&events, 1);
+        let (next, mut cursor) = waiting.await.unwrap();
+        assert!(matches!(next, Next::Events(events) if events.len() == 1));
+        publish(&events, 1);
+        events.close();
+        assert!(matches!(cursor.next(soon()).await, Next::Events(_)));
+        assert!(matches!(cursor.next(soon()).await, Next::Closed));
+        assert!(matches!(events.listen(None).next(soon()).await, Next::Closed));
+    }
+}

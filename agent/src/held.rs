@@ -1,0 +1,88 @@
+//! GPUs that are held: the database was lost, so nobody knows what was promised about them.
+//!
+//! Every GPU that the config manages is held then: neither reshaped nor handed out, until the host
+//! is rebooted, which ends what was promised, or an administrator accepts the loss. After that what
+//! stands is left as it is; the difference from the config shows as drift.
+
+use std::sync::{Mutex, PoisonError};
+
+use gpush_api::{ApiError, Code, Gpu, Mode, Recovered};
+use gpush_store::{BootRecord, Lost};
+
+use crate::{agent::Shared, auth::Asker, request::Request, view};
+
+/// What was lost and is not accepted.
+#[derive(Debug, Default)]
+pub(crate) struct Held(Mutex<Option<Lost>>);
+
+impl Held {
+    /// As the store has it.
+    pub(crate) fn new(lost: Option<Lost>) -> Self {
+        Self(Mutex::new(lost))
+    }
+
+    /// What was lost.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Why a GPU is held, if it is.
+    pub(crate) fn reason(&self, gpu: &Gpu) -> Option<String> {
+        let lost = self.lost()?;
+        is_managed(gpu).then(|| format!("the database was lost ({})", lost.cause))
+    }
+}
+
+fn is_managed(gpu: &Gpu) -> bool {
+    match gpu.mode {
+        Mode::Unmanaged => false,
+        Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => true,
+    }
+}
+
+/// The loss as a cause of ill health, with the GPUs that are held for it.
+pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
+    let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
+    let mut error =
+        ApiError::new(Code::Unavailable, "the database was lost: what was promised about GPUs is not known")
+            .cause(lost.cause.clone());
+    if let Some(kept) = &lost.kept {
+        error = error.cause(format!("the damaged one is kept as {}", kept.display()));
+    }
+    error = match held.as_slice() {
+        [] => error.cause("the config manages no GPU that could be held for it"),
+        [one] => error.cause(format!("GPU {one} is held: it is neither reshaped nor handed out")),
+        several => {
+            error.cause(format!("GPUs {} are held: they are neither reshaped nor handed out", several.join(", ")))
+        }
+    };
+    error.hint("see that nobody relies on them as they are, then `gpushctl recover`; a reboot ends it too")
+}
+
+/// Accepts the loss.
+///
+/// # Errors
+/// When it can't be recorded.
+pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovered, ApiError> {
+    let _turn = agent.turn.lock().await;
+    let Some(lost) = agent.held.lost() else { return Ok(Recovered::default()) };
+    let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
+    let uid = request.by.uid;
+    let mut also = request.recorded("recover", "host".to_owned());
+    // On this boot the layouts count as applied: whether they were is what was lost.
+    let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
+    agent
+        .store
+        .write_ending(move |tx| {
+            tx.accept_loss()?;
+            tx.record_boot(&boot)?;
+            also(tx)
+        })
+        .await?;
+    *agent.held.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
+    agent.startup.look_again();
+    let kept = lost.kept.map(|kept| kept.display().to_string());
+    Ok(Recovered { cause: Some(lost.cause), kept, released })
+}

@@ -1,0 +1,83 @@
+//! `/v1/maintenance` and `/v1/recover`: what concerns the host with all its GPUs.
+
+use std::sync::Arc;
+
+use axum::{Json, extract::State};
+use gpush_api::{MaintenanceState, Recovered, WhyRequest};
+
+use super::{extract::Body, failure::Failure};
+use crate::{
+    agent::Shared,
+    answers::Header,
+    auth::Asker,
+    held, maintenance, redact,
+    request::{Request, whole},
+};
+
+/// Takes the GPUs out of gpushd's hands: no handle of the driver is open when it answers. Refused
+/// while an operation changes a GPU. It lasts until it is left, over restarts of gpushd and the host.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = WhyRequest,
+    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn enter(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Body(why): Body<WhyRequest>,
+) -> Result<Json<MaintenanceState>, Failure> {
+    let what = "put the host into maintenance";
+    let request = Request::of(&agent, &asker, what, header, "/v1/maintenance/enter", why).await?;
+    if !request.is_done(&agent).await? {
+        let shared = Arc::clone(&agent);
+        whole(&agent, async move { maintenance::enter(&shared, request).await }).await?;
+    }
+    Ok(state(&agent, &asker))
+}
+
+/// Gives the GPUs back to gpushd. Nothing happens outside of maintenance.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = WhyRequest,
+    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn leave(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Body(why): Body<WhyRequest>,
+) -> Result<Json<MaintenanceState>, Failure> {
+    let what = "take the host out of maintenance";
+    let request = Request::of(&agent, &asker, what, header, "/v1/maintenance/leave", why).await?;
+    if !request.is_done(&agent).await? {
+        let shared = Arc::clone(&agent);
+        whole(&agent, async move { maintenance::leave(&shared, request).await }).await?;
+    }
+    Ok(state(&agent, &asker))
+}
+
+/// Accepts that the database was lost: GPUs that are held for it are not any more, and stay as they are.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = WhyRequest,
+    params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn recover(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Body(why): Body<WhyRequest>,
+) -> Result<Json<Recovered>, Failure> {
+    let request = Request::of(&agent, &asker, "accept a loss", header, "/v1/recover", why).await?;
+    if request.is_done(&agent).await? {
+        return Ok(Json(Recovered::default()));
+    }
+    let shared = Arc::clone(&agent);
+    Ok(Json(whole(&agent, async move { held::recover(&shared, request).await }).await?))
+}
+
+fn state(agent: &Shared, asker: &Asker) -> Json<MaintenanceState> {
+    let mut maintenance = agent.conditions.maintenance();
+    if let Some(by) = maintenance.as_mut().and_then(|maintenance| maintenance.by.as_mut()) {
+        redact::actor(by, asker);
+    }
+    Json(MaintenanceState { maintenance })
+}

@@ -1,0 +1,165 @@
+//! Maintenance: the host's GPUs out of the agent's hands, for a reset, another driver, or a look at
+//! the board.
+//!
+//! ```text
+//!           no operation has a GPU          on record        the worker is gone
+//! serving ──────────────────────────► closed ────────► entered ─────────────────► nothing of ours is open
+//!    ▲          │ one has: refused, it is named            │ it hangs in the kernel: said, with its pid
+//!    │                                                     ▼
+//!    └──────────── leave: on record, a new worker, GPUs matched again by UUID
+//! ```
+//!
+//! It outlives the agent: the next one starts without loading the driver. Until somebody leaves it,
+//! reads answer with what was seen last, marked stale; what would change a GPU is refused with the
+//! name of whoever entered; operations in line wait on.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Maintenance};
+use gpush_store::{ConditionKind, NewCondition, Scope};
+
+use crate::{
+    agent::{Agent, Shared},
+    conditions::Change,
+    request::{Request, who},
+};
+
+/// How long the worker may take to be gone: calls in it have their deadlines, and a worker that
+/// outlasts those is killed.
+const GONE: Duration = Duration::from_secs(45);
+
+/// A maintenance in a sentence.
+pub(crate) fn sentence(maintenance: &Maintenance) -> String {
+    format!("the host is in {}", words(maintenance))
+}
+
+/// A maintenance in words.
+pub(crate) fn words(maintenance: &Maintenance) -> String {
+    let by = maintenance.by.as_ref().map_or_else(|| "somebody".to_owned(), who);
+    let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
+    let reason = maintenance.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+    format!("maintenance, which {by} entered at {since}{reason}")
+}
+
+/// Why something is not done now, and how to have it done.
+pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
+    ApiError::new(Code::Conflict, sentence(maintenance))
+        .cause("gpushd has no handle of the driver open, and changes nothing")
+        .hint("when the work on it is done, `gpushctl maintenance leave`")
+}
+
+/// Why the host can't be shown: it has not been seen since the agent started.
+pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
+    ApiError {
+        code: Code::DriverUnavailable,
+        causes: vec!["gpushd was started in it, and has not looked at the GPUs".to_owned()],
+        ..refusal(maintenance)
+    }
+    .retryable()
+}
+
+/// Enters maintenance; all handles of ours are closed when it returns.
+///
+/// # Errors
+/// When an operation has a GPU, the host is in maintenance already, it can't be recorded, or the
+/// worker can't be ended. In the last case the host is in maintenance all the same.
+pub(crate) async fn enter(agent: &Shared, request: Request) -> Result<Maintenance, ApiError> {
+    let _turn = agent.turn.lock().await;
+    if let Some(standing) = agent.conditions.maintenance() {
+        return Err(ApiError { causes: Vec::new(), ..refusal(&standing) });
+    }
+    let maintenance = Maintenance {
+        reason: request.reason.clone().filter(|reason| !reason.is_empty()),
+        by: Some(request.by.clone()),
+        since: jiff::Timestamp::now(),
+    };
+    agent.operations.close(refusal(&maintenance)).map_err(|(uuid, holder)| under_way(agent, &uuid, &holder))?;
+    let new = NewCondition {
+        scope: Scope::Host,
+        kind: ConditionKind::Maintenance,
+        cause: "admin".to_owned(),
+        reason: request.reason.clone().unwrap_or_default(),
+        by: Some(request.by.clone()),
+    };
+    let uid = request.by.uid;
+    if let Err(error) = agent.conditions.change(Change::Set(new), request.recorded("maintenance.enter", host())).await {
+        agent.operations.open();
+        return Err(error);
+    }
+    tracing::info!(uid, "{}", sentence(&maintenance));
+    end_worker(agent).await?;
+    tracing::info!("the driver worker is gone: no handle of gpushd's is open");
+    Ok(agent.conditions.maintenance().unwrap_or(maintenance))
+}
+
+/// Leaves maintenance. Nothing happens when the host is in none.
+///
+/// # Errors
+/// When it can't be recorded.
+pub(crate) async fn leave(agent: &Shared, request: Request) -> Result<(), ApiError> {
+    let _turn = agent.turn.lock().await;
+    if agent.conditions.maintenance().is_none() {
+        return Ok(());
+    }
+    let uid = request.by.uid;
+    let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
+    let recorded = request.recorded("maintenance.leave", host());
+    // Before anybody asks it again, who would be told that it is stopped.
+    agent.hardware.resume();
+    if let Err(error) = agent.conditions.change(change, recorded).await {
+        agent.hardware.suspend();
+        return Err(error);
+    }
+    agent.observer.begin_anew();
+    agent.operations.open();
+    tracing::info!(uid, "maintenance was left");
+    agent.startup.look_again();
+    agent.look.notify_one();
+    Ok(())
+}
+
+/// Keeps an agent that starts in maintenance from touching the driver. To be called before anything
+/// else could.
+pub(crate) fn resume(agent: &Agent) {
+    let Some(maintenance) = agent.conditions.maintenance() else { return };
+    tracing::warn!("{}; the driver is not loaded", sentence(&maintenance));
+    if let Err((uuid, holder)) = agent.operations.close(refusal(&maintenance)) {
+        tracing::error!(gpu = uuid, "{holder} has it in maintenance: it goes on when maintenance is left");
+    }
+    agent.hardware.suspend();
+}
+
+async fn end_worker(agent: &Agent) -> Result<(), ApiError> {
+    let hangs = |cause: String| {
+        let pids: Vec<String> =
+            agent.hardware.status().abandoned.iter().filter_map(|one| one.pid).map(|pid| pid.to_string()).collect();
+        let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
+        ApiError::new(
+            Code::DriverTimeout,
+            format!("the host is in maintenance, but a driver worker{which} is not gone and may have GPUs open"),
+        )
+        .cause(cause)
+        .hint("see what it hangs in with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it")
+    };
+    match tokio::time::timeout(GONE, agent.hardware.stop()).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(hangs(error.to_string())),
+        Err(_) => Err(hangs(format!("it did not end within {} s", GONE.as_secs()))),
+    }
+}
+
+fn under_way(agent: &Agent, uuid: &str, holder: &str) -> ApiError {
+    let listed = agent.observer.last_seen();
+    let index = listed.and_then(|host| host.gpus.iter().find(|s| s.identity.uuid == uuid).map(|s| s.identity.index));
+    let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
+    let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} is changing {gpu}"));
+    let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {
+        Some(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then enter again")),
+        None => error.hint("ask again in a moment"),
+    };
+    error.retryable()
+}
+
+fn host() -> String {
+    "host".to_owned()
+}

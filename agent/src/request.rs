@@ -1,0 +1,121 @@
+//! What somebody asks that is done at once, and how it is recorded: who, why, and under which key.
+
+use gpush_api::{Actor, ApiError, Code, WhyRequest};
+use gpush_store::{NewAudit, StoreError, Tx};
+
+use crate::{
+    agent::Shared,
+    answers::{Header, Key},
+    auth::Asker,
+};
+
+/// Longest reason, in characters.
+const LONGEST_REASON: usize = 500;
+
+/// A request that changes a state.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    /// Who.
+    pub(crate) by: Actor,
+    /// Why.
+    pub(crate) reason: Option<String>,
+    /// Under which its answer is kept.
+    pub(crate) key: Option<Key>,
+}
+
+impl Request {
+    /// Of a request to `path`, by an asker who wants to do `what`.
+    ///
+    /// # Errors
+    /// When they may not, the reason is too long, or nothing can be recorded.
+    pub(crate) async fn of(
+        agent: &Shared,
+        asker: &Asker,
+        what: &str,
+        header: Header,
+        path: &str,
+        why: WhyRequest,
+    ) -> Result<Self, ApiError> {
+        let user = agent.people.user(asker.peer.uid).await;
+        if !asker.admin {
+            return Err(asker.denied(what, user.as_deref(), &agent.settings.config().access));
+        }
+        if let Some(why) = &agent.read_only {
+            return Err(why.clone());
+        }
+        let key = header.of(asker.peer.uid, path, &why);
+        let reason = why.reason.as_deref().map(reason).transpose()?.filter(|reason| !reason.is_empty());
+        Ok(Self { by: asker.actor(user), reason, key })
+    }
+
+    /// Whether it was carried out before, under its key.
+    ///
+    /// # Errors
+    /// When the key was used for another request.
+    pub(crate) async fn is_done(&self, agent: &Shared) -> Result<bool, ApiError> {
+        match &self.key {
+            Some(key) => key.is_done(agent).await,
+            None => Ok(false),
+        }
+    }
+
+    /// What is recorded beside the change: the answer under its key, and the audit trail.
+    pub(crate) fn recorded(
+        self,
+        action: &'static str,
+        object: String,
+    ) -> impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static {
+        let Self { by, reason, key } = self;
+        move |tx| {
+            if let Some(key) = &key {
+                key.keep_done(tx)?;
+            }
+            let audit = NewAudit {
+                by: Some(by.clone()),
+                action: action.to_owned(),
+                object: object.clone(),
+                result: "done".to_owned(),
+                detail: serde_json::json!({ "reason": reason }),
+            };
+            tx.audit(audit).map(|_| ())
+        }
+    }
+}
+
+/// Carries something out to its end, whether or not whoever asked still waits for it.
+///
+/// # Errors
+/// Its own.
+pub(crate) async fn whole<T: Send + 'static>(
+    agent: &Shared,
+    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    if agent.stopping.is_cancelled() {
+        return Err(ApiError::new(Code::Unavailable, "gpushd is stopping and changes nothing any more")
+            .hint("ask again when it has started: `systemctl status gpushd`")
+            .retryable());
+    }
+    agent.tasks.spawn(work).await.unwrap_or_else(|error| {
+        Err(ApiError::new(Code::Internal, "it broke off by a fault of gpushd")
+            .cause(error.to_string())
+            .hint("see the log of gpushd: `journalctl -u gpushd`"))
+    })
+}
+
+/// A reason as it is recorded and shown.
+///
+/// # Errors
+/// When it is too long.
+pub(crate) fn reason(text: &str) -> Result<String, ApiError> {
+    let shown = gpush_api::text::plain(text.trim());
+    if shown.chars().count() > LONGEST_REASON {
+        let message = format!("the reason is longer than {LONGEST_REASON} characters");
+        return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
+    }
+    Ok(shown)
+}
+
+/// An actor in a sentence.
+pub(crate) fn who(actor: &Actor) -> String {
+    actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
+}

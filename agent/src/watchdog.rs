@@ -1,0 +1,66 @@
+//! The service manager's watchdog, fed while the agent can do its work: the accept loop comes
+//! round, and so does the store.
+//!
+//! Not by the driver's threads: a GPU that hangs is no reason to restart an agent that serves the
+//! others. Nor by those who carry out operations, which follow one for minutes.
+//!
+//! ```text
+//! every half of WatchdogSec: knock at the accept loop ─► it answers ─► ask the store ─► it answers ─► fed
+//!                                    └── either does not, within that time: not fed
+//! ```
+
+use std::time::Duration;
+
+use gpush_store::Store;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use crate::manager::{Say, say};
+
+/// Somebody who wants to know whether a loop comes round.
+pub(crate) type Knock = oneshot::Sender<()>;
+
+/// Feeds the watchdog for as long as it is polled.
+pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Store) {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        match timeout(period, alive(&door, &store)).await {
+            Ok(true) => say(Say::Alive),
+            Ok(false) => tracing::error!("the accept loop or the store has ended: the watchdog is not fed"),
+            Err(_) => tracing::error!("the accept loop or the store does not answer: the watchdog is not fed"),
+        }
+    }
+}
+
+async fn alive(door: &mpsc::Sender<Knock>, store: &Store) -> bool {
+    let (knock, answer) = oneshot::channel();
+    door.send(knock).await.is_ok() && answer.await.is_ok() && store.ping().await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_store::Options;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_is_alive_while_the_loop_and_the_store_answer() {
+        let scratch = tempfile::tempdir().unwrap();
+        let store = Store::open(scratch.path(), Options::default()).unwrap().store;
+        let (door, mut knocks) = mpsc::channel::<Knock>(1);
+        let answers = tokio::spawn(async move {
+            let _ = knocks.recv().await.map(|knock| knock.send(()));
+            knocks
+        });
+        assert!(alive(&door, &store).await);
+        let knocks = answers.await.unwrap();
+        // A loop that is stuck answers nobody.
+        assert!(timeout(Duration::from_millis(20), alive(&door, &store)).await.is_err());
+        drop(knocks);
+        assert!(!alive(&door, &store).await);
+    }
+}

@@ -1,0 +1,189 @@
+//! The stream of events (`GET /v1/events`), read piece by piece.
+//!
+//! The stream has a connection of its own: it lasts as long as somebody listens. Its end is no error
+//! of the reader's, who goes on with [`EventStream::place`] on another one.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Event, EventKind};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde::Serialize;
+use tokio::time::timeout;
+
+use crate::{
+    client::segment,
+    error::{Error, Kind},
+};
+
+/// Longest silence of a stream that is well: three of the agent's own signs of life.
+const SILENCE: Duration = Duration::from_secs(45);
+
+/// Largest event in bytes, far above any that the agent makes.
+const LARGEST: usize = 4 << 20;
+
+/// Which events are wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventQuery {
+    /// Only these kinds; all when empty.
+    pub kinds: Vec<EventKind>,
+    /// Only what is about these GPUs, by selector; everything when empty.
+    pub gpus: Vec<String>,
+    /// Id of the last event that is known; without it the stream begins now.
+    pub after: Option<String>,
+}
+
+impl EventQuery {
+    pub(crate) fn path(&self, follow: bool) -> String {
+        let mut parameters = vec![format!("follow={follow}")];
+        if !self.kinds.is_empty() {
+            let kinds: Vec<_> = self.kinds.iter().map(|kind| kind.name()).collect();
+            parameters.push(format!("kinds={}", kinds.join(",")));
+        }
+        if !self.gpus.is_empty() {
+            let gpus: Vec<_> = self.gpus.iter().map(|gpu| segment(gpu)).collect();
+            parameters.push(format!("gpu={}", gpus.join(",")));
+        }
+        format!("/v1/events?{}", parameters.join("&"))
+    }
+}
+
+/// An event as it was told, and as it is written in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Told {
+    /// One that this build knows.
+    Known(Box<Event>),
+    /// One of a kind that is younger than this build.
+    Unknown(serde_json::Value),
+}
+
+impl Told {
+    pub(crate) fn of(value: serde_json::Value) -> Self {
+        match serde_json::from_value(value.clone()) {
+            Ok(event) => Self::Known(Box::new(event)),
+            Err(_) => Self::Unknown(value),
+        }
+    }
+}
+
+/// Events as they happen.
+#[derive(Debug)]
+pub struct EventStream {
+    body: Incoming,
+    parser: Parser,
+    socket: String,
+}
+
+impl EventStream {
+    pub(crate) fn new(body: Incoming, socket: String, after: Option<String>) -> Self {
+        Self { body, parser: Parser { unread: Vec::new(), place: after }, socket }
+    }
+
+    /// The id after which the stream goes on: what [`EventQuery::after`] takes for the next one.
+    #[must_use]
+    pub fn place(&self) -> Option<&str> {
+        self.parser.place.as_deref()
+    }
+
+    /// The next event; `None` when the agent has ended the stream, because it stops.
+    ///
+    /// # Errors
+    /// [`Kind::Lost`] when the connection broke, or has been silent for too long.
+    pub async fn next(&mut self) -> Result<Option<Told>, Error> {
+        loop {
+            if let Some(told) = self.parser.next() {
+                return Ok(Some(told));
+            }
+            let frame = match timeout(SILENCE, self.body.frame()).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(cause))) => return Err(self.lost(cause.to_string())),
+                Err(_) => return Err(self.lost(format!("it has been silent for {} s", SILENCE.as_secs()))),
+            };
+            if let Ok(data) = frame.into_data() {
+                self.parser.unread.extend_from_slice(&data);
+            }
+            if self.parser.unread.len() > LARGEST {
+                return Err(self.lost(format!("an event is larger than {} MiB", LARGEST >> 20)));
+            }
+        }
+    }
+
+    fn lost(&self, cause: String) -> Error {
+        let message = format!("gpushd at {} broke off its events", self.socket);
+        let error = ApiError::new(Code::Unreachable, message).cause(cause);
+        Error::new(Kind::Lost, error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable())
+    }
+}
+
+/// Server-sent events out of bytes.
+#[derive(Debug)]
+struct Parser {
+    unread: Vec<u8>,
+    place: Option<String>,
+}
+
+impl Parser {
+    fn next(&mut self) -> Option<Told> {
+        loop {
+            let end = self.unread.windows(2).position(|pair| pair == b"\n\n")?;
+            let rest = self.unread.split_off(end + 2);
+            let piece = std::mem::replace(&mut self.unread, rest);
+            let mut data = String::new();
+            for line in String::from_utf8_lossy(&piece).lines() {
+                let (field, value) = line.split_once(':').unwrap_or((line, ""));
+                let value = value.strip_prefix(' ').unwrap_or(value);
+                match field {
+                    "id" => self.place = Some(value.to_owned()),
+                    "data" => data += value,
+                    // `event:` is in the data too; what else there may be is not for us.
+                    _ => {}
+                }
+            }
+            // A piece without data only says where the stream is.
+            if let Ok(value) = serde_json::from_str(&data) {
+                return Some(Told::of(value));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_put_together_and_places_kept() {
+        let mut parser = Parser { unread: Vec::new(), place: None };
+        let xid = r#"{"id":"e-3","at":"2026-01-02T03:04:05Z","kind":"xid","uuid":"GPU-1","xid":79}"#;
+        let young = r#"{"id":"e-4","at":"2026-01-02T03:04:05Z","kind":"weather","sun":true}"#;
+        let text = format!(
+            "id: e-2\n\n: a comment\n\nid: e-3\nevent: xid\ndata: {xid}\n\nid: e-4\nevent: weather\ndata: {young}\n\nid: e-9\n\nid: e-10\n"
+        );
+        let mut told = Vec::new();
+        // However the bytes come.
+        for byte in text.bytes() {
+            parser.unread.push(byte);
+            while let Some(one) = parser.next() {
+                told.push((one, parser.place.clone().unwrap()));
+            }
+        }
+        assert_eq!(told.len(), 2);
+        assert!(matches!(&told[0], (Told::Known(event), place) if event.id == "e-3" && place == "e-3"), "{told:?}");
+        assert!(matches!(&told[1], (Told::Unknown(value), _) if value["sun"] == true), "{told:?}");
+        // What has not come whole counts for nothing.
+        assert_eq!(parser.place.as_deref(), Some("e-9"));
+    }
+
+    #[test]
+    fn a_query_is_a_path() {
+        assert_eq!(EventQuery::default().path(true), "/v1/events?follow=true");
+        let query = EventQuery {
+            kinds: vec![EventKind::Gpu, EventKind::Xid],
+            gpus: vec!["0-3".to_owned(), "*A100*".to_owned()],
+            after: None,
+        };
+        assert_eq!(query.path(false), "/v1/events?follow=false&kinds=gpu,xid&gpu=0-3,%2AA100%2A");
+    }
+}

@@ -1,0 +1,139 @@
+//! `gpushctl gpu cordon|drain|uncordon`.
+//!
+//! To drain is to cordon, and to wait until the agent's readings show nobody. Waiting changes
+//! nothing and so is no operation of the agent: it may be broken off and taken up again at will.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, Code, Gpu, GpuState, Process, WhyRequest};
+use gpush_client::Client;
+use gpush_core::refusal;
+use jiff::Timestamp;
+
+use crate::{
+    args::{Named, Which, Why},
+    exit::{Failure, INTERRUPTED, Outcome},
+    output::Output,
+    render::{cordon, status::gpu_numbers},
+};
+
+/// Between two looks at GPUs that are in use: as long as a reading is good.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The GPUs that are named, by UUID: an index may be another one's by the next request.
+async fn named(client: &mut Client, which: &Named) -> Result<Vec<String>, Failure> {
+    let which = Which { gpus: [which.gpus.as_slice(), &which.named].concat() };
+    let gpus = super::select(client.gpus(false).await?, &which)?;
+    Ok(gpus.into_iter().map(|gpu| gpu.uuid).collect())
+}
+
+async fn cordoned(client: &mut Client, which: &Named, why: &Why) -> Result<Vec<Gpu>, Failure> {
+    let why = WhyRequest { reason: why.reason.clone() };
+    let mut gpus = Vec::new();
+    for uuid in named(client, which).await? {
+        gpus.push(client.cordon(&uuid, &why).await?);
+    }
+    Ok(gpus)
+}
+
+pub(super) async fn cordon(client: &mut Client, which: &Named, why: &Why, out: &Output) -> Outcome {
+    let gpus = cordoned(client, which, why).await?;
+    out.show(&gpus, |look| cordon::cordoned(&gpus, look))?;
+    Ok(0)
+}
+
+pub(super) async fn uncordon(client: &mut Client, which: &Named, why: &Why, out: &Output) -> Outcome {
+    let why = WhyRequest { reason: why.reason.clone() };
+    let mut gpus = Vec::new();
+    for uuid in named(client, which).await? {
+        gpus.push(client.uncordon(&uuid, &why).await?);
+    }
+    out.show(&gpus, |look| cordon::uncordoned(&gpus, look))?;
+    Ok(0)
+}
+
+pub(super) async fn drain(
+    client: &mut Client,
+    which: &Named,
+    why: &Why,
+    wait: Option<f64>,
+    quiet: bool,
+    out: &Output,
+) -> Outcome {
+    let mut gpus = cordoned(client, which, why).await?;
+    // Who came in before the cordon may not be in a reading from before it.
+    let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
+    let limit = tokio::time::sleep(Duration::from_secs_f64(wait.unwrap_or(365.0 * 86_400.0)));
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(limit, interrupt);
+    let mut said: Vec<(u32, String)> = Vec::new();
+    loop {
+        let mut left = Vec::new();
+        for gpu in &gpus {
+            left.extend(waited_for(gpu, since)?.map(|why| (gpu.index, why)));
+        }
+        if left.is_empty() {
+            out.show(&gpus, |look| cordon::drained(&gpus, look))?;
+            return Ok(0);
+        }
+        if said != left && !quiet {
+            let told = left.iter().filter(|one| !said.contains(one));
+            out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
+            said.clone_from(&left);
+        }
+        let numbers = gpu_numbers(&left.iter().map(|(index, _)| *index).collect::<Vec<_>>());
+        let stay = if left.len() == 1 { "it stays cordoned" } else { "they stay cordoned" };
+        tokio::select! {
+            () = &mut limit => {
+                if out.json {
+                    out.document(&gpus)?;
+                } else {
+                    let is = if left.len() == 1 { "is" } else { "are" };
+                    out.remark(&format!("{numbers} {is} still in use after {} s; {stay}.\n", wait.unwrap_or_default()));
+                }
+                return Ok(Code::TimedOut.exit_status());
+            }
+            _ = &mut interrupt => {
+                out.remark(&format!("{numbers}: no longer waited for; {stay}.\n"));
+                return Ok(INTERRUPTED);
+            }
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        for gpu in &mut gpus {
+            *gpu = client.gpu(&gpu.uuid).await?;
+        }
+    }
+}
+
+/// Why a GPU is not idle, as far as a reading made after `since` tells.
+fn waited_for(gpu: &Gpu, since: Timestamp) -> Result<Option<String>, ApiError> {
+    let gone = |code, what: &str| {
+        let message = format!("GPU {} ({}) {what}, so who uses it can't be told", gpu.index, gpu.uuid);
+        let mut error =
+            ApiError::new(code, message).hint(format!("it stays cordoned: `gpushctl gpu show {}`", gpu.index));
+        error.causes.clone_from(&gpu.reasons);
+        Err(error)
+    };
+    match gpu.state {
+        GpuState::Lost => return gone(Code::GpuLost, "is lost"),
+        GpuState::Maintenance => return gone(Code::Conflict, "is in maintenance"),
+        GpuState::Changing => return Ok(Some("an operation is changing it".to_owned())),
+        GpuState::Unknown => return Ok(Some("it can't be read now".to_owned())),
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => {}
+    }
+    let users = users(gpu);
+    if !users.is_empty() {
+        let names: Vec<String> = users.into_iter().map(refusal::holder).collect();
+        return Ok(Some(format!("used by {}", names.join(", "))));
+    }
+    if !gpu.processes_known {
+        return Ok(Some("the driver does not tell who uses it".to_owned()));
+    }
+    Ok((gpu.stale || gpu.observed_at < since).then(|| "it has not been read since".to_owned()))
+}
+
+fn users(gpu: &Gpu) -> Vec<&Process> {
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
+    gpu.processes.iter().chain(within).collect()
+}

@@ -1,0 +1,246 @@
+//! An event in a line: when, about what, what kind of news, and the rest.
+
+use gpush_api::{
+    Actor, ConfigChange, DriverChange, Event, GpuAspect, GpuChange, Happening, InstanceSeen, OperationChange,
+    ResyncReason,
+};
+use gpush_client::Told;
+
+use super::{
+    Look, gpu,
+    look::{BAD, NOTE, PLAIN, QUIET, pad, paint},
+    operation,
+    status::gpu_numbers,
+};
+
+/// Columns of what it is about, and of the kind of news.
+const COLUMNS: (usize, usize) = (8, 11);
+
+/// One line, with its end.
+pub(crate) fn line(told: &Told, look: &Look) -> String {
+    match told {
+        Told::Known(event) => known(event, look),
+        // Younger than this build: as it came.
+        Told::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
+    }
+}
+
+fn known(event: &Event, look: &Look) -> String {
+    let (about, (word, style), text) = match &event.what {
+        Happening::Operation(change) => {
+            (change.operation.id.clone(), operation::state(change.operation.state), of_operation(change))
+        }
+        Happening::Gpu(change) => (format!("GPU {}", change.gpu), gpu::state(change.state), of_gpu(change)),
+        Happening::Config(change) => of_config(change),
+        Happening::Driver(change) => of_driver(change),
+        Happening::Xid(xid) => {
+            let about = xid.gpu.map_or_else(|| "GPU ?".to_owned(), |gpu| format!("GPU {gpu}"));
+            let instance = match (xid.gi, xid.ci) {
+                (None, _) => String::new(),
+                (Some(gi), None) => format!(" in GI {gi}"),
+                (Some(gi), Some(ci)) => format!(" in GI {gi} CI {ci}"),
+            };
+            (about, ("xid", BAD), format!("Xid {}{instance}", xid.xid))
+        }
+        Happening::Change(change) => {
+            let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+            let by = change.by.as_ref().map_or_else(|| "gpushd".to_owned(), name);
+            (change.object.clone(), ("change", NOTE), format!("{} by {by}{reason}", change.action))
+        }
+        Happening::Resync(resync) => {
+            let text = match resync.reason {
+                ResyncReason::OtherLife => "gpushd was started anew; what happened before is not known here",
+                ResyncReason::Missed => "more happened than gpushd keeps; some of it is missing here",
+            };
+            ("resync".to_owned(), ("resync", NOTE), text.to_owned())
+        }
+    };
+    let about = look.clean(&about);
+    let line = format!(
+        "{}  {}  {}  {}",
+        paint(QUIET, &look.clock(event.at)),
+        pad(&about, COLUMNS.0),
+        paint(style, &pad(word, COLUMNS.1)),
+        look.clean(&text)
+    );
+    format!("{}\n", line.trim_end())
+}
+
+fn name(actor: &Actor) -> String {
+    actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
+}
+
+/// What is being done, else what is noted, else what went wrong, else whose it is.
+fn of_operation(change: &OperationChange) -> String {
+    if let Some(note) = &change.note {
+        return note.clone();
+    }
+    let one = &change.operation;
+    let doing: Vec<String> = change
+        .progress
+        .iter()
+        .filter_map(|gpu| Some(format!("GPU {}  {}/{} {}", gpu.gpu, gpu.done, gpu.total, gpu.doing.as_ref()?)))
+        .collect();
+    if !doing.is_empty() {
+        return doing.join("; ");
+    }
+    let whose = format!("{} by {} on {}", one.kind, name(&one.by), gpu_numbers(&one.gpus));
+    match &one.error {
+        Some(error) => format!("{whose}: {}", error.message),
+        None => whose,
+    }
+}
+
+fn of_gpu(change: &GpuChange) -> String {
+    let mut parts = Vec::new();
+    for aspect in &change.changed {
+        match aspect {
+            GpuAspect::Appeared => parts.push(format!("seen{}", standing(change))),
+            GpuAspect::State => parts.extend(change.reasons.iter().cloned()),
+            GpuAspect::Drift if change.drift.is_empty() => parts.push("no drift any more".to_owned()),
+            GpuAspect::Drift => parts.push(format!("drift: {}", change.drift.join(", "))),
+            GpuAspect::Mig => parts.push(match change.mig {
+                Some(true) => "MIG mode is on".to_owned(),
+                Some(false) => "MIG mode is off".to_owned(),
+                None => "no MIG".to_owned(),
+            }),
+            GpuAspect::Instances => parts.push(format!("has {}", instances(&change.instances))),
+        }
+    }
+    parts.join("; ")
+}
+
+fn standing(change: &GpuChange) -> String {
+    if change.mig == Some(true) { format!(", has {}", instances(&change.instances)) } else { String::new() }
+}
+
+fn instances(all: &[InstanceSeen]) -> String {
+    if all.is_empty() {
+        return "no instance".to_owned();
+    }
+    let each = all.iter().map(|one| format!("{}@{}", one.profile, one.placement.start));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn of_config(change: &ConfigChange) -> (String, (&'static str, anstyle::Style), String) {
+    let word = if change.taken { ("reloaded", PLAIN) } else { ("refused", BAD) };
+    let text = match &change.error {
+        Some(error) => error.message.clone(),
+        None if change.pending_restart.is_empty() => String::new(),
+        None => format!("waits for a restart: {}", change.pending_restart.join(", ")),
+    };
+    ("config".to_owned(), word, text)
+}
+
+fn of_driver(change: &DriverChange) -> (String, (&'static str, anstyle::Style), String) {
+    let (word, text) = match (&change.driver, &change.before, &change.error) {
+        (Some(driver), Some(before), _) if *before != driver.version => {
+            (("replaced", NOTE), format!("{before} by {}", driver.version))
+        }
+        (Some(driver), _, _) => (("serves", PLAIN), driver.version.clone()),
+        (None, _, error) => (("gone", BAD), error.as_ref().map_or_else(String::new, |error| error.message.clone())),
+    };
+    ("driver".to_owned(), word, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{
+        ApiError, Change, Code, Driver, GpuState, OperationState, OperationSummary, Placement, Resync, StepState, Xid,
+    };
+
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    fn operation(state: OperationState, doing: Option<&str>, note: Option<&str>, error: Option<&str>) -> Happening {
+        let step =
+            StepState { gpu: 0, done: 2, total: 6, doing: doing.map(str::to_owned), rolling_back: false, error: None };
+        let mut one = fixtures::operation(state);
+        one.error = error.map(|text| ApiError::new(Code::Cancelled, text));
+        Happening::Operation(Box::new(OperationChange {
+            operation: OperationSummary::from(&one),
+            uuids: Vec::new(),
+            progress: vec![step],
+            note: note.map(str::to_owned),
+        }))
+    }
+
+    #[test]
+    fn each_kind_has_its_line() {
+        let look = Look { wraps: false, ..fixtures::look(80, Charset::Ascii) };
+        let gpu = |changed: &[GpuAspect], state, instances| {
+            Happening::Gpu(Box::new(GpuChange {
+                gpu: 3,
+                uuid: "GPU-3".into(),
+                changed: changed.to_vec(),
+                state,
+                reasons: vec!["operation op-1 is changing it".into()],
+                drift: vec!["missing 1g.10gb".into()],
+                mig: Some(true),
+                instances,
+            }))
+        };
+        let instance = InstanceSeen {
+            id: 2,
+            profile: "3g.40gb".into(),
+            placement: Placement { start: 4, size: 4 },
+            compute: vec![0],
+        };
+        let driver = |version: &str| Driver {
+            version: version.into(),
+            nvml: String::new(),
+            cuda: String::new(),
+            library: String::new(),
+            simulated: true,
+        };
+        let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
+        let all = [
+            operation(OperationState::Queued, None, Some("waits: GPU 0 is in use"), None),
+            operation(OperationState::Running, Some("creating GPU instance 1g.10gb@4"), None, None),
+            operation(OperationState::Done, None, None, None),
+            operation(OperationState::RolledBack, None, None, Some("operation op-1 was cancelled")),
+            gpu(&[GpuAspect::Appeared], GpuState::Ready, vec![instance.clone()]),
+            gpu(&[GpuAspect::State, GpuAspect::Drift], GpuState::Changing, Vec::new()),
+            gpu(&[GpuAspect::Mig, GpuAspect::Instances], GpuState::Ready, vec![instance.clone(), instance]),
+            Happening::Config(ConfigChange {
+                taken: true,
+                error: None,
+                pending_restart: vec!["driver.read_ms".into()],
+            }),
+            Happening::Config(ConfigChange {
+                taken: false,
+                error: Some(error("the config x is wrong")),
+                pending_restart: Vec::new(),
+            }),
+            Happening::Driver(DriverChange { driver: Some(driver("550.1")), before: None, error: None }),
+            Happening::Driver(DriverChange {
+                driver: Some(driver("560.1")),
+                before: Some("550.1".into()),
+                error: None,
+            }),
+            Happening::Driver(DriverChange {
+                driver: None,
+                before: Some("560.1".into()),
+                error: Some(error("the driver is not loaded")),
+            }),
+            Happening::Xid(Xid { gpu: Some(3), uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
+            Happening::Change(Change {
+                action: "operation.cancel".into(),
+                object: "op-17".into(),
+                by: Some(Actor { uid: 0, user: Some("root".into()), pid: None }),
+                reason: Some("not \u{1b}now".into()),
+                uuids: Vec::new(),
+            }),
+            Happening::Resync(Resync { reason: ResyncReason::OtherLife }),
+            Happening::Resync(Resync { reason: ResyncReason::Missed }),
+        ];
+        let at = look.now;
+        let lines = all.into_iter().map(|what| {
+            let told = Told::Known(Box::new(Event { id: "e-1".into(), at, what }));
+            fixtures::plain(&line(&told, &look)).replace(&look.clock(at), "TIME")
+        });
+        insta::assert_snapshot!(lines.collect::<String>());
+        let young = Told::Unknown(serde_json::json!({"kind": "weather"}));
+        assert_eq!(line(&young, &look), "{\"kind\":\"weather\"}\n");
+    }
+}

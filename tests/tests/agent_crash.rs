@@ -1,0 +1,326 @@
+//! gpushd killed at every point of an apply: before and after every driver call, at every write and
+//! sync of its store, while it takes back, while it recovers. Afterwards the next one has the target
+//! or the previous layout and says which, and what is in use is as it was.
+
+use std::{collections::BTreeMap, process::Command};
+
+use gpush_api::{GpuState, Operation, OperationState, OperationSummary};
+use gpush_tests::{
+    agent::{Agent, Setup, gi_at, parse, truth},
+    host::{Host, Traced},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+const CONFIG: &str = "[driver]\nchange_s = 5\n";
+
+/// A change, and where a process runs that must not notice.
+struct Change {
+    name: &'static str,
+    before: &'static [&'static str],
+    after: &'static [&'static str],
+    /// Start slice of the instance in use, in both layouts.
+    used: Option<u64>,
+}
+
+const CHANGES: [Change; 3] = [
+    Change { name: "grow", before: &["3g.40gb@4"], after: &["3g.40gb@4", "2g.20gb@0", "1g.10gb@2"], used: Some(4) },
+    Change { name: "shrink", before: &["3g.40gb@4", "2g.20gb@0", "1g.10gb@2"], after: &["3g.40gb@4"], used: Some(4) },
+    Change {
+        name: "reshape",
+        before: &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"],
+        after: &["1c.3g.40gb*2", "4g.40gb"],
+        used: None,
+    },
+];
+
+/// The calls that change something, in one apply.
+fn calls(host: &Host, agent: &Agent, change: &Change) -> Vec<Traced> {
+    prepare(agent, change);
+    host.start_trace();
+    assert_eq!(agent.apply(&["0"], change.after).state, OperationState::Done);
+    host.trace()
+}
+
+fn prepare(agent: &Agent, change: &Change) {
+    let operation = agent.apply(&["0"], change.before);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+}
+
+/// A rule for the `k`-th of these calls.
+fn rule(calls: &[Traced], k: usize, what: &str) -> String {
+    let function = &calls[k].function;
+    let before = calls[..k].iter().filter(|call| call.function == *function).count();
+    format!("{function} --gpu 0 --after {before} --times 1 {what}")
+}
+
+/// Begins the change and waits until the agent has died of it. The operation's id: the agent may
+/// have died before it could tell, but not before it had recorded.
+fn begin(agent: &mut Agent, change: &Change) -> String {
+    let last = operations(agent).into_iter().filter_map(|id| id.strip_prefix("op-")?.parse::<u64>().ok()).max();
+    let _told = agent.try_raw(request(change).as_bytes());
+    agent.wait();
+    format!("op-{}", last.unwrap_or(0) + 1)
+}
+
+fn request(change: &Change) -> String {
+    let body = json!({ "gpus": ["0"], "layout": { "entries": change.after } }).to_string();
+    format!(
+        "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn operation(agent: &Agent, id: &str) -> Operation {
+    let answer = agent.get(&format!("/v1/operations/{id}"));
+    assert_eq!(answer.status, 200, "{id}: {}", String::from_utf8_lossy(&answer.body));
+    serde_json::from_value(answer.json()).expect("an operation")
+}
+
+/// Puts a process where the change must leave it.
+fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
+    let gi = gi_at(host, 0, change.used?);
+    Some((gi, host.process(&format!("--gpu 0 --gi {gi} --ci 0"))))
+}
+
+/// What the next agent makes of it: the end of the operation must be so, and told.
+fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &str) -> OperationState {
+    let operation = agent.follow(operation(agent, id));
+    let [before, after] = layouts;
+    let now = truth(host, 0);
+    let told = || format!("{what}: {operation:?}\n{}", agent.log());
+    match operation.state {
+        OperationState::Done => assert_eq!(now, after, "{}", told()),
+        OperationState::RolledBack => {
+            assert_eq!(now, before, "{}", told());
+            assert!(operation.error.is_some(), "{}", told());
+        }
+        OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Failed => panic!("{}", told()),
+    }
+    assert!(operation.notes.iter().any(|note| note.contains("gpushd ended while it was")), "{}", told());
+    let gpu = agent.gpu(0);
+    assert_eq!(gpu.state, GpuState::Ready, "{what}: {:?}", gpu.reasons);
+    operation.state
+}
+
+/// Ends the process, which must still be where it was.
+fn vacate(host: &Host, change: &Change, occupied: Option<(u64, u32)>, what: &str) {
+    let Some((gi, pid)) = occupied else { return };
+    assert_eq!(gi_at(host, 0, change.used.expect("a place")), gi, "{what}: the instance in use is another");
+    let alive = std::path::Path::new(&format!("/proc/{pid}")).exists();
+    assert!(alive, "{what}: the process in use was ended");
+    host.end_process(pid);
+}
+
+#[test]
+fn killed_before_and_after_every_driver_call() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, CONFIG);
+    let mut ends: BTreeMap<String, u32> = BTreeMap::new();
+    for change in &CHANGES {
+        let calls = calls(&host, &agent, change);
+        let after = truth(&host, 0);
+        for k in 0..calls.len() {
+            for when in ["before", "after"] {
+                prepare(&agent, change);
+                let before = truth(&host, 0);
+                let occupied = occupy(&host, change);
+                let what = format!("{}, {when} call {k} ({})", change.name, calls[k].function);
+                host.fault(&rule(&calls, k, &format!("--kill {when} --parent")));
+                let id = begin(&mut agent, change);
+                host.clear_faults();
+                agent = Agent::start(&host, CONFIG);
+                let end = judge(&host, &agent, &id, [&before, &after], &what);
+                *ends.entry(format!("{} {end}", change.name)).or_default() += 1;
+                vacate(&host, change, occupied, &what);
+            }
+        }
+    }
+    println!("killed at {} points of {} applies: {ends:?}", ends.values().sum::<u32>(), CHANGES.len());
+    assert!(ends.values().sum::<u32>() > 30, "{ends:?}");
+}
+
+#[test]
+fn killed_before_and_after_every_call_of_taking_back() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, CONFIG);
+    let change = &CHANGES[2];
+    let forward = calls(&host, &agent, change);
+    let after = truth(&host, 0);
+    // The last creation fails, so that everything has to be taken back.
+    let last = forward.iter().rposition(|call| call.function.contains("CreateComputeInstance")).expect("a creation");
+    let fails = rule(&forward, last, "--rc INSUFFICIENT_RESOURCES");
+    prepare(&agent, change);
+    host.fault(&fails);
+    host.start_trace();
+    assert_eq!(agent.apply(&["0"], change.after).state, OperationState::RolledBack);
+    let all = host.trace();
+    host.clear_faults();
+    assert_ne!(all[last].rc, 0, "the trace has the call that failed: {all:?}");
+    let mut points = 0;
+    let mut ends: BTreeMap<String, u32> = BTreeMap::new();
+    for k in last + 1..all.len() {
+        for when in ["before", "after"] {
+            prepare(&agent, change);
+            let before = truth(&host, 0);
+            host.fault(&fails);
+            host.fault(&rule(&all, k, &format!("--kill {when} --parent")));
+            let id = begin(&mut agent, change);
+            host.clear_faults();
+            agent = Agent::start(&host, CONFIG);
+            let what = format!("taking back, {when} call {k} ({})", all[k].function);
+            let end = judge(&host, &agent, &id, [&before, &after], &what);
+            *ends.entry(end.to_string()).or_default() += 1;
+            points += 1;
+        }
+    }
+    println!("killed at {points} points of a rollback: {ends:?}");
+    assert!(points > 8 && ends.keys().eq(["rolled_back"]), "{points} {ends:?}");
+}
+
+#[test]
+fn killed_again_while_it_recovers() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, CONFIG);
+    let change = &CHANGES[2];
+    let calls = calls(&host, &agent, change);
+    let after = truth(&host, 0);
+    let (mut points, mut deepest) = (0, 0);
+    for k in 0..calls.len() {
+        for when in ["before", "after"] {
+            prepare(&agent, change);
+            let before = truth(&host, 0);
+            host.fault(&rule(&calls, k, &format!("--kill {when} --parent")));
+            let id = begin(&mut agent, change);
+            // Each recovery dies at its first change, until one has nothing left to change.
+            let mut deaths = 0;
+            loop {
+                host.clear_faults();
+                for function in ["nvmlDeviceCreateGpuInstance*", "nvmlGpuInstanceCreateComputeInstance*"] {
+                    host.fault(&format!("{function} --gpu 0 --times 1 --kill after --parent"));
+                }
+                for function in ["nvmlGpuInstanceDestroy", "nvmlComputeInstanceDestroy"] {
+                    host.fault(&format!("{function} --gpu 0 --times 1 --kill after --parent"));
+                }
+                agent = match Setup::on(&host).config(CONFIG).try_start() {
+                    Ok(agent) => agent,
+                    // Killed before it was ready: as good a point as any.
+                    Err(_) => {
+                        deaths += 1;
+                        continue;
+                    }
+                };
+                match agent.outlives(&id) {
+                    Some(_) => break,
+                    None => deaths += 1,
+                }
+                assert!(deaths < 50, "call {k} {when}: no end of it");
+            }
+            host.clear_faults();
+            let what = format!("recovery killed {deaths} times after call {k} {when}");
+            judge(&host, &agent, &id, [&before, &after], &what);
+            points += deaths;
+            deepest = deepest.max(deaths);
+        }
+    }
+    println!("{points} recoveries killed, up to {deepest} in a row");
+    assert!(points > 20 && deepest > 2, "{points} {deepest}");
+}
+
+fn have_strace() -> bool {
+    let works = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
+    let works = works.is_ok_and(|output| output.status.success());
+    if !works {
+        println!("SKIPPED kills at each write and sync of the store: strace is not installed or may not trace here");
+    }
+    works
+}
+
+#[test]
+fn killed_at_every_write_and_sync_of_the_store() {
+    if !have_strace() {
+        return;
+    }
+    let host = Host::up("dgx-a100");
+    let change = &CHANGES[0];
+    let agent = Agent::start(&host, CONFIG);
+    calls(&host, &agent, change);
+    let after = truth(&host, 0);
+    agent.stop();
+    let mut points: BTreeMap<&str, u32> = BTreeMap::new();
+    let (mut unheard, mut before_ready) = (0, 0);
+    for call in ["pwrite64", "fdatasync"] {
+        for number in 1..400 {
+            let agent = Agent::start(&host, CONFIG);
+            prepare(&agent, change);
+            let before = truth(&host, 0);
+            let known = operations(&agent);
+            agent.stop();
+            let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
+            let strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &inject];
+            let what = format!("{call} {number}");
+            let (told, survived) = match Setup::on(&host).config(CONFIG).through(&strace).try_start() {
+                Err(_) => {
+                    before_ready += 1;
+                    (None, false)
+                }
+                Ok(mut agent) => {
+                    let answer = agent.try_raw(request(change).as_bytes()).and_then(|answer| parse(&answer));
+                    let told: Option<Operation> = answer.map(|answer| {
+                        assert_eq!(answer.status, 202, "{what}");
+                        serde_json::from_value(answer.json()).expect("an operation")
+                    });
+                    let outlived = told.as_ref().is_some_and(|one| agent.outlives(&one.id).is_some());
+                    if outlived {
+                        // The one that was started is strace.
+                        let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");
+                        let own = Pid::from_raw(own.try_into().expect("a pid"));
+                        kill(own, Signal::SIGTERM).expect("gpushd can be signalled");
+                    }
+                    // It may be killed while it stops, too.
+                    let survived = agent.wait().success() && outlived;
+                    (told, survived)
+                }
+            };
+            let agent = Agent::start(&host, CONFIG);
+            let new: Vec<_> = operations(&agent).into_iter().filter(|id| !known.contains(id)).collect();
+            assert!(new.len() <= 1, "{what}: {new:?}");
+            match (&told, new.first()) {
+                // What anybody was told of is there, always.
+                (Some(told), Some(there)) => assert_eq!(told.id, *there, "{what}"),
+                (Some(told), None) => panic!("{what}: {} was told of, and is forgotten", told.id),
+                (None, Some(_)) => unheard += 1,
+                (None, None) => assert_eq!(truth(&host, 0), before, "{what}: changed without a record"),
+            }
+            if let Some(id) = new.first() {
+                let operation = agent.follow(operation(&agent, id));
+                let expected = if operation.state == OperationState::Done { &after } else { &before };
+                assert!(matches!(operation.state, OperationState::Done | OperationState::RolledBack), "{operation:?}");
+                assert_eq!(truth(&host, 0), *expected, "{what}: {operation:?}");
+            }
+            assert_eq!(agent.gpu(0).state, GpuState::Ready, "{what}");
+            agent.stop();
+            if survived {
+                break;
+            }
+            *points.entry(call).or_default() += 1;
+        }
+    }
+    println!("killed at {points:?}: {before_ready} before it was ready, {unheard} begun and not told of");
+    assert!(points["pwrite64"] > 10 && points["fdatasync"] > 3, "{points:?}");
+}
+
+fn operations(agent: &Agent) -> Vec<String> {
+    let all: Vec<OperationSummary> =
+        serde_json::from_value(agent.get("/v1/operations?limit=200").json()).expect("operations");
+    all.into_iter().map(|one| one.id).collect()
+}

@@ -1,0 +1,157 @@
+//! What gpushd says is recorded is recorded: the order of syncs, replies and driver calls, and what
+//! it does when its database goes from under it or its disk is full.
+
+use std::process::Command;
+
+use gpush_api::{Code, Operation, OperationState, OperationSummary};
+use gpush_tests::{
+    agent::{Agent, Setup, truth},
+    host::Host,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+fn have_strace(what: &str) -> bool {
+    let works = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
+    let works = works.is_ok_and(|output| output.status.success());
+    if !works {
+        println!("SKIPPED {what}: strace is not installed or may not trace here");
+    }
+    works
+}
+
+/// Stops a gpushd that was started through another program.
+fn stop(agent: &mut Agent) {
+    let own = agent.get("/v1/health").json()["pid"].as_i64().expect("a pid");
+    kill(Pid::from_raw(own.try_into().expect("a pid")), Signal::SIGTERM).expect("gpushd can be signalled");
+    assert!(agent.wait().success(), "{}", agent.log());
+}
+
+#[test]
+fn the_sync_comes_before_the_reply_and_before_the_first_driver_call() {
+    if !have_strace("the order of syncs, replies and driver calls") {
+        return;
+    }
+    let host = Host::up("dgx-a100");
+    let trace = host.scratch("strace");
+    let path = trace.to_str().expect("a path");
+    let calls = "trace=fdatasync,read,recvfrom,recvmsg,write,writev,sendto,sendmsg";
+    let strace = ["strace", "-f", "-qq", "-s", "4096", "-o", path, "-e", calls];
+    let mut agent = Setup::on(&host).config("").through(&strace).start();
+    const APPLIES: usize = 5;
+    for round in 0..APPLIES {
+        let layout = if round % 2 == 0 { "3g.40gb" } else { "none" };
+        assert_eq!(agent.apply(&["0"], &[layout]).state, OperationState::Done);
+    }
+    stop(&mut agent);
+    let text = std::fs::read_to_string(&trace).expect("a trace");
+    let lines: Vec<&str> = text.lines().collect();
+    let find = |from: usize, what: &dyn Fn(&str) -> bool| {
+        let found = lines[from..].iter().position(|line| what(line)).map(|at| from + at);
+        found.unwrap_or_else(|| panic!("not in the trace after line {from}"))
+    };
+    let synced = |line: &str| line.contains("fdatasync") && line.ends_with("= 0");
+    let changes = |line: &str| {
+        (line.contains("write") || line.contains("send"))
+            && ["create_gpu_instance", "destroy_compute_instance"].iter().any(|call| line.contains(call))
+    };
+    let mut at = 0;
+    for round in 0..APPLIES {
+        let asked = find(at, &|line| line.contains("POST /v1/mig/apply"));
+        let sync = find(asked, &synced);
+        let answered = find(asked, &|line| line.contains("202 Accepted"));
+        let changed = find(asked, &changes);
+        assert!(sync < answered && sync < changed, "apply {round}: sync {sync}, reply {answered}, call {changed}");
+        at = answered;
+    }
+    println!("{APPLIES} applies: synced before each reply and each first change");
+}
+
+#[test]
+fn a_database_that_is_deleted_under_it_is_noticed_before_anything_is_changed() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
+    let state = Setup::on(&host).state_dir();
+    std::fs::remove_file(state.join("gpush.db")).expect("the database is there");
+    let before = truth(&host, 0);
+    let error = agent.begin(&["0"], &["7g.80gb"]).expect_err("nothing can be recorded");
+    assert_eq!(error.code, Code::Unavailable, "{error:?}");
+    assert!(error.message.contains("gpush.db was deleted or replaced"), "{error:?}");
+    assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("restart gpushd")), "{error:?}");
+    assert_eq!(truth(&host, 0), before);
+    // It still tells what there is, and that it is not well.
+    assert_eq!(agent.gpus().len(), 8);
+    let health = agent.get("/v1/health").json();
+    assert!(health["causes"].to_string().contains("was deleted or replaced"), "{health}");
+    agent.stop();
+}
+
+fn all(agent: &Agent) -> Vec<Operation> {
+    let all: Vec<OperationSummary> =
+        serde_json::from_value(agent.get("/v1/operations?limit=200").json()).expect("operations");
+    let one = |id: &str| serde_json::from_value(agent.get(&format!("/v1/operations/{id}")).json());
+    all.iter().map(|summary| one(&summary.id).expect("an operation")).collect()
+}
+
+#[test]
+fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
+    if !have_strace("a full disk") {
+        return;
+    }
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
+    agent.stop();
+    let before = truth(&host, 0);
+    // Every write to the disk fails from some point on.
+    let (mut refused, mut carried_out) = (0, 0);
+    for number in [1, 2, 3, 5, 8, 12, 16, 20, 30, 40] {
+        let inject = format!("inject=pwrite64:error=ENOSPC:when={number}+");
+        let strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &inject];
+        let what = format!("from write {number} on");
+        match Setup::on(&host).config("").through(&strace).try_start() {
+            Err((_, log)) => {
+                assert!(log.contains("no space left") && log.contains("df -h"), "{what}: {log}");
+                refused += 1;
+            }
+            Ok(mut agent) => {
+                match agent.begin_with(&json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] } })) {
+                    Err(error) => {
+                        assert_eq!(error.code, Code::Unavailable, "{what}: {error:?}");
+                        assert_eq!(truth(&host, 0), before, "{what}");
+                        refused += 1;
+                    }
+                    Ok(operation) => {
+                        // It was recorded, so it is carried out, whether or not its end can be recorded.
+                        assert_eq!(agent.follow(operation).state, OperationState::Done, "{what}");
+                        carried_out += 1;
+                    }
+                }
+                stop(&mut agent);
+            }
+        }
+        // With space again, what is recorded and what stands agree.
+        let agent = Agent::start(&host, "");
+        for left in all(&agent).into_iter().filter(|one| !one.state.is_final()) {
+            assert_eq!(agent.follow(left).state, OperationState::Done, "{what}");
+        }
+        assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done, "{what}");
+        agent.stop();
+    }
+    println!("disk full at 10 points: {refused} refused, {carried_out} carried out");
+    assert!(refused > 0 && carried_out > 0, "{refused} {carried_out}");
+}
+
+#[test]
+fn a_second_agent_on_the_same_state_directory_names_the_first() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let (status, log) = Setup::on(&host).socket(host.scratch("other.sock")).refused();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains(&format!("another gpushd (pid {})", agent.pid())), "{log}");
+    assert!(log.contains("systemctl stop gpushd") && log.contains("--state-dir"), "{log}");
+}

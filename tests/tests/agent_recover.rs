@@ -1,0 +1,159 @@
+//! What the next agent makes of an operation when the world has changed since: another boot, another
+//! config, no driver, a lost GPU, a process where there was none.
+
+use gpush_api::{GpuState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, PATIENCE, gi_at, truth},
+    host::Host,
+};
+use serde_json::json;
+use std::time::Instant;
+
+const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"2g.20gb\", \"1g.10gb\"]\n";
+const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
+
+fn until<T>(agent: &Agent, what: &str, look: impl Fn() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "no {what}:\n{}", agent.log());
+    }
+}
+
+fn operation(agent: &Agent, id: &str) -> Operation {
+    serde_json::from_value(agent.get(&format!("/v1/operations/{id}")).json()).expect("an operation")
+}
+
+/// Begins a change of GPU 0 that the agent dies of, and waits until it has; the operation's id. The
+/// agent may have died before it could tell.
+fn begin(agent: &mut Agent, entries: &[&str]) -> String {
+    let listed = agent.get("/v1/operations?limit=200").json();
+    let body = json!({ "gpus": ["0"], "layout": { "entries": entries } }).to_string();
+    let _told = agent.try_raw(
+        format!(
+            "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .as_bytes(),
+    );
+    agent.wait();
+    format!("op-{}", listed.as_array().expect("a list").len() + 1)
+}
+
+/// An agent with this config that was killed in the middle of an apply from `BEFORE` to a 4g.40gb
+/// and a 3g.40gb at 4, once the 2g.20gb was gone; the operation's id.
+fn killed_half_way(host: &Host, config: &str) -> String {
+    let mut agent = Agent::start(host, config);
+    until(&agent, "layout at start", || {
+        (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
+    });
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
+    let id = begin(&mut agent, &["3g.40gb@4", "4g.40gb@0"]);
+    host.clear_faults();
+    assert_eq!(truth(host, 0), ["3g.40gb@4[3g.40gb@0]"]);
+    id
+}
+
+#[test]
+fn after_a_reboot_it_has_failed_and_the_gpu_gets_its_layout_of_the_boot() {
+    let host = Host::up("dgx-a100");
+    let id = killed_half_way(&host, CONFIG);
+    host.sim::<&str>("reboot", &[]);
+    let agent = Agent::start(&host, CONFIG);
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
+    let error = ended.error.expect("a reason");
+    assert!(error.message.contains("the host was restarted in the middle"), "{error:?}");
+    until(&agent, "layout of the boot", || (truth(&host, 0).len() == 2).then_some(()));
+    until(&agent, "ready GPU", || (agent.gpu(0).state == GpuState::Ready).then_some(()));
+    let gpu = agent.gpu(0);
+    assert!(gpu.drift.is_empty(), "{:?}", gpu.drift);
+}
+
+#[test]
+fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
+    let host = Host::up("dgx-a100");
+    let id = killed_half_way(&host, CONFIG);
+    let agent = Agent::start(&host, CONFIG);
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::Done, "{ended:?}");
+    assert!(ended.notes[0].contains("gpushd ended while it was running"), "{:?}", ended.notes);
+    assert!(agent.settle().is_empty());
+    assert_eq!(truth(&host, 0).len(), 2);
+}
+
+#[test]
+fn it_keeps_what_it_was_begun_with_whatever_the_config_says_by_now() {
+    let host = Host::up("dgx-a100");
+    let id = killed_half_way(&host, "");
+    let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::Done, "{ended:?}");
+    assert_eq!(truth(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    // From now on it is the config's.
+    assert!(agent.begin(&["0"], &["none"]).is_err());
+}
+
+#[test]
+fn without_a_driver_it_waits_and_says_so() {
+    let host = Host::up("dgx-a100");
+    let id = killed_half_way(&host, "");
+    host.fault("nvmlInit* --rc DRIVER_NOT_LOADED");
+    let agent = Agent::start(&host, "");
+    let shown = until(&agent, "interrupted operation", || {
+        Some(operation(&agent, &id)).filter(|operation| operation.state == OperationState::Interrupted)
+    });
+    assert!(shown.ended_at.is_none());
+    // A stop does not wait for what can't go on, and forgets nothing.
+    agent.stop();
+    let agent = Agent::start(&host, "");
+    host.clear_faults();
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::Done, "{ended:?}");
+}
+
+#[test]
+fn a_gpu_that_is_gone_by_then_is_named() {
+    let host = Host::up("dgx-a100");
+    let id = killed_half_way(&host, "");
+    host.fault("nvmlDeviceGetMigMode --gpu 0 --mutate lose --times 1");
+    let agent = Agent::start(&host, "");
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
+    let error = ended.error.expect("a reason");
+    assert!(error.causes.iter().any(|cause| cause.contains("GPU 0 (GPU-") && cause.contains("is lost")), "{error:?}");
+    // The others are anybody's.
+    assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
+}
+
+#[test]
+fn a_process_that_came_into_what_was_to_go_keeps_it() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    // Killed once the 2g.20gb is gone; the 3g.40gb was to go as well.
+    host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --kill after --parent");
+    let id = begin(&mut agent, &["7g.80gb"]);
+    host.clear_faults();
+    let left = truth(&host, 0);
+    assert_eq!(left.len(), 1, "{left:?}");
+    let start: u64 = if left[0].starts_with("3g") { 4 } else { 0 };
+    let gi = gi_at(&host, 0, start);
+    // What stands has no compute instance any more if it was destroyed already.
+    if left[0].contains("[]") {
+        println!("the other instance had lost its compute instance: nobody can come into it");
+        return;
+    }
+    let pid = host.process(&format!("--gpu 0 --gi {gi} --ci 0"));
+    let agent = Agent::start(&host, "");
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
+    assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(gi_at(&host, 0, start), gi, "the instance in use is another");
+    let public = format!("{:?} {:?}", ended.error, ended.notes);
+    assert!(!public.contains(&format!("pid {pid}")), "{public}");
+}
