@@ -472,3 +472,44 @@ fn a_request_of_another_generation_is_refused() {
     }
     assert_eq!(agent.request("DELETE", "/v1/overrides/0", "if-match: \"1\"\r\n", b"").status, 200);
 }
+
+#[test]
+fn what_becomes_of_overrides_is_on_the_trail_and_told() {
+    let host = Host::up(HOST);
+    let agent = started(&host);
+    done(&agent, &whole("to be replaced"));
+    done(&agent, &json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb*2"] }, "reason": "to be cleared" }));
+    assert_eq!(clear(&agent, "0").status, 200);
+    done(&agent, &whole("to end with its rule"));
+    agent.write_config("");
+    assert_eq!(reload(&agent, &json!({ "clear_overrides": true })).unwrap().ended.len(), 1);
+    agent.write_config(CONFIG);
+    reload(&agent, &json!({})).unwrap();
+    short(&agent);
+    until(&agent, "expiry", || overrides(&agent).overrides.is_empty().then_some(()));
+    let told = until(&agent, "the last event", || {
+        let events = agent.get("/v1/events?follow=false&kinds=change").json();
+        events.to_string().contains("override.expire").then_some(events)
+    });
+    let uuid = agent.gpu(0).uuid;
+    let told: Vec<_> = told.as_array().expect("a list").iter().map(|event| event["action"].clone()).collect();
+    let made_and_ended = [
+        "override.make",
+        "override.make",
+        "override.clear",
+        "override.make",
+        "override.clear",
+        "override.make",
+        "override.expire",
+    ];
+    assert_eq!(told, made_and_ended);
+    let trail = agent.get("/v1/audit").json();
+    let mut trail = trail.as_array().expect("a list").clone();
+    trail.sort_by_key(|record| record["sequence"].as_u64());
+    let about: Vec<&Value> = trail.iter().filter(|record| record["object"] == json!(uuid)).collect();
+    assert_eq!(about.iter().map(|record| &record["action"]).collect::<Vec<_>>(), made_and_ended);
+    assert!(about[..6].iter().all(|record| record["by"]["uid"].is_u64()) && about[6]["by"].is_null(), "{about:?}");
+    assert_eq!(about[2]["detail"]["reason"], "to be cleared");
+    let reloads = trail.iter().filter(|record| record["action"] == "config.reload").count();
+    assert_eq!(reloads, 2);
+}
