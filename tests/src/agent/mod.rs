@@ -357,6 +357,18 @@ impl Agent {
         }
     }
 
+    /// The same, without making an override.
+    ///
+    /// # Panics
+    /// When it is refused.
+    #[must_use]
+    pub fn apply_once(&self, gpus: &[&str], entries: &[&str]) -> Operation {
+        match self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries }, "once": true })) {
+            Ok(operation) => self.follow(operation),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
     /// Waits until no operation goes on, and gives all that this agent began, oldest first.
     ///
     /// # Panics
