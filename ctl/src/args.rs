@@ -224,7 +224,7 @@ A program runs on a MIG device by its UUID:
     /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
     #[command(after_help = with_layouts!(
         "\x20 gpushctl mig apply                               as the config says
-  gpushctl mig apply --wait                        when what is in the way is idle
+  gpushctl mig apply --wait                        once nothing is in the way
   gpushctl mig apply --gpu 0-3 training            a layout of the config
   gpushctl mig apply -f config.yaml -c all-1g.10gb a label of a mig-parted file
   gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2"

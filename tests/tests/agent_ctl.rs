@@ -1,5 +1,8 @@
 //! `gpushctl` against the real agent: what is asked is done once though the agent dies, what waits is
 //! followed, events and the audit trail are told.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
 
 use std::{
     io::{BufRead, BufReader, Read},

@@ -1,5 +1,8 @@
 //! Events as they happen: who listens hears everything once, costs nobody anything, and is told what
 //! it can't be told.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
 
 use std::{
     io::{Read, Write},

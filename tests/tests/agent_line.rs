@@ -1,4 +1,7 @@
 //! Operations that can't begin at once: refused, or in line, or waiting until instances are idle.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};
 

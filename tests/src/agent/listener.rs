@@ -32,7 +32,7 @@ impl Agent {
         let mut listener = Listener { stream: BufReader::new(stream), place: String::new() };
         let status = listener.line().expect("an answer");
         assert!(status.starts_with("HTTP/1.1 200 "), "{status}");
-        while listener.line().expect("a head") != "" {}
+        while !listener.line().expect("a head").is_empty() {}
         // The first piece says where it begins: from then on nothing is missed.
         assert_eq!(listener.piece().expect("a place"), None);
         listener
