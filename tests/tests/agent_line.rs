@@ -143,6 +143,33 @@ fn one_that_waits_outlives_the_agent() {
 }
 
 #[test]
+fn who_is_told_that_it_is_cancelled_is_told_the_truth_though_the_agent_dies() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    let pid = in_use(&host, &agent);
+    let before = truth(&host, 0);
+    // Not begun: it has ended on record when the answer comes.
+    let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
+    assert_eq!(agent.cancel(&waiting.id).status, 202);
+    agent.kill();
+    agent = Agent::start(&host, "");
+    let ended = agent.operation(&waiting.id);
+    assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
+    host.end_process(pid);
+    // Begun: the next agent takes it back, though all of it could be carried on.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");
+    let running = agent.begin(&["0"], &["3g.40gb@4", "1g.10gb*4"]).unwrap();
+    let answer = agent.cancel(&running.id);
+    assert_eq!((answer.status, answer.json()["state"].as_str()), (202, Some("cancelling")));
+    agent.kill();
+    host.clear_faults();
+    agent = Agent::start(&host, "");
+    let ended = agent.follow(agent.operation(&running.id));
+    assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
+    assert_eq!(truth(&host, 0), before);
+}
+
+#[test]
 fn cancelled_at_each_step_it_ends_as_before_or_as_wanted_and_says_which() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
