@@ -76,6 +76,14 @@ pub(crate) enum Color {
     Never,
 }
 
+/// How long an operation may wait.
+fn wait_seconds(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(s) if s <= 30 * 86_400 => Ok(s),
+        Ok(_) | Err(_) => Err("whole seconds from 0 to 2592000 (30 days) are meant".to_owned()),
+    }
+}
+
 /// A time in which an answer can come.
 fn some_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -297,7 +305,7 @@ A program runs on a MIG device by its UUID:
     /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
     #[command(after_help = with_layouts!(
         "\x20 gpushctl mig apply                               as the config says
-  gpushctl mig apply --wait --reason 'for job 17'  as soon as what is in the way is idle
+  gpushctl mig apply --wait                        once nothing is in the way
   gpushctl mig apply --gpu 0-3 training            a layout of the config
   gpushctl mig apply -f config.yaml -c all-1g.10gb a label of a mig-parted file
   gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
@@ -324,7 +332,7 @@ or the GPU is named without a layout. GPUs that are not named keep theirs."
             num_args = 0..=1,
             require_equals = true,
             default_missing_value = LONGEST_WAIT,
-            value_parser = clap::value_parser!(u64).range(0..=30 * 86_400)
+            value_parser = wait_seconds
         )]
         wait: Option<u64>,
         #[command(flatten)]
@@ -436,8 +444,12 @@ pub(crate) enum Operation {
     Wait {
         /// Such as op-17
         id: String,
-        #[command(flatten)]
-        watched: Watched,
+        /// No progress while it runs
+        #[arg(long, short)]
+        quiet: bool,
+        /// Stop watching after so long
+        #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
+        watch: Option<f64>,
     },
     /// Take an operation back: one that waits ends at once, one that runs restores what was before
     #[command(after_help = "\

@@ -27,12 +27,18 @@ use gpush_store::{GpuIntent, OperationId, UnfinishedOperation};
 use super::{
     Part, back,
     begin::More,
-    carry_out::{self, cancelled, carry_out, finish, go_back},
+    carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
     renewed,
     step::Trouble,
 };
-use crate::{agent::Shared, auth::Asker, conditions::Change, operation::Ongoing, startup};
+use crate::{
+    agent::Shared,
+    auth::Asker,
+    conditions::Change,
+    operation::{Ongoing, cancelled},
+    startup,
+};
 
 /// Between two looks at a GPU that can't be read, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -93,7 +99,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         }
         OperationState::Cancelling if left.intent.gpus.iter().all(|gpu| gpu.before.is_none()) => {
             // Cancelled while it stood in line.
-            let error = cancelled(&ongoing.id()).cause("nothing of it was done");
+            let error = cancelled(ongoing.number()).cause("nothing of it was done");
             return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
         }
         OperationState::Cancelling => true,
@@ -109,6 +115,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
     }
     let Some(looks) = look(agent, &left.intent.gpus).await else { return };
+    let back_wanted = back_wanted || ongoing.cancelled().is_cancelled();
     let mut readings = Vec::new();
     let mut ends = Vec::new();
     for look in looks {
@@ -164,7 +171,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         match ongoing.advance(OperationState::Running).await {
             Ok(()) => carry_out(agent, ongoing, &parts).await,
             Err(_) if ongoing.cancelled().is_cancelled() => {
-                let why = cancelled(&ongoing.id());
+                let why = cancelled(ongoing.number());
                 go_back(agent, ongoing, &parts, &ends, why).await;
             }
             // Without a journal nothing is begun.

@@ -24,7 +24,6 @@ use gpush_api::{Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, Op
 use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
-    may_become,
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -284,8 +283,6 @@ impl Operations {
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("see what became of it with `gpushctl operation show {id}`")));
         };
-        const STATE: OperationState = OperationState::Cancelling;
-        let who = by.user.clone().unwrap_or_else(|| format!("uid {}", by.uid));
         let audit = NewAudit {
             by: Some(by.clone()),
             action: "operation.cancel".to_owned(),
@@ -300,28 +297,26 @@ impl Operations {
             reason: None,
             uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
+        // On record before anybody is told: the agent after this one takes it back too.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.keep(tx, number)?;
             }
-            // On record as to be taken back: an agent that starts anew must not carry it on.
-            if tx.read(|view| view.operation(number))?.is_some_and(|now| may_become(now.stage, STATE)) {
-                tx.advance(number, STATE)?;
-            }
-            tx.audit(audit.clone()).map(|_| ())
+            tx.audit(audit.clone())?;
+            tx.cancel(number, cancelled(number))
         });
-        recorded.await?;
+        let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));
-        live.cancelled.cancel();
         live.watch.send_if_modified(|operation| {
-            let goes_on = !operation.state.is_final();
-            if goes_on {
-                operation.state = STATE;
-                operation.notes.push(format!("cancelled by {who}"));
+            let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
+            if goes_back && operation.state != stage {
+                operation.state = stage;
                 operation.revision += 1;
+                self.0.events.publish(wire::event(operation, None));
             }
-            goes_on
+            goes_back
         });
+        live.cancelled.cancel();
         Ok(live.watch.borrow().clone())
     }
 
@@ -371,6 +366,11 @@ impl Operations {
 /// The GPU of a plan, as a refusal names it.
 pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
     plans.iter().map(|plan| (plan.gpu, plan.uuid.clone())).collect()
+}
+
+/// Why an operation is taken back that somebody cancelled.
+pub(crate) fn cancelled(id: OperationId) -> ApiError {
+    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled"))
 }
 
 fn unknown(id: &str) -> ApiError {

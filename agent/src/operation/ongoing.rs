@@ -186,8 +186,15 @@ impl Ongoing {
             .store()
             .write_ending(move |tx| {
                 let recorded = also(tx)?;
-                tx.end(id, state, kept.clone())?;
-                Ok(recorded)
+                match tx.end(id, state, kept.clone()) {
+                    // Whoever cancelled it before it was begun has recorded that.
+                    Err(StoreError::Transition { from: OperationState::RolledBack, .. })
+                        if state == OperationState::RolledBack =>
+                    {
+                        Ok(recorded)
+                    }
+                    ended => ended.map(|_| recorded),
+                }
             })
             .await;
         let mut error = error;

@@ -311,5 +311,12 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
     assert_eq!(store.read(move |view| view.audit(&about)).wait().unwrap().len(), 1);
     let after = AuditQuery { after: last[0].sequence, limit: 5, ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&after)).wait().unwrap(), last[1..]);
+    // By the wall clock, which was set back: what was made before that lies ahead.
+    let back = last[1].at;
+    let since = AuditQuery { since: Some(back), ..AuditQuery::default() };
+    let since = store.read(move |view| view.audit(&since)).wait().unwrap();
+    assert!(since.iter().all(|one| one.at >= back) && since.contains(&last[1]) && since.contains(&last[0]));
+    let never = AuditQuery { since: Some(jiff::Timestamp::MAX), ..AuditQuery::default() };
+    assert_eq!(store.read(move |view| view.audit(&never)).wait().unwrap(), []);
     let _ = actor(0);
 }
