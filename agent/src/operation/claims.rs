@@ -32,13 +32,21 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Holder by UUID, as a sentence names it.
-    held: BTreeMap<String, String>,
+    /// Holder by UUID.
+    held: BTreeMap<String, Holder>,
     /// Those in line, first come first.
     line: VecDeque<Place>,
     last_ticket: u64,
     /// Why nobody gets any.
     closed: Option<ApiError>,
+}
+
+#[derive(Debug, Clone)]
+struct Holder {
+    /// As a sentence names it.
+    who: String,
+    /// Whether it has begun to change the GPU; until then it only plans.
+    begun: bool,
 }
 
 #[derive(Debug)]
@@ -82,7 +90,7 @@ impl Claims {
                 .retryable());
         }
         let uuids: Vec<String> = gpus.iter().map(|(_, uuid)| uuid.clone()).collect();
-        state.take(&uuids, PREPARING);
+        state.take(&uuids, PREPARING, false);
         drop(state);
         Ok(Claim { claims: self.clone(), uuids })
     }
@@ -99,7 +107,7 @@ impl Claims {
                 let mut state = self.state();
                 let open = state.closed.is_none();
                 if open && uuids.iter().all(|uuid| state.obstacle(uuid, Some(place.ticket)).is_none()) {
-                    state.take(uuids, who);
+                    state.take(uuids, who, false);
                     return Claim { claims: self.clone(), uuids: uuids.to_vec() };
                 }
             }
@@ -114,7 +122,7 @@ impl Claims {
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
         let mut state = self.state();
         match state.held.first_key_value() {
-            Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
+            Some((uuid, holder)) => Err((uuid.clone(), holder.who.clone())),
             None => {
                 state.closed = Some(why);
                 Ok(())
@@ -135,7 +143,12 @@ impl Claims {
 
     /// Who has the GPU, if somebody has.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
-        self.state().held.get(uuid).cloned()
+        self.state().held.get(uuid).map(|holder| holder.who.clone())
+    }
+
+    /// Who is changing the GPU, if somebody has begun to.
+    pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
+        self.state().held.get(uuid).filter(|holder| holder.begun).map(|holder| holder.who.clone())
     }
 }
 
@@ -146,20 +159,20 @@ impl State {
             let before = |place: &&Place| ticket.is_none_or(|mine| place.ticket < mine);
             self.line.iter().filter(before).find(|place| place.uuids.iter().any(|other| other == uuid))
         };
-        self.held.get(uuid).cloned().or_else(|| earlier().map(|place| place.who.clone()))
+        self.held.get(uuid).map(|holder| &holder.who).or_else(|| earlier().map(|place| &place.who)).cloned()
     }
 
-    fn take(&mut self, uuids: &[String], who: &str) {
+    fn take(&mut self, uuids: &[String], who: &str, begun: bool) {
         for uuid in uuids {
-            self.held.insert(uuid.clone(), who.to_owned());
+            self.held.insert(uuid.clone(), Holder { who: who.to_owned(), begun });
         }
     }
 }
 
 impl Claim {
-    /// Says who has the GPUs.
+    /// Says who begins to change the GPUs.
     pub(crate) fn name(&self, who: &str) {
-        self.claims.state().take(&self.uuids, who);
+        self.claims.state().take(&self.uuids, who, true);
     }
 }
 
@@ -216,7 +229,9 @@ mod tests {
         let error = claims.claim(&[gpu(2), gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
         assert_eq!((error.code, error.retryable), (Code::Conflict, true));
+        assert_eq!(claims.changing("GPU-1"), None, "it is only planned");
         first.name("operation op-1");
+        assert_eq!(claims.changing("GPU-1").as_deref(), Some("operation op-1"));
         let error = claims.claim(&[gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
         // The refused one kept nothing.
