@@ -31,10 +31,18 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Holder by UUID, as a sentence names it.
-    held: BTreeMap<String, String>,
+    /// Holder by UUID.
+    held: BTreeMap<String, Holder>,
     /// Why nobody gets any.
     closed: Option<ApiError>,
+}
+
+#[derive(Debug, Clone)]
+struct Holder {
+    /// As a sentence names it.
+    who: String,
+    /// Whether it has begun to change the GPU; until then it only plans.
+    begun: bool,
 }
 
 /// What somebody is called whose operation has no id yet.
@@ -62,7 +70,7 @@ impl Claims {
             return Err(closed.clone());
         }
         for (index, uuid) in gpus {
-            let Some(holder) = state.held.get(uuid) else { continue };
+            let Some(Holder { who: holder, .. }) = state.held.get(uuid) else { continue };
             let error = ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}"));
             return Err(error
                 .hint(
@@ -71,7 +79,7 @@ impl Claims {
                 .retryable());
         }
         let uuids: Vec<String> = gpus.iter().map(|(_, uuid)| uuid.clone()).collect();
-        state.take(&uuids, PREPARING);
+        state.take(&uuids, PREPARING, false);
         drop(state);
         Ok(Claim { claims: self.clone(), uuids })
     }
@@ -88,7 +96,7 @@ impl Claims {
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
         let mut state = self.state();
         match state.held.first_key_value() {
-            Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
+            Some((uuid, holder)) => Err((uuid.clone(), holder.who.clone())),
             None => {
                 state.closed = Some(why);
                 Ok(())
@@ -109,22 +117,27 @@ impl Claims {
 
     /// Who has the GPU, if somebody has.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
-        self.state().held.get(uuid).cloned()
+        self.state().held.get(uuid).map(|holder| holder.who.clone())
+    }
+
+    /// Who is changing the GPU, if somebody has begun to.
+    pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
+        self.state().held.get(uuid).filter(|holder| holder.begun).map(|holder| holder.who.clone())
     }
 }
 
 impl State {
-    fn take(&mut self, uuids: &[String], who: &str) {
+    fn take(&mut self, uuids: &[String], who: &str, begun: bool) {
         for uuid in uuids {
-            self.held.insert(uuid.clone(), who.to_owned());
+            self.held.insert(uuid.clone(), Holder { who: who.to_owned(), begun });
         }
     }
 }
 
 impl Claim {
-    /// Says who has the GPUs.
+    /// Says who begins to change the GPUs.
     pub(crate) fn name(&self, who: &str) {
-        self.claims.state().take(&self.uuids, who);
+        self.claims.state().take(&self.uuids, who, true);
     }
 }
 
@@ -154,7 +167,9 @@ mod tests {
         let error = claims.claim(&[gpu(2), gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
         assert_eq!((error.code, error.retryable), (Code::Conflict, true));
+        assert_eq!(claims.changing("GPU-1"), None, "it is only planned");
         first.name("operation op-1");
+        assert_eq!(claims.changing("GPU-1").as_deref(), Some("operation op-1"));
         let error = claims.claim(&[gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
         // The refused one kept nothing.

@@ -119,7 +119,12 @@ impl Operations {
         self.0.claims.closed()
     }
 
-    /// Who is changing the GPU, if somebody is.
+    /// Who is changing the GPU, if somebody has begun to.
+    pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
+        self.0.claims.changing(uuid)
+    }
+
+    /// Who has the GPU, be it only to plan.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
         self.0.claims.holder(uuid)
     }
