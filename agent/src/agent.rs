@@ -7,8 +7,8 @@ use gpush_store::{Note, Store};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    conditions::Conditions, http::desk::Desk, observe::Observer, operation::Operations, people::People,
-    settings::Settings, startup::Startup,
+    conditions::Conditions, http::desk::Desk, observe::Observer, operation::Operations, outside::Outside,
+    people::People, settings::Settings, startup::Startup,
 };
 
 /// The agent, as its parts hold it.
@@ -27,6 +27,8 @@ pub(crate) struct Agent {
     pub(crate) hardware: Hardware,
     /// The hardware as last seen.
     pub(crate) observer: Observer,
+    /// Programs that run beside, and other processes.
+    pub(crate) outside: Outside,
     /// Who processes belong to.
     pub(crate) people: People,
     /// What is being done.

@@ -24,6 +24,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     agent::Agent,
     apply,
+    beside::Beside,
     conditions::Conditions,
     durable::{self, Remembered},
     http,
@@ -35,6 +36,7 @@ use crate::{
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
+    outside::Outside,
     people::People,
     settings::Settings,
     signals::{self, Asked, Signals},
@@ -75,9 +77,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .build()
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
+    let outside = Outside {
+        beside: Beside::new(&paths.state_dir, arguments.systemd_run.clone()),
+        proc: arguments.proc.clone(),
+        nvidia_smi: arguments.nvidia_smi.clone(),
+        driverless: Default::default(),
+    };
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let result = runtime.block_on(serve(settings, boot, remembered, doors, options, level));
+    let result = runtime.block_on(serve(settings, boot, remembered, doors, options, outside, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
@@ -133,6 +141,7 @@ async fn serve(
     remembered: Remembered,
     doors: Doors,
     options: Options,
+    outside: Outside,
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen().context("signals can't be handled")?;
@@ -146,6 +155,7 @@ async fn serve(
         settings,
         observer: Observer::new(hardware.clone(), people.clone()),
         hardware,
+        outside,
         people,
         operations: Operations::new(store.clone()),
         conditions: Conditions::of_the_store(store.clone(), conditions),
@@ -158,7 +168,7 @@ async fn serve(
         own_uid: nix::unistd::geteuid().as_raw(),
     });
     // Their GPUs are theirs before anybody is served.
-    apply::take_over(&agent, unfinished, &boot_id);
+    apply::take_over(&agent, unfinished, &boot_id).await;
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();

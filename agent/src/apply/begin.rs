@@ -11,7 +11,7 @@ use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
 use serde::{Deserialize, Serialize};
 
-use super::{Part, carry_out, line, renewed, unreadable};
+use super::{Part, carry_out, line, mode, renewed, unreadable};
 use crate::{
     agent::Shared,
     answers::Key,
@@ -128,11 +128,12 @@ impl Ready {
             readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
         }
         let gpus = renewed(agent, asker, &readings).await?;
-        let plans = plan_host(&agent.settings.config(), &gpus, request)?.plans;
+        let mut plans = plan_host(&agent.settings.config(), &gpus, request)?.plans;
         if plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
         }
+        mode::preflight::examine(agent, asker, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }

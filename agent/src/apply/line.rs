@@ -21,7 +21,12 @@ use super::{
     begin::{Order, Ready, intent, may_pass},
     carry_out::{self, cancelled, carry_out, finish},
 };
-use crate::{agent::Shared, auth::Asker, operation::Ongoing, view};
+use crate::{
+    agent::Shared,
+    auth::Asker,
+    operation::{self, Ongoing},
+    view,
+};
 
 /// Between two looks at instances that are in use. The driver tells nobody when they become idle.
 const LOOK: Duration = Duration::from_secs(1);
@@ -106,7 +111,7 @@ async fn turn(agent: &Shared, ongoing: &Ongoing, order: &Order, last: &mut Optio
 async fn once(agent: &Shared, ongoing: &Ongoing, order: &Order, asker: &Asker) -> Result<Ready, ApiError> {
     let gpus = view::gpus(agent, asker).await?;
     let meant = plan_host(&agent.settings.config(), &gpus, &order.request)?.plans;
-    let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
+    let uuids: Vec<String> = operation::gpus(&meant).into_iter().map(|(_, uuid)| uuid).collect();
     let claim = agent.operations.claim_in_turn(&uuids, ongoing).await;
     Ready::look(agent, asker, &order.request, &meant, claim).await
 }

@@ -15,6 +15,7 @@
 //! | `carry_out` | the operation as a whole: forward on all GPUs, or back on all |
 //! | `forward` | the steps on one GPU |
 //! | `back` | the previous layout on one GPU |
+//! | `mode` | changes of MIG mode, and what is around them |
 //! | `recover` | what an agent that died left half done |
 //! | `step` | one step: the driver call, what it came to, whether it landed |
 
@@ -23,6 +24,7 @@ mod begin;
 mod carry_out;
 mod forward;
 mod line;
+mod mode;
 mod recover;
 mod step;
 
@@ -34,7 +36,7 @@ pub(crate) use self::{
 use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest};
-use gpush_core::desired::plan_host;
+use gpush_core::desired::{needs_reset, plan_host};
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
@@ -52,23 +54,27 @@ pub(crate) struct Part {
     pub(crate) before: Option<Mig>,
     /// What stood when the plan was made: what its steps begin with.
     pub(super) found: Vec<GpuInstance>,
+    /// Whether a change of its MIG mode may take a reset.
+    pub(super) resets: bool,
 }
 
 impl Part {
     /// Of a plan made on `reading`, where `before` stood when the operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let found = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
-        Self { position, plan, before, found }
+        let resets = plan.reset.is_some() || needs_reset(reading.identity.architecture);
+        Self { position, plan, before, found, resets }
     }
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        Self { position, plan, before: None, found: Vec::new() }
+        Self { position, plan, before: None, found: Vec::new(), resets: false }
     }
 
     /// As the journal has it, to be compared with what stands now.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
-        Self { position, plan: intent.plan.clone(), before: intent.before.clone(), found: Vec::new() }
+        let (plan, before) = (intent.plan.clone(), intent.before.clone());
+        Self { position, plan, before, found: Vec::new(), resets: false }
     }
 
     /// The GPU in messages.
@@ -87,7 +93,7 @@ impl Part {
 
     /// Whether carrying it out changes anything.
     pub(super) fn is_empty(&self) -> bool {
-        self.plan.steps.is_empty() && !self.plan.enables_mig
+        self.plan.steps.is_empty() && !self.plan.enables_mig && !self.plan.disables_mig
     }
 
     /// Whether nothing is, and nothing was, to be done: then there is nothing to take back.
@@ -117,12 +123,15 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     }
     let gpus = renewed(agent, asker, &fresh).await?;
     let mut plans = plan_host(&config, &gpus, request)?;
+    mode::preflight::examine(agent, asker, &gpus, &mut plans.plans).await;
     for plan in &mut plans.plans {
         if let Some(error) = unread.remove(&plan.uuid) {
             *plan = GpuPlan {
                 steps: Vec::new(),
                 keeps: Vec::new(),
                 enables_mig: false,
+                disables_mig: false,
+                reset: None,
                 refusal: None,
                 error: Some(error),
                 ..plan.clone()

@@ -21,5 +21,7 @@ pub use gpu::{
 };
 pub use health::{Driver, Health, HealthStatus, LayoutsAtStart, Version};
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
-pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
+pub use plan::{
+    ApplyRequest, Blocker, GpuLayout, GpuPlan, Holder, LayoutSource, Peer, PlanRequest, Plans, Refusal, Reset, Step,
+};
 pub use policy::{ConfigView, Mode, NamedLayout, PendingRestart, RuleView};

@@ -17,10 +17,12 @@ use crate::{
 
 mod drift;
 mod each;
+mod mode;
 mod plan;
 mod way_out;
 
 pub use drift::drift;
+pub use mode::needs_reset;
 pub use plan::plan_host;
 
 /// What the config wants of one GPU.
