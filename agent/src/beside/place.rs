@@ -221,3 +221,52 @@ impl Place {
         File::open(&self.dir)?.sync_all()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_what_its_lock_and_its_files_say() {
+        let scratch = tempfile::tempdir().unwrap();
+        let spec = Spec {
+            program: "/bin/true".into(),
+            name: "true".to_owned(),
+            args: Vec::new(),
+            env: BTreeMap::new(),
+            deadline_ms: 1,
+            grace_ms: 1,
+        };
+        let lay = || Place::lay(scratch.path(), "op-1.reset", &spec).unwrap();
+        let end = |place: &Place| place.concluded().map(|ended| ended.end);
+        // Asked for and never begun: nobody runs it any more, its keeper least of all.
+        let place = lay();
+        assert_eq!((place.name(), place.operation(), place.step()), ("op-1.reset.1", "op-1", "reset"));
+        assert!(!place.runs());
+        assert_eq!(end(&place), Some(End::Void));
+        // Running: the lock is held, by the keeper or by the program alone.
+        let place = lay();
+        let lock = place.lock().unwrap().unwrap();
+        let program = lock.try_clone().unwrap();
+        place.begin().unwrap();
+        assert!(place.runs() && place.lock().unwrap().is_none());
+        drop(lock);
+        assert_eq!((end(&place), place.void().unwrap()), (None, false));
+        // Both gone, and no end told.
+        drop(program);
+        assert_eq!(end(&place), Some(End::Lost));
+        assert!(!place.void().unwrap() && !place.runs());
+        // Told: what holds the lock afterwards is no concern.
+        let place = lay();
+        let _lock = place.lock().unwrap().unwrap();
+        place.conclude(&Ended { end: End::Exited(3), output: " a\n\n\u{1b}b ".to_owned() }).unwrap();
+        assert_eq!(end(&place), Some(End::Exited(3)));
+        assert_eq!(place.outcome().unwrap().said(), ": a | ?b");
+        assert!(!place.runs());
+        // Given up before it began.
+        let place = lay();
+        assert!(place.void().unwrap());
+        assert_eq!(Place::all(scratch.path(), "op-1").len(), 4);
+        assert!(Place::all(scratch.path(), "op-12").is_empty());
+    }
+}

@@ -3,13 +3,7 @@
 //! The driver itself tells only who computes on a GPU. A monitor, or a service that merely keeps
 //! the device open, is in no list of its, and is in the way of a reset all the same.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use gpush_api::{ApiError, Code, Holder, text};
 use gpush_core::holders::service;
@@ -71,7 +65,8 @@ fn look(proc: &Path, minors: &[u32], own: &[u32]) -> std::io::Result<Vec<Holder>
             continue;
         }
         let targets = open.filter_map(Result::ok).filter_map(|fd| fs::read_link(fd.path()).ok());
-        let mut devices: Vec<String> = targets.filter(|target| is_of(target, minors)).map(shown).collect();
+        let mut devices: Vec<String> =
+            targets.filter(|target| is_of(target, minors)).map(|node| node.to_string_lossy().into_owned()).collect();
         devices.sort();
         devices.dedup();
         if !devices.is_empty() {
@@ -88,10 +83,6 @@ fn is_of(node: &Path, minors: &[u32]) -> bool {
         return cap.checked_sub(CAPS.0).is_some_and(|cap| minors.contains(&(cap / CAPS.1)));
     }
     node.strip_prefix("nvidia").and_then(|minor| minor.parse().ok()).is_some_and(|minor| minors.contains(&minor))
-}
-
-fn shown(node: PathBuf) -> String {
-    node.to_string_lossy().into_owned()
 }
 
 /// What is known of a process; `None` when it is gone by now.
