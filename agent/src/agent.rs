@@ -10,7 +10,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     answers::UnderWay, apply::line::Line, conditions::Conditions, events::Events, held::Held, http::desk::Desk,
-    observe::Observer, operation::Operations, overrides::Overrides, people::People, reload::Reloads,
+    observe::Observer, operation::Operations, outside::Outside, overrides::Overrides, people::People, reload::Reloads,
     settings::Settings, startup::Startup,
 };
 
@@ -34,6 +34,8 @@ pub(crate) struct Agent {
     pub(crate) hardware: Hardware,
     /// The hardware as last seen.
     pub(crate) observer: Observer,
+    /// Programs that run beside, and other processes.
+    pub(crate) outside: Outside,
     /// Who processes belong to.
     pub(crate) people: People,
     /// What happens, for those who listen.

@@ -30,6 +30,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     agent::{Agent, Shared},
     apply,
+    beside::Beside,
     conditions::Conditions,
     durable::{self, Remembered},
     events::{self, Events},
@@ -45,6 +46,7 @@ use crate::{
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
+    outside::Outside,
     overrides::{self, Overrides},
     people::People,
     reload::{self, Wish},
@@ -88,9 +90,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .build()
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
+    let outside = Outside {
+        beside: Beside::new(&paths.state_dir, arguments.systemd_run.clone()),
+        proc: arguments.proc.clone(),
+        nvidia_smi: arguments.nvidia_smi.clone(),
+        driverless: Default::default(),
+    };
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let here = Here { boot, host_root: arguments.host_root.clone() };
+    let here = Here { boot, host_root: arguments.host_root.clone(), outside };
     let result = runtime.block_on(serve(settings, here, remembered, doors, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
@@ -103,6 +111,8 @@ struct Here {
     boot: Result<String, ApiError>,
     /// Root of the host's file system.
     host_root: PathBuf,
+    /// Programs that run beside, and other processes.
+    outside: Outside,
 }
 
 /// The sockets to serve.
@@ -153,7 +163,7 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 async fn serve(
     settings: Settings,
-    Here { boot, host_root }: Here,
+    Here { boot, host_root, outside }: Here,
     remembered: Remembered,
     doors: Doors,
     options: Options,
@@ -184,6 +194,7 @@ async fn serve(
         settings,
         observer: Observer::new(hardware.clone(), people.clone(), events.bell()),
         hardware,
+        outside,
         people,
         operations: Operations::new(store.clone(), events.clone()),
         line: Default::default(),
@@ -209,7 +220,7 @@ async fn serve(
     // Before anybody could ask the driver, and before an operation in line could begin.
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
-    apply::take_over(&agent, unfinished, &superseded, &boot_id);
+    apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
     let line = tokio::spawn(apply::line::run(Arc::clone(&agent)));
     // Listens from before there is a worker to be heard.
     let watch = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));

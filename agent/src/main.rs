@@ -19,6 +19,7 @@ mod agent;
 mod answers;
 mod apply;
 mod auth;
+mod beside;
 mod conditions;
 mod cordon;
 mod durable;
@@ -34,6 +35,7 @@ mod manager;
 mod observe;
 mod operation;
 mod options;
+mod outside;
 mod overrides;
 mod people;
 mod redact;
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
     let arguments = options::Arguments::parse();
     match &arguments.command {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
+        Some(options::Command::Beside { dir }) => return beside::keeper::main(dir),
         #[cfg(feature = "man")]
         Some(options::Command::Man) => {
             let written = options::man_page().and_then(|page| std::io::Write::write_all(&mut std::io::stdout(), &page));

@@ -55,6 +55,18 @@ pub(crate) struct Arguments {
     #[arg(long, env = "GPUSH_HOST_ROOT", value_name = "DIR", hide = true, default_value = "/")]
     pub(crate) host_root: PathBuf,
 
+    /// Where processes are looked for
+    #[arg(long, env = "GPUSH_PROC", value_name = "DIR", hide = true, default_value = "/proc")]
+    pub(crate) proc: PathBuf,
+
+    /// Program that resets GPUs, where the config has its default
+    #[arg(long, env = "GPUSH_NVIDIA_SMI", value_name = "FILE", hide = true)]
+    pub(crate) nvidia_smi: Option<PathBuf>,
+
+    /// systemd-run, as if systemd were the service manager
+    #[arg(long, env = "GPUSH_SYSTEMD_RUN", value_name = "FILE", hide = true)]
+    pub(crate) systemd_run: Option<PathBuf>,
+
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -65,6 +77,12 @@ pub(crate) enum Command {
     /// Runs driver calls for the agent that started it.
     #[command(hide = true)]
     DriverWorker,
+    /// Runs a program for the agent and outlives it.
+    #[command(hide = true)]
+    Beside {
+        /// Directory of the run.
+        dir: PathBuf,
+    },
     /// Prints the man page.
     #[cfg(feature = "man")]
     #[command(hide = true)]

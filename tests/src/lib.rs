@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: a simulated host, an agent on it, commands against both.
 
 pub mod agent;
+pub mod around;
 pub mod driver;
 pub mod fixture;
 pub mod host;

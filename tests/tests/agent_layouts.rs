@@ -81,7 +81,7 @@ fn a_hopper_has_its_mode_switched_on_with_its_layout() {
     assert_eq!(truth(&host, 0), ["MIG off"]);
     let operation = agent.apply(&["0"], &["4g.40gb", "1g.20gb", "1g.10gb"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
-    assert!(operation.plans[0].enables_mig);
+    assert!(operation.plans[0].enables_mig && operation.plans[0].reset.is_none());
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
     assert_eq!(operation.progress[0].total as usize, operation.plans[0].steps.len() + 1);
     assert_eq!(truth(&host, 0).len(), 3, "{:?}", truth(&host, 0));

@@ -177,13 +177,10 @@ fn what_means_nothing_on_this_host_is_refused_and_changes_nothing() {
         ("other-parts", 2, "label `other-parts` is for no GPU of this host"),
         ("unknown-profile", 2, "has no profile 1g.12gb"),
         ("al-disabled", 2, "did you mean `all-disabled`?"),
-        ("all-disabled", 7, "does not switch it off yet"),
     ];
     for (label, expected, says) in cases {
         for command in ["plan", "apply", "assert"] {
             let (status, said) = run(&agent, command, label, &[]);
-            // That MIG mode is on is a difference, all else is the asker's error.
-            let expected = if (command, label) == ("assert", "all-disabled") { 3 } else { expected };
             assert_eq!(status, expected, "{command} {label}: {said}");
             assert!(said.replace("\n           ", " ").contains(says), "{command} {label}: {said}");
         }
@@ -195,6 +192,28 @@ fn what_means_nothing_on_this_host_is_refused_and_changes_nothing() {
     assert_eq!(wrong.status.code(), Some(2));
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
+}
+
+/// mig-parted: a mode change on one GPU clears the others, and a reset hits all of them.
+#[test]
+fn mig_mode_goes_off_on_the_gpus_of_the_label_and_no_other() {
+    let host = Host::up(A100S);
+    let agent = Agent::start(&host, "");
+    assert_eq!(run(&agent, "apply", "second", &[]).0, 0);
+    let (status, said) = run(&agent, "assert", "all-disabled", &[]);
+    assert_eq!(status, 3, "{said}");
+    let before = truth(&host, 1);
+    assert_ne!(before, ["MIG off"]);
+    host.start_trace();
+    let (status, said) = run(&agent, "apply", "all-disabled", &["--gpu", "0"]);
+    assert_eq!(status, 0, "{said}");
+    assert_eq!((truth(&host, 0), truth(&host, 1)), (vec!["MIG off".to_owned()], before));
+    let resets: Vec<_> = host.trace().into_iter().filter(|call| call.function == "gpu-reset").collect();
+    assert_eq!(resets.iter().map(|call| call.gpu).collect::<Vec<_>>(), [Some(0)]);
+    assert_eq!(run(&agent, "apply", "all-disabled", &[]).0, 0);
+    assert_eq!(run(&agent, "assert", "all-disabled", &[]).0, 0);
+    let (status, said) = run(&agent, "apply", "second", &[]);
+    assert_eq!(status, 0, "and on again: {said}");
 }
 
 /// mig-parted: restore panics when a GPU is gone.

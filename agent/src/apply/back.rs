@@ -25,7 +25,7 @@ use gpush_core::{
 use gpush_nvml::Reading;
 
 use super::{
-    Part,
+    Part, mode,
     step::{self, Ground, Trouble},
 };
 use crate::{agent::Shared, redact};
@@ -53,12 +53,12 @@ impl From<Trouble> for Setback {
 ///
 /// # Errors
 /// When it can't, or not all of it; the GPU is then neither as planned nor as before.
-pub(super) async fn back(agent: &Shared, part: &Part) -> Result<(), Trouble> {
+pub(super) async fn back(agent: &Shared, operation: &str, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;
     loop {
         let stays = (attempt >= ATTEMPTS).then_some(&refused);
-        let setback = match once(agent, part, stays).await {
+        let setback = match once(agent, operation, part, stays).await {
             Ok(None) => return Ok(()),
             Ok(Some(beside)) => return Err(Trouble::Failed(partly(part, beside))),
             Err(setback) => setback,
@@ -83,12 +83,22 @@ pub(super) async fn back(agent: &Shared, part: &Part) -> Result<(), Trouble> {
 
 /// One attempt; what could not be restored, where that is not all. `stays` are the instances that
 /// are not touched although no process shows in them; without it everything is to come back.
-async fn once(agent: &Shared, part: &Part, stays: Option<&BTreeSet<u32>>) -> Result<Option<Beside>, Setback> {
-    let reading = step::read(agent, part).await?;
+async fn once(
+    agent: &Shared,
+    operation: &str,
+    part: &Part,
+    stays: Option<&BTreeSet<u32>>,
+) -> Result<Option<Beside>, Setback> {
+    let mut reading = step::read(agent, part).await?;
     if same(part.before.as_ref(), reading.mig.as_ref()) {
         return Ok(None);
     }
     let failed = |error: ApiError| Setback::from(Trouble::Failed(error));
+    let is_on = |reading: &Reading| reading.mig.as_ref().is_some_and(|mig| mig.enabled);
+    if part.before.as_ref().is_some_and(|before| before.enabled) && !is_on(&reading) {
+        restore_mode(agent, operation, part, true).await?;
+        reading = step::read(agent, part).await?;
+    }
     let (Some(before), Some(now)) = (&part.before, &reading.mig) else {
         let message = format!("{}: it has no MIG any more", part.label());
         return Err(failed(ApiError::new(Code::DriverError, message)));
@@ -138,7 +148,11 @@ async fn once(agent: &Shared, part: &Part, stays: Option<&BTreeSet<u32>>) -> Res
         }
     }
     if short.is_none() && (now.enabled, now.pending) != (before.enabled, before.pending) {
-        step::set_mode(agent, part, before.enabled).await?;
+        restore_mode(agent, operation, part, before.enabled).await?;
+        if before.pending != before.enabled {
+            // Somebody had asked for it and not reset the GPU yet.
+            step::set_mode(agent, part, before.pending).await?;
+        }
     }
     let reading = step::read(agent, part).await?;
     let stands = match &short {
@@ -153,6 +167,11 @@ async fn once(agent: &Shared, part: &Part, stays: Option<&BTreeSet<u32>>) -> Res
     }
     let message = format!("{}: the driver reported success, but the previous layout is not back", part.label());
     Err(failed(ApiError::new(Code::DriverError, message)))
+}
+
+async fn restore_mode(agent: &Shared, operation: &str, part: &Part, enable: bool) -> Result<(), Trouble> {
+    let mut troubled = mode::switch(agent, operation, &[part], enable).await;
+    troubled.remove(&part.position).map_or(Ok(()), Err)
 }
 
 /// The GPU instance that a step destroys, or destroys something in.

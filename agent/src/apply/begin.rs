@@ -12,7 +12,7 @@ use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, carry_out, renewed, unreadable};
+use super::{Part, carry_out, mode, renewed, unreadable};
 use crate::{
     agent::Shared,
     answers::Key,
@@ -173,6 +173,7 @@ impl Ready {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
         }
+        mode::preflight::examine(agent, asker, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }

@@ -11,7 +11,7 @@
 //! A GPU whose call has no answer yet does not stop the others: it may turn out to have landed.
 //! One that is lost, or whose outcome stays unknown, is left as it is.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, Code, OperationState};
 use gpush_store::{NewAudit, Tx};
@@ -21,6 +21,7 @@ use super::{
     Part,
     back::back,
     forward::{Forward, forward},
+    mode,
     step::Trouble,
 };
 use crate::{
@@ -71,7 +72,7 @@ pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Pa
             .collect::<Vec<_>>()
             .join("; ")
     );
-    let ends = all_forward(agent, &ongoing, parts).await;
+    let ends = the_way(agent, &ongoing, parts).await;
     let failed = ends.iter().find_map(|end| match end {
         Forward::Troubled(trouble) => Some(trouble.error().clone()),
         Forward::Done | Forward::Stopped => None,
@@ -81,6 +82,49 @@ pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Pa
         None => finish(agent, ongoing, parts, OperationState::Done, None).await,
         Some(why) => go_back(agent, ongoing, parts, &ends, why).await,
     }
+}
+
+/// All that leads to what is wanted: modes on, the steps on all GPUs at once, modes off.
+async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {
+    let stopped = || parts.iter().map(|_| Forward::Stopped).collect::<Vec<_>>();
+    let with = |mut ends: Vec<Forward>, troubled: BTreeMap<usize, Trouble>| {
+        for (position, trouble) in troubled {
+            ends[position] = Forward::Troubled(trouble);
+        }
+        ends
+    };
+    if let Err(error) = mode::around::prepare(agent, ongoing, parts).await {
+        let first = parts.iter().find(|part| part.plan.reset.is_some()).map_or(0, |part| part.position);
+        return with(stopped(), BTreeMap::from([(first, Trouble::Failed(error))]));
+    }
+    let on: Vec<&Part> = parts.iter().filter(|part| part.plan.enables_mig).collect();
+    if !on.is_empty() {
+        if ongoing.cancelled().is_cancelled() {
+            return stopped();
+        }
+        let troubled = mode::carry_out(agent, ongoing, &on, true).await;
+        if !troubled.is_empty() {
+            return with(stopped(), troubled);
+        }
+    }
+    let mut ends = all_forward(agent, ongoing, parts).await;
+    for part in &on {
+        // Where no reset is needed, whoever has the GPU open is noticed only now.
+        if let Forward::Troubled(Trouble::Failed(error)) = &mut ends[part.position]
+            && error.code == Code::Blocked
+        {
+            error.causes.extend(mode::preflight::suspects(agent, &part.plan.uuid).await);
+        }
+    }
+    let off: Vec<&Part> = parts.iter().filter(|part| part.plan.disables_mig).collect();
+    if off.is_empty() || !ends.iter().all(|end| matches!(end, Forward::Done)) {
+        return ends;
+    }
+    if ongoing.cancelled().is_cancelled() {
+        return stopped();
+    }
+    let troubled = mode::carry_out(agent, ongoing, &off, false).await;
+    with(ends, troubled)
 }
 
 /// Restores what stood before, on all GPUs of an operation, because of `why`.
@@ -134,6 +178,7 @@ async fn end(
     mut changes: Vec<Change>,
 ) {
     let operation = ongoing.snapshot();
+    let id = ongoing.id();
     for part in parts {
         match state {
             OperationState::Done => changes.push(Change::mend(&part.plan.uuid)),
@@ -149,6 +194,9 @@ async fn end(
         agent.observer.outdate(&part.plan.uuid);
     }
     changes.iter().for_each(|change| agent.conditions.take_in(change));
+    for told in mode::around::take_back(agent, ongoing.number(), state).await {
+        ongoing.note(told);
+    }
     let audit = NewAudit {
         by: None,
         action: operation.kind.clone(),
@@ -175,6 +223,7 @@ async fn end(
         overrides::settle(tx, &operation, &lasting)
     };
     ongoing.end(state, error, also, |effects| agent.overrides.take_in(&effects)).await;
+    agent.outside.beside.forget(&id);
 }
 
 async fn all_forward(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {
@@ -227,7 +276,7 @@ async fn all_back(
                         progress.rolling_back = true;
                         progress.doing = Some("restoring the previous layout".to_owned());
                     });
-                    let back = back(&agent, &part).await;
+                    let back = back(&agent, &ongoing.id(), &part).await;
                     ongoing.progress(part.position, |progress| {
                         progress.doing = None;
                         if let Err(trouble) = &back {

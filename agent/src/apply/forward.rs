@@ -40,14 +40,6 @@ pub(super) async fn forward(agent: &Shared, ongoing: &Ongoing, part: &Part, abor
 async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &CancellationToken) -> Result<bool, Trouble> {
     let position = part.position;
     let mut ground = Ground::of(&part.found);
-    if part.plan.enables_mig {
-        if abort.is_cancelled() {
-            return Ok(false);
-        }
-        ongoing.progress(position, |progress| progress.doing = Some("switching MIG mode on".to_owned()));
-        step::set_mode(agent, part, true).await?;
-        ongoing.progress(position, |progress| progress.done += 1);
-    }
     for step in &part.plan.steps {
         if abort.is_cancelled() {
             return Ok(false);
@@ -57,6 +49,10 @@ async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &Cancellat
         ongoing.progress(position, |progress| progress.doing = Some(words));
         step::take(agent, part, step, &mut ground).await?;
         ongoing.progress(position, |progress| progress.done += 1);
+    }
+    if part.plan.disables_mig {
+        // What counts is read back once the mode is off.
+        return Ok(true);
     }
     ongoing.progress(position, |progress| progress.doing = Some("reading the layout back".to_owned()));
     let reading = step::read(agent, part).await?;
@@ -84,6 +80,9 @@ pub(super) fn difference(part: &Part, reading: &Reading) -> Option<String> {
         return None;
     }
     let Some(mig) = &reading.mig else { return Some("the GPU has no MIG any more".to_owned()) };
+    if part.plan.disables_mig {
+        return (mig.enabled || mig.pending).then(|| "MIG mode is on".to_owned());
+    }
     if !mig.enabled {
         return Some("MIG mode is off".to_owned());
     }

@@ -15,6 +15,7 @@
 //! | `carry_out` | the operation as a whole: forward on all GPUs, or back on all |
 //! | `forward` | the steps on one GPU |
 //! | `back` | the previous layout on one GPU |
+//! | `mode` | changes of MIG mode, and what is around them |
 //! | `recover` | what an agent that died left half done |
 //! | `step` | one step: the driver call, what it came to, whether it landed |
 
@@ -23,6 +24,7 @@ mod begin;
 mod carry_out;
 mod forward;
 pub(crate) mod line;
+mod mode;
 mod recover;
 mod step;
 
@@ -34,7 +36,7 @@ pub(crate) use self::{
 use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest};
-use gpush_core::desired::plan_host;
+use gpush_core::desired::{needs_reset, plan_host};
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
@@ -54,26 +56,29 @@ pub(crate) struct Part {
     pub(super) found: Vec<GpuInstance>,
     /// What becomes of the GPU's override when the operation ends well.
     pub(super) lasting: Option<Lasting>,
+    /// Whether a change of its MIG mode may take a reset.
+    pub(super) resets: bool,
 }
 
 impl Part {
     /// Of a plan made on `reading`, where `before` stood when the operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let found = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
-        Self { position, plan, before, found, lasting: None }
+        let resets = plan.reset.is_some() || needs_reset(reading.identity.architecture);
+        Self { position, plan, before, found, lasting: None, resets }
     }
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
         // Who is in the way was seen with the eyes of whoever asked; an operation is read by everybody.
         let plan = GpuPlan { refusal: None, error: None, steps: Vec::new(), keeps: Vec::new(), ..plan };
-        Self { position, plan, before: None, found: Vec::new(), lasting: None }
+        Self { position, plan, before: None, found: Vec::new(), lasting: None, resets: false }
     }
 
     /// As the journal has it, to be compared with what stands now.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
         let (plan, before) = (intent.plan.clone(), intent.before.clone());
-        Self { position, plan, before, found: Vec::new(), lasting: None }
+        Self { position, plan, before, found: Vec::new(), lasting: None, resets: false }
     }
 
     /// The GPU in messages.
@@ -92,7 +97,7 @@ impl Part {
 
     /// Whether carrying it out changes anything.
     pub(super) fn is_empty(&self) -> bool {
-        self.plan.steps.is_empty() && !self.plan.enables_mig
+        self.plan.steps.is_empty() && !self.plan.enables_mig && !self.plan.disables_mig
     }
 
     /// Whether nothing is, and nothing was, to be done: then there is nothing to take back.
@@ -128,12 +133,15 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     let gpus = renewed(agent, asker, &fresh).await?;
     let mut plans = plan_host(&config, &gpus, request)?;
     rival::refuse(&agent.host_root, &mut plans.plans);
+    mode::preflight::examine(agent, asker, &gpus, &mut plans.plans).await;
     for plan in &mut plans.plans {
         if let Some(error) = unread.remove(&plan.uuid) {
             *plan = GpuPlan {
                 steps: Vec::new(),
                 keeps: Vec::new(),
                 enables_mig: false,
+                disables_mig: false,
+                reset: None,
                 refusal: None,
                 error: Some(error),
                 ..plan.clone()

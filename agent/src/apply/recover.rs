@@ -19,8 +19,11 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, GpuPlan, LayoutSource, OperationState, PlanRequest};
-use gpush_core::{config::Config, desired::plan_host};
+use gpush_api::{ApiError, Code, GpuLayout, GpuPlan, LayoutSource, OperationState, PlanRequest};
+use gpush_core::{
+    config::Config,
+    desired::{needs_reset, plan_host},
+};
 use gpush_nvml::{DriverError, ErrorKind, Reading};
 use gpush_store::{GpuIntent, OperationId, UnfinishedOperation};
 
@@ -29,7 +32,7 @@ use super::{
     begin::More,
     carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
-    renewed,
+    mode, renewed,
     step::Trouble,
 };
 use crate::{
@@ -48,14 +51,22 @@ const LOOKS: u32 = 6;
 
 /// Takes over what was left, as far as it was begun; the rest of the work goes on in the
 /// background. To be called before anybody is served: the GPUs are claimed when it returns.
-pub(crate) fn take_over(
+pub(crate) async fn take_over(
     agent: &Shared,
     unfinished: Vec<UnfinishedOperation>,
     superseded: &BTreeMap<OperationId, OperationId>,
     boot_id: &str,
 ) {
+    leave_resets_alone(agent, &unfinished).await;
     for left in unfinished {
         if left.record.stage.is_final() {
+            // All of it is done but what was to be undone around it.
+            let (shared, (id, stage)) = (Arc::clone(agent), (left.record.id, left.record.stage));
+            agent.tasks.spawn(async move {
+                shared.outside.beside.adopt(&id.to_string()).await;
+                mode::around::take_back(&shared, id, stage).await;
+                shared.outside.beside.forget(&id.to_string());
+            });
             continue;
         }
         let same_boot = left.record.boot_id == boot_id;
@@ -81,6 +92,29 @@ async fn outlived(agent: &Shared, ongoing: Arc<Ongoing>, by: OperationId) {
         .cause(format!("{by} has changed its GPUs since, so nothing of it is carried on"))
         .hint(format!("`gpushctl operation show {by}` shows what came after it"));
     finish(agent, ongoing, &[], OperationState::Failed, Some(error)).await;
+}
+
+/// While a reset runs that the gpushd before began, no GPU is opened: not even to be looked at.
+async fn leave_resets_alone(agent: &Shared, unfinished: &[UnfinishedOperation]) {
+    let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
+    agent.outside.beside.forget_others(&ids);
+    let resets = |id: &&String| agent.outside.beside.running(id).iter().any(|step| step == mode::RESET);
+    let resetting: Vec<String> = ids.iter().filter(resets).cloned().collect();
+    if resetting.is_empty() {
+        return;
+    }
+    let alone = Arc::clone(&agent.outside.driverless).lock_owned().await;
+    if let Err(error) = agent.hardware.pause().await {
+        tracing::warn!("the driver can't be left alone: {error}");
+    }
+    let shared = Arc::clone(agent);
+    agent.tasks.spawn(async move {
+        for id in &resetting {
+            shared.outside.beside.adopt(id).await;
+        }
+        shared.hardware.unpause();
+        drop(alone);
+    });
 }
 
 async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperation, same_boot: bool) {
@@ -113,6 +147,9 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         && let Err(error) = ongoing.advance(OperationState::Interrupted).await
     {
         tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
+    }
+    for told in agent.outside.beside.adopt(&ongoing.id()).await {
+        ongoing.note(told);
     }
     let Some(looks) = look(agent, &left.intent.gpus).await else { return };
     let back_wanted = back_wanted || ongoing.cancelled().is_cancelled();
@@ -147,7 +184,11 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         .map(|(position, gpu)| {
             let plan = plans.as_ref().map_or(&gpu.plan, |plans| &plans[position]).clone();
             let now = readings[position].as_ref().and_then(|reading| reading.mig.as_ref());
+            let reading = readings[position].as_ref();
+            let resets =
+                plan.reset.is_some() || reading.is_some_and(|reading| needs_reset(reading.identity.architecture));
             Part {
+                resets,
                 position,
                 lasting: lasting.remove(&gpu.plan.uuid),
                 plan,
@@ -267,8 +308,13 @@ async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) ->
     // It keeps what it was begun with, whatever the config says by now.
     let config = Config::default();
     let again = |gpu: &GpuIntent| {
-        let layout = LayoutSource::Entries(gpu.plan.layout.clone());
-        let request = PlanRequest { gpus: vec![gpu.plan.uuid.clone()], layout };
+        let uuid = gpu.plan.uuid.clone();
+        let request = if gpu.plan.disables_mig {
+            let off = GpuLayout { gpu: uuid, mig: false, layout: Vec::new() };
+            PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![off]) }
+        } else {
+            PlanRequest { gpus: vec![uuid], layout: LayoutSource::Entries(gpu.plan.layout.clone()) }
+        };
         match plan_host(&config, &host, &request) {
             Ok(mut plans) if plans.plans.len() == 1 => plans.plans.remove(0),
             Ok(_) => GpuPlan { error: Some(ApiError::new(Code::NotFound, "the GPU is gone")), ..gpu.plan.clone() },

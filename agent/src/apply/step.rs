@@ -101,12 +101,21 @@ pub(super) async fn take(agent: &Shared, part: &Part, step: &Step, ground: &mut 
     }
 }
 
-/// Switches MIG mode, and makes sure that it is in force.
-pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Result<(), Trouble> {
+/// What a switch of MIG mode came to.
+#[derive(Debug)]
+pub(super) enum Switched {
+    /// It is in force.
+    InForce,
+    /// It comes into force only with a reset; as an error, where none is to be made.
+    Pending(ApiError),
+}
+
+/// Switches MIG mode.
+pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Result<Switched, Trouble> {
     let doing = if enabled { "switching MIG mode on" } else { "switching MIG mode off" };
     let trouble = format!("{}: {doing} failed", part.label());
     match agent.hardware.set_mig_mode(&part.plan.uuid, enabled).await {
-        Ok(change) if change.is(enabled) => Ok(()),
+        Ok(change) if change.is(enabled) => Ok(Switched::InForce),
         Ok(change) => {
             let mut error = match &change.activation {
                 Some(error) => explain(&trouble, error),
@@ -115,12 +124,16 @@ pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Resu
             if change.pending != change.enabled {
                 error = error.cause("the driver accepted it, but it comes into force only with a GPU reset");
             }
-            Err(Trouble::Failed(error))
+            if change.pending == enabled { Ok(Switched::Pending(error)) } else { Err(Trouble::Failed(error)) }
         }
         Err(error) => {
             let reading = judge(agent, part, &trouble, &error).await?;
-            let there = reading.mig.as_ref().is_some_and(|mig| mig.enabled == enabled && mig.pending == enabled);
-            if there { Ok(()) } else { Err(Trouble::Failed(without_effect(&trouble, &error))) }
+            let without_effect = without_effect(&trouble, &error);
+            match reading.mig.as_ref().map(|mig| (mig.enabled == enabled, mig.pending == enabled)) {
+                Some((true, true)) => Ok(Switched::InForce),
+                Some((false, true)) => Ok(Switched::Pending(without_effect)),
+                Some((_, false)) | None => Err(Trouble::Failed(without_effect)),
+            }
         }
     }
 }

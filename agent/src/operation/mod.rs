@@ -183,7 +183,8 @@ impl Operations {
     /// Takes over what another agent left, as interrupted; it is to be carried on. What was not
     /// begun claims nothing.
     pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<Ongoing> {
-        let uuids: Vec<_> = left.intent.gpus.iter().map(|gpu| (gpu.plan.gpu, gpu.plan.uuid.clone())).collect();
+        let plans: Vec<GpuPlan> = left.intent.gpus.iter().map(|gpu| gpu.plan.clone()).collect();
+        let uuids = gpus(&plans);
         let begun = !matches!(left.record.stage, OperationState::Queued | OperationState::Waiting);
         // Operations that ran at the same time had different GPUs.
         let claim = if begun { self.claim(&uuids).ok() } else { None };
@@ -370,7 +371,16 @@ impl Operations {
 
 /// The GPU of a plan, as a refusal names it.
 pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
-    plans.iter().map(|plan| (plan.gpu, plan.uuid.clone())).collect()
+    let mut gpus: Vec<(u32, String)> = plans.iter().map(|plan| (plan.gpu, plan.uuid.clone())).collect();
+    // What is reset along with one is nobody else's meanwhile.
+    for plan in plans {
+        for peer in plan.reset.iter().flat_map(|reset| &reset.together) {
+            if gpus.iter().all(|(_, known)| *known != peer.uuid) {
+                gpus.push((peer.gpu, peer.uuid.clone()));
+            }
+        }
+    }
+    gpus
 }
 
 /// Why an operation is taken back that somebody cancelled.

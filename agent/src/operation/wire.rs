@@ -70,7 +70,8 @@ pub(super) fn not_begun(plan: &GpuPlan) -> StepState {
     StepState {
         gpu: plan.gpu,
         done: 0,
-        total: u32::try_from(plan.steps.len() + usize::from(plan.enables_mig)).unwrap_or(u32::MAX),
+        total: u32::try_from(plan.steps.len() + usize::from(plan.enables_mig) + usize::from(plan.disables_mig))
+            .unwrap_or(u32::MAX),
         doing: None,
         rolling_back: false,
         error: None,

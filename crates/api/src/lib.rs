@@ -32,7 +32,9 @@ pub use health::{
 };
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
-pub use plan::{ApplyRequest, Blocker, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans, Refusal, Step};
+pub use plan::{
+    ApplyRequest, Blocker, GpuLayout, GpuPlan, Holder, LayoutSource, Peer, PlanRequest, Plans, Refusal, Reset, Step,
+};
 pub use policy::{
     ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
     WantedView,

@@ -217,18 +217,71 @@ pub enum Refusal {
         /// A smallest set of them: with these idle, the plan would stand.
         blockers: Vec<Blocker>,
     },
-    /// MIG mode is off, or changes only with a reset.
+    /// The GPU must be reset, and processes have it open.
+    Held {
+        /// All of them.
+        holders: Vec<Holder>,
+    },
+    /// MIG mode is off, and can't be switched on here: the reset that it needs is not to be had.
     MigOff {
         /// Whether a reset is due to switch it on.
         reset_pending: bool,
     },
-    /// MIG mode is on and shall be off.
+    /// MIG mode is on, shall be off, and can't be switched off here, for the same reason.
     MigOn {
         /// Whether it is on only until a reset that is due.
         reset_pending: bool,
     },
     /// The part has no MIG.
     NoMig,
+}
+
+/// A reset of a GPU, and what it disturbs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Reset {
+    /// Other GPUs that are reset with it: they must be idle and hold no instance.
+    #[serde(default)]
+    pub together: Vec<Peer>,
+    /// Services that are stopped before and started after, if they run.
+    #[serde(default)]
+    pub services: Vec<String>,
+    /// Hooks that are run before and after.
+    #[serde(default)]
+    pub hooks: Vec<String>,
+}
+
+/// A GPU that is reset along with another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Peer {
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// UUID of the GPU.
+    pub uuid: String,
+}
+
+/// A process that has a GPU open and stands in the way of its reset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Holder {
+    /// Process id, as far as the asker may know, like all that follows but the devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// User id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// User name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Systemd service that it belongs to: `nvidia-dcgm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// Device nodes that it has open.
+    pub devices: Vec<String>,
 }
 
 /// The plan of one GPU.
@@ -247,9 +300,15 @@ pub struct GpuPlan {
     pub steps: Vec<Step>,
     /// GPU instances kept as they are, by id.
     pub keeps: Vec<u32>,
-    /// Whether MIG mode is switched on first (Hopper and later, idle GPU).
+    /// Whether MIG mode is switched on, before all steps.
     #[serde(default)]
     pub enables_mig: bool,
+    /// Whether MIG mode is switched off, after all steps.
+    #[serde(default)]
+    pub disables_mig: bool,
+    /// What the reset disturbs that the switch of MIG mode needs; without it none is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset: Option<Reset>,
     /// Why it can't be done; then `steps` is empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,

@@ -4,6 +4,7 @@ pub mod config;
 pub mod desired;
 pub mod diagnostic;
 pub mod geometry;
+pub mod holders;
 pub mod layout;
 pub mod nearest;
 pub mod parted;

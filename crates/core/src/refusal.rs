@@ -5,7 +5,7 @@
 
 use gpush_api::{ApiError, Blocker, Code, Process, Refusal};
 
-use crate::plan::Beside;
+use crate::{holders, plan::Beside};
 
 /// The error that a refusal is, for the GPU with this index. `gpu` is how the sentence names it,
 /// such as `GPU 0 (A100-SXM4-80GB)`.
@@ -57,31 +57,9 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
         )
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
         Refusal::Blocked { blockers } => blocked(gpu, blockers),
-        Refusal::MigOff { reset_pending: true } => {
-            ApiError::new(Code::Unsupported, format!("MIG mode of {gpu} changes only with a reset, which is still due"))
-                .hint(format!(
-                    "stop what uses the GPU, and gpushd, which holds it open: `systemctl stop gpushd`, \
-                     `nvidia-smi --gpu-reset -i {index}`, `systemctl start gpushd`"
-                ))
-        }
-        Refusal::MigOff { reset_pending: false } => {
-            ApiError::new(Code::Unsupported, format!("MIG mode is off on {gpu}")).hint(format!(
-                "switch it on while gpushd, which holds the GPU open, is stopped: `systemctl stop gpushd`, \
-                     `nvidia-smi -i {index} -mig 1`, `nvidia-smi --gpu-reset -i {index}`, `systemctl start gpushd`"
-            ))
-        }
-        Refusal::MigOn { reset_pending: true } => ApiError::new(
-            Code::Unsupported,
-            format!("MIG mode of {gpu} goes off only with a reset, which is still due"),
-        )
-        .hint(format!("stop gpushd and what uses the GPU, then `nvidia-smi --gpu-reset -i {index}`")),
-        Refusal::MigOn { reset_pending: false } => {
-            ApiError::new(Code::Unsupported, format!("{gpu} has MIG mode on, and gpush does not switch it off yet"))
-                .hint(format!(
-                    "take its instances away with `gpushctl mig apply --gpu {index} --layout none`, then stop gpushd \
-                     and switch it off with `nvidia-smi -i {index} -mig 0`; --gpu chooses other GPUs"
-                ))
-        }
+        Refusal::Held { holders } => holders::explain(gpu, holders),
+        Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
+        Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
             .hint("choose GPUs that have it: `gpushctl gpu list` shows them"),
     }
@@ -118,6 +96,14 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
         )),
         holders => error.hint(format!("stop {}, then apply a layout: {apply}", list(holders, "and"))),
     }
+}
+
+/// A passed-through GPU can't be reset from within its virtual machine.
+fn in_a_guest(gpu: &str, to: &str) -> ApiError {
+    let message = format!("MIG mode of {gpu} can't be switched {to} here: this is a virtual machine");
+    ApiError::new(Code::Unsupported, message)
+        .cause("the change needs a reset of the GPU, which a guest can't complete")
+        .hint("change the mode on the host of the virtual machine, before the GPU is passed through")
 }
 
 fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {

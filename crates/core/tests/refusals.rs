@@ -152,7 +152,7 @@ fn what_blocks_is_named_with_its_holder() {
 #[test]
 fn mode_refusals_say_the_way_out() {
     let mut texts = String::new();
-    for refusal in [Refusal::MigOff { reset_pending: false }, Refusal::MigOff { reset_pending: true }, Refusal::NoMig] {
+    for refusal in [Refusal::MigOff { reset_pending: false }, Refusal::MigOn { reset_pending: false }, Refusal::NoMig] {
         texts += &text(&explain(&refusal, 0, GPU));
     }
     insta::assert_snapshot!(texts);

@@ -125,7 +125,7 @@ fn groups(config: &Config) -> Vec<String> {
 /// just now.
 pub(crate) fn never(plan: &GpuPlan) -> bool {
     match &plan.refusal {
-        Some(Refusal::Blocked { .. } | Refusal::MigOff { .. } | Refusal::MigOn { .. }) => false,
+        Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::MigOff { .. } | Refusal::MigOn { .. }) => false,
         Some(
             Refusal::UnknownProfile { .. }
             | Refusal::NoSuchPlacement { .. }

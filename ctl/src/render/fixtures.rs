@@ -259,6 +259,8 @@ pub(crate) fn plan() -> GpuPlan {
         steps,
         keeps: vec![2, 11],
         enables_mig: false,
+        disables_mig: false,
+        reset: None,
         refusal: None,
         error: None,
     }

@@ -137,6 +137,9 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     if plan.enables_mig {
         out.push(paint(NEW, "  + MIG mode is on"));
     }
+    if plan.disables_mig {
+        out.push(paint(GONE, "  - MIG mode is off"));
+    }
     let mut altered = false;
     for step in &plan.steps {
         match step {

@@ -272,6 +272,8 @@ fn plans_before_and_after() {
         ],
         keeps: Vec::new(),
         enables_mig: true,
+        disables_mig: false,
+        reset: None,
         refusal: None,
         error: None,
     };
@@ -283,6 +285,8 @@ fn plans_before_and_after() {
         steps: Vec::new(),
         keeps: Vec::new(),
         enables_mig: false,
+        disables_mig: false,
+        reset: None,
         refusal: Some(Refusal::Blocked { blockers: Vec::new() }),
         error: Some(
             ApiError::new(Code::Blocked, "GPU 6 (GPU-00000006): 1g.24gb@0 is in use and in the way of 4g.96gb")

@@ -10,7 +10,7 @@
 //! one picture.
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuPlan, Placement, Plans, Step};
+use gpush_api::{Gpu, GpuPlan, Placement, Plans, Reset, Step};
 
 use super::{
     Look,
@@ -47,17 +47,40 @@ impl Tally {
 
 /// Whether there is nothing to do.
 pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
-    plan.refusal.is_none() && plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig
+    plan.refusal.is_none() && plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig && !plan.disables_mig
 }
 
 /// All that is done to a GPU, in order and in words: what a plan numbers, progress counts as well.
 pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
-    let mode = plan.enables_mig.then(|| (NEW, "+ MIG mode".to_owned()));
+    let reset = |switch: &str| match &plan.reset {
+        Some(reset) => format!("{switch}, with a reset of the GPU{}", disturbed(reset)),
+        None => switch.to_owned(),
+    };
+    let on = plan.enables_mig.then(|| (NEW, reset("+ MIG mode")));
+    let off = plan.disables_mig.then(|| (GONE, reset("- MIG mode")));
     let styled = |one: &Step| match one {
         Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => (GONE, step(one)),
         Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => (NEW, step(one)),
     };
-    mode.into_iter().chain(plan.steps.iter().map(styled))
+    on.into_iter().chain(plan.steps.iter().map(styled)).chain(off)
+}
+
+/// What a reset disturbs, to be put behind it.
+fn disturbed(reset: &Reset) -> String {
+    let mut parts = Vec::new();
+    if !reset.together.is_empty() {
+        parts.push(format!(
+            "resets {} with it",
+            gpu_numbers(&reset.together.iter().map(|peer| peer.gpu).collect::<Vec<_>>())
+        ));
+    }
+    if !reset.services.is_empty() {
+        parts.push(format!("stops and starts {}", reset.services.join(", ")));
+    }
+    if !reset.hooks.is_empty() {
+        parts.push(format!("runs {}", reset.hooks.join(", ")));
+    }
+    if parts.is_empty() { String::new() } else { format!(": {}", parts.join("; ")) }
 }
 
 /// A step in words: `+ GPU instance 2g.20gb@4`.

@@ -82,6 +82,8 @@ fn plan() -> GpuPlan {
         ],
         keeps: vec![2],
         enables_mig: false,
+        disables_mig: false,
+        reset: None,
         refusal: None,
         error: None,
     }

@@ -12,6 +12,8 @@ use silicon::{Description, Host};
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 /// Directory, in a host's own, of an agent that runs on it; the agent makes it.
 const AGENT: &str = "gpushd";
+/// Directory, in a host's own, of the processes that have GPUs open, as `/proc` would show them.
+pub(crate) const PROC: &str = "proc";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
 
@@ -43,6 +45,7 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         let (lib, bin) = (host.dir().join("lib"), host.dir().join("bin"));
         std::fs::create_dir_all(&lib)?;
         std::fs::create_dir_all(&bin)?;
+        std::fs::create_dir_all(host.dir().join(PROC))?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
         for (link, target) in links.chain([(bin.join("nvidia-smi"), &own)]) {
             match std::fs::remove_file(&link) {
@@ -62,7 +65,7 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
 /// The environment of programs on a host.
 pub(crate) struct Environment {
     /// Variables that are set.
-    pub(crate) set: [(&'static str, PathBuf); 4],
+    pub(crate) set: [(&'static str, PathBuf); 6],
     /// Directories that are put before what a variable has.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
@@ -76,6 +79,8 @@ impl Environment {
                 ("GPUSH_BOOT_ID_FILE", dir.join("boot_id")),
                 ("GPUSH_SOCKET", dir.join(AGENT).join("gpushd.sock")),
                 ("GPUSH_STATE_DIR", dir.join(AGENT).join("state")),
+                ("GPUSH_PROC", dir.join(PROC)),
+                ("GPUSH_NVIDIA_SMI", dir.join("bin/nvidia-smi")),
             ],
             prepended: [("LD_LIBRARY_PATH", dir.join("lib")), ("PATH", dir.join("bin"))],
         }
@@ -144,11 +149,13 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
             Ok(()) | Err(_) => {}
         }
     }
-    match std::fs::remove_dir_all(dir.join(AGENT)) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove {}", dir.join(AGENT).display()));
+    for below in [AGENT, PROC].map(|name| dir.join(name)) {
+        match std::fs::remove_dir_all(&below) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", below.display()));
+            }
+            Ok(()) | Err(_) => {}
         }
-        Ok(()) | Err(_) => {}
     }
     for path in [dir.join("lib"), dir.join("bin"), dir.to_owned()] {
         match std::fs::remove_dir(&path) {

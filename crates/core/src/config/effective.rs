@@ -30,6 +30,21 @@ impl Config {
         let _ = writeln!(out, "\n[access]\nadmin_groups = {}", list(&self.access.admin_groups));
         let xids: Vec<String> = self.health.cordon_xids.iter().map(u32::to_string).collect();
         let _ = writeln!(out, "\n[health]\ncordon_xids = [{}]\npoll_s = {}", xids.join(", "), self.health.poll_s);
+        let change = &self.mode_change;
+        let _ = writeln!(out, "\n[mode_change]\nservices = {}", list(&change.services));
+        for (key, hook) in [("before", &change.before), ("after", &change.after)] {
+            if let Some(hook) = hook {
+                let _ = writeln!(out, "{key} = {}", text(hook));
+            }
+        }
+        for (key, seconds) in [("hook_s", change.hook_s), ("service_s", change.service_s), ("reset_s", change.reset_s)]
+        {
+            let _ = writeln!(out, "{key} = {seconds}");
+        }
+        let _ = writeln!(out, "nvidia_smi = {}", text(&change.nvidia_smi));
+        let _ = writeln!(out, "systemctl = {}", text(&change.systemctl));
+        let groups: Vec<String> = change.reset_together.iter().map(ToString::to_string).collect();
+        let _ = writeln!(out, "reset_together = {}", list(&groups));
         if !self.layouts.is_empty() {
             let _ = writeln!(out, "\n[layouts]");
             for (name, layout) in &self.layouts {

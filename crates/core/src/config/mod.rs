@@ -21,6 +21,7 @@ use gpush_api::Mode;
 use crate::{layout::Layout, selector::Selector};
 
 mod effective;
+mod mode_change;
 mod parse;
 mod reader;
 mod rules;
@@ -46,6 +47,8 @@ pub struct Config {
     pub access: Access,
     /// `[health]`
     pub health: Health,
+    /// `[mode_change]`
+    pub mode_change: ModeChange,
     /// `[layouts]`, without the reserved `none`.
     pub layouts: BTreeMap<String, Layout>,
     /// `[[gpu]]` rules in order: the first that matches a GPU claims it.
@@ -157,6 +160,45 @@ pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
 impl Default for Health {
     fn default() -> Self {
         Self { cordon_xids: CORDON_XIDS.to_vec(), poll_s: 60 }
+    }
+}
+
+/// `[mode_change]`: what is done around a reset, which a change of MIG mode needs on Ampere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModeChange {
+    /// Systemd services that are stopped before and started after, if they run.
+    pub services: Vec<String>,
+    /// Program that is run before, absolute.
+    pub before: Option<String>,
+    /// Program that is run after, absolute.
+    pub after: Option<String>,
+    /// Seconds that a hook may take.
+    pub hook_s: u32,
+    /// Seconds that stopping or starting a service may take.
+    pub service_s: u32,
+    /// Seconds that a reset may take.
+    pub reset_s: u32,
+    /// `nvidia-smi`, absolute.
+    pub nvidia_smi: String,
+    /// `systemctl`, absolute.
+    pub systemctl: String,
+    /// Groups of GPUs that can only be reset together.
+    pub reset_together: Vec<Selector>,
+}
+
+impl Default for ModeChange {
+    fn default() -> Self {
+        Self {
+            services: Vec::new(),
+            before: None,
+            after: None,
+            hook_s: 60,
+            service_s: 60,
+            reset_s: 120,
+            nvidia_smi: "/usr/bin/nvidia-smi".to_owned(),
+            systemctl: "/usr/bin/systemctl".to_owned(),
+            reset_together: Vec::new(),
+        }
     }
 }
 

@@ -8,10 +8,10 @@ use toml::{
 };
 
 use super::{
-    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES,
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change,
     reader::{Reader, Text, Value, get},
     rules,
-    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LOG, RULE, TOP},
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LOG, MODE_CHANGE, RULE, TOP},
 };
 use crate::{
     diagnostic::{Document, FileErrors as ConfigErrors, Problem},
@@ -139,7 +139,7 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, LAYOUTS, RULE].map(|section| section.table());
+    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, LAYOUTS, RULE].map(|section| section.table());
     reader.strangers(top, TOP, &tables);
     let mut config = Config::default();
     if let Some(flag) = reader.flag(top, "auto_reconcile") {
@@ -164,6 +164,10 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     if let Some(table) = reader.table(top, HEALTH) {
         reader.strangers(table, HEALTH, &[]);
         config.health = health(reader, table);
+    }
+    if let Some(table) = reader.table(top, MODE_CHANGE) {
+        reader.strangers(table, MODE_CHANGE, &[]);
+        config.mode_change = mode_change::read(reader, table);
     }
     // A layout that is wrong keeps its name: a rule that names it is not wrong too.
     let mut names = Vec::new();

@@ -22,13 +22,28 @@ pub const API: Section = Section { header: "[api]", keys: &["socket_group", "soc
 pub const ACCESS: Section = Section { header: "[access]", keys: &["admin_groups"] };
 /// `[health]`
 pub const HEALTH: Section = Section { header: "[health]", keys: &["cordon_xids", "poll_s"] };
+/// `[mode_change]`
+pub const MODE_CHANGE: Section = Section {
+    header: "[mode_change]",
+    keys: &[
+        "services",
+        "before",
+        "after",
+        "hook_s",
+        "service_s",
+        "reset_s",
+        "nvidia_smi",
+        "systemctl",
+        "reset_together",
+    ],
+};
 /// `[layouts]`: its keys are names that the administrator gives.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[[gpu]]`
 pub const RULE: Section = Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout"] };
 
 /// All sections, in the order of the file.
-pub const SECTIONS: &[Section] = &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, LAYOUTS, RULE];
+pub const SECTIONS: &[Section] = &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, LAYOUTS, RULE];
 
 impl Section {
     /// Name of the table: `gpu` of `[[gpu]]`.

@@ -1,14 +1,19 @@
 //! Plans for a request that names each GPU with what it shall be: one operation over GPUs that
 //! differ. The request stands in for the config: what it does not name is not looked at.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, Plans, Refusal};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, Mode, Plans};
 
 use super::{
-    Wish,
-    plan::{claimed_otherwise, label, no_plan, plan_gpu, refused, unshared, workable},
+    Wish, mode,
+    plan::{claimed_otherwise, label, no_plan, plan_gpu, refused, unshared, users_unknown, workable},
     way_out,
 };
-use crate::{layout::Layout, selector::Selector};
+use crate::{
+    geometry::Geometry,
+    layout::Layout,
+    plan::{self, Target},
+    selector::Selector,
+};
 
 /// What one GPU shall be.
 enum Want {
@@ -47,8 +52,13 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
     for (at, want) in &wanted {
         match want {
             Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,
-            // Nothing is done to such a GPU, so no rule can be against it.
-            Want::Off => {}
+            // MIG mode off is what the other modes want; what is unmanaged is not touched.
+            Want::Off => {
+                let stands = gpus[*at].mig.as_ref().is_none_or(|mig| !mig.enabled && !mig.pending);
+                if !stands && wishes[*at].mode == Mode::Unmanaged {
+                    claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?;
+                }
+            }
         }
     }
     Ok(Plans { plans: wanted.iter().map(|(at, want)| of(&gpus[*at], want)).collect() })
@@ -83,17 +93,25 @@ fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
     }
 }
 
-/// A GPU that shall be whole: as wanted, or refused, since MIG mode is not switched off by an apply.
-fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
+/// A GPU that shall be whole: its instances go, then its MIG mode.
+fn off(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
-    match (mig.enabled, mig.pending) {
-        (false, false) => answer,
-        (true, pending) => refused(gpu, answer, Refusal::MigOn { reset_pending: !pending }),
-        (false, true) => {
-            let plan = refused(gpu, answer, Refusal::MigOn { reset_pending: false });
-            let message = format!("{} has MIG mode off, and the next reset switches it on", label(gpu));
-            let error = ApiError::new(Code::Unsupported, message);
-            GpuPlan { error: Some(error.hint(format!("`nvidia-smi -i {} -mig 0` takes that back", gpu.index))), ..plan }
-        }
+    if !mig.enabled && !mig.pending {
+        return answer;
+    }
+    if let Some(refusal) = mode::used_whole(gpu) {
+        return refused(gpu, answer, refusal);
+    }
+    let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
+    match plan::plan(&geometry, &mig.instances, &Target::default()) {
+        Ok(plan) => match users_unknown(gpu, true, &plan.steps) {
+            None => {
+                answer.disables_mig = true;
+                answer.reset = mode::reset(gpu, mig, false);
+                GpuPlan { steps: plan.steps, ..answer }
+            }
+            error => GpuPlan { error, ..answer },
+        },
+        Err(refusal) => refused(gpu, answer, refusal),
     }
 }

@@ -21,12 +21,14 @@ use crate::{
 mod compare;
 mod drift;
 mod each;
+mod mode;
 mod plan;
 mod standing;
 mod way_out;
 
 pub use compare::{changed_under, compare};
 pub use drift::drift;
+pub use mode::needs_reset;
 pub use plan::plan_host;
 pub use standing::{Standing, standing};
 

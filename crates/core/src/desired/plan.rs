@@ -5,11 +5,10 @@
 //! all of them and a lost GPU does not hide the others.
 
 use gpush_api::{
-    ApiError, Architecture, Code, Gpu, GpuPlan, GpuState, LayoutSource, Mig, Mode, PlanRequest, Plans, Refusal, Step,
-    USERS_UNKNOWN,
+    ApiError, Code, Gpu, GpuPlan, GpuState, LayoutSource, Mode, PlanRequest, Plans, Refusal, Step, USERS_UNKNOWN,
 };
 
-use super::{Wish, each, way_out, wishes};
+use super::{Wish, each, mode, way_out, wishes};
 use crate::{
     config::Config,
     geometry::Geometry,
@@ -32,7 +31,9 @@ use crate::{
 pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result<Plans, ApiError> {
     let wishes = wishes(config, gpus);
     if let LayoutSource::PerGpu(each) = &request.layout {
-        return each::plan(gpus, &wishes, &request.gpus, each);
+        let mut plans = each::plan(gpus, &wishes, &request.gpus, each)?;
+        mode::complete(config, gpus, &mut plans.plans);
+        return Ok(plans);
     }
     let given = given(config, &request.layout)?;
     let named = !request.gpus.is_empty();
@@ -58,7 +59,9 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
         Ok(()) => plan_gpu(gpu, layout, explicit),
         Err(error) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
     };
-    Ok(Plans { plans: wanted.iter().map(plan).collect() })
+    let mut plans: Vec<GpuPlan> = wanted.iter().map(plan).collect();
+    mode::complete(config, gpus, &mut plans);
+    Ok(Plans { plans })
 }
 
 /// How a GPU is called in messages.
@@ -216,6 +219,8 @@ pub(super) fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
         steps: Vec::new(),
         keeps: Vec::new(),
         enables_mig: false,
+        disables_mig: false,
+        reset: None,
         refusal: None,
         error: None,
     }
@@ -250,38 +255,36 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         Err(refusal) => return refused(answer, refusal),
     };
     if !mig.enabled {
-        if let Some(refusal) = stays_off(gpu, mig) {
-            let mut answer = refused(answer, refusal);
-            if let Some(error) = used_whole(gpu) {
-                answer.error = Some(error);
-            }
-            return answer;
+        if let Some(refusal) = mode::used_whole(gpu) {
+            return refused(answer, refusal);
         }
         answer.enables_mig = true;
+        answer.reset = mode::reset(gpu, mig, true);
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
     match plan::plan(&geometry, instances, &target) {
         Ok(plan) => match users_unknown(gpu, answer.enables_mig, &plan.steps) {
             None => GpuPlan { steps: plan.steps, keeps: plan.keeps, ..answer },
-            error => GpuPlan { enables_mig: false, error, ..answer },
+            error => GpuPlan { enables_mig: false, reset: None, error, ..answer },
         },
         Err(refusal) => {
             answer.enables_mig = false;
+            answer.reset = None;
             refused(answer, refusal)
         }
     }
 }
 
 /// While it is not known who uses the GPU, whatever looks idle may be in use: nothing is destroyed
-/// then, and MIG mode not switched on. New instances cost nobody anything.
-fn users_unknown(gpu: &Gpu, enables_mig: bool, steps: &[Step]) -> Option<ApiError> {
+/// then, and MIG mode not changed. New instances cost nobody anything.
+pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[Step]) -> Option<ApiError> {
     let destroys = steps.iter().any(|step| match step {
         Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => true,
         Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => false,
     });
-    let spared = match (gpu.processes_known, enables_mig, destroys) {
+    let spared = match (gpu.processes_known, changes_mode, destroys) {
         (true, _, _) | (false, false, false) => return None,
-        (false, true, _) => "MIG mode is not switched on",
+        (false, true, _) => "MIG mode is not changed",
         (false, false, true) => "none of its instances is destroyed",
     };
     let message = format!("{}: {USERS_UNKNOWN}, so {spared}", label(gpu));
@@ -292,47 +295,4 @@ fn users_unknown(gpu: &Gpu, enables_mig: bool, steps: &[Step]) -> Option<ApiErro
     }));
     let show = format!("ask again when the driver tells who uses it: `nvidia-smi -q -d PIDS -i {}`", gpu.uuid);
     Some(error.hint(show).retryable())
-}
-
-/// Why MIG mode can't be switched on now; `None` when it can.
-fn stays_off(gpu: &Gpu, mig: &Mig) -> Option<Refusal> {
-    let off = Refusal::MigOff { reset_pending: mig.pending };
-    if mig.pending {
-        return Some(off);
-    }
-    match gpu.architecture {
-        // Newer parts than this build knows are taken to behave as the newest it does.
-        Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => {
-            (!gpu.processes.is_empty()).then_some(off)
-        }
-        Architecture::Legacy
-        | Architecture::Volta
-        | Architecture::Turing
-        | Architecture::Ampere
-        | Architecture::Ada => Some(off),
-    }
-}
-
-/// MIG mode could be switched on were it not for processes on the whole GPU.
-fn used_whole(gpu: &Gpu) -> Option<ApiError> {
-    let without_reset = match gpu.architecture {
-        Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => true,
-        Architecture::Legacy
-        | Architecture::Volta
-        | Architecture::Turing
-        | Architecture::Ampere
-        | Architecture::Ada => false,
-    };
-    let reset_due = gpu.mig.as_ref().is_some_and(|mig| mig.pending);
-    if !without_reset || reset_due || gpu.processes.is_empty() {
-        return None;
-    }
-    let holders: Vec<String> = gpu.processes.iter().map(refusal::holder).collect();
-    let message = format!("{} has MIG mode off and is in use as a whole", label(gpu));
-    Some(
-        ApiError::new(Code::Blocked, message)
-            .cause(format!("held by {}", holders.join(", ")))
-            .hint("end these processes, then ask again")
-            .retryable(),
-    )
 }

@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 
 use gpush_api::{
-    ApiError, Architecture, Code, ComputeInstance, Gpu, GpuInstance, GpuPlan, GpuState, LayoutSource, Mode, Placement,
-    PlanRequest, Process, ProcessKind, Refusal, Step,
+    ApiError, Architecture, Code, ComputeInstance, Gpu, GpuInstance, GpuLayout, GpuPlan, GpuState, LayoutSource, Mode,
+    Placement, PlanRequest, Process, ProcessKind, Refusal, Step,
 };
 use proptest::prelude::*;
 
@@ -425,15 +425,18 @@ fn mig_mode_that_is_off() {
     for preset in ["dgx-h100", "dgx-b200", "rtx-pro-6000x2"] {
         let (plan, gpu) = off(preset, &|_| {});
         assert!(plan.enables_mig && plan.refusal.is_none() && !plan.steps.is_empty(), "{preset}");
+        assert_eq!(plan.reset, None, "{preset}");
         assert!(matches!(gpu.architecture, Architecture::Hopper | Architecture::Blackwell));
     }
     let (plan, _) = off("dgx-a100", &|_| {});
-    assert_eq!(plan.refusal, Some(Refusal::MigOff { reset_pending: false }));
-    assert!(!plan.enables_mig && plan.steps.is_empty() && plan.error.unwrap().hint.is_some());
+    assert!(plan.enables_mig && plan.reset.is_some() && !plan.steps.is_empty() && plan.error.is_none());
+    // Somebody has asked for it already: the same is left to do.
     let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
-    assert_eq!(plan.refusal, Some(Refusal::MigOff { reset_pending: true }));
+    assert!(plan.enables_mig && plan.reset.is_some() && plan.error.is_none());
+    let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
+    assert!(plan.enables_mig && plan.reset.is_some(), "a mode that hangs in the air takes a reset everywhere");
     let (plan, _) = off("dgx-h100", &|gpu| gpu.processes.push(process(4711)));
-    assert_eq!(plan.refusal, Some(Refusal::MigOff { reset_pending: false }));
+    assert!(matches!(&plan.refusal, Some(Refusal::Held { holders }) if holders.len() == 1));
     let error = plan.error.unwrap();
     assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
     assert!(!plan.enables_mig);
@@ -608,4 +611,67 @@ fn replace_figure(value: &mut serde_json::Value, left: &mut usize, figure: u32) 
         serde_json::Value::Object(fields) => fields.values_mut().for_each(|field| replace_figure(field, left, figure)),
         serde_json::Value::Null | serde_json::Value::Bool(_) | serde_json::Value::String(_) => {}
     }
+}
+
+#[test]
+fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
+    let whole = |gpus: &[Gpu], config: &str| {
+        let each = vec![GpuLayout { gpu: "0".to_owned(), mig: false, layout: Vec::new() }];
+        let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
+        plan_host(&Config::parse(config, "test").unwrap(), gpus, &request).map(|mut plans| plans.plans.remove(0))
+    };
+    for (preset, reset) in [("dgx-a100", true), ("a30x4", true), ("dgx-h100", false), ("dgx-b200", false)] {
+        let gpus = preset::gpus(preset).unwrap();
+        let plan = whole(&gpus, "").unwrap();
+        assert!(plan.disables_mig && !plan.enables_mig && plan.error.is_none(), "{preset}: {plan:?}");
+        assert_eq!(plan.reset.is_some(), reset, "{preset}");
+    }
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
+    let reset = whole(&gpus, services).unwrap().reset.unwrap();
+    assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
+    // Pending on, still off: taken back without a reset.
+    let pending = |gpu: &mut Gpu, enabled, pending| {
+        let mig = gpu.mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (enabled, pending);
+    };
+    pending(&mut gpus[0], false, true);
+    let plan = whole(&gpus, "").unwrap();
+    assert!(plan.disables_mig && plan.reset.is_none());
+    pending(&mut gpus[0], false, false);
+    let plan = whole(&gpus, "").unwrap();
+    assert!(!plan.disables_mig && plan.steps.is_empty() && plan.error.is_none());
+    pending(&mut gpus[0], true, true);
+    gpus[0].processes.push(process(4711));
+    let plan = whole(&gpus, "").unwrap();
+    assert!(!plan.disables_mig && matches!(plan.refusal, Some(Refusal::Held { .. })));
+    // What a rule calls unmanaged is not touched.
+    gpus[0].processes.clear();
+    let unmanaged = "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n";
+    assert_eq!(whole(&gpus, unmanaged).unwrap_err().code, Code::Conflict);
+    let exclusive = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n";
+    assert!(whole(&gpus, exclusive).unwrap().disables_mig);
+}
+
+#[test]
+fn what_is_reset_together_must_be_free_or_change_with_it() {
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    for gpu in &mut gpus {
+        let mig = gpu.mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (false, false);
+    }
+    let config = Config::parse("[mode_change]\nreset_together = [\"0-1\", \"2-7\"]\n", "test").unwrap();
+    let plan =
+        |gpus: &[Gpu], which: &[&str]| plan_host(&config, gpus, &request(which, entries("7g.80gb"))).unwrap().plans;
+    let alone = plan(&gpus, &["0"]);
+    assert_eq!(alone[0].reset.as_ref().unwrap().together[0].uuid, gpus[1].uuid);
+    gpus[1].processes.push(process(4711));
+    let refused = plan(&gpus, &["0"]).remove(0);
+    assert!(!refused.enables_mig && refused.reset.is_none() && refused.steps.is_empty());
+    let error = refused.error.unwrap();
+    assert_eq!(error.code, Code::Blocked);
+    assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("is in use"), "{error:?}");
+    gpus[1].processes.clear();
+    assert!(plan(&gpus, &["0", "1"]).iter().all(|plan| plan.error.is_none() && plan.reset.is_some()));
+    assert!(plan(&gpus, &["2"])[0].reset.as_ref().unwrap().together.len() == 5);
 }

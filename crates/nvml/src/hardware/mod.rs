@@ -169,6 +169,8 @@ enum Message {
     Restart(Sender<Result<(), DriverError>>),
     Stop(Sender<Result<(), DriverError>>),
     Resume,
+    Pause(Sender<Result<(), DriverError>>),
+    Unpause,
 }
 
 impl Hardware {
@@ -321,6 +323,22 @@ impl Hardware {
     /// Lets calls through again.
     pub fn resume(&self) {
         let _ = self.tx.send(Message::Resume);
+    }
+
+    /// As [`Self::restart`], but the next worker is not started before [`Self::unpause`]: calls wait
+    /// until then, however long it takes. For a reset, which nothing of ours may have the GPU open
+    /// for, and which is no reason to fail what is done to other GPUs. Independent of
+    /// [`Self::stop`].
+    ///
+    /// # Errors
+    /// As [`Self::restart`].
+    pub async fn pause(&self) -> Result<(), DriverError> {
+        self.ask(Message::Pause).await.unwrap_or_else(|| Err(ended("pausing the driver worker")))
+    }
+
+    /// Lets workers be started again.
+    pub fn unpause(&self) {
+        let _ = self.tx.send(Message::Unpause);
     }
 
     /// What the worker is doing.

@@ -119,6 +119,8 @@ impl Supervisor {
             Message::Settle(uuid, to) => (Waiting::Settle(to), Event::Settle { ticket, uuid }),
             Message::Restart(to) => (Waiting::End(to), Event::Restart { ticket }),
             Message::Stop(to) => (Waiting::End(to), Event::Stop { ticket }),
+            Message::Pause(to) => (Waiting::End(to), Event::Pause { ticket }),
+            Message::Unpause => return Event::Unpause,
             Message::Resume => return Event::Resume,
         };
         self.waiting.insert(ticket, waiting);

@@ -43,6 +43,8 @@ pub(crate) fn intent(mark: u64) -> Intent {
         steps: Vec::new(),
         keeps: vec![1, 2],
         enables_mig: false,
+        disables_mig: false,
+        reset: None,
         refusal: None,
         error: None,
     };

@@ -115,6 +115,20 @@ fn each_key_has_an_effect_on_the_config() {
         ("[api]", &["socket_group = \"gpu\"", "socket_mode = \"0600\"", "admin_socket = \"/a\""]),
         ("[access]", &["admin_groups = [\"gpuadmin\"]"]),
         ("[health]", &["cordon_xids = []", "poll_s = 5"]),
+        (
+            "[mode_change]",
+            &[
+                "services = [\"nvidia-dcgm\"]",
+                "before = \"/a\"",
+                "after = \"/a\"",
+                "hook_s = 1",
+                "service_s = 1",
+                "reset_s = 1",
+                "nvidia_smi = \"/a\"",
+                "systemctl = \"/a\"",
+                "reset_together = [\"0-1\"]",
+            ],
+        ),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];
     let mut tried = Vec::new();

@@ -47,7 +47,7 @@ fn asserted(exported: &Exported, gpus: &[Gpu]) -> Vec<GpuPlan> {
 }
 
 fn as_wanted(plan: &GpuPlan) -> bool {
-    plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig
+    plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig && !plan.disables_mig
 }
 
 /// A profile of the GPU, whole or as a compute instance, and how many.

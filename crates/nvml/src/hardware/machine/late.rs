@@ -53,7 +53,7 @@ impl Machine {
         }
         self.find_late(now);
         let (due, waiting): (VecDeque<_>, _) =
-            std::mem::take(&mut self.queue).into_iter().partition(|p| now >= p.until);
+            std::mem::take(&mut self.queue).into_iter().partition(|p| !self.paused && now >= p.until);
         self.queue = waiting;
         for pending in due {
             let name = match &pending.ask {

@@ -154,7 +154,7 @@ impl Machine {
 
     pub(super) fn spawn(&mut self, now: Instant) {
         // Whoever asked for the end of all workers is to see it before there is another.
-        if self.queue.is_empty() || !self.ending.is_empty() || self.not_before.is_some_and(|t| now < t) {
+        if self.queue.is_empty() || self.paused || !self.ending.is_empty() || self.not_before.is_some_and(|t| now < t) {
             return;
         }
         if self.abandoned.len() >= MOST_ABANDONED {

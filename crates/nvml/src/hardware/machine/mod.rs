@@ -81,6 +81,8 @@ pub(super) enum Event {
     Restart { ticket: Ticket },
     Stop { ticket: Ticket },
     Resume,
+    Pause { ticket: Ticket },
+    Unpause,
     Started { worker: WorkerId, result: Result<Driver, DriverError> },
     Reply { worker: WorkerId, ticket: Ticket, result: Result<Answer, DriverError> },
     Gone { worker: WorkerId, how: String },
@@ -170,6 +172,8 @@ pub(super) struct Machine {
     limits: Deadlines,
     service: Service,
     stopped: bool,
+    /// No worker is started; calls wait.
+    paused: bool,
     failures: u32,
     not_before: Option<Instant>,
     queue: VecDeque<Pending>,
@@ -199,6 +203,7 @@ impl Machine {
             limits,
             service: Service::Idle,
             stopped: false,
+            paused: false,
             failures: 0,
             not_before: None,
             queue: VecDeque::new(),
@@ -227,6 +232,15 @@ impl Machine {
                 self.end(ticket);
             }
             Event::Resume => self.stopped = false,
+            Event::Pause { ticket } => {
+                self.paused = true;
+                self.end(ticket);
+            }
+            Event::Unpause => {
+                self.paused = false;
+                // Their patience is for a worker that starts, not for a reset.
+                self.queue.iter_mut().for_each(|pending| pending.until = now + self.limits.queue);
+            }
             Event::Started { worker, result } => self.start_result(now, worker, result),
             Event::Reply { worker, ticket, result } => self.reply(worker, ticket, result),
             Event::Gone { worker, how } => self.gone(now, worker, &how),
@@ -242,14 +256,14 @@ impl Machine {
     /// When [`Event::Tick`] is due next.
     pub(super) fn next_tick(&self) -> Option<Instant> {
         let service = match &self.service {
-            Service::Idle => self.not_before.filter(|_| !self.queue.is_empty()),
+            Service::Idle => self.not_before.filter(|_| !self.queue.is_empty() && !self.paused),
             Service::Starting { deadline, .. } => Some(*deadline),
             Service::Ending { kill_at, .. } => *kill_at,
             Service::Failed { until, .. } => Some(*until).filter(|_| !self.queue.is_empty()),
             Service::Serving { .. } => None,
         };
         let flights = self.flights.values().filter(|f| f.late.is_none()).map(|f| f.deadline);
-        let queue = self.queue.iter().map(|p| p.until);
+        let queue = self.queue.iter().filter(|_| !self.paused).map(|p| p.until);
         let abandoned = self.abandoned.iter().filter_map(|(worker, a)| match a.killed {
             Some(killed) => (!a.stuck).then_some(killed + DYING),
             None => self.kill_due(*worker),

@@ -339,3 +339,20 @@ fn nothing_is_lost_in_long_random_walks() {
     println!("{calls} events, {started} workers started, {crashed} of them crashed");
     assert!(started > 1_000 && crashed > 100);
 }
+
+#[test]
+fn while_paused_there_is_no_worker_and_calls_wait_however_long() {
+    let (mut machine, now) = serving();
+    let effects = machine.step(now, Event::Pause { ticket: 1 });
+    assert_eq!(effects, [Effect::Close(1)]);
+    assert_eq!(machine.step(now, Event::Call { ticket: 2, ask: destroy("a") }), []);
+    let effects = machine.step(now, Event::Gone { worker: 1, how: "asked to".to_owned() });
+    assert_eq!(effects, [Effect::Ended { ticket: 1, result: Ok(()) }]);
+    // Longer than any call waits otherwise, and nothing wakes for it.
+    assert_eq!(machine.next_tick(), None);
+    let later = now + 3 * limits().queue;
+    assert_eq!(machine.step(later, Event::Tick), []);
+    assert_eq!(machine.step(later, Event::Unpause), [Effect::Spawn(2)]);
+    let effects = machine.step(later, Event::Started { worker: 2, result: Ok(driver()) });
+    assert!(matches!(effects[..], [Effect::Send { worker: 2, ticket: 2, .. }]), "{effects:?}");
+}

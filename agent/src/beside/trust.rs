@@ -1,0 +1,106 @@
+//! Which programs are run: those that nobody but root, or the user that gpushd runs as, can have
+//! put there.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+/// Why a program is not run.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Untrusted {
+    #[error("it is not an absolute path")]
+    Relative,
+    #[error("it can't be looked at: {0}")]
+    Unreadable(#[from] io::Error),
+    #[error("it is no program")]
+    NotAProgram,
+    #[error("{} belongs to uid {owner}", path.display())]
+    Foreign { path: PathBuf, owner: u32 },
+    #[error("{} can be written by others", path.display())]
+    Writable { path: PathBuf },
+}
+
+impl Untrusted {
+    pub(super) fn hint(&self) -> String {
+        match self {
+            Self::Relative => "name it by its absolute path under [mode_change] in the config".to_owned(),
+            Self::Unreadable(_) | Self::NotAProgram => {
+                "name a program that is there under [mode_change] in the config, then `systemctl reload gpushd`"
+                    .to_owned()
+            }
+            Self::Foreign { path, .. } => format!("what gpushd runs belongs to root: `chown root {}`", path.display()),
+            Self::Writable { path } => format!("take the right away: `chmod go-w {}`", path.display()),
+        }
+    }
+}
+
+/// The file behind `program`, if it may be run for a gpushd of uid `own`.
+pub(super) fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
+    if !program.starts_with('/') {
+        return Err(Untrusted::Relative);
+    }
+    let file = fs::canonicalize(program)?;
+    let meta = fs::metadata(&file)?;
+    if !meta.is_file() || meta.mode() & 0o111 == 0 {
+        return Err(Untrusted::NotAProgram);
+    }
+    for path in file.ancestors() {
+        own_alone(path, own)?;
+    }
+    // A link on the way is followed once, here; the directory it stands in must be safe as well.
+    for path in Path::new(program).ancestors().skip(1) {
+        own_alone(path, own)?;
+    }
+    Ok(file)
+}
+
+fn own_alone(path: &Path, own: u32) -> Result<(), Untrusted> {
+    let meta = fs::metadata(path)?;
+    if meta.uid() != 0 && meta.uid() != own {
+        return Err(Untrusted::Foreign { path: path.to_owned(), owner: meta.uid() });
+    }
+    // In a sticky directory nobody replaces what is another's. A user's own group is theirs.
+    let sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
+    let others = if own == 0 { 0o022 } else { 0o002 };
+    if meta.mode() & others != 0 && !sticky {
+        return Err(Untrusted::Writable { path: path.to_owned() });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_what_nobody_else_can_have_put_there_is_run() {
+        let own = nix::unistd::geteuid().as_raw();
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().join("hooks");
+        fs::create_dir(&dir).unwrap();
+        let file = dir.join("hook");
+        fs::write(&file, "#!/bin/sh\n").unwrap();
+        let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let name = file.to_str().unwrap();
+        mode(&dir, 0o755);
+        mode(&file, 0o644);
+        assert!(matches!(check(name, own), Err(Untrusted::NotAProgram)));
+        mode(&file, 0o755);
+        assert_eq!(check(name, own).unwrap(), fs::canonicalize(&file).unwrap());
+        mode(&file, 0o757);
+        assert!(matches!(check(name, own), Err(Untrusted::Writable { .. })));
+        mode(&file, 0o755);
+        mode(&dir, 0o777);
+        assert!(matches!(check(name, own), Err(Untrusted::Writable { path }) if path.ends_with("hooks")));
+        mode(&dir, 0o1777);
+        check(name, own).unwrap();
+        assert!(matches!(check(name, own + 7), Err(Untrusted::Foreign { .. })) || own == 0);
+        assert!(matches!(check("hooks/hook", own), Err(Untrusted::Relative)));
+        assert!(matches!(check("/no/such/program", own), Err(Untrusted::Unreadable(_))));
+        assert!(matches!(check("/bin", own), Err(Untrusted::NotAProgram)));
+    }
+}

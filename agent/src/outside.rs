@@ -1,0 +1,29 @@
+//! What lies outside of gpushd and its driver worker: programs that run beside, other processes.
+
+use std::{path::PathBuf, sync::Arc};
+
+use gpush_core::config::ModeChange;
+use tokio::sync::Mutex;
+
+use crate::beside::Beside;
+
+/// The outside.
+#[derive(Debug)]
+pub(crate) struct Outside {
+    /// Programs that run beside.
+    pub(crate) beside: Beside,
+    /// Where processes are looked for.
+    pub(crate) proc: PathBuf,
+    /// `nvidia-smi`, when the command line names another than the config's default.
+    pub(crate) nvidia_smi: Option<PathBuf>,
+    /// Held while the driver worker is ended for the sake of a reset.
+    pub(crate) driverless: Arc<Mutex<()>>,
+}
+
+impl Outside {
+    /// The program that resets GPUs.
+    pub(crate) fn nvidia_smi(&self, config: &ModeChange) -> String {
+        let named = self.nvidia_smi.as_ref().filter(|_| config.nvidia_smi == ModeChange::default().nvidia_smi);
+        named.map_or_else(|| config.nvidia_smi.clone(), |path| path.to_string_lossy().into_owned())
+    }
+}

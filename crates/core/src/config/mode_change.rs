@@ -1,0 +1,64 @@
+//! `[mode_change]`, read.
+
+use toml::de::DeTable;
+
+use super::{
+    ModeChange,
+    reader::{Reader, Text},
+};
+use crate::{diagnostic::Problem, quote::Quoted, selector::Selector};
+
+pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> ModeChange {
+    let default = ModeChange::default();
+    let services = reader.words(table, "services", "[\"nvidia-dcgm\"]").unwrap_or_default();
+    let groups = reader.words(table, "reset_together", "[\"0-3\", \"4-7\"]").unwrap_or_default();
+    ModeChange {
+        services: services.into_iter().filter_map(|text| service(reader, text)).collect(),
+        before: program(reader, table, "before", "/etc/gpush/hooks/before"),
+        after: program(reader, table, "after", "/etc/gpush/hooks/after"),
+        hook_s: reader.number(table, "hook_s", 1..=3600, default.hook_s),
+        service_s: reader.number(table, "service_s", 1..=3600, default.service_s),
+        reset_s: reader.number(table, "reset_s", 1..=3600, default.reset_s),
+        nvidia_smi: program(reader, table, "nvidia_smi", &default.nvidia_smi).unwrap_or(default.nvidia_smi),
+        systemctl: program(reader, table, "systemctl", &default.systemctl).unwrap_or(default.systemctl),
+        reset_together: groups.into_iter().filter_map(|text| group(reader, &text)).collect(),
+    }
+}
+
+/// The name of a unit, and of nothing that `systemctl` would take for something else.
+fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
+    let name = text.value.strip_suffix(".service").unwrap_or(&text.value).to_owned();
+    let fit = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@' | ':');
+    if name.is_empty() || name.starts_with('-') || name.len() > 200 || !name.chars().all(fit) {
+        let problem = format!("{} is not the name of a service", Quoted(&text.value));
+        reader.report(Problem::new(text.span, problem, "write it as systemctl knows it, such as \"nvidia-dcgm\""));
+        return None;
+    }
+    if name == "gpushd" {
+        let hint = "leave it out: gpushd gives its handles up by itself";
+        reader.report(Problem::new(text.span, "gpushd can't stop itself", hint));
+        return None;
+    }
+    Some(name)
+}
+
+fn program(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str, example: &str) -> Option<String> {
+    let example = format!("\"{example}\"");
+    let text = reader.word(table, key, &example)?;
+    if text.value.starts_with('/') {
+        return Some(text.value);
+    }
+    let problem = format!("`{key}` is not an absolute path: {}", Quoted(&text.value));
+    reader.report(Problem::new(text.span, problem, format!("write an absolute path, such as {example}")));
+    None
+}
+
+fn group(reader: &mut Reader<'_>, text: &Text) -> Option<Selector> {
+    match text.value.parse::<Selector>() {
+        Ok(selector) => Some(selector),
+        Err(error) => {
+            reader.report(Problem::new(text.span.clone(), error.message, error.hint));
+            None
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Who stands in the way of a reset: processes that have a GPU open, judged and put into words.
+//!
+//! A service that the config lets gpushd stop is no obstacle. Any other holder is, and is named with
+//! what to do about it, which differs: a monitor is stopped lightly, a fabric manager is not.
+
+use gpush_api::{ApiError, Code, Holder};
+
+/// What to do about a service that holds a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It may be stopped for a moment and started again.
+    Stop,
+    /// It serves all GPUs of the host.
+    Fabric,
+    /// It runs other people's work.
+    Drain,
+    /// It is the host's display.
+    Display,
+}
+
+/// Services that are known to keep GPUs open.
+const KNOWN: &[(&str, Way)] = &[
+    ("nvidia-dcgm", Way::Stop),
+    ("dcgm", Way::Stop),
+    ("dcgm-exporter", Way::Stop),
+    ("nvidia-dcgm-exporter", Way::Stop),
+    ("nvidia-persistenced", Way::Stop),
+    ("nvsm", Way::Stop),
+    ("nvsm-core", Way::Stop),
+    ("nvsm-mqtt", Way::Stop),
+    ("nvidia-fabricmanager", Way::Fabric),
+    ("kubelet", Way::Drain),
+    ("containerd", Way::Drain),
+    ("docker", Way::Drain),
+    ("slurmd", Way::Drain),
+    ("display-manager", Way::Display),
+    ("gdm", Way::Display),
+    ("gdm3", Way::Display),
+    ("lightdm", Way::Display),
+    ("sddm", Way::Display),
+    ("xdm", Way::Display),
+];
+
+/// Service of a process by its control groups (`/proc/PID/cgroup`): the innermost that is one,
+/// without `.service`.
+#[must_use]
+pub fn service(cgroups: &str) -> Option<String> {
+    let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let innermost = |path: &str| path.rsplit('/').find_map(|part| part.strip_suffix(".service").map(str::to_owned));
+    // Users' own services hang below their `user@1000.service`: who they are says more.
+    paths.filter(|path| !path.contains("/user.slice/")).find_map(innermost)
+}
+
+/// Those that stay in the way when `stopped` services are stopped.
+#[must_use]
+pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
+    let named = |service: &str| stopped.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service);
+    found.into_iter().filter(|holder| !holder.service.as_deref().is_some_and(named)).collect()
+}
+
+/// The refusal of a change of MIG mode that these are in the way of. `gpu` is how the sentence
+/// names the GPU.
+#[must_use]
+pub fn explain(gpu: &str, holders: &[Holder]) -> ApiError {
+    let mut error = ApiError::new(Code::Blocked, format!("MIG mode of {gpu} can't be changed while it is in use"));
+    error.causes.extend(holders.iter().map(|holder| format!("held by {}", words(holder))));
+    let services: Vec<&str> = holders.iter().filter_map(|holder| holder.service.as_deref()).collect();
+    let with = |way: Way| KNOWN.iter().filter(move |(_, of)| *of == way).map(|(name, _)| *name);
+    let of = |way: Way| with(way).find(|name| services.contains(name));
+    let mut stops: Vec<String> =
+        with(Way::Stop).filter(|name| services.contains(name)).map(|name| format!("\"{name}\"")).collect();
+    stops.sort();
+    let known = |holder: &Holder| holder.service.as_deref().is_some_and(|s| KNOWN.iter().any(|(name, _)| *name == s));
+    let mut hints = Vec::new();
+    if !stops.is_empty() {
+        hints.push(format!("let gpushd stop and start: services = [{}] under [mode_change]", stops.join(", ")));
+    }
+    if let Some(name) = of(Way::Fabric) {
+        hints.push(format!("{name} serves all GPUs: stop it by hand, once nothing runs on any"));
+    }
+    if let Some(name) = of(Way::Drain) {
+        hints.push(format!("drain the node, then stop {name}"));
+    }
+    if let Some(name) = of(Way::Display) {
+        hints.push(format!("stop the display: `systemctl stop {name}`"));
+    }
+    if !holders.iter().all(known) {
+        hints.push("end these processes, then ask again".to_owned());
+    }
+    error.hint(hints.join("; ")).retryable()
+}
+
+/// `pid 4711 (alice, python train.py, service x, /dev/nvidia0)`, as far as it is known.
+#[must_use]
+pub fn words(holder: &Holder) -> String {
+    let service = holder.service.as_ref().map(|name| format!("service {name}"));
+    let devices = (!holder.devices.is_empty()).then(|| holder.devices.join(" "));
+    let parts = [holder.user.clone(), holder.command.clone(), service, devices];
+    let about: Vec<String> = parts.into_iter().flatten().collect();
+    let who = holder.pid.map_or_else(|| "a process".to_owned(), |pid| format!("pid {pid}"));
+    if about.is_empty() { who } else { format!("{who} ({})", about.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(pid: u32, command: &str, service: Option<&str>) -> Holder {
+        Holder {
+            pid: Some(pid),
+            uid: Some(0),
+            user: Some("root".to_owned()),
+            command: Some(command.to_owned()),
+            service: service.map(str::to_owned),
+            devices: vec!["/dev/nvidia0".to_owned()],
+        }
+    }
+
+    #[test]
+    fn a_process_belongs_to_its_innermost_service() {
+        for (cgroups, wanted) in [
+            ("0::/system.slice/nvidia-dcgm.service\n", Some("nvidia-dcgm")),
+            ("12:devices:/system.slice/kubelet.service\n0::/\n", Some("kubelet")),
+            ("0::/system.slice/docker.service/payload/x.service/deep\n", Some("x")),
+            ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/foo.service\n", None),
+            ("0::/system.slice/slurmstepd.scope/job_7\n", None),
+            ("", None),
+        ] {
+            assert_eq!(service(cgroups).as_deref(), wanted, "{cgroups}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_stopped_is_no_obstacle_and_the_rest_is_named_with_its_way_out() {
+        let all = vec![
+            holder(1, "nv-hostengine", Some("nvidia-dcgm")),
+            holder(2, "nv-fabricmanager", Some("nvidia-fabricmanager")),
+            holder(3, "python train.py", None),
+        ];
+        let left = obstacles(all.clone(), &["nvidia-dcgm.service".to_owned()]);
+        assert_eq!(left.iter().map(|h| h.pid).collect::<Vec<_>>(), [Some(2), Some(3)]);
+        let error = explain("GPU 0", &all);
+        assert_eq!(error.code, Code::Blocked);
+        assert_eq!(error.causes[2], "held by pid 3 (root, python train.py, /dev/nvidia0)");
+        assert_eq!(error.causes[0], "held by pid 1 (root, nv-hostengine, service nvidia-dcgm, /dev/nvidia0)");
+        let hint = error.hint.unwrap();
+        for part in ["services = [\"nvidia-dcgm\"]", "serves all GPUs", "end these processes"] {
+            assert!(hint.contains(part), "{hint}");
+        }
+        assert!(!explain("GPU 0", &all[..1]).hint.unwrap().contains("end these"));
+    }
+}

@@ -1,0 +1,145 @@
+//! The programs around a change of MIG mode, as scripts of a test: `systemctl`, `nvidia-smi`, hooks.
+//!
+//! Each call is written to a file, in order. Before and after each one gpushd can be killed: the
+//! scripts run beside it and go on.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use crate::host::Host;
+
+/// The programs and what they keep.
+#[derive(Debug)]
+pub struct Around {
+    dir: PathBuf,
+}
+
+impl Around {
+    /// For a host; no service runs.
+    ///
+    /// # Panics
+    /// When the scripts can't be written.
+    #[must_use]
+    pub fn of(host: &Host) -> Self {
+        let dir = host.scratch("around");
+        fs::create_dir_all(dir.join("running")).expect("a directory");
+        let around = Self { dir };
+        let (at, smi) = (around.dir.display(), host.dir().join("bin/nvidia-smi"));
+        around.script(
+            "systemctl",
+            "name=${2%.service}
+            case $1 in
+                is-active) [ -e \"$D/running/$name\" ]; rc=$?; [ $rc = 0 ] || rc=3;;
+                stop) rm -f \"$D/running/$name\"; rc=$?;;
+                start) [ ! -e \"$D/broken-$name\" ] && : > \"$D/running/$name\"; rc=$?;;
+            esac",
+        );
+        around.script("nvidia-smi", &format!("'{}' \"$@\"; rc=$?", smi.display()));
+        around.script("before", ". \"$D/before.body\"; rc=$?");
+        around.script("after", "env | grep ^GPUSH_ | sort > \"$D/after.env\"; rc=0");
+        around.hook("env | grep ^GPUSH_ | sort > \"$D/before.env\"");
+        assert!(fs::metadata(around.dir.join("systemctl")).is_ok(), "{at}");
+        around
+    }
+
+    fn script(&self, name: &str, body: &str) {
+        let at = self.dir.display();
+        // A test says in `kill` at which calls gpushd dies: `3 before`. It is the parent of whatever
+        // runs this.
+        let text = format!(
+            "#!/bin/sh
+D='{at}'
+tick() {{
+    grep -qsx \"$n $1\" \"$D/kill\" || return 0
+    read -r _ _ _ up _ < /proc/$PPID/stat
+    [ \"$(cat /proc/$up/comm)\" = gpushd ] && kill -9 \"$up\"
+}}
+echo \"{name} $*\" >> \"$D/calls\"
+n=$(wc -l < \"$D/calls\")
+tick before
+{body}
+tick after
+exit $rc
+"
+        );
+        let path = self.dir.join(name);
+        fs::write(&path, text).expect("a script can be written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a script can be made one");
+    }
+
+    /// Replaces what the hook before does; the status of its last command is its own.
+    ///
+    /// # Panics
+    /// When it can't be written.
+    pub fn hook(&self, body: &str) {
+        fs::write(self.dir.join("before.body"), body).expect("a hook can be written");
+    }
+
+    /// The config's `[mode_change]` with all of them; `more` goes below.
+    #[must_use]
+    pub fn config(&self, services: &[&str], more: &str) -> String {
+        let at = self.dir.display();
+        let services: Vec<String> = services.iter().map(|name| format!("\"{name}\"")).collect();
+        format!(
+            "[mode_change]\nservices = [{}]\nbefore = \"{at}/before\"\nafter = \"{at}/after\"\n\
+             systemctl = \"{at}/systemctl\"\nnvidia_smi = \"{at}/nvidia-smi\"\n{more}\n",
+            services.join(", ")
+        )
+    }
+
+    /// Has a service run.
+    ///
+    /// # Panics
+    /// When it can't be noted.
+    pub fn run(&self, service: &str) {
+        fs::write(self.dir.join("running").join(service), "").expect("a service can run");
+    }
+
+    /// Whether a service runs.
+    #[must_use]
+    pub fn runs(&self, service: &str) -> bool {
+        self.dir.join("running").join(service).exists()
+    }
+
+    /// Has a service fail to start, or not.
+    ///
+    /// # Panics
+    /// When it can't be noted.
+    pub fn break_service(&self, service: &str, broken: bool) {
+        let mark = self.dir.join(format!("broken-{service}"));
+        if broken { fs::write(mark, "") } else { fs::remove_file(mark) }.expect("a mark");
+    }
+
+    /// Has gpushd killed at these moments, each once: before or after the n-th call, counted from 1.
+    ///
+    /// # Panics
+    /// When it can't be noted.
+    pub fn kill_at(&self, moments: &[(usize, &str)]) {
+        let lines: Vec<String> = moments.iter().map(|(n, when)| format!("{n} {when}\n")).collect();
+        fs::write(self.dir.join("kill"), lines.concat()).expect("moments");
+    }
+
+    /// The calls so far, and none any more.
+    #[must_use]
+    pub fn take_calls(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.join("calls")).unwrap_or_default();
+        let _ = fs::remove_file(self.dir.join("calls"));
+        let _ = fs::remove_file(self.dir.join("kill"));
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// The file of that name among theirs.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// What a hook was told.
+    #[must_use]
+    pub fn told(&self, name: &str) -> String {
+        fs::read_to_string(Path::new(&self.file(name))).unwrap_or_default()
+    }
+}

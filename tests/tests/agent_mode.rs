@@ -1,0 +1,462 @@
+//! Changes of MIG mode through the real programs: on Ampere with a reset, on Hopper without.
+
+use std::time::Instant;
+
+use gpush_api::{ApiError, Code, GpuState, Operation, OperationState, Refusal};
+use gpush_tests::{
+    agent::{Agent, PATIENCE, Setup, truth},
+    around::Around,
+    host::Host,
+};
+use serde_json::{Value, json};
+
+const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
+const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
+
+fn off(agent: &Agent, gpu: u32) -> Value {
+    json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+}
+
+fn resets(host: &Host) -> Vec<Option<u32>> {
+    host.trace().iter().filter(|call| call.function == "gpu-reset").map(|call| call.gpu).collect()
+}
+
+fn refused(agent: &Agent, gpu: &str) -> ApiError {
+    agent.begin(&[gpu], LAYOUT).expect_err("it is refused")
+}
+
+#[test]
+fn an_ampere_is_switched_on_and_off_with_a_reset_of_that_gpu_alone() {
+    let host = Host::up(AMPERE);
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
+    let neighbour = truth(&host, 0);
+    assert_eq!(neighbour.len(), 3, "{neighbour:?}");
+    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).json();
+    assert_eq!(plan["plans"][0]["enables_mig"], json!(true), "{plan}");
+    assert!(plan["plans"][0]["reset"].is_object(), "{plan}");
+    host.start_trace();
+    let operation = agent.apply(&["1"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert_eq!(operation.progress[0].done, operation.progress[0].total);
+    assert_eq!(truth(&host, 1).len(), 3);
+    assert_eq!(resets(&host), [Some(1)], "only the GPU concerned");
+    assert_eq!(truth(&host, 0), neighbour, "the neighbour's instances stay");
+    assert_eq!(truth(&host, 2), ["MIG off"]);
+    // And off, instances first.
+    host.start_trace();
+    let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert!(operation.plans[0].disables_mig && operation.plans[0].reset.is_some());
+    assert_eq!(operation.progress[0].done, operation.progress[0].total);
+    assert_eq!(truth(&host, 1), ["MIG off"]);
+    assert_eq!((resets(&host), truth(&host, 0)), (vec![Some(1)], neighbour));
+    // Once more: nothing to do, and nothing done.
+    host.start_trace();
+    let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
+    assert_eq!((operation.state, host.trace().len()), (OperationState::Done, 0));
+    assert_eq!(agent.gpu(1).state, GpuState::Ready);
+}
+
+#[test]
+fn several_gpus_are_reset_at_once_in_one_operation() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    let agent = Agent::start(&host, &around.config(&[], ""));
+    let operation = agent.apply(&["all"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let calls = around.take_calls();
+    let resets: Vec<_> = calls.iter().filter(|call| call.starts_with("nvidia-smi")).collect();
+    assert_eq!(resets.len(), 1, "{calls:?}");
+    assert_eq!(resets[0].matches("GPU-").count(), 3);
+    for gpu in 0..3 {
+        assert_eq!(truth(&host, gpu).len(), 3);
+    }
+}
+
+#[test]
+fn whoever_has_the_gpu_open_is_named_and_nothing_is_touched() {
+    let host = Host::up(AMPERE);
+    let agent = Agent::start(&host, "");
+    // The driver lists neither of them.
+    let monitors = [host.process("--gpu 0 --kind handle"), host.process("--gpu 0 --kind handle")];
+    host.process("--gpu 1 --kind handle");
+    host.start_trace();
+    let error = refused(&agent, "0");
+    assert_eq!((error.code, error.retryable), (Code::Blocked, true));
+    for pid in monitors {
+        assert!(error.causes.iter().any(|cause| cause.contains(&format!("pid {pid} "))), "{error:?}");
+    }
+    assert_eq!(error.causes.len(), 2, "the neighbour's holder is not in the way: {error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("end these processes")), "{error:?}");
+    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
+    let refusal: Refusal = serde_json::from_value(plan["plans"][0]["refusal"].clone()).expect("a refusal");
+    let Refusal::Held { holders } = refusal else { panic!("{refusal:?}") };
+    assert_eq!(holders.len(), 2);
+    assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
+    assert_eq!(host.trace(), []);
+    // Who waits gets it once they are gone.
+    let body = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
+    let waiting = agent.begin_with(&body).expect("it waits");
+    monitors.iter().for_each(|pid| host.end_process(*pid));
+    // The simulated driver resets no GPU while somebody has it open, whichever it is.
+    let operation = agent.follow(waiting);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(&host, 0).len(), 3);
+}
+
+#[test]
+fn services_are_stopped_before_and_started_after_with_hooks_in_between() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm", "nvsm"], ""));
+    let uuid = agent.gpu(0).uuid;
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let reset = format!("nvidia-smi --gpu-reset -i {uuid}");
+    assert_eq!(
+        around.take_calls(),
+        [
+            "systemctl is-active nvidia-dcgm.service",
+            "systemctl stop nvidia-dcgm.service",
+            "systemctl is-active nvsm.service",
+            "before ",
+            &reset,
+            "after ",
+            "systemctl start nvidia-dcgm.service",
+        ]
+    );
+    assert!(around.runs("nvidia-dcgm") && !around.runs("nvsm"), "what did not run is not started");
+    let facts = format!("GPUSH_MIG_OFF=\nGPUSH_MIG_ON={uuid}\nGPUSH_OPERATION={}\n", operation.id);
+    assert_eq!(around.told("before.env"), format!("{facts}GPUSH_PHASE=before\n"));
+    assert_eq!(around.told("after.env"), format!("{facts}GPUSH_PHASE=after\nGPUSH_RESULT=done\n"));
+    // A reshape needs no reset, and disturbs nobody.
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(around.take_calls(), Vec::<String>::new());
+    // Nothing is left of the runs.
+    let left = std::fs::read_dir(Setup::on(&host).state_dir().join("beside")).expect("a directory").count();
+    assert_eq!(left, 0);
+}
+
+/// What is so after a change that failed: all as before, services included.
+fn taken_back(host: &Host, around: &Around, agent: &Agent, operation: &Operation) {
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(host, 0), ["MIG off"]);
+    let mig = agent.gpu(0).mig.expect("MIG");
+    assert_eq!((mig.enabled, mig.pending), (false, false), "nothing waits for a reset");
+    assert!(around.runs("nvidia-dcgm"), "{}", agent.log());
+    assert!(around.told("after.env").contains("GPUSH_RESULT=rolled_back"));
+}
+
+#[test]
+fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], "hook_s = 1"));
+    around.hook("echo waiting for godot; sleep 600");
+    host.start_trace();
+    let operation = agent.apply(&["0"], LAYOUT);
+    taken_back(&host, &around, &agent, &operation);
+    let error = operation.error.as_ref().expect("an error");
+    assert!(error.message.contains("did not end in time") && error.message.contains("godot"), "{error:?}");
+    assert_eq!(host.trace(), [], "nothing was changed");
+
+    around.hook("echo 'no licence' >&2; exit 7");
+    let operation = agent.apply(&["0"], LAYOUT);
+    taken_back(&host, &around, &agent, &operation);
+    let error = operation.error.as_ref().expect("an error");
+    assert!(error.message.contains("status 7: no licence"), "{error:?}");
+    around.hook(":");
+
+    host.fault("gpu-reset --rc UNKNOWN --times 1");
+    let operation = agent.apply(&["0"], LAYOUT);
+    taken_back(&host, &around, &agent, &operation);
+    let error = operation.error.as_ref().expect("an error");
+    assert!(error.causes.iter().any(|cause| cause.contains("could not be reset")), "{error:?}");
+    host.clear_faults();
+
+    // The first instance can't be made: off again, with a second reset.
+    host.fault("nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN --times 1");
+    host.start_trace();
+    let operation = agent.apply(&["0"], LAYOUT);
+    taken_back(&host, &around, &agent, &operation);
+    assert_eq!(resets(&host), [Some(0), Some(0)]);
+    host.clear_faults();
+
+    // And disabling that fails at its reset brings the layout back.
+    assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
+    let before = truth(&host, 0);
+    host.fault("gpu-reset --rc UNKNOWN --times 1");
+    let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(&host, 0), before);
+    assert!(around.runs("nvidia-dcgm"));
+}
+
+#[test]
+fn a_service_that_does_not_start_again_is_told_and_started_by_the_next_gpushd() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    let config = around.config(&["nvidia-dcgm"], "");
+    let agent = Agent::start(&host, &config);
+    around.break_service("nvidia-dcgm", true);
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done);
+    assert!(operation.notes.iter().any(|note| note.contains("systemctl start nvidia-dcgm")), "{operation:?}");
+    assert!(!around.runs("nvidia-dcgm"));
+    agent.stop();
+    around.break_service("nvidia-dcgm", false);
+    let agent = Agent::start(&host, &config);
+    wait_until(|| around.runs("nvidia-dcgm"), &agent);
+}
+
+fn wait_until(there: impl Fn() -> bool, agent: &Agent) {
+    let until = Instant::now() + PATIENCE;
+    while !there() {
+        assert!(Instant::now() < until, "{}", agent.log());
+        std::thread::yield_now();
+    }
+}
+
+/// The operation asked for last, when there is somebody to answer.
+fn last(agent: &Agent) -> Option<Operation> {
+    let get = |path: &str| {
+        use std::io::{Read, Write};
+        let mut stream = std::os::unix::net::UnixStream::connect(agent.socket()).ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).ok()?;
+        gpush_tests::agent::parse(&answer).filter(|answer| answer.status == 200).map(|answer| answer.json())
+    };
+    let list = get("/v1/operations?limit=1")?;
+    serde_json::from_value(get(&format!("/v1/operations/{}", list[0]["id"].as_str()?))?).ok()
+}
+
+fn is_dead(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
+}
+
+/// Starts gpushd again and again, until one lives to see the last operation end.
+fn outlive(host: &Host, config: &str, starts: &mut u32) -> (Agent, Operation) {
+    loop {
+        *starts += 1;
+        let Ok(agent) = Setup::on(host).config(config).try_start() else { continue };
+        let until = Instant::now() + PATIENCE;
+        while !is_dead(agent.pid()) {
+            match last(&agent).filter(|operation| operation.state.is_final()) {
+                Some(operation) => return (agent, operation),
+                None => std::thread::sleep(std::time::Duration::from_millis(5)),
+            }
+            assert!(Instant::now() < until, "{}", agent.log());
+        }
+    }
+}
+
+/// Asks without caring for the answer: gpushd may be killed before it gives one.
+fn ask(agent: &Agent, body: &Value) {
+    let body = body.to_string();
+    let head = "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json";
+    let _ = agent.raw(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+}
+
+/// Kills gpushd before and after each outer step of switching MIG mode on, and off again; with
+/// `again` also the next one, at the first step that it takes. Says how it went.
+fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    let config = around.config(&["nvidia-dcgm", "nvsm"], "");
+    let mut agent = Agent::start(&host, &config);
+    let on = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } });
+    let whole = vec!["MIG off".to_owned()];
+    assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
+    let cut = truth(&host, 0);
+    assert_eq!(agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation")).state, OperationState::Done);
+    if let Some(fault) = fault {
+        host.fault(fault);
+    }
+    let _ = around.take_calls();
+    let operation = agent.follow(agent.begin_with(&on).expect("an operation"));
+    assert_eq!(operation.state == OperationState::Done, fault.is_none(), "{operation:?}");
+    let steps = around.take_calls();
+    let (mut points, mut starts, mut done, mut back) = (0, 0, 0, 0);
+    for n in 1..=steps.len() {
+        for when in ["before", "after"] {
+            let before = truth(&host, 0);
+            let (body, target) = if before == whole { (on.clone(), &cut) } else { (off(&agent, 0), &whole) };
+            let mut moments = vec![(n, when)];
+            if again {
+                moments.extend([(n + 1, "before"), (n + 2, "after")]);
+            }
+            around.kill_at(&moments);
+            ask(&agent, &body);
+            agent.wait();
+            let operation;
+            (agent, operation) = outlive(&host, &config, &mut starts);
+            let point = format!("{when} {} ({n} of {}): {operation:?}\n{}", steps[n - 1], steps.len(), agent.log());
+            let now = truth(&host, 0);
+            match operation.state {
+                OperationState::Done => {
+                    assert_eq!(now, *target, "{point}");
+                    done += 1;
+                }
+                OperationState::RolledBack => {
+                    assert_eq!(now, before, "{point}");
+                    back += 1;
+                }
+                OperationState::Queued
+                | OperationState::Waiting
+                | OperationState::Running
+                | OperationState::Cancelling
+                | OperationState::Interrupted
+                | OperationState::Failed => panic!("{point}"),
+            }
+            assert!(around.runs("nvidia-dcgm") && !around.runs("nvsm"), "{point}");
+            assert_eq!(agent.gpu(0).state, GpuState::Ready, "{point}");
+            let mig = agent.gpu(0).mig.expect("MIG");
+            assert_eq!(mig.enabled, mig.pending, "nothing waits for a reset: {point}");
+            let _ = around.take_calls();
+            points += 1;
+        }
+    }
+    format!("{points} points around {} outer steps, {starts} starts: {done} done, {back} rolled back", steps.len())
+}
+
+#[test]
+fn gpushd_killed_before_and_after_each_outer_step_leaves_the_target_or_what_was_before() {
+    println!("killed once: {}", killed_at_each_step(None, false));
+}
+
+#[test]
+fn gpushd_killed_again_while_it_recovers_does_so_too() {
+    println!("killed thrice: {}", killed_at_each_step(None, true));
+}
+
+#[test]
+fn gpushd_killed_while_a_failed_change_is_taken_back_does_so_too() {
+    println!("the reset fails: {}", killed_at_each_step(Some("gpu-reset --rc UNKNOWN"), false));
+    // Back with a second reset, and services that are still stopped.
+    let fault = "nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN";
+    println!("an instance fails: {}", killed_at_each_step(Some(fault), false));
+}
+
+#[test]
+fn a_reset_in_progress_is_left_alone_by_the_next_gpushd() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    let agent = Agent::start(&host, &around.config(&[], ""));
+    let config = around.config(&[], "");
+    // The reset takes long, and any open handle would make it fail.
+    host.fault("gpu-reset --delay-ms 1500 --times 1");
+    let _ = agent.begin(&["0"], LAYOUT).expect("an operation");
+    let calls = || std::fs::read_to_string(around.file("calls")).unwrap_or_default();
+    wait_until(|| calls().contains("nvidia-smi"), &agent);
+    agent.kill();
+    let agent = Agent::start(&host, &config);
+    let operations = agent.get("/v1/operations?limit=1").json();
+    let id = operations[0]["id"].as_str().expect("an operation");
+    let operation: Operation =
+        serde_json::from_value(agent.get(&format!("/v1/operations/{id}")).json()).expect("an operation");
+    let operation = agent.follow(operation);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert_eq!(calls().matches("nvidia-smi").count(), 1, "it was not asked for twice");
+    assert_eq!(truth(&host, 0).len(), 3);
+}
+
+#[test]
+fn a_hopper_needs_no_reset_and_its_holders_are_named_when_the_first_instance_is_refused() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
+    let monitor = host.process("--gpu 0 --kind handle");
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    let error = operation.error.as_ref().expect("an error");
+    assert!(error.causes.iter().any(|cause| cause.starts_with("held by a process")), "{error:?}");
+    assert_eq!(truth(&host, 0), ["MIG off"]);
+    host.end_process(monitor);
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let operation = agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation"));
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(&host, 0), ["MIG off"]);
+    assert_eq!(around.take_calls(), Vec::<String>::new(), "nobody was disturbed");
+}
+
+#[test]
+fn gpus_that_are_reset_together_must_be_free_and_are_named() {
+    let host = Host::up(AMPERE);
+    let agent = Agent::start(&host, "[mode_change]\nreset_together = [\"0-1\"]\n");
+    host.start_trace();
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let mut both = resets(&host);
+    both.sort_unstable();
+    assert_eq!(both, [Some(0), Some(1)]);
+    let error = refused(&agent, "1");
+    assert_eq!(error.code, Code::Blocked);
+    assert!(error.causes.iter().any(|cause| cause.contains("GPU 0") && cause.contains("3 GPU instances")), "{error:?}");
+    assert_eq!(truth(&host, 0).len(), 3);
+}
+
+#[test]
+fn a_guest_refuses_what_only_its_host_can_do() {
+    let host = Host::up(AMPERE);
+    std::fs::write(host.dir().join("proc/cpuinfo"), "processor\t: 0\nflags\t\t: fpu vme hypervisor sse\n").unwrap();
+    let agent = Agent::start(&host, "");
+    let error = refused(&agent, "0");
+    assert_eq!(error.code, Code::Unsupported);
+    assert!(error.message.contains("virtual machine"), "{error:?}");
+}
+
+#[test]
+fn programs_that_others_could_have_written_are_not_run() {
+    use std::os::unix::fs::PermissionsExt;
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    let agent = Agent::start(&host, &around.config(&[], ""));
+    let hook = around.file("before");
+    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::RolledBack);
+    let error = operation.error.expect("an error");
+    assert!(error.message.contains("can be written by others"), "{error:?}");
+    assert_eq!(error.hint, Some(format!("take the right away: `chmod go-w {}`", hook.display())));
+    assert_eq!(around.take_calls(), ["after "]);
+}
+
+#[test]
+fn where_systemd_runs_programs_are_units_named_after_operation_and_step() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    // As systemd-run: returns once the unit has begun.
+    let fake = around.file("systemd-run");
+    let units = around.file("units");
+    let script = format!(
+        "#!/bin/sh\nU='{}'\necho \"$*\" >> \"$U\"\nwhile [ \"$1\" != -- ]; do shift; done; shift\nmkfifo \"$U.$$\"\n\
+         \"$@\" > \"$U.$$\" 2>/dev/null </dev/null &\nread -r line < \"$U.$$\"\nrm \"$U.$$\"\n[ \"$line\" = begun ]\n",
+        units.display()
+    );
+    std::fs::write(&fake, script).unwrap();
+    std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let agent = Setup::on(&host)
+        .config(around.config(&["nvidia-dcgm"], ""))
+        .arg(format!("--systemd-run={}", fake.display()))
+        .start();
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let units = std::fs::read_to_string(units).unwrap();
+    for step in ["is-active-nvidia-dcgm", "stop-nvidia-dcgm", "hook-before", "reset", "hook-after", "start-nvidia-dcgm"]
+    {
+        let name = format!("--unit=gpush-{}.{step}.1 ", operation.id);
+        assert!(units.contains(&name), "{name} of {units}");
+    }
+    assert_eq!(truth(&host, 0).len(), 3);
+}
