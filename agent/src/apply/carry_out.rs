@@ -23,11 +23,7 @@ use super::{
     forward::{Forward, forward},
     step::Trouble,
 };
-use crate::{
-    agent::Shared,
-    conditions::Change,
-    operation::{Ongoing, cancelled},
-};
+use crate::{agent::Shared, conditions::Change, operation::Ongoing};
 
 /// Carries an operation out in the background. The agent does not end before it has.
 pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
@@ -76,10 +72,15 @@ pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Pa
         Forward::Done | Forward::Stopped => None,
     });
     let stopped = ends.iter().any(|end| matches!(end, Forward::Stopped));
-    match failed.or_else(|| stopped.then(|| cancelled(ongoing.number()))) {
+    match failed.or_else(|| stopped.then(|| cancelled(&operation.id))) {
         None => finish(agent, ongoing, parts, OperationState::Done, None).await,
         Some(why) => go_back(agent, ongoing, parts, &ends, why).await,
     }
+}
+
+/// Why an operation is taken back that somebody cancelled.
+pub(super) fn cancelled(id: &str) -> ApiError {
+    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled"))
 }
 
 /// Restores what stood before, on all GPUs of an operation, because of `why`.

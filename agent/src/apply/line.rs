@@ -19,14 +19,9 @@ use jiff::Timestamp;
 
 use super::{
     begin::{Order, Ready, intent, may_pass},
-    carry_out::{self, carry_out, finish},
+    carry_out::{self, cancelled, carry_out, finish},
 };
-use crate::{
-    agent::Shared,
-    auth::Asker,
-    operation::{Ongoing, cancelled},
-    view,
-};
+use crate::{agent::Shared, auth::Asker, operation::Ongoing, view};
 
 /// Between two looks at instances that are in use. The driver tells nobody when they become idle.
 const LOOK: Duration = Duration::from_secs(1);
@@ -54,7 +49,7 @@ pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, s
     let begun = tokio::select! {
         begun = turn(agent, &ongoing, &order, &mut last) => begun,
         () = tokio::time::sleep(patience.saturating_sub(spent)) => Err(Left::Over(too_long(&ongoing.id(), patience))),
-        () = ongoing.cancelled().cancelled() => Err(Left::Over(cancelled(ongoing.number()))),
+        () = ongoing.cancelled().cancelled() => Err(Left::Over(cancelled(&ongoing.id()))),
         () = agent.stopping.cancelled() => Err(Left::Stopping),
     };
     match begun {
@@ -62,11 +57,6 @@ pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, s
             let plans = parts.iter().map(|part| part.plan.clone()).collect();
             match ongoing.start(claim, intent(&order, &parts), plans).await {
                 Ok(()) => carry_out(agent, ongoing, &parts).await,
-                // Somebody cancelled it in the moment in which it was to start, and was told so.
-                Err(error) if error.code == Code::Conflict => {
-                    let error = cancelled(ongoing.number());
-                    finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
-                }
                 Err(error) => finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await,
             }
         }

@@ -31,11 +31,7 @@ use super::{
     line, renewed,
     step::Trouble,
 };
-use crate::{
-    agent::Shared,
-    auth::Asker,
-    operation::{Ongoing, cancelled},
-};
+use crate::{agent::Shared, auth::Asker, operation::Ongoing};
 
 /// Between two looks at a GPU that can't be read, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -86,7 +82,6 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
     }
     let Some(looks) = look(agent, &left.intent.gpus).await else { return };
-    let back_wanted = back_wanted || ongoing.cancelled().is_cancelled();
     let mut readings = Vec::new();
     let mut ends = Vec::new();
     for look in looks {
@@ -134,11 +129,6 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     } else if to_do && same_boot && !back_wanted {
         match ongoing.advance(OperationState::Running).await {
             Ok(()) => carry_out(agent, ongoing, &parts).await,
-            // Somebody cancelled it just now.
-            Err(error) if error.code == Code::Conflict => {
-                let why = cancelled(ongoing.number());
-                go_back(agent, ongoing, &parts, &ends, why).await;
-            }
             // It stays as it is recorded: without a journal nothing is begun.
             Err(error) => tracing::error!(op = ongoing.id(), "it can't be carried on: {error}"),
         }

@@ -111,7 +111,7 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
-        let record = self.record(new, |tx, new| tx.begin(new)).await?;
+        let record = self.record(new, OperationState::Running).await?;
         claim.name(&format!("operation {}", record.0.id));
         Ok(self.admit(record, Some(claim)))
     }
@@ -121,20 +121,17 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
-        let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
+        let record = self.record(new, OperationState::Queued).await?;
         Ok(self.admit(record, None))
     }
 
-    async fn record(
-        &self,
-        new: New,
-        insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
-    ) -> Result<(OperationRecord, Intent), ApiError> {
+    async fn record(&self, new: New, state: OperationState) -> Result<(OperationRecord, Intent), ApiError> {
         let New { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
         let new = NewOperation { kind, by, reason, intent: intent.clone(), progress };
         let written = self.store().write(move |tx| {
-            let record = insert(tx, new.clone())?;
+            let new = new.clone();
+            let record = if state == OperationState::Running { tx.begin(new) } else { tx.enqueue(new) }?;
             also(tx, &record)?;
             Ok(record)
         });
@@ -248,25 +245,14 @@ impl Operations {
             reason: None,
             uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
-        // On record before anybody is told: the agent after this one takes it back too.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.keep(tx, number)?;
             }
-            tx.audit(audit.clone())?;
-            tx.cancel(number, cancelled(number))
+            tx.audit(audit.clone()).map(|_| ())
         });
-        let stage = recorded.await?.stage;
+        recorded.await?;
         self.0.events.publish(Happening::Change(change));
-        live.watch.send_if_modified(|operation| {
-            let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
-            if goes_back && operation.state != stage {
-                operation.state = stage;
-                operation.revision += 1;
-                self.0.events.publish(wire::event(operation, None));
-            }
-            goes_back
-        });
         live.cancelled.cancel();
         Ok(live.watch.borrow().clone())
     }
@@ -300,11 +286,6 @@ impl Operations {
 /// The GPU of a plan, as a refusal names it.
 pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
     plans.iter().map(|plan| (plan.gpu, plan.uuid.clone())).collect()
-}
-
-/// Why an operation is taken back that somebody cancelled.
-pub(crate) fn cancelled(id: OperationId) -> ApiError {
-    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled"))
 }
 
 fn unknown(id: &str) -> ApiError {

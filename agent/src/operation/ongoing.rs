@@ -152,15 +152,7 @@ impl Ongoing {
             .store()
             .write_ending(move |tx| {
                 also(tx)?;
-                match tx.end(id, state, kept.clone()) {
-                    // Whoever cancelled it before it was begun has recorded that.
-                    Err(StoreError::Transition { from: OperationState::RolledBack, .. })
-                        if state == OperationState::RolledBack =>
-                    {
-                        Ok(())
-                    }
-                    ended => ended.map(|_| ()),
-                }
+                tx.end(id, state, kept.clone()).map(|_| ())
             })
             .await;
         let mut error = error;

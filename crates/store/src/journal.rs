@@ -177,23 +177,6 @@ impl Tx<'_> {
         self.update(record, to, |_| {})
     }
 
-    /// Records that somebody wants it taken back: what was not begun ends as rolled back because of
-    /// `why`, what was begun is being taken back from now on.
-    ///
-    /// # Errors
-    /// When it has ended, or it can't be written.
-    pub fn cancel(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
-        match self.known(id)?.stage {
-            OperationState::Queued | OperationState::Waiting => self.end(id, OperationState::RolledBack, Some(why)),
-            OperationState::Running
-            | OperationState::Cancelling
-            | OperationState::Interrupted
-            | OperationState::Done
-            | OperationState::RolledBack
-            | OperationState::Failed => self.advance(id, OperationState::Cancelling),
-        }
-    }
-
     /// Notes, for people, what else happened to an operation.
     ///
     /// # Errors
