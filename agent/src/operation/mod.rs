@@ -111,7 +111,7 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
-        let record = self.record(new, OperationState::Running).await?;
+        let record = self.record(new, |tx, new| tx.begin(new)).await?;
         claim.name(&format!("operation {}", record.0.id));
         Ok(self.admit(record, Some(claim)))
     }
@@ -121,17 +121,20 @@ impl Operations {
     /// # Errors
     /// When it can't be recorded; then there is none.
     pub(crate) async fn enqueue(&self, new: New) -> Result<Arc<Ongoing>, ApiError> {
-        let record = self.record(new, OperationState::Queued).await?;
+        let record = self.record(new, |tx, new| tx.enqueue(new)).await?;
         Ok(self.admit(record, None))
     }
 
-    async fn record(&self, new: New, state: OperationState) -> Result<(OperationRecord, Intent), ApiError> {
+    async fn record(
+        &self,
+        new: New,
+        insert: fn(&mut Tx<'_>, NewOperation) -> Result<OperationRecord, StoreError>,
+    ) -> Result<(OperationRecord, Intent), ApiError> {
         let New { kind, by, reason, intent, mut also } = new;
         let progress = intent.gpus.iter().map(|gpu| wire::not_begun(&gpu.plan)).collect();
         let new = NewOperation { kind, by, reason, intent: intent.clone(), progress };
         let written = self.store().write(move |tx| {
-            let new = new.clone();
-            let record = if state == OperationState::Running { tx.begin(new) } else { tx.enqueue(new) }?;
+            let record = insert(tx, new.clone())?;
             also(tx, &record)?;
             Ok(record)
         });
