@@ -49,7 +49,7 @@ pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, s
     let begun = tokio::select! {
         begun = turn(agent, &ongoing, &order, &mut last) => begun,
         () = tokio::time::sleep(patience.saturating_sub(spent)) => Err(Left::Over(too_long(&ongoing.id(), patience))),
-        () = ongoing.cancelled().cancelled() => Err(Left::Over(cancelled(&ongoing.id()))),
+        () = ongoing.cancelled().cancelled() => Err(Left::Over(cancelled(&ongoing))),
         () = agent.stopping.cancelled() => Err(Left::Stopping),
     };
     match begun {

@@ -16,7 +16,7 @@ mod wire;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -49,6 +49,7 @@ struct Inner {
 struct Live {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
+    cancelled_by: Arc<OnceLock<Actor>>,
     /// Begun by an agent before this one.
     taken_over: bool,
 }
@@ -197,9 +198,15 @@ impl Operations {
         self.0.events.publish(wire::event(&operation, None));
         self.0.events.look_again();
         let watch = watch::Sender::new(operation);
-        let cancelled = CancellationToken::new();
-        self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone(), taken_over });
-        Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
+        let (cancelled, cancelled_by) = (CancellationToken::new(), Arc::default());
+        let live = Live {
+            watch: watch.clone(),
+            cancelled: cancelled.clone(),
+            cancelled_by: Arc::clone(&cancelled_by),
+            taken_over,
+        };
+        self.live().insert(id, live);
+        Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, cancelled_by, claim: Mutex::new(claim) })
     }
 
     /// The last `limit` before operation `before`, newest first.
@@ -281,7 +288,7 @@ impl Operations {
         let change = Change {
             action: audit.action.clone(),
             object: audit.object.clone(),
-            by: Some(by),
+            by: Some(by.clone()),
             reason: None,
             uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
@@ -293,6 +300,8 @@ impl Operations {
         });
         recorded.await?;
         self.0.events.publish(Happening::Change(change));
+        // The first one who asked: a second one finds it cancelled.
+        let _ = live.cancelled_by.set(by);
         live.cancelled.cancel();
         Ok(live.watch.borrow().clone())
     }
