@@ -118,6 +118,18 @@ fn a_stop_in_mid_apply_ends_the_operation_first() {
 }
 
 #[test]
+fn two_sigterms_at_once_are_one_wish() {
+    let host = Host::up("a30x4");
+    let mut agent = Agent::start(&host, "");
+    let socket = agent.socket().to_owned();
+    // As `timeout 2 gpushd` does it: the child, and then the group.
+    agent.signal(Signal::SIGTERM);
+    agent.signal(Signal::SIGTERM);
+    assert!(agent.wait().success(), "{}", agent.log());
+    assert!(!socket.exists(), "it ended without taking its socket along");
+}
+
+#[test]
 fn a_second_sigterm_ends_it_at_once() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
@@ -125,7 +137,11 @@ fn a_second_sigterm_ends_it_at_once() {
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    agent.signal(Signal::SIGTERM);
+    // The same wish, as from `timeout`, for a moment; then another one.
+    while !agent.has_ended() {
+        agent.signal(Signal::SIGTERM);
+        std::thread::yield_now();
+    }
     assert_eq!(agent.wait().signal(), Some(Signal::SIGTERM as i32), "{}", agent.log());
     host.clear_faults();
     // The next one carries on what was broken off.
