@@ -217,7 +217,7 @@ Waiting ends with 8 when --wait is over, with 130 on Ctrl-C; the GPUs stay
 cordoned either way.
 
 Examples:
-  gpushctl gpu drain 3 --reason 'fan replacement' --wait 3600 && echo idle")]
+  gpushctl gpu drain 3 --reason 'new fan' --wait 3600 && echo idle")]
     Drain {
         #[command(flatten)]
         which: Named,
@@ -312,7 +312,7 @@ A program runs on a MIG device by its UUID:
         "\x20 gpushctl mig apply                           as the config says
   gpushctl mig apply --gpu 0-3 training        a layout of the config
   gpushctl mig apply --wait --reason 'job 17'  as soon as it can be
-  gpushctl mig apply -f c.yaml -c all-1g.10gb  a label of a mig-parted file
+  gpushctl mig apply -f c.yaml -c all-1g.10gb  a mig-parted file's label
   gpushctl mig apply --gpu 0 --layout '3g.40gb,2g.20gb,1g.10gb*2'
   gpushctl mig apply --gpu 0 -l 7g.80gb --reason 'big run' --expires 2h
   gpushctl mig apply --gpu 0                   the rule's own again
@@ -578,8 +578,8 @@ pub(crate) enum Config {
     #[command(after_help = "\
 Examples:
   gpushctl config check /etc/gpush/config.toml
-  gpushctl config check new.toml --offline dgx-a100    do the layouts fit there?
-  gpushctl config check new.toml --offline host.json   or on this saved host?")]
+  gpushctl config check new.toml --offline dgx-a100    do layouts fit there?
+  gpushctl config check new.toml --offline host.json   or on a saved host?")]
     Check {
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
         #[arg(value_name = "FILE")]
@@ -609,7 +609,7 @@ stands is refused. GPUs are not reshaped: `gpushctl mig apply` does that.")]
     #[command(after_help = "\
 Examples:
   gpushctl config overrides
-  gpushctl config overrides clear 0                 the rule's layout is wanted again")]
+  gpushctl config overrides clear 0    the rule's layout is wanted again")]
     Overrides {
         #[command(subcommand)]
         command: Option<Overrides>,

@@ -118,6 +118,20 @@ fn a_stop_in_mid_apply_ends_the_operation_first() {
 }
 
 #[test]
+fn a_cancelled_operation_says_by_whom() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 700");
+    let operation = agent.begin(&["0"], &["1g.10gb*4"]).unwrap();
+    let answer = agent.post(&format!("/v1/operations/{}/cancel", operation.id), &serde_json::json!({}));
+    assert_eq!(answer.status, 202, "{}", String::from_utf8_lossy(&answer.body));
+    let operation = agent.follow(operation);
+    let by = operation.by.user.clone().unwrap_or_else(|| format!("uid {}", operation.by.uid));
+    let error = operation.error.expect("why it was taken back");
+    assert_eq!(error.message, format!("operation {} was cancelled by {by}", operation.id), "{error:?}");
+}
+
+#[test]
 fn two_sigterms_at_once_are_one_wish() {
     let host = Host::up("a30x4");
     let mut agent = Agent::start(&host, "");

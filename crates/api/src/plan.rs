@@ -300,3 +300,27 @@ pub struct Plans {
     /// One a GPU.
     pub plans: Vec<GpuPlan>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_of_a_layout_is_read_and_another_is_told_with_them() {
+        let read = |layout: &str| {
+            serde_json::from_str::<PlanRequest>(&format!("{{\"layout\": {layout}}}")).map(|request| request.layout)
+        };
+        assert_eq!(read("\"wanted\"").unwrap(), LayoutSource::Wanted);
+        assert_eq!(read("{\"named\": \"mixed\"}").unwrap(), LayoutSource::Named("mixed".to_owned()));
+        assert_eq!(read("{\"entries\": []}").unwrap(), LayoutSource::Entries(Vec::new()));
+        let per_gpu = read("{\"per_gpu\": [{\"gpu\": \"0\", \"mig\": false}]}").unwrap();
+        assert!(matches!(per_gpu, LayoutSource::PerGpu(gpus) if gpus.len() == 1));
+        assert_eq!(serde_json::from_str::<ApplyRequest>("{}").unwrap().layout, LayoutSource::Config);
+        for wrong in ["[\"1g.10gb\"]", "7", "null"] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("expected \"config\"") && error.contains("\"entries\": ["), "{error}");
+        }
+        assert!(read("{\"entries\": 7}").is_err() && read("\"mixed\"").is_err() && read("{}").is_err());
+        assert!(read("{\"named\": \"a\", \"entries\": []}").is_err(), "two at once");
+    }
+}
