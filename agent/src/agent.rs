@@ -9,8 +9,9 @@ use tokio::sync::{Mutex, Notify};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    answers::UnderWay, conditions::Conditions, events::Events, held::Held, http::desk::Desk, observe::Observer,
-    operation::Operations, overrides::Overrides, people::People, reload::Reloads, settings::Settings, startup::Startup,
+    answers::UnderWay, apply::line::Line, conditions::Conditions, events::Events, held::Held, http::desk::Desk,
+    observe::Observer, operation::Operations, overrides::Overrides, people::People, reload::Reloads,
+    settings::Settings, startup::Startup,
 };
 
 /// The agent, as its parts hold it.
@@ -41,6 +42,8 @@ pub(crate) struct Agent {
     pub(crate) under_way: UnderWay,
     /// What is being done.
     pub(crate) operations: Operations,
+    /// What can't begin yet.
+    pub(crate) line: Line,
     /// What stands against working with GPUs.
     pub(crate) conditions: Conditions,
     /// Layouts that stand above the config's.

@@ -109,7 +109,10 @@ impl Key {
 
 /// Requests with a key that are being answered, or wait for their turn.
 #[derive(Debug, Default)]
-pub(crate) struct UnderWay(Mutex<HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>>);
+pub(crate) struct UnderWay(Mutex<Turns>);
+
+/// Whose turn it is, by uid and key.
+type Turns = HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>;
 
 /// What the header says, before it is known for which request.
 #[derive(Debug)]

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, OperationState};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, Lost, NewAudit, Note, OpenError, Opened, Options, Override, Scope, Store,
-    StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, Lost, NewAudit, Note, OpenError, Opened, OperationId, Options, Override, Scope,
+    Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{apply::Part, operation};
@@ -22,6 +22,9 @@ pub(crate) struct Remembered {
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, or not taken back everything, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
+    /// Of those that have not ended, the ones on whose GPUs another one has ended since, with that one:
+    /// their own end could not be recorded.
+    pub(crate) superseded: BTreeMap<OperationId, OperationId>,
     /// Conditions of GPUs, those that an operation left with its part for the GPU.
     pub(crate) conditions: Vec<(Condition, Option<Part>)>,
     /// Overrides, those past their time included.
@@ -66,16 +69,19 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
             // Of another version's making it is noticed anew.
             noticed.extend(serde_json::from_value(rows).ok().map(|rows| (uuid, rows)));
         }
-        Ok((view.last_boot()?, view.unfinished()?, conditions, noticed, view.overrides()?, view.generation()))
+        let unfinished = view.unfinished()?;
+        let superseded = superseded(view, &unfinished)?;
+        let left = (unfinished, superseded);
+        Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation()))
     });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
     // taken over.
-    let (last_boot, unfinished, conditions, noticed, overrides, generation) =
-        remembered.wait().unwrap_or_else(|error| {
-            tracing::error!("what the agent before left can't be read: {error}");
-            Default::default()
-        });
-    Ok(Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation, noticed, lost })
+    let (last_boot, left, conditions, noticed, overrides, generation) = remembered.wait().unwrap_or_else(|error| {
+        tracing::error!("what the agent before left can't be read: {error}");
+        Default::default()
+    });
+    let (unfinished, superseded) = left;
+    Ok(Remembered { store, notes, last_boot, unfinished, superseded, conditions, overrides, generation, noticed, lost })
 }
 
 /// What was promised about GPUs does not outlive a boot, and neither does its loss: one of another
@@ -142,6 +148,28 @@ fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, Sto
     let intent = view.intent(operation)?.unwrap_or_default();
     let mut gpus = intent.gpus.iter().enumerate();
     Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
+}
+
+/// Of operations that have not ended, those on whose GPUs a later one has ended.
+fn superseded(
+    view: &View<'_>,
+    unfinished: &[UnfinishedOperation],
+) -> Result<BTreeMap<OperationId, OperationId>, StoreError> {
+    let mut superseded = BTreeMap::new();
+    if unfinished.is_empty() {
+        return Ok(superseded);
+    }
+    for later in view.operations()?.into_iter().filter(|later| later.stage == OperationState::Done) {
+        for left in unfinished.iter().filter(|left| !left.record.stage.is_final() && left.record.id < later.id) {
+            let begun = !matches!(left.record.stage, OperationState::Queued | OperationState::Waiting);
+            let gpus = view.intent(later.id)?.unwrap_or_default().gpus;
+            let has = |uuid: &str| gpus.iter().any(|gpu| gpu.plan.uuid == uuid);
+            if begun && left.intent.gpus.iter().any(|gpu| has(&gpu.plan.uuid)) {
+                superseded.insert(left.record.id, later.id);
+            }
+        }
+    }
+    Ok(superseded)
 }
 
 fn is_trouble(note: &Note) -> bool {

@@ -164,8 +164,18 @@ async fn serve(
     let people = People::start().context("a thread can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
-    let Remembered { store, notes, last_boot, unfinished, conditions, overrides, generation, noticed, lost } =
-        remembered;
+    let Remembered {
+        store,
+        notes,
+        last_boot,
+        unfinished,
+        superseded,
+        conditions,
+        overrides,
+        generation,
+        noticed,
+        lost,
+    } = remembered;
     let (reloads, mut inbox) = reload::channel();
     let read_only = durable::read_only(&notes);
     let due = startup.due(&settings.config(), boot, last_boot, lost.is_some() || read_only.is_some());
@@ -176,11 +186,12 @@ async fn serve(
         hardware,
         people,
         operations: Operations::new(store.clone(), events.clone()),
+        line: Default::default(),
+        overrides: Overrides::of_the_store(generation, overrides, events.clone()),
         events,
         under_way: Default::default(),
         conditions: Conditions::of_the_store(store.clone(), conditions, noticed),
         held: Held::new(lost),
-        overrides: Overrides::of_the_store(generation, overrides),
         reloads,
         store,
         notes,
@@ -198,7 +209,8 @@ async fn serve(
     // Before anybody could ask the driver, and before an operation in line could begin.
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
-    apply::take_over(&agent, unfinished, &boot_id);
+    apply::take_over(&agent, unfinished, &superseded, &boot_id);
+    let line = tokio::spawn(apply::line::run(Arc::clone(&agent)));
     // Listens from before there is a worker to be heard.
     let watch = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));
     let name = doors.public.name.clone();
@@ -242,6 +254,8 @@ async fn serve(
         tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
         say(Say::Status("finishing operations".to_owned()));
     }
+    // It begins nothing more, and what it began is among the tasks.
+    let _ = line.await;
     agent.tasks.close();
     agent.tasks.wait().await;
     let _ = tokio::join!(startup, expiry);

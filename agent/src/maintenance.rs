@@ -152,7 +152,7 @@ fn under_way(agent: &Agent, uuid: &str, holder: &str) -> ApiError {
     let listed = agent.observer.last_seen();
     let index = listed.and_then(|host| host.gpus.iter().find(|s| s.identity.uuid == uuid).map(|s| s.identity.index));
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
-    let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} is changing {gpu}"));
+    let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} has {gpu}"));
     let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {
         Some(id) => error.hint(format!("wait for it with `gpushctl operation wait {id}`, then enter again")),
         None => error.hint("ask again in a moment"),

@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Actor, ApiError, Code, Gpu, GpuPlan, Operation};
+use gpush_api::{Actor, ApiError, Change, Code, Gpu, GpuPlan, Happening, Operation};
 use gpush_core::{
     config::Config,
     desired::{self, Standing},
@@ -36,8 +36,12 @@ use crate::{
     agent::{Agent, Shared},
     apply::Order,
     auth::Asker,
+    events::Events,
     redact,
 };
+
+/// How the audit trail names the making of one.
+const MAKE: &str = "override.make";
 
 /// How late a clock that was set forward is noticed.
 const LOOK: Duration = Duration::from_secs(30);
@@ -91,21 +95,45 @@ pub(crate) fn expiry_has_an_object(order: &Order, lasting: &[Option<Lasting>]) -
 pub(crate) enum Effect {
     /// This one stands.
     Made(Override),
-    /// This one does no more; with the generation that this made.
-    Ended(Override, u64),
+    /// This one does no more.
+    Ended {
+        /// As it was.
+        one: Override,
+        /// Generation that this made.
+        generation: u64,
+        /// What ended it, as the audit trail names it.
+        action: String,
+        /// Who did; `None` for the agent itself.
+        by: Option<Actor>,
+    },
 }
 
 impl Effect {
     fn generation(&self) -> u64 {
         match self {
             Self::Made(one) => one.generation,
-            Self::Ended(_, generation) => *generation,
+            Self::Ended { generation, .. } => *generation,
         }
     }
 
     fn uuid(&self) -> &str {
         match self {
-            Self::Made(one) | Self::Ended(one, _) => &one.gpu,
+            Self::Made(one) | Self::Ended { one, .. } => &one.gpu,
+        }
+    }
+
+    /// As everybody is told who listens.
+    fn told(&self) -> Change {
+        let (action, one, by) = match self {
+            Self::Made(one) => (MAKE, one, Some(one.author.clone())),
+            Self::Ended { one, action, by, .. } => (action.as_str(), one, by.clone()),
+        };
+        Change {
+            action: action.to_owned(),
+            object: one.gpu.clone(),
+            by,
+            reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
+            uuids: vec![one.gpu.clone()],
         }
     }
 }
@@ -138,7 +166,7 @@ pub(crate) fn settle(
                     "operation": operation.id, "rule": rule, "layout": layout, "reason": reason,
                     "expires_at": expires_at,
                 });
-                tx.audit(audit("override.make", Some(&operation.by), uuid, detail))?;
+                tx.audit(audit(MAKE, Some(&operation.by), uuid, detail))?;
                 effects.push(Effect::Made(made));
             }
             Lasting::End => {
@@ -166,7 +194,8 @@ pub(crate) fn end(
         "layout": ended.layout, "author": ended.author, "reason": ended.reason, "why": why,
     });
     tx.audit(audit(action, by, uuid, detail))?;
-    Ok(Some(Effect::Ended(ended, tx.generation())))
+    let (generation, action) = (tx.generation(), action.to_owned());
+    Ok(Some(Effect::Ended { one: ended, generation, action, by: by.cloned() }))
 }
 
 fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value) -> NewAudit {
@@ -193,6 +222,7 @@ pub(crate) fn expect(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreErro
 #[derive(Debug)]
 pub(crate) struct Overrides {
     state: Mutex<State>,
+    events: Events,
     changed: Notify,
 }
 
@@ -227,10 +257,11 @@ impl Kept {
 
 impl Overrides {
     /// Those on record.
-    pub(crate) fn of_the_store(generation: u64, recorded: Vec<Override>) -> Self {
+    pub(crate) fn of_the_store(generation: u64, recorded: Vec<Override>, events: Events) -> Self {
         let (now, at) = (Timestamp::now(), Instant::now());
         let standing = recorded.into_iter().map(|one| (one.gpu.clone(), Kept::new(one, now, at))).collect();
-        Self { state: Mutex::new(State { generation, standing, ..State::default() }), changed: Notify::new() }
+        let state = Mutex::new(State { generation, standing, ..State::default() });
+        Self { state, events, changed: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -258,7 +289,7 @@ impl Overrides {
         all
     }
 
-    /// Takes in what is on record by now.
+    /// Takes in what is on record by now, and tells whoever listens.
     pub(crate) fn take_in(&self, effects: &[Effect]) {
         let mut state = self.state();
         for effect in effects {
@@ -274,10 +305,14 @@ impl Overrides {
                     let standing = Kept::new(one.clone(), Timestamp::now(), Instant::now());
                     state.standing.insert(one.gpu.clone(), standing);
                 }
-                Effect::Ended(one, _) => drop(state.standing.remove(&one.gpu)),
+                Effect::Ended { one, .. } => drop(state.standing.remove(&one.gpu)),
             }
         }
         drop(state);
+        effects.iter().for_each(|effect| self.events.publish(Happening::Change(effect.told())));
+        if !effects.is_empty() {
+            self.events.look_again();
+        }
         self.changed.notify_one();
     }
 
@@ -308,13 +343,16 @@ impl Overrides {
 
 /// Ends overrides when their time comes, until the agent stops.
 pub(crate) async fn expire(agent: Shared) {
+    let mut said = Vec::new();
     loop {
         let (over, next) = agent.overrides.come_to_an_end(Timestamp::now(), Instant::now());
         let mut pause = next.map(|next| next.min(LOOK));
         if !over.is_empty() {
-            for one in &over {
+            for one in over.iter().filter(|one| !said.contains(&one.sequence)) {
                 tracing::info!(gpu = one.gpu, "the override of {} has expired", who(&one.author));
             }
+            let known = over.iter().all(|one| said.contains(&one.sequence));
+            said = over.iter().map(|one| one.sequence).collect();
             let ended = over.clone();
             let written = agent.store.write_ending(move |tx| {
                 let mut effects = Vec::new();
@@ -331,14 +369,15 @@ pub(crate) async fn expire(agent: Shared) {
             });
             match written.await {
                 Ok(effects) => {
-                    let sequences: Vec<u64> = over.iter().map(|one| one.sequence).collect();
-                    agent.overrides.state().over.retain(|one| !sequences.contains(&one.sequence));
+                    agent.overrides.state().over.retain(|one| !said.contains(&one.sequence));
                     agent.overrides.take_in(&effects);
                     // The config's layout is wanted again.
                     agent.startup.reloaded();
                 }
                 Err(error) => {
-                    tracing::error!("that an override has expired can't be recorded: {error}");
+                    if !known {
+                        tracing::error!("that an override has expired can't be recorded: {error}");
+                    }
                     pause = Some(LOOK);
                 }
             }
@@ -375,7 +414,7 @@ pub(crate) async fn clear(
     agent.overrides.take_in(std::slice::from_ref(&effect));
     agent.startup.reloaded();
     match effect {
-        Effect::Ended(one, generation) => Ok((one, generation)),
+        Effect::Ended { one, generation, .. } => Ok((one, generation)),
         Effect::Made(one) => Ok((one.clone(), one.generation)),
     }
 }
@@ -431,7 +470,13 @@ mod tests {
         let (now, at) = (Timestamp::now(), Instant::now());
         let hours = |hours: i64| now + jiff::SignedDuration::from_hours(hours);
         let later = |hours: u64| at + Duration::from_secs(hours * 3600 + 60);
-        let two_hours = || Overrides::of_the_store(1, vec![one("GPU-0", 1, Some(hours(2))), one("GPU-1", 1, None)]);
+        let two_hours = || {
+            Overrides::of_the_store(
+                1,
+                vec![one("GPU-0", 1, Some(hours(2))), one("GPU-1", 1, None)],
+                Events::new("test"),
+            )
+        };
         let ended = |overrides: &Overrides, now, at| {
             let (over, next) = overrides.come_to_an_end(now, at);
             (over.len(), next.is_some())
@@ -447,8 +492,9 @@ mod tests {
 
     #[test]
     fn effects_count_in_the_order_of_their_generations() {
-        let overrides = Overrides::of_the_store(3, Vec::new());
-        overrides.take_in(&[Effect::Ended(one("GPU-0", 4, None), 5)]);
+        let overrides = Overrides::of_the_store(3, Vec::new(), Events::new("test"));
+        let action = "override.clear".to_owned();
+        overrides.take_in(&[Effect::Ended { one: one("GPU-0", 4, None), generation: 5, action, by: None }]);
         overrides.take_in(&[Effect::Made(one("GPU-0", 4, None))]);
         assert!(overrides.of("GPU-0").is_none(), "it was ended after it was made");
         assert_eq!(overrides.generation(), 5);

@@ -165,7 +165,7 @@ async fn take(
     agent.overrides.take_in(&effects);
     agent.overrides.is_at(generation);
     let ended = effects.into_iter().filter_map(|effect| match effect {
-        Effect::Ended(one, _) => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
+        Effect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
         Effect::Made(_) => None,
     });
     Ok(Reloaded { path: agent.settings.file(), settings, gpus, ended: ended.collect(), generation })

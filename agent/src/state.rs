@@ -50,7 +50,8 @@ pub(crate) fn of(agent: &Agent, unsettled: &[String], sight: &Sight) -> (GpuStat
         state = GpuState::Degraded;
         reasons.extend(degraded.into_iter().map(|one| one.reason));
     }
-    if let Some(holder) = agent.operations.holder(uuid) {
+    // One that is only planned hides nothing of what speaks against it.
+    if let Some(holder) = agent.operations.changing(uuid) {
         state = GpuState::Changing;
         reasons.push(format!("{holder} is changing it"));
     }

@@ -83,6 +83,14 @@ pub(crate) enum Color {
     Never,
 }
 
+/// How long an operation may wait.
+fn wait_seconds(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(s) if s <= 30 * 86_400 => Ok(s),
+        Ok(_) | Err(_) => Err("whole seconds from 0 to 2592000 (30 days) are meant".to_owned()),
+    }
+}
+
 /// A time in which an answer can come.
 fn some_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -338,7 +346,7 @@ named keep theirs."
             num_args = 0..=1,
             require_equals = true,
             default_missing_value = LONGEST_WAIT,
-            value_parser = clap::value_parser!(u64).range(0..=30 * 86_400)
+            value_parser = wait_seconds
         )]
         wait: Option<u64>,
         #[command(flatten)]
@@ -450,8 +458,12 @@ pub(crate) enum Operation {
     Wait {
         /// Such as op-17
         id: String,
-        #[command(flatten)]
-        watched: Watched,
+        /// No progress while it runs
+        #[arg(long, short)]
+        quiet: bool,
+        /// Stop watching after so long
+        #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
+        watch: Option<f64>,
     },
     /// Take an operation back: one that waits ends at once, one that runs restores what was before
     #[command(after_help = "\

@@ -56,6 +56,19 @@ impl Host {
         Self { _scratch: scratch, dir, env }
     }
 
+    /// Puts another host in its place, in the same directory: another driver, say. Nobody may have
+    /// the driver open.
+    ///
+    /// # Panics
+    /// When somebody has, or the description is refused.
+    pub fn replace(&self, toml: &str) {
+        self.sim::<&str>("down", &[]);
+        let file = self.scratch("another.toml");
+        std::fs::write(&file, toml).expect("the description can be written");
+        let up = gpush_sim().arg("up").arg(&file).arg(&self.dir).output().expect("gpush-sim can be started");
+        assert!(up.status.success(), "gpush-sim up: {}", String::from_utf8_lossy(&up.stderr));
+    }
+
     /// The host's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {

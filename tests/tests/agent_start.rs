@@ -36,7 +36,7 @@ fn a_new_boot_gets_its_layouts_and_the_same_boot_is_left_alone() {
     assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
 
     // Somebody asks for something else; a restart on the same boot respects it and shows the drift.
-    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     host.start_trace();
     let agent = Agent::start(&host, CONFIG);
@@ -65,7 +65,7 @@ fn a_killed_agent_starts_again_without_reshaping() {
     applied(&agent, 4);
     // The boot is recorded once the layouts are applied; killed before, it would apply them again.
     complete(&agent);
-    assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
     let agent = Agent::start(&host, config);
     let _ = agent.gpus();
@@ -78,13 +78,13 @@ fn auto_reconcile_puts_drift_right_at_start() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
     applied(&agent, 2);
-    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
     applied(&agent, 1);
     assert_eq!(truth(&host, 0).len(), 4);
     // And after a reload.
-    assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply_once(&["1"], &["7g.80gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
     applied(&agent, 3);
     assert_eq!(truth(&host, 1).len(), 4);
@@ -148,7 +148,7 @@ fn one_gpu_that_cannot_have_its_layout_costs_no_other_and_is_not_tried_for_ever(
     assert_eq!(mended.state, OperationState::Done);
     assert_eq!(agent.get("/v1/health").json()["status"], "ok");
     // It had its verdict: a restart on this boot does not begin again.
-    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     let agent = Agent::start(&host, CONFIG);
     let _ = agent.gpus();
@@ -187,7 +187,7 @@ fn gpus_without_a_name_keep_the_boot_open_and_settled_ones_are_left_alone() {
     let health = agent.get("/v1/health").json();
     assert!(health["causes"].to_string().contains("whether a layout is due on GPU 1"), "{health}");
     assert_eq!(truth(&host, 0).len(), 4);
-    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply_once(&["0"], &["7g.80gb"]).state, OperationState::Done);
     agent.stop();
     // Started again on this boot, it goes on with the GPU that has a name now, and with no other.
     host.clear_faults();

@@ -114,7 +114,7 @@ fn from_status_to_assert_and_back() {
         &["status"][..],
         &["mig", "assert"],
         &["mig", "plan", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3"],
-        &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3"],
+        &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3", "--once"],
         &["mig", "assert"],
         &["status", "--gpu", "0"],
         &["mig", "apply"],
@@ -241,6 +241,77 @@ fn another_user_sees_shares_and_changes_nothing() {
     assert_eq!(truth(&host, 0), before);
     let planned = as_nobody(&["mig", "plan", "--gpu", "0", "--layout", "3g.40gb"]);
     assert!(planned.ends_with("[exit 0]\n"), "to look is free: {planned}");
+
+    let why = ["--reason", "for all to read"];
+    let made = run(&agent, &[&["mig", "apply", "--gpu", "0", "--layout", "3g.40gb@4,2g.20gb"][..], &why].concat());
+    assert!(made.ends_with("[exit 0]\n"), "{made}");
+    let listed = as_nobody(&["config", "overrides", "--json"]);
+    assert!(listed.contains("for all to read") && !listed.contains("\"pid\""), "{listed}");
+    assert!(!as_nobody(&["gpu", "show", "0", "--json"]).contains("\"pid\""));
+    for args in [&["config", "overrides", "clear", "0"][..], &["config", "diff"], &["config", "reload"]] {
+        let denied = as_nobody(args);
+        assert!(denied.contains("uid 65534") && denied.ends_with("[exit 5]\n"), "{denied}");
+    }
+    assert!(as_nobody(&["config", "overrides"]).contains("for all to read"));
+}
+
+/// Ages, wherever they stand.
+fn ageless(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(" s ago") {
+        let digits = rest[..at].len() - rest[..at].trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        out += &format!("{}N s ago", &rest[..at - digits]);
+        rest = &rest[at + " s ago".len()..];
+    }
+    out + rest
+}
+
+#[test]
+fn an_override_from_its_making_to_its_end() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 2\n");
+    let config = CONFIG.replace("[\"0\"]", "[\"0-1\"]");
+    let agent = started(&host, &config);
+    let mut text = String::new();
+    let mut runs = |agent: &Agent, commands: &[&[&str]]| {
+        for args in commands {
+            text += &run(agent, args);
+            text.push('\n');
+        }
+    };
+    let reason = "the big run of this week";
+    runs(
+        &agent,
+        &[
+            &["config", "overrides"],
+            &["mig", "apply", "--gpu", "0", "-l", "7g.80gb", "--reason", reason, "--expires", "8d12h", "--quiet"],
+            &["mig", "apply", "--gpu", "1", "-l", "1g.10gb*2", "--quiet"],
+            &["status", "--brief"],
+            &["mig", "assert"],
+            &["config", "overrides"],
+            &["config", "diff"],
+        ],
+    );
+    agent.write_config(config.replace("[\"0-1\"]", "[\"1\"]"));
+    runs(&agent, &[&["config", "diff"], &["config", "reload"]]);
+    agent.write_config(format!("[log]\nlevel = \"warn\"\n{config}"));
+    runs(
+        &agent,
+        &[
+            &["config", "reload"],
+            &["config", "overrides", "clear", "0"],
+            &["mig", "apply", "--quiet"],
+            &["mig", "apply", "--gpu", "1", "--quiet"],
+            &["config", "overrides", "list", "--json"],
+            &["config", "diff"],
+            &["mig", "apply", "--once", "--expires", "2h"],
+            &["mig", "apply", "--gpu", "0", "-l", "7g.80gb", "--expires", "tomorrow"],
+            &["config", "overrides", "clear", "1"],
+        ],
+    );
+    let file = host.scratch("gpushd.toml");
+    let text = text.replace(file.to_str().expect("a path"), "config.toml").replace(env!("CARGO_PKG_VERSION"), "9.8.7");
+    assert_snapshot!(ageless(&text));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, carry_out, line, renewed, unreadable};
+use super::{Part, carry_out, renewed, unreadable};
 use crate::{
     agent::Shared,
     answers::Key,
@@ -108,12 +108,13 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
         }
         Err(error) if order.wait.is_none() || !may_pass(&error) => return Err(error),
         Err(_) => {
+            agent.line.has_room()?;
             let parts: Vec<Part> = meant.into_iter().enumerate().map(|(at, plan)| Part::unseen(at, plan)).collect();
             agent.operations.enqueue(new(&order, by, &parts)).await?
         }
     };
     let operation = ongoing.snapshot();
-    line::spawn(agent, ongoing, order, operation.created_at);
+    agent.line.enter(ongoing, order, operation.created_at);
     Ok(operation)
 }
 
@@ -186,7 +187,7 @@ impl Ready {
 }
 
 /// Why the plans as a whole can't be carried out: the first refusal, with the others as causes.
-fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
+pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
     let mut errors = plans.iter().filter_map(|plan| plan.error.as_ref());
     let mut first = errors.next()?.clone();
     for other in errors {

@@ -72,16 +72,10 @@ pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Pa
         Forward::Done | Forward::Stopped => None,
     });
     let stopped = ends.iter().any(|end| matches!(end, Forward::Stopped));
-    match failed.or_else(|| stopped.then(|| cancelled(&ongoing))) {
+    match failed.or_else(|| stopped.then(|| ongoing.why_cancelled())) {
         None => finish(agent, ongoing, parts, OperationState::Done, None).await,
         Some(why) => go_back(agent, ongoing, parts, &ends, why).await,
     }
-}
-
-/// Why an operation is taken back that somebody cancelled.
-pub(super) fn cancelled(ongoing: &Ongoing) -> ApiError {
-    let by = ongoing.cancelled_by().map_or_else(String::new, |by| format!(" by {}", overrides::who(by)));
-    ApiError::new(Code::Cancelled, format!("operation {} was cancelled{by}", ongoing.id()))
 }
 
 /// Restores what stood before, on all GPUs of an operation, because of `why`.

@@ -1,112 +1,232 @@
-//! An operation that can't begin yet: another one has its GPUs, or instances in its way are in use.
+//! Operations that can't begin yet: another one has their GPUs, or instances in their way are in use.
 //!
 //! ```text
-//! queued ─► its turn ─► read and plan ─┬─ every plan stands ──► start: running
-//!    ▲                                 ├─ instances in use ───► waiting, GPUs let go ─┐
-//!    │                                 └─ refused for good ───► rolled back           │ a pause
-//!    └───────────────────────────────────────────────────────────────────────────────┘
+//!              ┌───────────────── a second later, or when a GPU is let go ────────────────┐
+//!              ▼                                                                          │
+//! queued ─► one look at the host, then each in the order in which they were asked for: ───┤
+//!              ├─ its plan stands, its GPUs are nobody's ─► claim, read anew ─► running    │
+//!              ├─ it is blocked, or its GPUs are taken ───► waiting ──────────────────────┘
+//!              └─ refused for good, cancelled, too long ──► rolled back
 //! ```
 //!
-//! It holds nothing while it waits: GPUs in use are no reason to keep others from changing them.
-//! It goes on after a restart of gpushd. Nothing of it was done before it starts, so it can be
-//! cancelled without a trace, and its end before then is `rolled_back`.
+//! All of them are looked after by one task, with one look at the host: those that were asked for
+//! first go first, and however many there are cost the driver no more. They hold nothing while they
+//! wait: GPUs in use are no reason to keep others from changing them. They go on after a restart of
+//! gpushd. Nothing of them was done before they start, so they can be cancelled without a trace.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use gpush_api::{ApiError, Code, OperationState};
+use gpush_api::{ApiError, Code, Gpu, OperationState};
 use gpush_core::desired::plan_host;
+use gpush_store::OperationId;
 use jiff::Timestamp;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 
 use super::{
-    begin::{Order, Ready, intent, may_pass},
-    carry_out::{self, cancelled, carry_out, finish},
+    begin::{Order, Ready, intent, may_pass, refusal},
+    carry_out::{self, carry_out, finish},
 };
-use crate::{agent::Shared, auth::Asker, operation::Ongoing, view};
+use crate::{
+    agent::Shared,
+    auth::Asker,
+    operation::{self, Ongoing},
+    view,
+};
 
 /// Between two looks at instances that are in use. The driver tells nobody when they become idle.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How a stand in line ends before it begins.
-enum Left {
-    /// The agent stops; the next one goes on.
-    Stopping,
-    /// It is not to be, or can't be.
-    Over(ApiError),
+/// How many may wait.
+const MOST: usize = 256;
+
+/// Those that wait.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    waiting: Mutex<BTreeMap<OperationId, Waiting>>,
+    /// Somebody came, or wants to leave.
+    stirred: Notify,
 }
 
-/// Waits in the background, then carries the operation out.
-pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, since: Timestamp) {
+#[derive(Debug, Clone)]
+struct Waiting {
+    ongoing: Arc<Ongoing>,
+    order: Order,
+    until: Instant,
+    /// Why it could not begin so far.
+    last: Option<ApiError>,
+}
+
+impl Line {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<OperationId, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether another one may wait.
+    ///
+    /// # Errors
+    /// When there are too many.
+    pub(super) fn has_room(&self) -> Result<(), ApiError> {
+        let waiting = self.waiting().len();
+        if waiting < MOST {
+            return Ok(());
+        }
+        Err(ApiError::new(Code::Unavailable, format!("{waiting} operations wait already; no more may"))
+            .hint("`gpushctl operation list` shows them; cancel what is not wanted: `gpushctl operation cancel op-N`")
+            .retryable())
+    }
+
+    /// Puts an operation, recorded as queued or waiting, into the line. It was asked for at `since`.
+    pub(super) fn enter(&self, ongoing: Arc<Ongoing>, order: Order, since: Timestamp) {
+        let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
+        let patience = order.wait.unwrap_or_default().saturating_sub(spent);
+        let waiting = Waiting { until: Instant::now() + patience, ongoing: Arc::clone(&ongoing), order, last: None };
+        self.waiting().insert(ongoing.number(), waiting);
+        self.stirred.notify_one();
+    }
+
+    /// Somebody wants to leave.
+    pub(crate) fn stir(&self) {
+        self.stirred.notify_one();
+    }
+}
+
+/// Looks after the line until the agent stops; what waits then goes on waiting in the next agent.
+pub(crate) async fn run(agent: Shared) {
+    let let_go = agent.operations.let_go();
+    loop {
+        let pause = async {
+            if agent.line.waiting().is_empty() {
+                std::future::pending::<()>().await;
+            }
+            sleep(LOOK).await;
+        };
+        tokio::select! {
+            biased;
+            () = agent.stopping.cancelled() => return,
+            () = agent.line.stirred.notified() => {}
+            () = let_go.notified() => {}
+            () = pause => {}
+        }
+        round(&agent).await;
+    }
+}
+
+/// One look for all of them.
+async fn round(agent: &Shared) {
+    let mut all: Vec<Waiting> = agent.line.waiting().values().cloned().collect();
+    if all.is_empty() {
+        return;
+    }
+    all.retain(|one| {
+        let id = one.ongoing.id();
+        let over = if one.ongoing.cancelled().is_cancelled() {
+            Some(one.ongoing.why_cancelled())
+        } else if one.until <= Instant::now() {
+            Some(too_long(&id, one.order.wait.unwrap_or_default()))
+        } else {
+            None
+        };
+        let Some(error) = over else { return true };
+        leave(agent, one, error);
+        false
+    });
+    // What they wait for is read by everybody, so it is seen with nobody's eyes.
+    let nobody = Asker::agent();
+    let gpus = match view::gpus(agent, &nobody).await {
+        Ok(gpus) => gpus,
+        Err(error) => return all.iter().for_each(|one| still(agent, one, &error)),
+    };
+    for one in all {
+        if agent.stopping.is_cancelled() {
+            return;
+        }
+        match attempt(agent, &one, &gpus, &nobody).await {
+            Ok(ready) => start(agent, one, ready),
+            Err(error) if passes(&error) => still(agent, &one, &error),
+            Err(error) => leave(agent, &one, error),
+        }
+    }
+}
+
+/// Whether waiting may help: another operation ends, an instance becomes idle, the driver answers.
+fn passes(error: &ApiError) -> bool {
+    may_pass(error)
+        || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
+        || error.code == Code::Unavailable && error.retryable
+}
+
+async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu], nobody: &Asker) -> Result<Ready, ApiError> {
+    let meant = plan_host(&agent.settings.config(), gpus, &one.order.request)?.plans;
+    // As last seen; only what seems possible is worth a claim and a fresh reading.
+    if let Some(error) = refusal(&meant) {
+        return Err(error);
+    }
+    let claim = agent.operations.claim(&operation::gpus(&meant))?;
+    Ready::look(agent, nobody, &one.order, &meant, claim).await
+}
+
+fn start(agent: &Shared, one: Waiting, ready: Ready) {
+    agent.line.waiting().remove(&one.ongoing.number());
+    let Waiting { ongoing, order, .. } = one;
     carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
-        stand(&agent, ongoing, order, since).await;
+        let Ready { parts, claim } = ready;
+        let plans = parts.iter().map(|part| part.plan.clone()).collect();
+        let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
+            Ok(()) => return carry_out(&agent, ongoing, &parts).await,
+            Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
+            // A disk that is full for a moment is no reason to give up what waited for hours.
+            Err(error) if error.retryable => {
+                let since = ongoing.snapshot().created_at;
+                return agent.line.enter(ongoing, order, since);
+            }
+            Err(error) => error,
+        };
+        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error.cause("nothing of it was done"))).await;
     });
 }
 
-/// Stands in line since `since`.
-pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, since: Timestamp) {
-    let patience = order.wait.unwrap_or_default();
-    let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
-    let mut last = None;
-    let begun = tokio::select! {
-        begun = turn(agent, &ongoing, &order, &mut last) => begun,
-        () = tokio::time::sleep(patience.saturating_sub(spent)) => Err(Left::Over(too_long(&ongoing.id(), patience))),
-        () = ongoing.cancelled().cancelled() => Err(Left::Over(cancelled(&ongoing))),
-        () = agent.stopping.cancelled() => Err(Left::Stopping),
-    };
-    match begun {
-        Ok(Ready { parts, claim }) => {
-            let plans = parts.iter().map(|part| part.plan.clone()).collect();
-            match ongoing.start(claim, intent(&order, &parts), plans).await {
-                Ok(()) => carry_out(agent, ongoing, &parts).await,
-                Err(error) => finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await,
-            }
-        }
-        Err(Left::Stopping) => {}
-        Err(Left::Over(mut error)) => {
-            let waited_for: Option<ApiError> = last;
-            error.causes.extend(waited_for.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
-            error.causes.push("nothing of it was done".to_owned());
-            finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
-        }
+/// It can't begin yet.
+fn still(agent: &Shared, one: &Waiting, why: &ApiError) {
+    let mut waiting = agent.line.waiting();
+    let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };
+    let news = kept.last.as_ref().is_none_or(|last| (&last.message, &last.causes) != (&why.message, &why.causes));
+    kept.last = Some(why.clone());
+    drop(waiting);
+    if !news {
+        return;
     }
+    let causes: String = why.causes.iter().map(|cause| format!("; {cause}")).collect();
+    one.ongoing.waits(&format!("{}{causes}", why.message));
+    if one.ongoing.snapshot().state == OperationState::Queued {
+        let ongoing = Arc::clone(&one.ongoing);
+        tokio::spawn(async move {
+            if let Err(error) = ongoing.advance(OperationState::Waiting).await {
+                tracing::debug!(op = ongoing.id(), "that it waits is not recorded: {error}");
+            }
+        });
+    }
+}
+
+/// It is not to be, or can't be.
+fn leave(agent: &Shared, one: &Waiting, mut error: ApiError) {
+    let kept = agent.line.waiting().remove(&one.ongoing.number());
+    let waited_for = kept.and_then(|kept| kept.last);
+    error.causes.extend(waited_for.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
+    error.causes.push("nothing of it was done".to_owned());
+    carry_out::in_background(agent, Arc::clone(&one.ongoing), move |agent, ongoing| async move {
+        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
+    });
 }
 
 fn too_long(id: &str, patience: Duration) -> ApiError {
     ApiError::new(Code::TimedOut, format!("operation {id} could not begin within {} s", patience.as_secs()))
         .hint("end what is in its way, or ask for it with a longer --wait")
         .retryable()
-}
-
-/// Waits until the operation can begin. `last` is why it could not so far.
-async fn turn(agent: &Shared, ongoing: &Ongoing, order: &Order, last: &mut Option<ApiError>) -> Result<Ready, Left> {
-    // What it waits for is read by everybody, so it is seen with nobody's eyes.
-    let nobody = Asker::agent();
-    loop {
-        let refused = match once(agent, ongoing, order, &nobody).await {
-            Ok(ready) => return Ok(ready),
-            Err(error) => error,
-        };
-        let passes = may_pass(&refused) || refused.code == Code::DriverUnavailable;
-        if !passes {
-            return Err(Left::Over(refused));
-        }
-        if last.as_ref().is_none_or(|last| last.causes != refused.causes) {
-            let causes: String = refused.causes.iter().map(|cause| format!("; {cause}")).collect();
-            ongoing.note(format!("waits: {}{causes}", refused.message));
-        }
-        *last = Some(refused);
-        if ongoing.snapshot().state == OperationState::Queued
-            && let Err(error) = ongoing.advance(OperationState::Waiting).await
-        {
-            return Err(Left::Over(error));
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-}
-
-async fn once(agent: &Shared, ongoing: &Ongoing, order: &Order, asker: &Asker) -> Result<Ready, ApiError> {
-    let gpus = view::gpus(agent, asker).await?;
-    let meant = plan_host(&agent.settings.config(), &gpus, &order.request)?.plans;
-    let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
-    let claim = agent.operations.claim_in_turn(&uuids, ongoing).await;
-    Ready::look(agent, asker, order, &meant, claim).await
 }

@@ -22,7 +22,7 @@ mod back;
 mod begin;
 mod carry_out;
 mod forward;
-mod line;
+pub(crate) mod line;
 mod recover;
 mod step;
 
@@ -65,6 +65,8 @@ impl Part {
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
+        // Who is in the way was seen with the eyes of whoever asked; an operation is read by everybody.
+        let plan = GpuPlan { refusal: None, error: None, steps: Vec::new(), keeps: Vec::new(), ..plan };
         Self { position, plan, before: None, found: Vec::new(), lasting: None }
     }
 

@@ -17,22 +17,22 @@
 //! It is done while the API is already served: until then the GPUs are the operation's, as they
 //! were. An agent that dies in here leaves the next one the same task.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, GpuPlan, LayoutSource, OperationState, PlanRequest};
 use gpush_core::{config::Config, desired::plan_host};
 use gpush_nvml::{DriverError, ErrorKind, Reading};
-use gpush_store::{GpuIntent, UnfinishedOperation};
+use gpush_store::{GpuIntent, OperationId, UnfinishedOperation};
 
 use super::{
     Part, back,
     begin::More,
     carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
-    line, renewed,
+    renewed,
     step::Trouble,
 };
-use crate::{agent::Shared, auth::Asker, operation::Ongoing, startup};
+use crate::{agent::Shared, auth::Asker, conditions::Change, operation::Ongoing, startup};
 
 /// Between two looks at a GPU that can't be read, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -42,22 +42,39 @@ const LOOKS: u32 = 6;
 
 /// Takes over what was left, as far as it was begun; the rest of the work goes on in the
 /// background. To be called before anybody is served: the GPUs are claimed when it returns.
-pub(crate) fn take_over(agent: &Shared, unfinished: Vec<UnfinishedOperation>, boot_id: &str) {
+pub(crate) fn take_over(
+    agent: &Shared,
+    unfinished: Vec<UnfinishedOperation>,
+    superseded: &BTreeMap<OperationId, OperationId>,
+    boot_id: &str,
+) {
     for left in unfinished {
         if left.record.stage.is_final() {
             continue;
         }
         let same_boot = left.record.boot_id == boot_id;
         let ongoing = agent.operations.take_over(&left);
+        let by = superseded.get(&left.record.id).copied();
         if same_boot && left.record.kind != startup::KIND {
             // Whatever becomes of it: it was somebody's wish, and a later one than the boot's.
             agent.startup.leave(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
         }
         tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
         carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
-            recover(&agent, ongoing, left, same_boot).await;
+            match by {
+                Some(by) => outlived(&agent, ongoing, by).await,
+                None => recover(&agent, ongoing, left, same_boot).await,
+            }
         });
     }
+}
+
+/// Ends an operation whose end could not be recorded, and whose GPUs another one has changed since.
+async fn outlived(agent: &Shared, ongoing: Arc<Ongoing>, by: OperationId) {
+    let error = ApiError::new(Code::Internal, format!("how operation {} ended is not on record", ongoing.id()))
+        .cause(format!("{by} has changed its GPUs since, so nothing of it is carried on"))
+        .hint(format!("`gpushctl operation show {by}` shows what came after it"));
+    finish(agent, ongoing, &[], OperationState::Failed, Some(error)).await;
 }
 
 async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperation, same_boot: bool) {
@@ -65,7 +82,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     let back_wanted = match left.record.stage {
         OperationState::Queued | OperationState::Waiting => {
             return match serde_json::from_value::<More>(left.intent.more) {
-                Ok(More { order, .. }) => line::stand(agent, ongoing, order, left.record.created_at).await,
+                Ok(More { order, .. }) => agent.line.enter(ongoing, order, left.record.created_at),
                 Err(error) => {
                     let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
                         .cause(error.to_string())
@@ -73,6 +90,11 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
                     finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
                 }
             };
+        }
+        OperationState::Cancelling if left.intent.gpus.iter().all(|gpu| gpu.before.is_none()) => {
+            // Cancelled while it stood in line.
+            let error = ongoing.why_cancelled().cause("nothing of it was done");
+            return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
         }
         OperationState::Cancelling => true,
         OperationState::Running
@@ -87,6 +109,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
     }
     let Some(looks) = look(agent, &left.intent.gpus).await else { return };
+    let back_wanted = back_wanted || ongoing.cancelled().is_cancelled();
     let mut readings = Vec::new();
     let mut ends = Vec::new();
     for look in looks {
@@ -128,6 +151,8 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         })
         .collect();
 
+    // Whoever cancelled it meanwhile wants it taken back.
+    let back_wanted = back_wanted || ongoing.cancelled().is_cancelled();
     let to_do = plans.as_ref().is_some_and(|plans| plans.iter().all(|plan| plan.error.is_none()));
     let as_planned = to_do && parts.iter().all(Part::is_empty);
     let as_before = std::iter::zip(&parts, &readings).all(|(part, reading)| {
@@ -139,8 +164,12 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     } else if to_do && same_boot && !back_wanted {
         match ongoing.advance(OperationState::Running).await {
             Ok(()) => carry_out(agent, ongoing, &parts).await,
-            // It stays as it is recorded: without a journal nothing is begun.
-            Err(error) => tracing::error!(op = ongoing.id(), "it can't be carried on: {error}"),
+            Err(_) if ongoing.cancelled().is_cancelled() => {
+                let why = ongoing.why_cancelled();
+                go_back(agent, ongoing, &parts, &ends, why).await;
+            }
+            // Without a journal nothing is begun.
+            Err(error) => stuck(agent, ongoing, &parts, error).await,
         }
     } else if as_before {
         let error = interrupted("gpushd ended before anything was changed, or after all was taken back")
@@ -160,6 +189,21 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         };
         go_back(agent, ongoing, &parts, &ends, why).await;
     }
+}
+
+/// Ends, in memory at least, an operation that can't be carried on because nothing can be recorded.
+async fn stuck(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Part], why: ApiError) {
+    let id = ongoing.id();
+    let causes = [vec![why.message], why.causes].concat();
+    let error = ApiError {
+        message: format!("operation {id} was left half done when gpushd ended, and can't be carried on"),
+        causes,
+        ..why
+    };
+    for part in parts {
+        agent.conditions.take_in(&Change::degrade(part, &id, &error));
+    }
+    finish(agent, ongoing, parts, OperationState::Failed, Some(error)).await;
 }
 
 /// Each GPU as it is now, once there is a driver; `None` when the agent stops before.

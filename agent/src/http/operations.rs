@@ -132,6 +132,7 @@ pub(super) async fn cancel(
         Some(operation) => operation,
         None => agent.operations.cancel(&id, by, key).await?,
     };
+    agent.line.stir();
     redact::actor(&mut operation.by, &asker);
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }

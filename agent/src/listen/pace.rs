@@ -176,3 +176,29 @@ impl AsyncWrite for Paced {
         self.stream.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_is_kept_while_its_peer_takes_it() {
+        let pace = Pace::new();
+        pace.busy();
+        pace.streams();
+        let slow = tokio::spawn({
+            let pace = pace.clone();
+            async move { pace.too_slow().await }
+        });
+        for _ in 0..100 {
+            tokio::time::sleep(IDLE / 2).await;
+            // What the peer says meanwhile is nothing that was asked of it.
+            pace.bytes_came();
+            pace.bytes_taken();
+        }
+        assert!(!slow.is_finished());
+        let stopped = Instant::now();
+        slow.await.unwrap();
+        assert_eq!(stopped.elapsed(), IDLE);
+    }
+}

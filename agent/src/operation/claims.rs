@@ -3,16 +3,15 @@
 //! those claim their GPUs again before anybody is served.
 //!
 //! ```text
-//! claim ───────────► all free, and nobody in line for them? ── yes ─► Claim ── dropped ─► free again
+//! claim ───────────► all free? ───── yes ─► Claim ── dropped ─► free again
 //!                         │ no: refused, the holder is named
-//! claim_in_turn ────► the same, but it stands in line until they are
 //!
-//! close ────────────► nobody has any? ── yes ─► nobody gets any, until open; those in line wait
+//! close ────────────► nobody has any? ── yes ─► nobody gets any, until open
 //!                         │ no: refused, the holder is named
 //! ```
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -26,26 +25,24 @@ pub(crate) struct Claims(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     state: Mutex<State>,
-    /// Something was let go, or somebody left the line.
-    moved: Notify,
+    /// Something was let go.
+    let_go: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Holder by UUID, as a sentence names it.
-    held: BTreeMap<String, String>,
-    /// Those in line, first come first.
-    line: VecDeque<Place>,
-    last_ticket: u64,
+    /// Holder by UUID.
+    held: BTreeMap<String, Holder>,
     /// Why nobody gets any.
     closed: Option<ApiError>,
 }
 
-#[derive(Debug)]
-struct Place {
-    ticket: u64,
+#[derive(Debug, Clone)]
+struct Holder {
+    /// As a sentence names it.
     who: String,
-    uuids: Vec<String>,
+    /// Whether it has begun to change the GPU; until then it only plans.
+    begun: bool,
 }
 
 /// What somebody is called whose operation has no id yet.
@@ -73,7 +70,7 @@ impl Claims {
             return Err(closed.clone());
         }
         for (index, uuid) in gpus {
-            let Some(holder) = state.obstacle(uuid, None) else { continue };
+            let Some(Holder { who: holder, .. }) = state.held.get(uuid) else { continue };
             let error = ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}"));
             return Err(error
                 .hint(
@@ -82,39 +79,24 @@ impl Claims {
                 .retryable());
         }
         let uuids: Vec<String> = gpus.iter().map(|(_, uuid)| uuid.clone()).collect();
-        state.take(&uuids, PREPARING);
+        state.take(&uuids, PREPARING, false);
         drop(state);
         Ok(Claim { claims: self.clone(), uuids })
     }
 
-    /// Claims GPUs by UUID once it is their turn: those who came first go first.
-    pub(crate) async fn claim_in_turn(&self, uuids: &[String], who: &str) -> Claim {
-        let place = Standing::at_the_end(self, uuids, who);
-        loop {
-            let moved = self.0.moved.notified();
-            tokio::pin!(moved);
-            // Armed before the look, so that what moves in between is not missed.
-            moved.as_mut().enable();
-            {
-                let mut state = self.state();
-                let open = state.closed.is_none();
-                if open && uuids.iter().all(|uuid| state.obstacle(uuid, Some(place.ticket)).is_none()) {
-                    state.take(uuids, who);
-                    return Claim { claims: self.clone(), uuids: uuids.to_vec() };
-                }
-            }
-            moved.await;
-        }
+    /// Rung whenever something is let go.
+    pub(crate) fn let_go(&self) -> Arc<Notify> {
+        Arc::clone(&self.0.let_go)
     }
 
-    /// Lets nobody have a GPU from now on, because of `why`. Those in line stay there.
+    /// Lets nobody have a GPU from now on, because of `why`.
     ///
     /// # Errors
     /// Who has which GPU, when one is somebody's.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
         let mut state = self.state();
         match state.held.first_key_value() {
-            Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
+            Some((uuid, holder)) => Err((uuid.clone(), holder.who.clone())),
             None => {
                 state.closed = Some(why);
                 Ok(())
@@ -125,7 +107,7 @@ impl Claims {
     /// Takes that back.
     pub(crate) fn open(&self) {
         self.state().closed = None;
-        self.0.moved.notify_waiters();
+        self.0.let_go.notify_one();
     }
 
     /// Why nobody gets a GPU.
@@ -135,31 +117,27 @@ impl Claims {
 
     /// Who has the GPU, if somebody has.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
-        self.state().held.get(uuid).cloned()
+        self.state().held.get(uuid).map(|holder| holder.who.clone())
+    }
+
+    /// Who is changing the GPU, if somebody has begun to.
+    pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
+        self.state().held.get(uuid).filter(|holder| holder.begun).map(|holder| holder.who.clone())
     }
 }
 
 impl State {
-    /// Who is in the way of claiming `uuid`: its holder, or somebody earlier in line.
-    fn obstacle(&self, uuid: &str, ticket: Option<u64>) -> Option<String> {
-        let earlier = || {
-            let before = |place: &&Place| ticket.is_none_or(|mine| place.ticket < mine);
-            self.line.iter().filter(before).find(|place| place.uuids.iter().any(|other| other == uuid))
-        };
-        self.held.get(uuid).cloned().or_else(|| earlier().map(|place| place.who.clone()))
-    }
-
-    fn take(&mut self, uuids: &[String], who: &str) {
+    fn take(&mut self, uuids: &[String], who: &str, begun: bool) {
         for uuid in uuids {
-            self.held.insert(uuid.clone(), who.to_owned());
+            self.held.insert(uuid.clone(), Holder { who: who.to_owned(), begun });
         }
     }
 }
 
 impl Claim {
-    /// Says who has the GPUs.
+    /// Says who begins to change the GPUs.
     pub(crate) fn name(&self, who: &str) {
-        self.claims.state().take(&self.uuids, who);
+        self.claims.state().take(&self.uuids, who, true);
     }
 }
 
@@ -170,30 +148,7 @@ impl Drop for Claim {
             state.held.remove(uuid);
         }
         drop(state);
-        self.claims.0.moved.notify_waiters();
-    }
-}
-
-/// A place in line; left when dropped.
-struct Standing<'a> {
-    claims: &'a Claims,
-    ticket: u64,
-}
-
-impl<'a> Standing<'a> {
-    fn at_the_end(claims: &'a Claims, uuids: &[String], who: &str) -> Self {
-        let mut state = claims.state();
-        state.last_ticket += 1;
-        let ticket = state.last_ticket;
-        state.line.push_back(Place { ticket, who: who.to_owned(), uuids: uuids.to_vec() });
-        Self { claims, ticket }
-    }
-}
-
-impl Drop for Standing<'_> {
-    fn drop(&mut self) {
-        self.claims.state().line.retain(|place| place.ticket != self.ticket);
-        self.claims.0.moved.notify_waiters();
+        self.claims.0.let_go.notify_one();
     }
 }
 
@@ -205,10 +160,6 @@ mod tests {
         (index, format!("GPU-{index}"))
     }
 
-    fn uuids(indexes: &[u32]) -> Vec<String> {
-        indexes.iter().map(|index| format!("GPU-{index}")).collect()
-    }
-
     #[test]
     fn a_gpu_is_one_operations_at_a_time_and_the_refusal_names_it() {
         let claims = Claims::default();
@@ -216,7 +167,9 @@ mod tests {
         let error = claims.claim(&[gpu(2), gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
         assert_eq!((error.code, error.retryable), (Code::Conflict, true));
+        assert_eq!(claims.changing("GPU-1"), None, "it is only planned");
         first.name("operation op-1");
+        assert_eq!(claims.changing("GPU-1").as_deref(), Some("operation op-1"));
         let error = claims.claim(&[gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
         // The refused one kept nothing.
@@ -226,8 +179,8 @@ mod tests {
         assert_eq!(claims.holder("GPU-0"), None);
     }
 
-    #[tokio::test]
-    async fn nobody_gets_a_gpu_while_it_is_closed_and_those_in_line_wait() {
+    #[test]
+    fn nobody_gets_a_gpu_while_it_is_closed() {
         let claims = Claims::default();
         let holder = claims.claim(&[gpu(0)]).unwrap();
         holder.name("operation op-1");
@@ -237,46 +190,7 @@ mod tests {
         drop(holder);
         claims.close(why()).unwrap();
         assert_eq!(claims.claim(&[gpu(0)]).unwrap_err(), why());
-        let waiting = tokio::spawn({
-            let claims = claims.clone();
-            async move { claims.claim_in_turn(&uuids(&[0]), "operation op-2").await }
-        });
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
         claims.open();
-        drop(waiting.await.unwrap());
         drop(claims.claim(&[gpu(0)]).unwrap());
-    }
-
-    #[tokio::test]
-    async fn those_in_line_go_in_turn_and_nobody_overtakes_them() {
-        let claims = Claims::default();
-        let holder = claims.claim(&[gpu(0)]).unwrap();
-        let stand = |who: &'static str, wanted: Vec<String>| {
-            let claims = claims.clone();
-            tokio::spawn(async move { claims.claim_in_turn(&wanted, who).await })
-        };
-        let first = stand("operation op-2", uuids(&[0, 1]));
-        tokio::task::yield_now().await;
-        let second = stand("operation op-3", uuids(&[1]));
-        tokio::task::yield_now().await;
-        // GPU 1 is free, but promised.
-        assert!(!first.is_finished() && !second.is_finished());
-        assert!(claims.claim(&[gpu(1)]).unwrap_err().message.contains("operation op-2"));
-        // Whoever wants nothing of theirs is not held up.
-        drop(claims.claim(&[gpu(2)]).unwrap());
-        drop(holder);
-        let first = first.await.unwrap();
-        assert_eq!(claims.holder("GPU-1").as_deref(), Some("operation op-2"));
-        drop(first);
-        drop(second.await.unwrap());
-        // Who gives up waiting is in nobody's way.
-        let holder = claims.claim(&[gpu(0)]).unwrap();
-        let gone = stand("operation op-4", uuids(&[0, 1]));
-        tokio::task::yield_now().await;
-        gone.abort();
-        let _ = gone.await;
-        drop(claims.claim(&[gpu(1)]).unwrap());
-        drop(holder);
     }
 }

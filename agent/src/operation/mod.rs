@@ -25,12 +25,15 @@ use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 pub(crate) use self::{claims::Claim, ongoing::Ongoing, wire::id};
-use crate::{answers::Key, events::Events};
+use crate::{answers::Key, events::Events, overrides::who};
+
+/// Between two attempts to record an end, at first and at most.
+const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// All operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -94,9 +97,9 @@ impl Operations {
         self.0.claims.claim(gpus)
     }
 
-    /// Claims GPUs for an operation once it is their turn.
-    pub(crate) async fn claim_in_turn(&self, uuids: &[String], ongoing: &Ongoing) -> Claim {
-        self.0.claims.claim_in_turn(uuids, &format!("operation {}", ongoing.id())).await
+    /// Rung whenever GPUs are let go.
+    pub(crate) fn let_go(&self) -> Arc<Notify> {
+        self.0.claims.let_go()
     }
 
     /// Begins none from now on, because of `why`. Those in line stay there.
@@ -117,14 +120,28 @@ impl Operations {
         self.0.claims.closed()
     }
 
-    /// Who is changing the GPU, if somebody is.
+    /// Who is changing the GPU, if somebody has begun to.
+    pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
+        self.0.claims.changing(uuid)
+    }
+
+    /// Who has the GPU, be it only to plan.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
         self.0.claims.holder(uuid)
     }
 
-    /// Number of operations that have not ended.
+    /// Number of operations that have begun and not ended.
     pub(crate) fn unfinished(&self) -> usize {
-        self.live().values().filter(|live| !live.watch.borrow().state.is_final()).count()
+        let goes_on = |live: &&Live| match live.watch.borrow().state {
+            OperationState::Running | OperationState::Cancelling => true,
+            OperationState::Queued
+            | OperationState::Waiting
+            | OperationState::Interrupted
+            | OperationState::Done
+            | OperationState::RolledBack
+            | OperationState::Failed => false,
+        };
+        self.live().values().filter(goes_on).count()
     }
 
     /// Records an operation as begun: the first driver call may be made once this returns.
@@ -292,18 +309,47 @@ impl Operations {
             reason: None,
             uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
+        let author = by.clone();
+        // On record before anybody is told: the agent after this one takes it back too.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.keep(tx, number)?;
             }
-            tx.audit(audit.clone()).map(|_| ())
+            tx.audit(audit.clone())?;
+            tx.cancel(number, cancelled(number, Some(&author)))
         });
-        recorded.await?;
+        let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));
         // The first one who asked: a second one finds it cancelled.
         let _ = live.cancelled_by.set(by);
+        live.watch.send_if_modified(|operation| {
+            let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
+            if goes_back && operation.state != stage {
+                operation.state = stage;
+                operation.revision += 1;
+                self.0.events.publish(wire::event(operation, None));
+            }
+            goes_back
+        });
         live.cancelled.cancel();
         Ok(live.watch.borrow().clone())
+    }
+
+    /// Records an end that could not be recorded when it came, as soon as that is possible.
+    async fn record_end(self, id: OperationId, state: OperationState, error: Option<ApiError>) {
+        let mut pause = RECORD.0;
+        loop {
+            tokio::time::sleep(pause).await;
+            let error = error.clone();
+            match self.store().write_ending(move |tx| tx.end(id, state, error.clone()).map(|_| ())).await {
+                Ok(()) => {
+                    tracing::info!(op = %id, "its end is on record now");
+                    return self.forget(id);
+                }
+                Err(StoreError::Closed) => return,
+                Err(_) => pause = (pause * 2).min(RECORD.1),
+            }
+        }
     }
 
     /// Ends an operation whose work broke off; its GPUs are free already.
@@ -335,6 +381,12 @@ impl Operations {
 /// The GPU of a plan, as a refusal names it.
 pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
     plans.iter().map(|plan| (plan.gpu, plan.uuid.clone())).collect()
+}
+
+/// Why an operation is taken back that somebody cancelled.
+fn cancelled(id: OperationId, by: Option<&Actor>) -> ApiError {
+    let by = by.map_or_else(String::new, |by| format!(" by {}", who(by)));
+    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled{by}"))
 }
 
 fn unknown(id: &str) -> ApiError {

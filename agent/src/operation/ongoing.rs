@@ -20,6 +20,12 @@ struct Told {
     note: Option<String>,
 }
 
+/// Notes that are kept.
+const MOST_NOTES: usize = 16;
+
+/// How a note begins that says what an operation waits for.
+const WAITS: &str = "waits: ";
+
 /// An operation that goes on. Its GPUs are free once it is dropped.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
@@ -54,9 +60,9 @@ impl Ongoing {
         &self.cancelled
     }
 
-    /// Who wants it taken back.
-    pub(crate) fn cancelled_by(&self) -> Option<&Actor> {
-        self.cancelled_by.get()
+    /// Why it is taken back once somebody has cancelled it, and who has, as far as this agent knows.
+    pub(crate) fn why_cancelled(&self) -> ApiError {
+        super::cancelled(self.id, self.cancelled_by.get())
     }
 
     /// Changes it and tells those who follow it, in the order of the changes. What `change` gives is
@@ -79,6 +85,7 @@ impl Ongoing {
             let before = progress.clone();
             change(progress);
             // A step that landed is told with what is done next, which follows at once.
+            progress.error = progress.error.take().map(|error| wire::bounded(error, wire::FEW_CAUSES));
             let begins = progress.doing.is_some() && before.doing != progress.doing;
             let turns = (before.rolling_back, &before.error) != (progress.rolling_back, &progress.error);
             if (before.done, before.rolling_back, &before.error)
@@ -98,12 +105,36 @@ impl Ongoing {
 
     /// Says what else happened to it.
     pub(crate) fn note(&self, note: impl Into<String>) {
-        let (id, note) = (self.id, note.into());
-        self.update(|operation| {
-            operation.notes.push(note.clone());
-            Some(Told { note: Some(note.clone()) })
+        let note = note.into();
+        self.change_notes(note.clone(), |notes| notes.push(note));
+    }
+
+    /// Says what it waits for now, in place of what it waited for before.
+    pub(crate) fn waits(&self, what: &str) {
+        let note = format!("{WAITS}{what}");
+        self.change_notes(note.clone(), |notes| {
+            notes.retain(|earlier| !earlier.starts_with(WAITS));
+            notes.push(note);
         });
-        drop(self.operations.store().write(move |tx| tx.note(id, note.clone()).map(|_| ())));
+    }
+
+    /// The record must stay small: an end that finds no room in it could not be recorded.
+    fn change_notes(&self, news: String, change: impl FnOnce(&mut Vec<String>)) {
+        let mut kept = Vec::new();
+        self.update(|operation| {
+            change(&mut operation.notes);
+            if let Some(last) = operation.notes.last_mut() {
+                *last = wire::cut(last);
+            }
+            if operation.notes.len() > MOST_NOTES {
+                // What it began with and what happened last say most.
+                operation.notes.remove(MOST_NOTES / 4);
+            }
+            kept.clone_from(&operation.notes);
+            Some(Told { note: Some(wire::cut(&news)) })
+        });
+        let id = self.id;
+        drop(self.operations.store().write(move |tx| tx.notes(id, kept.clone()).map(|_| ())));
     }
 
     /// Starts one that was queued or waiting: its GPUs are `claim`, its plan is as it is now. The
@@ -146,8 +177,8 @@ impl Ongoing {
     /// GPUs are free after that and before anybody is told, so that whoever waited for the end can
     /// go on with them.
     ///
-    /// An end that can't be recorded is told all the same, with that as a cause: the hardware is as
-    /// it is, and the next agent finds out from the hardware.
+    /// An end that can't be recorded is told all the same, with that as a cause, and recorded as soon
+    /// as it can be.
     pub(crate) async fn end<T: Send + 'static>(
         self: Arc<Self>,
         state: OperationState,
@@ -155,14 +186,22 @@ impl Ongoing {
         mut also: impl FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
         then: impl FnOnce(T),
     ) {
-        let (id, kept) = (self.id, error.clone());
+        let error = error.map(|error| wire::bounded(error, wire::MOST_CAUSES));
+        let (id, kept, kept_for_later) = (self.id, error.clone(), error.clone());
         let recorded = self
             .operations
             .store()
             .write_ending(move |tx| {
                 let recorded = also(tx)?;
-                tx.end(id, state, kept.clone())?;
-                Ok(recorded)
+                match tx.end(id, state, kept.clone()) {
+                    // Whoever cancelled it before it was begun has recorded that.
+                    Err(StoreError::Transition { from: OperationState::RolledBack, .. })
+                        if state == OperationState::RolledBack =>
+                    {
+                        Ok(recorded)
+                    }
+                    ended => ended.map(|_| recorded),
+                }
             })
             .await;
         let mut error = error;
@@ -193,6 +232,8 @@ impl Ongoing {
         self.operations.0.events.look_again();
         if is_recorded {
             self.operations.forget(id);
+        } else {
+            tokio::spawn(self.operations.clone().record_end(id, state, kept_for_later));
         }
     }
 }

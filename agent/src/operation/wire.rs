@@ -1,6 +1,6 @@
 //! An operation of the journal as the API shows it.
 
-use gpush_api::{GpuPlan, Happening, Operation, OperationChange, OperationSummary, StepState};
+use gpush_api::{ApiError, GpuPlan, Happening, Operation, OperationChange, OperationSummary, StepState};
 use gpush_store::{Intent, OperationId, OperationRecord};
 
 /// A record with its intent.
@@ -31,6 +31,34 @@ pub(super) fn event(operation: &Operation, note: Option<String>) -> Happening {
     }))
 }
 
+/// Causes of an error of a whole operation, and of one GPU of it, that are kept. With 64 GPUs a record
+/// stays well below what the store takes.
+pub(super) const MOST_CAUSES: usize = 64;
+pub(super) const FEW_CAUSES: usize = 12;
+
+/// Characters of a sentence that are kept.
+const LONGEST: usize = 500;
+
+/// A sentence that is not too long.
+pub(super) fn cut(text: &str) -> String {
+    match text.char_indices().nth(LONGEST) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// An error that is not too large to be recorded.
+pub(super) fn bounded(mut error: ApiError, causes: usize) -> ApiError {
+    let more = error.causes.len().saturating_sub(causes);
+    error.causes.truncate(causes);
+    error.causes.iter_mut().for_each(|cause| *cause = cut(cause));
+    if more > 0 {
+        error.causes.push(format!("{more} more"));
+    }
+    error.message = cut(&error.message);
+    error
+}
+
 /// The id that is written as `op-<number>`, and in no other way.
 pub(crate) fn id(text: &str) -> Option<OperationId> {
     let id = OperationId(text.strip_prefix("op-")?.parse().ok()?);
@@ -52,6 +80,18 @@ pub(super) fn not_begun(plan: &GpuPlan) -> StepState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_recorded_is_bounded() {
+        let mut error = ApiError::new(gpush_api::Code::Blocked, "ä".repeat(1000));
+        error.causes = vec!["x".repeat(10_000); 100];
+        let bounded = bounded(error, FEW_CAUSES);
+        assert_eq!(bounded.message.chars().count(), LONGEST + 1);
+        assert_eq!((bounded.causes.len(), bounded.causes[FEW_CAUSES].as_str()), (FEW_CAUSES + 1, "88 more"));
+        assert!(bounded.causes.iter().all(|cause| cause.chars().count() <= LONGEST + 1));
+        let small = ApiError::new(gpush_api::Code::Blocked, "short").cause("so");
+        assert_eq!(super::bounded(small.clone(), 3), small);
+    }
 
     #[test]
     fn ids_are_written_in_one_way() {

@@ -65,6 +65,8 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
     }
     match (operation.state, operation.error) {
         (OperationState::Done, _) => Outcome::Given,
+        // Somebody does not want it.
+        (_, Some(error)) if error.code == Code::Cancelled => Outcome::Theirs(error),
         (_, Some(error)) => Outcome::Failed(error),
         (_, None) => Outcome::Failed(ApiError::new(Code::Internal, format!("operation {} failed", operation.id))),
     }

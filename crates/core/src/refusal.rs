@@ -162,7 +162,8 @@ fn instance(blocker: &Blocker) -> String {
     }
 }
 
-/// `pid 4711 (alice, python train.py)`, as far as it is known.
+/// A process that holds something: `pid 4711 (alice, python train.py)`, as far as it is known.
+#[must_use]
 pub fn holder(process: &Process) -> String {
     let about: Vec<&str> = [process.user.as_deref(), process.command.as_deref()].into_iter().flatten().collect();
     match (process.pid, about.as_slice()) {

@@ -177,14 +177,31 @@ impl Tx<'_> {
         self.update(record, to, |_| {})
     }
 
-    /// Notes, for people, what else happened to an operation.
+    /// Records that somebody wants it taken back: what was not begun ends as rolled back because of
+    /// `why`, what was begun is being taken back from now on.
     ///
     /// # Errors
     /// When it has ended, or it can't be written.
-    pub fn note(&mut self, id: OperationId, note: String) -> Result<OperationRecord, StoreError> {
+    pub fn cancel(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
+        match self.known(id)?.stage {
+            OperationState::Queued | OperationState::Waiting => self.end(id, OperationState::RolledBack, Some(why)),
+            OperationState::Running
+            | OperationState::Cancelling
+            | OperationState::Interrupted
+            | OperationState::Done
+            | OperationState::RolledBack
+            | OperationState::Failed => self.advance(id, OperationState::Cancelling),
+        }
+    }
+
+    /// Replaces what is noted, for people, of an operation.
+    ///
+    /// # Errors
+    /// When it has ended, or it can't be written.
+    pub fn notes(&mut self, id: OperationId, notes: Vec<String>) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         let stage = record.stage;
-        self.update(record, stage, |record| record.notes.push(note))
+        self.update(record, stage, |record| record.notes = notes)
     }
 
     /// Notes how far an operation is.

@@ -311,5 +311,26 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
     assert_eq!(store.read(move |view| view.audit(&about)).wait().unwrap().len(), 1);
     let after = AuditQuery { after: last[0].sequence, limit: 5, ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&after)).wait().unwrap(), last[1..]);
+    // By the wall clock, which was set back: what was made before that lies ahead.
+    let back = last[1].at;
+    let since = AuditQuery { since: Some(back), ..AuditQuery::default() };
+    let since = store.read(move |view| view.audit(&since)).wait().unwrap();
+    assert!(since.iter().all(|one| one.at >= back) && since.contains(&last[1]) && since.contains(&last[0]));
+    let never = AuditQuery { since: Some(jiff::Timestamp::MAX), ..AuditQuery::default() };
+    assert_eq!(store.read(move |view| view.audit(&never)).wait().unwrap(), []);
     let _ = actor(0);
+}
+
+#[test]
+fn what_was_noticed_is_known_to_the_next_agent_and_the_last_of_each_gpu_counts() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    assert!(store.read(|view| view.noticed()).wait().unwrap().is_empty());
+    for (uuid, what) in [("GPU-0", "first"), ("GPU-1", "other"), ("GPU-0", "second")] {
+        store.write(move |tx| tx.notice(uuid, serde_json::json!(what))).wait().unwrap();
+    }
+    drop(store);
+    let noticed = open(scratch.path()).store.read(|view| view.noticed()).wait().unwrap();
+    let told: Vec<_> = noticed.iter().map(|(uuid, what)| (uuid.as_str(), what.as_str().unwrap())).collect();
+    assert_eq!(told, [("GPU-0", "second"), ("GPU-1", "other")]);
 }

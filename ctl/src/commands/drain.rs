@@ -20,6 +20,9 @@ use crate::{
 /// Between two looks at GPUs that are in use: as long as a reading is good.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Why a GPU is waited for of which there is no reading yet.
+const UNREAD: &str = "it has not been read since";
+
 /// The GPUs that are named, by UUID: an index may be another one's by the next request.
 async fn named(client: &mut Client, which: &Named) -> Result<Vec<String>, Failure> {
     let which = Which { gpus: [which.gpus.as_slice(), &which.named].concat() };
@@ -77,7 +80,8 @@ pub(super) async fn drain(
             return Ok(0);
         }
         if said != left && !quiet {
-            let told = left.iter().filter(|one| !said.contains(one));
+            // That a reading is on its way is over before anybody has read it.
+            let told = left.iter().filter(|one| !said.contains(one) && one.1 != UNREAD);
             out.remark(&told.map(|(index, why)| cordon::waits(*index, why, &out.look)).collect::<String>());
             said.clone_from(&left);
         }
@@ -88,8 +92,9 @@ pub(super) async fn drain(
                 if out.json {
                     out.document(&gpus)?;
                 } else {
-                    let is = if left.len() == 1 { "is" } else { "are" };
-                    out.remark(&format!("{numbers} {is} still in use after {} s; {stay}.\n", wait.unwrap_or_default()));
+                    let was = if left.len() == 1 { "was" } else { "were" };
+                    let within = wait.unwrap_or_default();
+                    out.remark(&format!("{numbers} {was} not seen idle within {within} s; {stay}.\n"));
                 }
                 return Ok(Code::TimedOut.exit_status());
             }
@@ -129,7 +134,7 @@ fn waited_for(gpu: &Gpu, since: Timestamp) -> Result<Option<String>, ApiError> {
     if !gpu.processes_known {
         return Ok(Some("the driver does not tell who uses it".to_owned()));
     }
-    Ok((gpu.stale || gpu.observed_at < since).then(|| "it has not been read since".to_owned()))
+    Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }
 
 fn users(gpu: &Gpu) -> Vec<&Process> {

@@ -59,10 +59,11 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
             out.show(&one, |look| operation::operation(&one, &[], &gpus, false, look))?;
             Ok(0)
         }
-        args::Operation::Wait { id, watched } => {
+        args::Operation::Wait { id, quiet, watch: limit } => {
             let one = client.operation(id).await?;
             let just = !one.state.is_final();
-            watch(client, one, &[], just, watched, out).await
+            let watched = args::Watched { quiet: *quiet, watch: *limit, no_watch: false };
+            watch(client, one, &[], just, &watched, out).await
         }
         args::Operation::Cancel { id, watched } => {
             let one = client.cancel(id).await?;

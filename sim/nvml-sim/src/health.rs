@@ -82,7 +82,10 @@ exports! {
         pending: Ptr<u32>,
         failed: Ptr<u32>
     ) |call| {
-        let rows = call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.rows))?;
+        let rows = call.gpu(device, |m, gpu| {
+            let rows = m.gpu(gpu)?.rows;
+            if m.part(gpu)?.remaps_rows() { Ok(rows) } else { Err(Return::NotSupported) }
+        })?;
         correctable.put(rows.correctable)?;
         uncorrectable.put(rows.uncorrectable)?;
         pending.put(rows.pending.into())?;

@@ -344,3 +344,25 @@ fn accounting_is_off_and_stays_off_with_mig_on() {
     ok!(client, nvmlDeviceGetComputeMode(t4, &mut mode));
     assert_eq!(mode, 3);
 }
+
+#[test]
+fn rows_wait_for_a_reset_and_a_part_without_a_remapper_says_so() {
+    let client = Client::of(THREE);
+    let rows = |gpu: u32| {
+        let device = client.gpu(gpu);
+        let (mut correctable, mut uncorrectable, mut pending, mut failed) = (9, 9, 9, 9);
+        let code = rc!(
+            client,
+            nvmlDeviceGetRemappedRows(device, &mut correctable, &mut uncorrectable, &mut pending, &mut failed)
+        );
+        (code, [correctable, uncorrectable, pending, failed])
+    };
+    assert_eq!(rows(0), (0, [0; 4]));
+    client.change(|m| m.remap_row(0, false, true));
+    client.change(|m| m.remap_row(0, true, true));
+    assert_eq!(rows(0), (0, [1, 1, 1, 0]));
+    assert_eq!(rows(1), (0, [0; 4]));
+    client.change(|m| m.remap_row(1, true, false));
+    assert_eq!(rows(1), (0, [0, 0, 0, 1]));
+    assert_eq!(rows(2).0, NOT_SUPPORTED);
+}

@@ -5,6 +5,7 @@
 //! HTTP client is under test, not a library's idea of it.
 
 mod answer;
+mod listener;
 mod setup;
 mod truth;
 
@@ -29,6 +30,7 @@ use serde_json::{Value, json};
 
 pub use self::{
     answer::{Answer, parse},
+    listener::{Listener, number, state},
     setup::Setup,
     truth::{gi_at, truth},
 };
@@ -338,6 +340,36 @@ impl Agent {
         Err(answer.error())
     }
 
+    /// An operation as it is now.
+    ///
+    /// # Panics
+    /// When there is none of that id.
+    #[must_use]
+    pub fn operation(&self, id: &str) -> Operation {
+        serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json()).expect("an operation")
+    }
+
+    /// Follows an operation until `is` says yes to it.
+    ///
+    /// # Panics
+    /// When it ends before, or that takes too long.
+    #[must_use]
+    pub fn follow_until(&self, mut operation: Operation, is: impl Fn(&Operation) -> bool) -> Operation {
+        let until = Instant::now() + PATIENCE;
+        while !is(&operation) {
+            assert!(!operation.state.is_final() && Instant::now() < until, "{operation:?}\n{}", self.log());
+            let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+            operation = serde_json::from_value(self.get(&path).json()).expect("an operation");
+        }
+        operation
+    }
+
+    /// Cancels an operation.
+    #[must_use]
+    pub fn cancel(&self, id: &str) -> Answer {
+        self.request("POST", &format!("/v1/operations/{id}/cancel"), "", b"")
+    }
+
     /// Follows an operation to its end.
     ///
     /// # Panics
@@ -360,6 +392,18 @@ impl Agent {
     #[must_use]
     pub fn apply(&self, gpus: &[&str], entries: &[&str]) -> Operation {
         match self.begin(gpus, entries) {
+            Ok(operation) => self.follow(operation),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// The same, without making an override.
+    ///
+    /// # Panics
+    /// When it is refused.
+    #[must_use]
+    pub fn apply_once(&self, gpus: &[&str], entries: &[&str]) -> Operation {
+        match self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries }, "once": true })) {
             Ok(operation) => self.follow(operation),
             Err(error) => panic!("{error:?}"),
         }

@@ -9,10 +9,16 @@
 //!
 //! On any other GPU there is no rule's layout to stand above.
 
+use std::collections::BTreeMap;
+
 use gpush_api::{Gpu, GpuPlan, LayoutSource, Mode, PlanRequest};
 
 use super::wishes;
-use crate::{config::Config, layout::Layout, selector::Selector};
+use crate::{
+    config::Config,
+    layout::{Entry, Layout},
+    selector::Selector,
+};
 
 /// What becomes of the override of one GPU once the request is carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,10 +66,18 @@ pub fn standing(config: &Config, gpus: &[Gpu], request: &PlanRequest, plans: &[G
     plans.iter().map(of).collect()
 }
 
-/// Whether both are the same layout: the order of entries matters only to people.
+/// Whether both are the same layout: the order of entries matters only to people, and so does
+/// whether two are written as one with its count.
 fn same(layout: &Layout, canonical: &[String]) -> bool {
-    let (mut one, mut other) = (layout.canonical(), canonical.to_vec());
-    one.sort_unstable();
-    other.sort_unstable();
-    one == other
+    Layout::parse_list(canonical).is_ok_and(|other| counted(layout) == counted(&other))
+}
+
+/// How many of each entry.
+fn counted(layout: &Layout) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for entry in &layout.entries {
+        let one = Entry { count: 1, ..entry.clone() };
+        *counts.entry(one.to_string()).or_default() += u32::from(entry.count);
+    }
+    counts
 }

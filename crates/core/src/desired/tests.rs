@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::{layout::Layout, preset};
 
+mod overridden;
+
 const CONFIG: &str = r#"
 [layouts]
 halves = ["3g.40gb*2"]
@@ -584,7 +586,8 @@ proptest! {
         if let Ok(gpus) = preset::saved(&text, "host.json") {
             let layout = LayoutSource::Entries(vec![names[which].to_owned()]);
             let _ = plan_host(&Config::default(), &gpus, &request(&["all"], layout));
-            let wish = Wish { mode: Mode::Mig, rule: None, layout: Layout::parse(names[which]).ok(), configured: None };
+            let layout = Layout::parse(names[which]).ok();
+            let wish = Wish { mode: Mode::Mig, rule: None, layout, configured: None };
             for gpu in &gpus {
                 let _ = drift(&wish, gpu);
             }

@@ -146,8 +146,12 @@ impl Machine {
     /// it has no spare row left.
     ///
     /// # Errors
-    /// `InvalidArgument` without such a GPU, `GpuIsLost`.
+    /// `InvalidArgument` without such a GPU, `NotSupported` on a part without a row remapper,
+    /// `GpuIsLost`.
     pub fn remap_row(&mut self, gpu: u32, uncorrectable: bool, spare: bool) -> Result<(), Return> {
+        if !self.part(gpu)?.remaps_rows() {
+            return Err(Return::NotSupported);
+        }
         let rows = &mut self.gpu_mut(gpu)?.rows;
         match (spare, uncorrectable) {
             (false, _) => rows.failed = true,

@@ -150,6 +150,15 @@ impl Part {
         }
     }
 
+    /// Whether bad rows of memory are replaced by spare ones: from Ampere on.
+    #[must_use]
+    pub fn remaps_rows(&self) -> bool {
+        match self.model.architecture {
+            Architecture::Turing => false,
+            Architecture::Ampere | Architecture::Ada | Architecture::Hopper | Architecture::Blackwell => true,
+        }
+    }
+
     /// The GPU instance profile with this id.
     ///
     /// # Errors

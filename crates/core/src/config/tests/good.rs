@@ -21,6 +21,10 @@ admin_socket = "/run/gpush/root.sock"
 [access]
 admin_groups = ["gpuadmin", "wheel"]
 
+[health]
+cordon_xids = [95, 79, 79]
+poll_s = 0
+
 [layouts]
 halves = ["3g.40gb*2"]
 text = "3G.40GB, 2g.20gb"
@@ -68,6 +72,7 @@ fn every_key_is_taken() {
     let admin_socket = Some("/run/gpush/root.sock".to_owned());
     assert_eq!(config.api, Api { socket_group: Some("gpu".to_owned()), socket_mode: 0o660, admin_socket });
     assert_eq!(config.access.admin_groups, ["gpuadmin", "wheel"]);
+    assert_eq!(config.health, Health { cordon_xids: vec![79, 95], poll_s: 0 });
     assert_eq!(config.layouts["text"].to_string(), "3g.40gb,2g.20gb");
     let modes: Vec<Mode> = config.rules.iter().map(|rule| rule.mode).collect();
     assert_eq!(modes, [Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Exclusive, Mode::Unmanaged]);
@@ -109,6 +114,7 @@ fn each_key_has_an_effect_on_the_config() {
         ("[driver]", &["library = \"libother.so.1\"", "start_s = 1", "read_ms = 11", "change_s = 1"]),
         ("[api]", &["socket_group = \"gpu\"", "socket_mode = \"0600\"", "admin_socket = \"/a\""]),
         ("[access]", &["admin_groups = [\"gpuadmin\"]"]),
+        ("[health]", &["cordon_xids = []", "poll_s = 5"]),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];
     let mut tried = Vec::new();

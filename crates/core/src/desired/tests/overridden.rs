@@ -1,0 +1,204 @@
+use gpush_api::{Actor, GpuLayout, Override};
+
+use super::*;
+
+fn an_override(gpu: &Gpu, layout: &[String]) -> Override {
+    Override {
+        uuid: gpu.uuid.clone(),
+        gpu: Some(gpu.index),
+        rule: None,
+        layout: layout.to_vec(),
+        by: Actor { uid: 1000, user: None, pid: None },
+        reason: String::new(),
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+        expires_at: None,
+        generation: 1,
+    }
+}
+
+fn over(gpus: &mut [Gpu], at: usize, text: &str) {
+    let layout = Layout::parse(text).unwrap().canonical();
+    gpus[at].overridden = Some(an_override(&gpus[at], &layout));
+}
+
+/// Does what an agent does with a request: plans it, carries the plans out, settles overrides.
+fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<Standing>> {
+    let plans = plan_host(&config(), gpus, request).ok()?.plans;
+    if plans.iter().any(|plan| plan.error.is_some()) {
+        return None;
+    }
+    let standing = standing(&config(), gpus, request, &plans);
+    for (plan, standing) in plans.iter().zip(&standing) {
+        let gpu = gpus.iter_mut().find(|gpu| gpu.uuid == plan.uuid).unwrap();
+        carry_out(gpu, plan);
+        match standing {
+            Standing::Stays => {}
+            Standing::Made { layout, .. } => gpu.overridden = Some(an_override(gpu, layout)),
+            Standing::Ended => gpu.overridden = None,
+        }
+    }
+    Some(standing)
+}
+
+fn drifting(gpus: &[Gpu]) -> Vec<u32> {
+    let mut gpus = gpus.to_vec();
+    describe(&config(), &mut gpus);
+    gpus.iter().filter(|gpu| !gpu.drift.is_empty() && gpu.mode == Mode::Mig).map(|gpu| gpu.index).collect()
+}
+
+#[test]
+fn an_override_is_wanted_where_a_rule_of_mode_mig_claims_the_gpu_and_nowhere_else() {
+    let mut gpus = host();
+    for at in 0..8 {
+        over(&mut gpus, at, "7g.80gb");
+    }
+    let wishes = wishes(&config(), &gpus);
+    let plain = super::wishes(&config(), &host());
+    for at in 0..8 {
+        assert_eq!((wishes[at].mode, &wishes[at].rule), (plain[at].mode, &plain[at].rule));
+        assert_eq!(wishes[at].configured, plain[at].layout, "GPU {at}");
+        let wanted = wishes[at].layout.as_ref().map(ToString::to_string);
+        let expected = if [0, 1, 2, 5].contains(&at) { Some("7g.80gb".to_owned()) } else { None };
+        assert_eq!(wanted, expected, "GPU {at}");
+    }
+    // One of a newer gpushd is no licence for the rule's layout: nothing is done.
+    gpus[0].overridden.as_mut().unwrap().layout = vec!["9x.unheard-of".to_owned()];
+    describe(&config(), &mut gpus);
+    assert_eq!(gpus[0].drift, ["the layout of its override is not known to this gpushd"]);
+    let error = plan_host(&config(), &gpus, &request(&["0"], LayoutSource::Wanted)).unwrap_err();
+    assert!(error.hint.unwrap().contains("config overrides clear 0"));
+    assert_eq!(one(&config(), &gpus, &request(&["0"], LayoutSource::Config)).layout, ["3g.40gb*2"]);
+}
+
+#[test]
+fn only_a_named_gpu_gets_its_rules_own_layout_back() {
+    let mut gpus = host();
+    over(&mut gpus, 0, "7g.80gb");
+    let layouts = |gpus: &[Gpu], selectors: &[&str], source| -> Vec<Vec<String>> {
+        let plans = plan_host(&config(), gpus, &request(selectors, source)).unwrap().plans;
+        plans.into_iter().map(|plan| plan.layout).collect()
+    };
+    let whole = vec!["7g.80gb".to_owned()];
+    assert_eq!(layouts(&gpus, &[], LayoutSource::Config)[0], whole);
+    assert_eq!(layouts(&gpus, &[], LayoutSource::Wanted)[0], whole);
+    assert_eq!(layouts(&gpus, &["0"], LayoutSource::Wanted)[0], whole);
+    assert_eq!(layouts(&gpus, &["0"], LayoutSource::Config)[0], ["3g.40gb*2"]);
+    assert_eq!(apply(&mut gpus, &request(&[], LayoutSource::Config)).unwrap(), vec![Standing::Stays; 4]);
+    assert_eq!(apply(&mut gpus, &request(&["0-1"], LayoutSource::Config)).unwrap(), vec![Standing::Ended; 2]);
+    // The same layout, however it is written, is the rule's own.
+    for same in ["3g.40gb*2", "3g.40gb,3g.40gb", "3G.40GB * 2"] {
+        assert_eq!(apply(&mut gpus, &request(&["0"], entries(same))), Some(vec![Standing::Ended]), "{same}");
+    }
+    assert_eq!(apply(&mut gpus, &request(&["2"], entries("1c.3g.40gb*3,3g.40gb"))), Some(vec![Standing::Ended]));
+    assert_eq!(apply(&mut gpus, &request(&["0"], LayoutSource::Named("halves".into()))), Some(vec![Standing::Ended]));
+    let made = |rule: &str, layout: &str| Standing::Made { rule: Some(rule.into()), layout: vec![layout.into()] };
+    assert_eq!(
+        apply(&mut gpus, &request(&["0", "5", "7"], entries("none"))),
+        Some(vec![made("training", "none"), Standing::Ended, Standing::Stays]),
+        "no rule claims GPU 7"
+    );
+}
+
+#[test]
+fn a_gpu_that_is_asked_to_be_whole_gets_no_override() {
+    let mut gpus = host();
+    gpus[0].mig.as_mut().unwrap().enabled = false;
+    gpus[0].mig.as_mut().unwrap().pending = false;
+    let each = |gpu: &str, mig, layout: &[&str]| GpuLayout {
+        gpu: gpu.into(),
+        mig,
+        layout: layout.iter().map(|entry| (*entry).to_owned()).collect(),
+    };
+    let source = LayoutSource::PerGpu(vec![each("0", false, &[]), each("1", true, &["7g.80gb"])]);
+    let standing = apply(&mut gpus, &request(&[], source)).unwrap();
+    assert_eq!(standing[0], Standing::Stays);
+    assert!(matches!(&standing[1], Standing::Made { layout, .. } if *layout == ["7g.80gb"]));
+}
+
+#[test]
+fn what_a_config_changes_under_overrides() {
+    let gpus = host();
+    let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let changed = |text: &str, gpus: &[Gpu]| -> Vec<usize> {
+        let new = Config::parse(text, "config.toml").unwrap_or_else(|e| panic!("{e}"));
+        let changed = changed_under(&config(), &new, gpus, &uuids);
+        changed.iter().map(|uuid| uuids.iter().position(|other| other == uuid).unwrap()).collect()
+    };
+    assert_eq!(changed(CONFIG, &gpus), [0; 0]);
+    assert_eq!(changed(&CONFIG.replace("training", "learning"), &gpus), [0; 0], "a name is no change");
+    assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &gpus), [0, 1]);
+    assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus), [3]);
+    assert_eq!(changed("", &gpus), [0, 1, 2, 3, 5]);
+    // Of a GPU that is not seen, and of all without a driver, nobody knows whose it is.
+    assert_eq!(changed(&CONFIG.replace("exclusive", "unmanaged"), &gpus[..7]), [3, 7]);
+    assert_eq!(changed(&CONFIG.replace("\"3g.40gb*2\"", "\"7g.80gb\""), &[]), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(changed(&format!("auto_reconcile = true\n{CONFIG}"), &[]), [0; 0]);
+}
+
+fn any_request() -> impl Strategy<Value = PlanRequest> {
+    let gpus = prop_oneof![
+        Just(vec![]),
+        Just(vec!["0".to_owned()]),
+        Just(vec!["0-2".to_owned()]),
+        Just(vec!["2".to_owned(), "5".to_owned()]),
+    ];
+    let explicit = || any_layout().prop_map(|text| LayoutSource::Entries(Layout::parse(&text).unwrap().canonical()));
+    let source = prop_oneof![
+        2 => Just(LayoutSource::Config),
+        1 => Just(LayoutSource::Wanted),
+        1 => Just(LayoutSource::Named("halves".to_owned())),
+        4 => explicit(),
+    ];
+    (gpus, source).prop_map(|(gpus, layout)| PlanRequest { gpus, layout })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// Whatever was asked for and carried out, nothing drifts on the GPUs that it meant: what
+    /// stands is what is wanted. A GPU that was not meant is as it was, and so is its override.
+    #[test]
+    fn what_was_reached_is_what_is_wanted(requests in prop::collection::vec(any_request(), 1..6)) {
+        let mut gpus = host();
+        for request in requests {
+            let before = gpus.clone();
+            let Some(standing) = apply(&mut gpus, &request) else {
+                prop_assert_eq!(&before, &gpus);
+                continue;
+            };
+            let meant: Vec<String> =
+                plan_host(&config(), &before, &request).unwrap().plans.into_iter().map(|plan| plan.uuid).collect();
+            prop_assert_eq!(meant.len(), standing.len());
+            let drifting = drifting(&gpus);
+            for (gpu, was) in gpus.iter().zip(&before) {
+                if meant.contains(&gpu.uuid) {
+                    prop_assert!(!drifting.contains(&gpu.index), "{:?} on GPU {}", request, gpu.index);
+                } else {
+                    prop_assert_eq!(gpu, was);
+                }
+            }
+            // So a look for drift finds nothing to do there, and leaves every override.
+            let wanted = PlanRequest { gpus: meant, layout: LayoutSource::Wanted };
+            let plans = plan_host(&config(), &gpus, &wanted).unwrap().plans;
+            prop_assert!(plans.iter().all(|plan| plan.steps.is_empty()), "{:?}", plans);
+            let after = gpus.clone();
+            prop_assert_eq!(apply(&mut gpus, &wanted), Some(vec![Standing::Stays; plans.len()]));
+            prop_assert_eq!(after, gpus.clone());
+        }
+    }
+
+    /// An override says nothing about any other GPU, nor about what its own rule says.
+    #[test]
+    fn an_override_is_about_one_gpu(at in 0usize..8, text in any_layout()) {
+        let mut gpus = host();
+        over(&mut gpus, at, &text);
+        let with = wishes(&config(), &gpus);
+        let without = wishes(&config(), &host());
+        for (other, (with, without)) in with.iter().zip(&without).enumerate() {
+            prop_assert_eq!(&with.configured, &without.configured);
+            if other != at {
+                prop_assert_eq!(with, without);
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! A client of the stream of events, by hand: what stands on the wire is under test.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    time::Instant,
+};
+
+use gpush_api::{Event, EventKind, Happening, OperationState};
+
+use super::{Agent, PATIENCE};
+
+/// Somebody who listens.
+#[derive(Debug)]
+pub struct Listener {
+    stream: BufReader<UnixStream>,
+    /// The id that came last, also without an event.
+    pub place: String,
+}
+
+impl Agent {
+    /// Listens with these parameters (`?kinds=gpu`, or nothing), from `last` on if it is given.
+    ///
+    /// # Panics
+    /// When the agent does not let it.
+    #[must_use]
+    pub fn listen(&self, parameters: &str, last: Option<&str>) -> Listener {
+        let mut stream = self.connect();
+        let last = last.map_or_else(String::new, |id| format!("last-event-id: {id}\r\n"));
+        let request = format!("GET /v1/events{parameters} HTTP/1.1\r\nhost: gpush\r\n{last}\r\n");
+        stream.write_all(request.as_bytes()).expect("a request can be sent");
+        let mut listener = Listener { stream: BufReader::new(stream), place: String::new() };
+        let status = listener.line().expect("an answer");
+        assert!(status.starts_with("HTTP/1.1 200 "), "{status}");
+        while !listener.line().expect("a head").is_empty() {}
+        // The first piece says where it begins: from then on nothing is missed.
+        assert_eq!(listener.piece().expect("a place"), None);
+        listener
+    }
+}
+
+impl Listener {
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        let read = self.stream.read_line(&mut line).expect("the stream can be read");
+        (read > 0).then(|| line.trim_end().to_owned())
+    }
+
+    /// The next piece of the stream, an event or none; `None` when the stream has ended. The chunks in
+    /// which it comes are left out: no line of an event looks like the length of one.
+    fn piece(&mut self) -> Option<Option<Event>> {
+        let mut event = None;
+        let mut begun = false;
+        loop {
+            let line = self.line()?;
+            if line == "0" {
+                return None;
+            } else if let Some(id) = line.strip_prefix("id: ") {
+                self.place = id.to_owned();
+                begun = true;
+            } else if let Some(data) = line.strip_prefix("data: ") {
+                event = Some(serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}")));
+            } else if line.is_empty() && begun {
+                if let Some(event) = &event {
+                    let Event { id, .. } = event;
+                    assert_eq!(*id, self.place);
+                }
+                return Some(event);
+            }
+        }
+    }
+
+    /// The next event; `None` when the stream has ended.
+    pub fn event(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.piece()? {
+                return Some(event);
+            }
+        }
+    }
+
+    /// Events up to and with the first that `is` says yes to.
+    ///
+    /// # Panics
+    /// When the stream ends before, or that takes too long: signs of life keep it from being silent.
+    pub fn until(&mut self, is: impl Fn(&Event) -> bool) -> Vec<Event> {
+        let mut events = Vec::new();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let piece = self.piece().unwrap_or_else(|| panic!("the stream ended after {events:?}"));
+            assert!(Instant::now() < until, "not told within {PATIENCE:?}, but {events:?}");
+            let Some(event) = piece else { continue };
+            let last = is(&event);
+            events.push(event);
+            if last {
+                return events;
+            }
+        }
+    }
+
+    /// Events up to and with the end of an operation.
+    pub fn until_end_of(&mut self, id: &str) -> Vec<Event> {
+        self.until(|event| state(event).is_some_and(|(of, state)| of == id && state.is_final()))
+    }
+
+    /// The next event of a kind.
+    ///
+    /// # Panics
+    /// When the stream ends before.
+    pub fn next_of(&mut self, kind: EventKind) -> Event {
+        self.until(|event| event.what.kind() == kind).pop().expect("at least one")
+    }
+}
+
+/// Which operation an event is about, and its state.
+#[must_use]
+pub fn state(event: &Event) -> Option<(&str, OperationState)> {
+    match &event.what {
+        Happening::Operation(change) => Some((&change.operation.id, change.operation.state)),
+        Happening::Gpu(_)
+        | Happening::Config(_)
+        | Happening::Driver(_)
+        | Happening::Xid(_)
+        | Happening::Change(_)
+        | Happening::Resync(_) => None,
+    }
+}
+
+/// The number of an event within its life of the agent.
+///
+/// # Panics
+/// When its id has none.
+#[must_use]
+pub fn number(event: &Event) -> u64 {
+    event.id.rsplit_once('-').and_then(|(_, number)| number.parse().ok()).expect("a number")
+}

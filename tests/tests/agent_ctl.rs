@@ -1,0 +1,281 @@
+//! `gpushctl` against the real agent: what is asked is done once though the agent dies, what waits is
+//! followed, events and the audit trail are told.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::unix::process::CommandExt,
+    process::{Child, Command, Output, Stdio},
+};
+
+use gpush_api::{AuditRecord, Event, EventKind, Happening, OperationState, OperationSummary};
+use gpush_tests::{
+    agent::{Agent, Setup, gi_at, truth},
+    host::{Host, program},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, geteuid},
+};
+
+/// The user `nobody`.
+const NOBODY: u32 = 65534;
+
+fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
+    let mut command = Command::new(program("gpushctl"));
+    command
+        .args(args)
+        .env("GPUSH_SOCKET", agent.socket())
+        .env("LANG", "C.UTF-8")
+        .env("COLUMNS", "120")
+        .env("TZ", "UTC");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run(agent: &Agent, args: &[&str]) -> Output {
+    gpushctl(agent, args).output().expect("gpushctl can be started")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn json<T: serde::de::DeserializeOwned>(output: &Output) -> T {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// Lines of a child's standard error, until one that `is` says yes to.
+fn lines_until(reader: &mut impl BufRead, is: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        assert!(reader.read_line(&mut line).unwrap() > 0, "it ended after {lines:?}");
+        let line = line.trim_end().to_owned();
+        let last = is(&line);
+        lines.push(line);
+        if last {
+            return lines;
+        }
+    }
+}
+
+fn ended(mut child: Child) -> (Option<i32>, String) {
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    (child.wait().unwrap().code(), text)
+}
+
+#[test]
+fn an_apply_through_the_death_of_the_agent_is_one_operation() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let mut operations = 0;
+    // The agent dies while it looks at the GPU, before anything is on record; then while it carries
+    // out what is on record, and gpushctl watches.
+    for (fault, layout) in [
+        ("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 3000", "7g.80gb"),
+        ("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 3000", "1g.10gb*2"),
+    ] {
+        host.fault(fault);
+        let child = gpushctl(&agent, &["mig", "apply", "--gpu", "0", "--layout", layout, "--json"]).spawn().unwrap();
+        // Until the slow call is under way: the rule counts it.
+        let until = std::time::Instant::now() + gpush_tests::agent::PATIENCE;
+        while !host.sim("fault", &["list"]).contains("fired 1") {
+            assert!(std::time::Instant::now() < until, "{}", host.sim("fault", &["list"]));
+        }
+        agent.kill();
+        host.clear_faults();
+        agent = Agent::start(&host, "");
+        let (status, text) = ended(child);
+        operations += 1;
+        assert_eq!(status, Some(0), "{text}\n{}", agent.log());
+        let all: Vec<OperationSummary> = json(&run(&agent, &["operation", "list", "--json"]));
+        assert_eq!(all.len(), operations, "{all:?}");
+        assert!(all.iter().all(|one| one.state == OperationState::Done), "{all:?}");
+    }
+    assert_eq!(truth(&host, 0).len(), 2);
+}
+
+#[test]
+fn what_waits_is_followed_live_and_can_be_cancelled() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(&host, 0, 4)));
+    let wanted = ["mig", "apply", "--gpu", "0", "--layout", "7g.80gb"];
+    let blocked = run(&agent, &wanted);
+    assert_eq!(blocked.status.code(), Some(4), "{blocked:?}");
+    let waiting = || {
+        let mut child =
+            gpushctl(&agent, &[&wanted[..], &["--wait", "--reason", "for the\nworkshop"]].concat()).spawn().unwrap();
+        let mut reader = BufReader::new(child.stderr.take().unwrap());
+        let told = lines_until(&mut reader, |line| line.starts_with("waits: "));
+        (child, reader, told)
+    };
+    let (child, _reader, told) = waiting();
+    assert_eq!(told.len(), 1, "{told:?}");
+    let all: Vec<OperationSummary> = json(&run(&agent, &["operation", "list", "--json"]));
+    let id = all.last().unwrap().id.clone();
+    let list = stdout(&run(&agent, &["operation", "list"]));
+    assert!(list.lines().last().unwrap().contains("waiting"), "{list}");
+    let show = stdout(&run(&agent, &["operation", "show", &id]));
+    assert!(show.contains("reason: for the workshop") && show.contains("waits: "), "{show}");
+    // Whoever cancels is told that it worked; whoever wanted it, that it was cancelled.
+    let cancelled = run(&agent, &["operation", "cancel", &id]);
+    assert_eq!(cancelled.status.code(), Some(0), "{cancelled:?}");
+    let (status, text) = ended(child);
+    assert_eq!(status, Some(1), "{text}");
+    let again = run(&agent, &["operation", "cancel", &id]);
+    assert_eq!(again.status.code(), Some(4), "{again:?}");
+
+    // Ctrl-C leaves it to the agent, which begins when it can.
+    let (mut child, _reader, _) = waiting();
+    kill(Pid::from_raw(child.id().try_into().unwrap()), Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let (child, mut reader, _) = {
+        let id =
+            json::<Vec<OperationSummary>>(&run(&agent, &["operation", "list", "--json"])).last().unwrap().id.clone();
+        let mut child = gpushctl(&agent, &["operation", "wait", &id]).spawn().unwrap();
+        let mut reader = BufReader::new(child.stderr.take().unwrap());
+        let told = lines_until(&mut reader, |line| line.starts_with("waits: "));
+        (child, reader, told)
+    };
+    host.end_process(pid);
+    let told = lines_until(&mut reader, |line| line.contains("+ GPU instance 7g.80gb"));
+    assert!(told.iter().any(|line| line.contains("- GPU instance 3g.40gb")), "its steps as they are now: {told:?}");
+    let (status, text) = ended(child);
+    assert_eq!(status, Some(0), "{text}");
+    let timed_out = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb", "--wait=0"]);
+    assert_eq!(timed_out.status.code(), Some(0), "what can begin at once does: {timed_out:?}");
+    let done = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*2", "--no-watch"]);
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    let page = run(&agent, &["operation", "list", "-n", "2"]);
+    assert_eq!(stdout(&page).lines().count(), 3);
+    assert!(String::from_utf8_lossy(&page.stderr).contains("--before op-"), "{page:?}");
+    let _ = agent.settle();
+}
+
+#[test]
+fn events_are_followed_through_a_restart() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let mut child = gpushctl(&agent, &["events", "-f", "--kind", "operation", "--json"]).spawn().unwrap();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    let next_end = |reader: &mut BufReader<std::process::ChildStdout>| {
+        let lines = lines_until(reader, |line| {
+            let event: Event = serde_json::from_str(line).unwrap();
+            match event.what {
+                Happening::Operation(change) => change.operation.state.is_final(),
+                _ => event.what.kind() == EventKind::Resync,
+            }
+        });
+        serde_json::from_str::<Event>(lines.last().unwrap()).unwrap().what.kind()
+    };
+    // It listens once something is told: until then applies are made.
+    let told = std::thread::scope(|scope| {
+        let listening = scope.spawn(|| next_end(&mut reader));
+        while !listening.is_finished() {
+            let _ = agent.apply(&["0"], &["7g.80gb"]);
+        }
+        listening.join().unwrap()
+    });
+    assert_eq!(told, EventKind::Operation);
+    agent.kill();
+    agent = Agent::start(&host, "");
+    let mut kind = next_end(&mut reader);
+    while kind != EventKind::Resync {
+        kind = next_end(&mut reader);
+    }
+    assert_eq!(agent.apply(&["0"], &["1g.10gb"]).state, OperationState::Done);
+    assert_eq!(next_end(&mut reader), EventKind::Operation);
+    child.kill().unwrap();
+    let _ = child.wait();
+    // What is kept, in lines for people and as JSON.
+    let kept: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
+    assert!(!kept.is_empty());
+    let lines = stdout(&run(&agent, &["events", "--kind", "operation"]));
+    assert_eq!(lines.lines().count(), kept.len());
+    assert!(lines.contains("creating GPU instance 1g.10gb@"), "{lines}");
+    let wrong = run(&agent, &["events", "--gpu", "9"]);
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+}
+
+#[test]
+fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start_public(&host, "");
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    let missing = agent.cancel("op-9");
+    assert_eq!(missing.status, 404);
+    let trail: Vec<AuditRecord> = json(&run(&agent, &["audit", "--json"]));
+    let told: Vec<_> =
+        trail.iter().map(|one| (one.action.as_str(), one.object.as_str(), one.result.as_str())).collect();
+    assert_eq!(told, [("mig.apply", "op-1", "accepted"), ("mig.apply", "op-1", "done")]);
+    assert!(trail[0].by.as_ref().is_some_and(|by| by.pid.is_some()) && trail[1].by.is_none());
+    let table = stdout(&run(&agent, &["audit", "--since", "1h", "--object", "op-1"]));
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(table.contains("accepted") && table.contains("7g.80gb") && table.contains("gpushd"), "{table}");
+    let none = run(&agent, &["audit", "--object", "op-7"]);
+    assert_eq!((none.status.code(), none.stdout.len()), (Some(0), 0));
+    // Page by page, as the API has it.
+    let after = agent.get("/v1/audit?after=0&limit=1").json();
+    assert_eq!(after[0]["sequence"], trail[0].sequence);
+    let next = agent.get(&format!("/v1/audit?after={}&limit=1", trail[0].sequence)).json();
+    assert_eq!(next[0]["result"], "done");
+    for wrong in ["?limit=0", "?limit=1001", "?since=yesterday", "?before=1"] {
+        assert_eq!(agent.get(&format!("/v1/audit{wrong}")).status, 400, "{wrong}");
+    }
+    let own: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
+    let pids = |events: &[Event]| {
+        let pid = |event: &Event| match &event.what {
+            Happening::Operation(change) => change.operation.by.pid,
+            _ => None,
+        };
+        events.iter().filter_map(pid).count()
+    };
+    assert_eq!(pids(&own), own.len());
+    if !geteuid().is_root() {
+        println!("skipped: only root can ask as another user");
+        return;
+    }
+    // A program of root's directory may not be another user's to run.
+    let copy = agent.socket().with_file_name("gpushctl");
+    std::fs::copy(program("gpushctl"), &copy).unwrap();
+    let ask = |args: &[&str]| {
+        let mut command = Command::new(&copy);
+        command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8").uid(NOBODY).gid(NOBODY);
+        command.current_dir("/").stdin(Stdio::null()).output().unwrap()
+    };
+    let denied = ask(&["audit"]);
+    assert_eq!(denied.status.code(), Some(5), "{denied:?}");
+    let theirs: Vec<Event> = json(&ask(&["events", "--json", "--kind", "operation"]));
+    assert_eq!((theirs.len(), pids(&theirs)), (own.len(), 0));
+    let denied = ask(&["operation", "cancel", "op-1"]);
+    assert_eq!(denied.status.code(), Some(5), "{denied:?}");
+}
+
+#[test]
+fn a_stopping_agent_takes_nothing_new_and_the_next_one_is_asked_again() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Setup::on(&host).start();
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 2500");
+    let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
+    agent.signal(Signal::SIGTERM);
+    agent.wait_for("STATUS=finishing operations");
+    // Refused now, and asked again under its key while the agent is replaced.
+    let child = gpushctl(&agent, &["mig", "apply", "--gpu", "1", "--layout", "7g.80gb", "--quiet"]).spawn().unwrap();
+    assert!(agent.wait().success(), "{}", agent.log());
+    let agent = Setup::on(&host).start();
+    let (status, text) = ended(child);
+    assert_eq!(status, Some(0), "{text}\n{}", agent.log());
+    assert_eq!(agent.operation(&operation.id).state, OperationState::Done);
+    assert_eq!(
+        (truth(&host, 0), truth(&host, 1)),
+        (vec!["7g.80gb@0[7g.80gb@0]".into()], vec!["7g.80gb@0[7g.80gb@0]".into()])
+    );
+}

@@ -1,0 +1,309 @@
+//! Events as they happen: who listens hears everything once, costs nobody anything, and is told what
+//! it can't be told.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    io::{Read, Write},
+    time::{Duration, Instant},
+};
+
+use gpush_api::{Event, EventKind, GpuState, Happening, OperationState, ResyncReason};
+use gpush_tests::{
+    agent::{Agent, Listener, PATIENCE, number, state},
+    host::Host,
+};
+use nix::sys::signal::Signal;
+
+/// Resident memory of a process in KiB.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+fn kinds(events: &[Event]) -> Vec<&'static str> {
+    let mut kinds: Vec<_> = events.iter().map(|event| event.what.kind().name()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    kinds
+}
+
+fn assert_consecutive(events: &[Event]) {
+    let numbers: Vec<u64> = events.iter().map(number).collect();
+    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
+}
+
+#[test]
+fn each_change_is_told_once_and_in_order() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let mut listener = agent.listen("", None);
+    let begun = agent.begin_with(&serde_json::json!({
+        "gpus": ["0", "1"], "layout": {"entries": ["3g.40gb", "1g.10gb"]}, "reason": "a secret? no"
+    }));
+    let id = begun.unwrap().id;
+    let told = listener.until_end_of(&id);
+    assert_consecutive(&told);
+    let states: Vec<OperationState> = told.iter().filter_map(|event| Some(state(event)?.1)).collect();
+    assert_eq!((states[0], states[states.len() - 1]), (OperationState::Running, OperationState::Done));
+    // Each step is told as it begins, with those done before it: of both GPUs 0 to 4 of 4.
+    for gpu in 0..2 {
+        let mut done: Vec<u32> = told
+            .iter()
+            .filter_map(|event| match &event.what {
+                Happening::Operation(change) => Some(change.progress[gpu].done),
+                _ => None,
+            })
+            .collect();
+        done.dedup();
+        assert_eq!(done, [0, 1, 2, 3, 4], "GPU {gpu}");
+    }
+    assert!(!serde_json::to_string(&told).unwrap().contains("\"plans\""));
+
+    // What the GPUs hold now is told when somebody has looked.
+    agent.settle_reads();
+    let changed = listener.until(|event| match &event.what {
+        // The instances may have been seen before the operation had ended.
+        Happening::Gpu(change) => change.gpu == 1 && change.state == GpuState::Ready,
+        _ => false,
+    });
+    let Some(Happening::Gpu(gpu)) = changed.last().map(|event| &event.what) else { panic!("{changed:?}") };
+    assert_eq!((gpu.state, gpu.instances.len(), gpu.mig), (GpuState::Ready, 2, Some(true)));
+
+    agent.write_config("[log]\nlevel = \"nonsense\"\n");
+    agent.signal(Signal::SIGHUP);
+    let Happening::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
+    assert!(!change.taken && change.error.unwrap().message.contains("is wrong"));
+    agent.write_config("[driver]\nread_ms = 9000\n");
+    agent.signal(Signal::SIGHUP);
+    let Happening::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
+    assert_eq!((change.taken, change.pending_restart), (true, vec!["driver.read_ms".to_owned()]));
+
+    host.sim("xid", &["63", "--gpu", "3"]);
+    let Happening::Xid(xid) = listener.next_of(EventKind::Xid).what else { panic!("another kind") };
+    assert_eq!((xid.gpu, xid.xid, xid.gi), (Some(3), 63, None));
+    assert_eq!(xid.uuid, agent.gpu(3).uuid);
+
+    // The end of the agent is the end of the stream, and no error.
+    agent.signal(Signal::SIGTERM);
+    while listener.event().is_some() {}
+    assert!(agent.wait().success(), "{}", agent.log());
+}
+
+#[test]
+fn a_driver_that_comes_goes_and_comes_again_is_told() {
+    let host = Host::up("a30x4");
+    host.fault("nvmlInit --rc DRIVER_NOT_LOADED");
+    let agent = Agent::start(&host, "");
+    let mut listener = agent.listen("?kinds=driver", Some("before-0"));
+    let mut next = || match listener.event().unwrap().what {
+        Happening::Driver(change) => (change.driver.is_some(), change.before.is_some(), change.error.is_some()),
+        Happening::Resync(resync) => {
+            assert_eq!(resync.reason, ResyncReason::OtherLife);
+            (false, false, false)
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(next(), (false, false, false));
+    host.clear_faults();
+    // Whoever asks makes the agent try again.
+    let until = Instant::now() + PATIENCE;
+    while agent.get("/v1/gpus").status != 200 {
+        assert!(Instant::now() < until, "{}", agent.log());
+    }
+    let told: (bool, bool, bool) = loop {
+        match next() {
+            // That there is none may have come before, or not.
+            (false, false, true) => {}
+            other => break other,
+        }
+    };
+    assert_eq!(told, (true, false, false));
+}
+
+#[test]
+fn who_comes_back_gets_exactly_what_it_missed() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let mut stayed = agent.listen("", None);
+    let (mut all, mut pieces): (Vec<Event>, Vec<Event>) = (Vec::new(), Vec::new());
+    let mut place = None;
+    let mut reconnected = 0;
+    for round in 0..6 {
+        let layout = if round % 2 == 0 { "1g.10gb*7" } else { "7g.80gb" };
+        // Every second time it is away while everything happens, else it goes in the middle.
+        let mut listener = (round % 3 > 0 || place.is_none()).then(|| agent.listen("", place.as_deref()));
+        let operation = agent.begin(&["0"], &[layout]).unwrap();
+        if let Some(mut listener) = listener.take() {
+            for _ in 0..=round {
+                pieces.extend(listener.event());
+            }
+            place = Some(listener.place.clone());
+        }
+        all.extend(stayed.until_end_of(&operation.id));
+        reconnected += 1;
+    }
+    let mut listener = agent.listen("", place.as_deref());
+    let last = all.last().unwrap().id.clone();
+    pieces.extend(listener.until(|event| event.id == last));
+    assert_consecutive(&all);
+    let (first, from) = (pieces[0].id.clone(), &all);
+    let from = from.iter().position(|event| event.id == first).unwrap();
+    assert_eq!(pieces, all[from..], "each event once, in order");
+    println!("{} events in {} pieces", pieces.len(), reconnected + 1);
+}
+
+#[test]
+fn an_id_of_another_life_is_answered_with_a_resync() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let mut listener = agent.listen("", None);
+    let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
+    listener.until_end_of(&operation.id);
+    let place = listener.place.clone();
+    agent.kill();
+    let agent = Agent::start(&host, "");
+    let mut listener = agent.listen("?kinds=operation", Some(&place));
+    let first = listener.event().unwrap();
+    assert!(matches!(&first.what, Happening::Resync(resync) if resync.reason == ResyncReason::OtherLife), "{first:?}");
+    // From there it goes on.
+    let operation = agent.begin(&["0"], &["1g.6gb*4"]).unwrap();
+    assert!(listener.until_end_of(&operation.id).len() > 3);
+    let (old, new) = (place.rsplit_once('-').unwrap().0, listener.place.rsplit_once('-').unwrap().0);
+    assert_ne!(old, new);
+}
+
+#[test]
+fn what_is_wanted_is_heeded_and_what_cannot_be_is_refused() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let mut one = agent.listen("?gpu=1&kinds=operation,gpu", None);
+    let first = agent.begin(&["0"], &["7g.80gb"]).unwrap();
+    let _ = agent.follow(first);
+    let second = agent.begin(&["0", "1"], &["1g.10gb"]).unwrap();
+    let told = one.until_end_of(&second.id);
+    assert!(told.iter().all(|event| state(event).is_none_or(|(id, _)| id == second.id)), "{told:?}");
+    assert!(kinds(&told).iter().all(|kind| ["gpu", "operation"].contains(kind)), "{:?}", kinds(&told));
+
+    let kept = agent.get("/v1/events?follow=false&kinds=operation");
+    let kept: Vec<Event> = serde_json::from_value(kept.json()).unwrap();
+    assert_eq!(kinds(&kept), ["operation"]);
+    let after = kept[2].id.clone();
+    let rest =
+        agent.request("GET", "/v1/events?follow=false&kinds=operation", &format!("last-event-id: {after}\r\n"), b"");
+    let rest: Vec<Event> = serde_json::from_value(rest.json()).unwrap();
+    assert_eq!(rest, kept[3..]);
+
+    let mut tried = 0;
+    for (parameters, status, says) in [
+        ("?kinds=weather", 400, "operation, gpu, config"),
+        ("?kinds=", 400, "no kind"),
+        ("?gpu=9", 404, "9"),
+        ("?gpu=", 400, ""),
+        ("?since=1", 400, "since"),
+        ("?follow=perhaps", 400, "follow"),
+    ] {
+        let answer = agent.get(&format!("/v1/events{parameters}"));
+        assert_eq!(answer.status, status, "{parameters}: {}", String::from_utf8_lossy(&answer.body));
+        let error = answer.error();
+        let text = format!("{} {}", error.message, error.hint.unwrap_or_default());
+        assert!(text.contains(says), "{parameters}: {text}");
+        tried += 1;
+    }
+    println!("{tried} mistakes answered");
+}
+
+#[test]
+fn listening_asks_the_driver_nothing() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    // Whatever asks the driver for anything now dies of it, and that is told in the log.
+    host.fault("nvmlDeviceGet* --kill before");
+    let listeners: Vec<Listener> = (0..20).map(|n| agent.listen(&format!("?gpu={}", n % 8), None)).collect();
+    for _ in 0..20 {
+        assert_eq!(agent.get("/v1/events?follow=false").status, 200);
+    }
+    assert_eq!(agent.get("/v1/operations").status, 200);
+    assert!(!agent.log().contains("the driver worker died"), "{}", agent.log());
+    drop(listeners);
+    // The rule does what it says.
+    let until = Instant::now() + PATIENCE;
+    while !agent.log().contains("the driver worker died") {
+        let _ = agent.get("/v1/gpus");
+        assert!(Instant::now() < until, "{}", agent.log());
+    }
+    host.clear_faults();
+}
+
+#[test]
+fn a_listener_that_never_reads_costs_nobody_anything() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let all = ["0", "1", "2", "3", "4", "5", "6", "7"];
+    let mut well = agent.listen("?kinds=operation", None);
+    let mut deaf = agent.listen("", None);
+    let mut silent = Vec::new();
+    for _ in 0..20 {
+        // Not even the head is read.
+        let mut stream = agent.connect();
+        stream.write_all(b"GET /v1/events HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        silent.push(stream);
+    }
+    let mut apply = |layout: &str| {
+        let operation = agent.begin(&all, &[layout]).unwrap();
+        let told = well.until_end_of(&operation.id);
+        assert_eq!(agent.operation(&operation.id).state, OperationState::Done);
+        told.len()
+    };
+    let mut told = apply("1g.10gb*7") + apply("none");
+    let before = resident(agent.pid());
+    while told < 3000 {
+        told += apply("1g.10gb*7") + apply("none");
+    }
+    let after = resident(agent.pid());
+    println!("{told} events; resident {before} KiB, then {after} KiB");
+    // A thousand events are kept, however many do not read them: on this host each is 1.5 kB at most.
+    assert!(after < before + 8 * 1024, "{before} KiB, then {after} KiB");
+    // Whoever reads at last hears first what had been sent, then what it lacks.
+    let heard = deaf.until(|event| matches!(event.what, Happening::Resync(_)));
+    let Some(Happening::Resync(resync)) = heard.last().map(|event| &event.what) else { panic!("{heard:?}") };
+    assert_eq!(resync.reason, ResyncReason::Missed);
+    assert_consecutive(&heard[..heard.len() - 1]);
+    assert!(number(&heard[heard.len() - 1]) > number(&heard[heard.len() - 2]) + 1000);
+    // They don't hold up its end either.
+    let begun = Instant::now();
+    agent.signal(Signal::SIGTERM);
+    assert!(agent.wait().success(), "{}", agent.log());
+    println!("stopped after {} ms", begun.elapsed().as_millis());
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    for mut stream in silent {
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(!rest.is_empty());
+    }
+}
+
+#[test]
+fn two_hundred_listeners_hear_the_same() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let mut listeners: Vec<Listener> = (0..200).map(|_| agent.listen("?kinds=operation", None)).collect();
+    let operation = agent.begin(&["0", "1"], &["1g.10gb*7"]).unwrap();
+    let told: Vec<Vec<Event>> = listeners.iter_mut().map(|one| one.until_end_of(&operation.id)).collect();
+    assert!(told.iter().all(|heard| *heard == told[0]));
+    println!("{} listeners heard {} events each", told.len(), told[0].len());
+    let begun = Instant::now();
+    agent.signal(Signal::SIGTERM);
+    assert!(listeners.iter_mut().all(|listener| listener.event().is_none()));
+    assert!(agent.wait().success(), "{}", agent.log());
+    println!("stopped after {} ms", begun.elapsed().as_millis());
+    assert!(begun.elapsed() < Duration::from_secs(4), "streams end by themselves");
+}

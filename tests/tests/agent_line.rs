@@ -1,0 +1,260 @@
+//! Operations that can't begin at once: refused, or in line, or waiting until instances are idle.
+//!
+//! Helpers outside `#[test]` functions may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::time::{Duration, Instant};
+
+use gpush_api::{ApiError, Code, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, gi_at, truth},
+    host::Host,
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+/// Asks for a layout of GPUs, to wait for so long.
+fn wait_for(agent: &Agent, gpus: &[&str], entries: &[&str], seconds: u64) -> Operation {
+    agent.begin_with(&json!({"gpus": gpus, "layout": {"entries": entries}, "wait_s": seconds})).unwrap()
+}
+
+fn is_waiting(operation: &Operation) -> bool {
+    operation.state == OperationState::Waiting && !operation.notes.is_empty()
+}
+
+/// A GPU with one instance, and a process in it.
+fn in_use(host: &Host, agent: &Agent) -> u32 {
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
+    host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(host, 0, 4)))
+}
+
+#[test]
+fn two_at_once_on_one_gpu_are_refused_or_stand_in_line_in_order() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
+    let first = agent.begin(&["0"], &["7g.80gb"]).unwrap();
+    let refused = agent.begin(&["1", "0"], &["7g.80gb"]).unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Conflict, true));
+    assert!(refused.message.contains(&format!("operation {}", first.id)), "{}", refused.message);
+    let second = wait_for(&agent, &["0", "1"], &["1g.10gb*7"], 60);
+    assert_eq!(second.state, OperationState::Queued);
+    // Whoever comes later is behind it, also for the GPU that is free for now.
+    let third = wait_for(&agent, &["1"], &["3g.40gb"], 60);
+    let refused = agent.begin(&["1"], &["7g.80gb"]).unwrap_err();
+    assert!(refused.message.contains(&format!("operation {}", second.id)), "{}", refused.message);
+    // And who wants neither is not held up.
+    assert_eq!(agent.apply(&["2"], &["7g.80gb"]).state, OperationState::Done);
+    let ended: Vec<Operation> = [first, second, third].map(|one| agent.follow(one)).into();
+    assert!(ended.iter().all(|one| one.state == OperationState::Done), "{ended:?}");
+    let ends: Vec<_> = ended.iter().map(|one| one.ended_at.unwrap()).collect();
+    assert!(ends.is_sorted(), "{ends:?}");
+    assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (7, 1), "the last one asked for stands");
+}
+
+#[test]
+fn one_that_waits_begins_by_itself_when_the_instance_is_idle() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let pid = in_use(&host, &agent);
+    let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
+    let operation = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
+    assert!(operation.notes[0].starts_with("waits: "), "{:?}", operation.notes);
+    assert!(!operation.notes[0].contains(&pid.to_string()), "everybody may read it: {:?}", operation.notes);
+    // It holds nothing meanwhile: what is in nobody's way goes on.
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
+    host.end_process(pid);
+    let operation = agent.follow(operation);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    // What it did is what it shows: planned anew when it began.
+    assert!(operation.progress[0].done > 0 && operation.progress[0].done == operation.progress[0].total);
+}
+
+#[test]
+fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let pid = in_use(&host, &agent);
+    let before = truth(&host, 0);
+    let outcome = |operation: Operation| -> (OperationState, ApiError) { (operation.state, operation.error.unwrap()) };
+
+    let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
+    assert_eq!(agent.cancel(&waiting.id).status, 202);
+    let (state, error) = outcome(agent.follow(waiting.clone()));
+    assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
+    assert_eq!(error.causes.last().unwrap(), "nothing of it was done");
+    let again = agent.cancel(&waiting.id);
+    assert_eq!((again.status, again.error().code), (409, Code::Conflict));
+
+    let begun = Instant::now();
+    let (state, error) = outcome(agent.follow(wait_for(&agent, &["0"], &["7g.80gb"], 1)));
+    assert_eq!((state, error.code), (OperationState::RolledBack, Code::TimedOut), "{error:?}");
+    assert!(begun.elapsed() >= Duration::from_secs(1) && error.message.contains("within 1 s"), "{error:?}");
+
+    // In line behind another one.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --times 1 --delay-ms 1500");
+    let first = agent.begin(&["1"], &["7g.80gb"]).unwrap();
+    let queued = wait_for(&agent, &["1"], &["1g.10gb"], 3600);
+    assert_eq!(agent.cancel(&queued.id).status, 202);
+    let (state, error) = outcome(agent.follow(queued));
+    assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
+    assert!(!agent.operation(&first.id).state.is_final(), "it did not wait for the other one");
+    assert_eq!(agent.follow(first).state, OperationState::Done);
+    // Nor does its place in line hold up anybody.
+    assert_eq!(agent.apply(&["1"], &["1g.10gb*2"]).state, OperationState::Done);
+
+    // What can never be is not waited for.
+    let refused = agent.begin_with(&json!({"gpus": ["0"], "layout": {"entries": ["9g.80gb"]}, "wait_s": 60}));
+    assert_eq!(refused.unwrap_err().code, Code::UnknownProfile);
+    assert_eq!(truth(&host, 0), before);
+    host.end_process(pid);
+}
+
+#[test]
+fn one_that_waits_outlives_the_agent() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    let pid = in_use(&host, &agent);
+    let mut operation = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
+    let mut lives = 1;
+    for kill in [false, true, true] {
+        if kill {
+            agent.kill();
+        } else {
+            let begun = Instant::now();
+            agent.signal(Signal::SIGTERM);
+            assert!(agent.wait().success(), "{}", agent.log());
+            assert!(begun.elapsed() < Duration::from_secs(5), "what waits holds up no end");
+        }
+        agent = Agent::start(&host, "");
+        operation = agent.operation(&operation.id);
+        assert_eq!(operation.state, OperationState::Waiting, "{operation:?}");
+        lives += 1;
+    }
+    let notes = operation.notes.iter().filter(|note| note.contains("gpushd ended while it was waiting")).count();
+    assert!(notes >= 1, "{:?}", operation.notes);
+    host.end_process(pid);
+    let operation = agent.follow(operation);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    println!("{lives} lives of the agent");
+}
+
+#[test]
+fn who_is_told_that_it_is_cancelled_is_told_the_truth_though_the_agent_dies() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    let pid = in_use(&host, &agent);
+    let before = truth(&host, 0);
+    // Not begun: it has ended on record when the answer comes.
+    let waiting = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
+    assert_eq!(agent.cancel(&waiting.id).status, 202);
+    agent.kill();
+    agent = Agent::start(&host, "");
+    let ended = agent.operation(&waiting.id);
+    assert_eq!((ended.state, ended.error.unwrap().code), (OperationState::RolledBack, Code::Cancelled));
+    host.end_process(pid);
+    // Begun: the next agent takes it back, though all of it could be carried on.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 5000");
+    let running = agent.begin(&["0"], &["3g.40gb@4", "1g.10gb*4"]).unwrap();
+    let answer = agent.cancel(&running.id);
+    assert_eq!((answer.status, answer.json()["state"].as_str()), (202, Some("cancelling")));
+    agent.kill();
+    host.clear_faults();
+    agent = Agent::start(&host, "");
+    let ended = agent.follow(agent.operation(&running.id));
+    assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
+    assert_eq!(truth(&host, 0), before);
+}
+
+#[test]
+fn cancelled_at_each_step_it_ends_as_before_or_as_wanted_and_says_which() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    let (before, wanted) = (["3g.40gb@4", "2g.20gb@0"], ["1g.10gb*4", "2g.20gb@4"]);
+    assert_eq!(agent.apply(&["0"], &before).state, OperationState::Done);
+    let standing = truth(&host, 0);
+    let calls = [
+        "nvmlComputeInstanceDestroy",
+        "nvmlGpuInstanceDestroy",
+        "nvmlDeviceCreateGpuInstance*",
+        "nvmlGpuInstanceCreateComputeInstance*",
+    ];
+    let (mut cancelled, mut points, mut step) = (0, 0, 0);
+    loop {
+        // Each call of the way forward is slow, so that a step is under way when it is cancelled.
+        for call in calls {
+            host.fault(&format!("{call} --gpu 0 --delay-ms 100"));
+        }
+        let begun = agent.begin(&["0"], &wanted).unwrap();
+        let total = begun.progress[0].total;
+        let id = begun.id.clone();
+        let reached = agent.follow_until(begun, |one| one.progress[0].done >= step || one.state.is_final());
+        let answer = agent.cancel(&id);
+        host.clear_faults();
+        let ended = agent.follow(reached);
+        points += 1;
+        match (ended.state, answer.status) {
+            (OperationState::RolledBack, 202) => {
+                assert_eq!(ended.error.as_ref().unwrap().code, Code::Cancelled, "{ended:?}");
+                assert_eq!(truth(&host, 0), standing, "after {step} of {total} steps: {ended:?}");
+                cancelled += 1;
+            }
+            (OperationState::Done, 202 | 409) => {
+                assert_eq!(truth(&host, 0).len(), 5, "{ended:?}");
+                assert_eq!(agent.apply(&["0"], &before).state, OperationState::Done);
+                assert_eq!(truth(&host, 0), standing);
+            }
+            other => panic!("{other:?}: {ended:?}"),
+        }
+        if step >= total {
+            break;
+        }
+        step += 1;
+    }
+    println!("cancelled at {points} points: {cancelled} times as before, {} times as wanted", points - cancelled);
+    assert!(points > 10 && cancelled >= 10, "{points} points, {cancelled} taken back");
+}
+
+#[test]
+fn a_request_that_is_sent_again_is_answered_and_not_done_again() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let headers = "content-type: application/json\r\nidempotency-key: k-1\r\n";
+    let wanted = |entries: &str| json!({"gpus": ["0"], "layout": {"entries": [entries]}}).to_string();
+    // Twice at once, while the GPU is being read: both hear of one operation.
+    host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --times 1 --delay-ms 300");
+    let ask = |agent: &Agent| agent.request("POST", "/v1/mig/apply", headers, wanted("7g.80gb").as_bytes());
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..8).map(|_| scope.spawn(|| ask(&agent))).collect();
+        asking.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let ids: std::collections::BTreeSet<String> =
+        answers.iter().map(|answer| answer.json()["id"].as_str().unwrap_or_default().to_owned()).collect();
+    assert!(answers.iter().all(|answer| answer.status == 202), "{answers:?}");
+    assert_eq!(ids.into_iter().collect::<Vec<_>>(), ["op-1"]);
+    let first = agent.follow(agent.operation("op-1"));
+    assert_eq!(first.state, OperationState::Done);
+    // The agent after this one knows it too, and what was another request is refused.
+    for _ in 0..2 {
+        agent.kill();
+        agent = Agent::start(&host, "");
+        assert_eq!(ask(&agent).json()["id"], "op-1");
+        let other = agent.request("POST", "/v1/mig/apply", headers, wanted("1g.10gb").as_bytes());
+        assert_eq!(other.error().code, Code::Conflict);
+    }
+    // A cancellation is a change like any other.
+    host.fault("nvmlGpuInstanceDestroy --gpu 0 --times 1 --delay-ms 500");
+    let operation = agent.begin(&["0"], &["1g.10gb"]).unwrap();
+    let path = format!("/v1/operations/{}/cancel", operation.id);
+    let cancel = |agent: &Agent| agent.request("POST", &path, "idempotency-key: k-2\r\n", b"").status;
+    assert_eq!(cancel(&agent), 202);
+    assert_eq!(agent.follow(operation).state, OperationState::RolledBack);
+    assert_eq!((cancel(&agent), agent.request("POST", &path, "", b"").status), (202, 409));
+    let all: Vec<String> =
+        agent.get("/v1/operations").json().as_array().unwrap().iter().map(|one| one["id"].to_string()).collect();
+    assert_eq!(all, ["\"op-1\"", "\"op-2\""]);
+}

@@ -1,0 +1,464 @@
+//! GPU states: cordons by people and by faults, maintenance, GPUs that are held for a lost database,
+//! and those that nvidia-mig-manager manages too. What counts is what the hardware then shows.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use gpush_api::{ApiError, Code, Gpu, GpuState, Health, OperationState};
+use gpush_tests::{
+    agent::{Agent, PATIENCE, Setup, gi_at, truth},
+    host::Host,
+};
+use serde_json::{Value, json};
+
+const CONFIG: &str = r#"
+[[gpu]]
+name = "training"
+match = ["0-1"]
+mode = "mig"
+layout = ["3g.40gb", "2g.20gb"]
+"#;
+
+/// Asks until there is an answer; nothing here waits by the clock.
+fn until<T>(agent: &Agent, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "no {what}:\n{}", agent.log());
+        std::thread::yield_now();
+    }
+}
+
+fn health(agent: &Agent) -> Health {
+    serde_json::from_value(agent.get("/v1/health").json()).expect("health")
+}
+
+fn cause<'h>(health: &'h Health, part: &str) -> Option<&'h ApiError> {
+    health.causes.iter().find(|cause| cause.message.contains(part))
+}
+
+/// `POST` that is done.
+fn done(agent: &Agent, path: &str, reason: &str) -> Value {
+    let answer = agent.post(path, &json!({ "reason": reason }));
+    assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(&answer.body));
+    answer.json()
+}
+
+fn gpu_of(value: Value) -> Gpu {
+    serde_json::from_value(value).expect("a GPU")
+}
+
+/// Waits until both claimed GPUs have their layouts.
+fn laid_out(agent: &Agent) {
+    until(agent, "layouts", || {
+        let _ = agent.settle();
+        agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()).then_some(())
+    });
+}
+
+/// Actions of the audit trail, with their reasons, of an agent that has ended.
+fn audit(state: &Path) -> Vec<(String, String)> {
+    let connection = rusqlite::Connection::open(state.join("gpush.db")).expect("the database can be opened");
+    let mut rows = connection.prepare("SELECT action, detail FROM audit ORDER BY sequence").expect("an audit trail");
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
+    let all = rows.query_map([], row).expect("rows").map(|row| {
+        let (action, detail) = row.expect("a row");
+        let detail: Value = serde_json::from_str(&detail).unwrap_or_default();
+        (action, detail["reason"].as_str().unwrap_or_default().to_owned())
+    });
+    all.collect()
+}
+
+/// Processes that have the simulated driver open.
+fn clients(host: &Host) -> Vec<Value> {
+    let listed: Value = serde_json::from_str(&host.sim("process", &["list", "--json"])).expect("JSON");
+    let alive = |pid: &Value| Path::new(&format!("/proc/{pid}")).exists();
+    listed["clients"].as_array().expect("clients").iter().filter(|pid| alive(pid)).cloned().collect()
+}
+
+#[test]
+fn a_cordon_is_kept_over_a_restart_and_binds_all_but_those_who_name_the_gpu() {
+    let host = Host::up("dgx-a100");
+    let state = Setup::on(&host).state_dir();
+    let agent = Agent::start(&host, CONFIG);
+    laid_out(&agent);
+    let gpu = gpu_of(done(&agent, "/v1/gpus/0/cordon", "fan replacement"));
+    assert_eq!((gpu.state, gpu.cordons.len()), (GpuState::Cordoned, 1), "{gpu:?}");
+    assert_eq!((gpu.cordons[0].cause.as_str(), gpu.cordons[0].reason.as_str()), ("admin", "fan replacement"));
+    assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
+    assert!(health(&agent).causes.is_empty(), "what somebody wants is no ill health");
+
+    // By name it is reshaped, and stays cordoned.
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
+    assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
+    // A request for all GPUs does not take it along unnoticed.
+    let refused = agent.begin_with(&json!({ "layout": "config" })).unwrap_err();
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
+    agent.stop();
+
+    // Neither does the next agent, which puts all other drift right.
+    let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
+    until(&agent, "reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
+    let kept = agent.gpu(0);
+    assert_eq!(kept.cordons[0].by, gpu.cordons[0].by);
+    assert_eq!((kept.state, truth(&host, 0)), (GpuState::Cordoned, vec!["7g.80gb@0[7g.80gb@0]".to_owned()]));
+    let gpu = gpu_of(done(&agent, "/v1/gpus/0/uncordon", "fan replaced"));
+    assert!(gpu.cordons.is_empty(), "{gpu:?}");
+    until(&agent, "reconciled GPU 0", || agent.gpu(0).drift.is_empty().then_some(()));
+    agent.stop();
+    let trail: Vec<_> = audit(&state).into_iter().filter(|(action, _)| action.starts_with("gpu.")).collect();
+    let wanted = [("gpu.cordon", "fan replacement"), ("gpu.uncordon", "fan replaced")];
+    assert_eq!(trail, wanted.map(|(action, reason)| (action.to_owned(), reason.to_owned())));
+}
+
+#[test]
+fn a_request_that_is_sent_again_is_carried_out_once() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let send = |verb: &str, key: &str, reason: &str| {
+        let headers = format!("content-type: application/json\r\nidempotency-key: {key}\r\n");
+        let body = json!({ "reason": reason }).to_string();
+        agent.request("POST", &format!("/v1/gpus/2/{verb}"), &headers, body.as_bytes())
+    };
+    assert_eq!(gpu_of(send("cordon", "k1", "x").json()).state, GpuState::Cordoned);
+    assert_eq!(gpu_of(send("uncordon", "k2", "y").json()).state, GpuState::Ready);
+    assert_eq!(gpu_of(send("cordon", "k1", "x").json()).state, GpuState::Ready, "the same request, sent again");
+    assert_eq!(send("cordon", "k1", "z").error().code, Code::Conflict, "another one under its key");
+    assert_eq!(agent.gpu(2).state, GpuState::Ready);
+    let long = agent.post("/v1/gpus/2/cordon", &json!({ "reason": "x".repeat(501) })).error();
+    assert_eq!(long.code, Code::BadRequest);
+    assert_eq!(agent.post("/v1/gpus/9/cordon", &json!({})).error().code, Code::NotFound);
+}
+
+#[test]
+fn an_xid_cordons_its_gpu_and_comes_back_only_when_it_is_reported_anew() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    // A program's own fault costs nobody else the GPU.
+    host.sim("xid", &["13", "--gpu", "0"]);
+    until(&agent, "word of Xid 13", || agent.log().contains("Xid 13").then_some(()));
+    host.sim("xid", &["79", "--gpu", "1"]);
+    let gpu = until(&agent, "cordon", || Some(agent.gpu(1)).filter(|gpu| gpu.state == GpuState::Cordoned));
+    assert_eq!((gpu.cordons[0].cause.as_str(), &gpu.cordons[0].by), ("xid-79", &None));
+    assert!(gpu.reasons[0].contains("Xid 79 (the GPU has fallen off the bus)"), "{:?}", gpu.reasons);
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+    let told = health(&agent);
+    let told = cause(&told, "GPU 1").expect("a fault is ill health");
+    assert!(told.hint.as_ref().unwrap().contains("gpushctl gpu uncordon 1"), "{told:?}");
+    done(&agent, "/v1/gpus/1/uncordon", "reset");
+    assert_eq!(agent.gpu(1).state, GpuState::Ready);
+    agent.stop();
+    let agent = Agent::start(&host, "[health]\ncordon_xids = [31]\n");
+    agent.settle_reads();
+    assert_eq!(agent.gpu(1).state, GpuState::Ready);
+    host.sim("xid", &["79", "--gpu", "1"]);
+    host.sim("xid", &["31", "--gpu", "2"]);
+    until(&agent, "cordon", || (agent.gpu(2).state == GpuState::Cordoned).then_some(()));
+    assert_eq!(agent.gpu(1).state, GpuState::Ready, "not one of those that the config names");
+    host.sim("xid", &["31", "--gpu", "1"]);
+    until(&agent, "cordon", || (agent.gpu(1).state == GpuState::Cordoned).then_some(()));
+}
+
+#[test]
+fn a_worker_that_dies_leaves_no_xid_unheard_for_long() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let before = clients(&host);
+    let worker = i32::try_from(before[0].as_i64().unwrap()).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
+    // Nobody asks the agent for anything, and it listens again.
+    until(&agent, "another worker", || {
+        let now = clients(&host);
+        (!now.is_empty() && now != before).then_some(())
+    });
+    until(&agent, "cordon", || {
+        host.sim("xid", &["95", "--gpu", "3"]);
+        (agent.gpu(3).state == GpuState::Cordoned).then_some(())
+    });
+}
+
+#[test]
+fn a_row_that_waits_for_a_reset_cordons_once_also_over_a_restart() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let cordoned =
+        |agent: &Agent| until(agent, "cordon", || Some(agent.gpu(0)).filter(|gpu| gpu.state == GpuState::Cordoned));
+    host.sim("remap", &["--gpu", "0"]);
+    let gpu = cordoned(&agent);
+    assert_eq!(gpu.cordons[0].cause, "row-remap");
+    assert!(gpu.reasons[0].contains("replaced with the next reset"), "{:?}", gpu.reasons);
+    done(&agent, "/v1/gpus/0/uncordon", "it may wait for the weekend");
+    agent.settle_reads();
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+    agent.stop();
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
+    // Another row is another matter, and so is one that can't be replaced.
+    host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
+    cordoned(&agent);
+    done(&agent, "/v1/gpus/0/uncordon", "that too");
+    host.sim("remap", &["--gpu", "0", "--fail"]);
+    assert!(cordoned(&agent).reasons[0].contains("could not be replaced"));
+    agent.stop();
+    host.sim("reset", &["--gpu", "0"]);
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    assert_eq!(agent.gpu(0).state, GpuState::Cordoned, "until somebody says that it is well");
+}
+
+#[test]
+fn maintenance_closes_every_handle_and_lasts_over_a_restart() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb"]).state, OperationState::Done);
+    // While an operation runs it is refused, with its name.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --hang");
+    let operation = agent.begin(&["1"], &["3g.40gb"]).unwrap();
+    let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
+    assert_eq!(refused.code, Code::Conflict);
+    assert!(refused.message.contains(&operation.id) && refused.message.contains("GPU 1 ("), "{refused:?}");
+    assert!(refused.hint.unwrap().contains(&format!("gpushctl operation wait {}", operation.id)));
+    host.clear_faults();
+    assert_eq!(agent.follow(operation).state, OperationState::Done);
+    // One that stands in line is in nobody's way, and waits on.
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
+    let order = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let waiting = agent.begin_with(&order).unwrap();
+
+    assert!(!clients(&host).is_empty());
+    let entered = done(&agent, "/v1/maintenance/enter", "new riser");
+    assert_eq!(entered["maintenance"]["reason"], "new riser");
+    assert_eq!(clients(&host), [] as [Value; 0], "no handle of ours is open");
+    let gpu = agent.gpu(1);
+    assert_eq!((gpu.state, gpu.stale), (GpuState::Maintenance, true));
+    assert_eq!(gpu.mig.unwrap().instances.len(), 1, "what was seen last");
+    assert!(gpu.reasons[0].contains("new riser"), "{:?}", gpu.reasons);
+    for refused in [
+        agent.begin(&["1"], &["7g.80gb"]).unwrap_err(),
+        agent.begin_with(&order).unwrap_err(),
+        agent.post("/v1/maintenance/enter", &json!({})).error(),
+    ] {
+        assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+        assert!(refused.message.contains("in maintenance") && refused.message.contains("new riser"), "{refused:?}");
+        assert!(refused.hint.unwrap().contains("gpushctl maintenance leave"));
+    }
+    assert_eq!(health(&agent).maintenance.unwrap().reason.as_deref(), Some("new riser"));
+    assert_eq!(clients(&host), [] as [Value; 0], "none of these opened one");
+    agent.stop();
+
+    let agent = Agent::start(&host, "");
+    let unseen = agent.get("/v1/gpus").error();
+    assert_eq!(unseen.code, Code::DriverUnavailable, "{unseen:?}");
+    assert!(unseen.message.contains("new riser"), "{unseen:?}");
+    assert_eq!(agent.get("/v1/version").json()["driver"], Value::Null);
+    assert_eq!(clients(&host), [] as [Value; 0], "the driver was not even loaded");
+    let state = |id: &str| agent.get(&format!("/v1/operations/{id}")).json()["state"].clone();
+    assert!(["queued", "waiting"].map(Value::from).contains(&state(&waiting.id)), "{}", state(&waiting.id));
+    host.end_process(pid);
+    done(&agent, "/v1/maintenance/leave", "done");
+    let ended =
+        agent.follow(serde_json::from_value(agent.get(&format!("/v1/operations/{}", waiting.id)).json()).unwrap());
+    assert_eq!(ended.state, OperationState::Done, "{ended:?}");
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert_eq!(agent.gpu(1).state, GpuState::Ready);
+    assert_eq!(done(&agent, "/v1/maintenance/leave", "again"), json!({}));
+}
+
+#[test]
+fn gpus_are_matched_by_uuid_when_another_driver_answers_after_maintenance() {
+    let description = |driver: &str| {
+        format!("driver = \"{driver}\"\nseed = 7\n[[gpu]]\nmodel = \"a100-80\"\ncount = 2\nmig = true\n")
+    };
+    let host = Host::up(&description("550.163.01"));
+    let agent = Agent::start(&host, "");
+    let uuids = |agent: &Agent| agent.gpus().into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>();
+    let before = uuids(&agent);
+    assert_eq!(agent.apply(&["1"], &["3g.40gb"]).state, OperationState::Done);
+    done(&agent, "/v1/gpus/1/cordon", "waits for its card");
+    assert_eq!(agent.get("/v1/version").json()["driver"]["version"], "550.163.01");
+    done(&agent, "/v1/maintenance/enter", "driver 570");
+    // It can be taken away only because nobody has it open.
+    host.replace(&description("570.86.10"));
+    done(&agent, "/v1/maintenance/leave", "");
+    until(&agent, "the new driver", || {
+        (agent.get("/v1/version").json()["driver"]["version"] == "570.86.10").then_some(())
+    });
+    until(&agent, "the GPUs", || agent.gpus().iter().all(|gpu| !gpu.stale).then_some(()));
+    assert_eq!(uuids(&agent), before);
+    assert_eq!([0, 1].map(|n| agent.gpu(n).state), [GpuState::Ready, GpuState::Cordoned]);
+    assert_eq!(agent.gpu(1).mig.unwrap().instances, [], "what the new driver shows");
+    until(&agent, "word of it", || {
+        agent.log().contains("the driver is 570.86.10 now, it was 550.163.01").then_some(())
+    });
+}
+
+#[test]
+fn a_driver_that_comes_goes_and_mismatches_is_told_by_health() {
+    let host = Host::up("a30x4");
+    host.fault("nvmlInit --rc DRIVER_NOT_LOADED");
+    let agent = Agent::start(&host, "");
+    let code = |agent: &Agent| health(agent).causes.first().map(|cause| (cause.code, cause.message.clone()));
+    until(&agent, "no driver", || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
+    host.clear_faults();
+    until(&agent, "the driver", || code(&agent).is_none().then_some(()));
+    let before: Vec<String> = agent.gpus().into_iter().map(|gpu| gpu.uuid).collect();
+    for (rc, words) in [("DRIVER_NOT_LOADED", "not loaded"), ("LIB_RM_VERSION_MISMATCH", "version")] {
+        host.fault(&format!("nvmlInit --rc {rc}"));
+        let worker = i32::try_from(clients(&host)[0].as_i64().unwrap()).unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
+        let (_, said) = until(&agent, rc, || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
+        assert!(said.to_lowercase().contains(words), "{rc}: {said}");
+        host.clear_faults();
+        until(&agent, "the driver again", || code(&agent).is_none().then_some(()));
+        assert_eq!(agent.gpus().into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>(), before);
+    }
+}
+
+#[test]
+fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
+    let host = Host::up("dgx-a100");
+    let state = Setup::on(&host).state_dir();
+    let agent = Agent::start(&host, CONFIG);
+    laid_out(&agent);
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    agent.stop();
+    fs::write(state.join("gpush.db"), "no database").unwrap();
+    host.start_trace();
+
+    let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
+    let gpus = until(&agent, "readings", || Some(agent.gpus()).filter(|gpus| gpus.iter().all(|gpu| gpu.mig.is_some())));
+    assert_eq!([0, 1, 2].map(|n| gpus[n].state), [GpuState::Held, GpuState::Held, GpuState::Ready]);
+    assert!(gpus[0].reasons[0].contains("the database was lost"), "{:?}", gpus[0].reasons);
+    let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    assert!(refused.hint.unwrap().contains("gpushctl recover"));
+    // What the config does not manage is nobody's promise.
+    assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
+    let told = health(&agent);
+    let told = cause(&told, "the database was lost").expect("health says it");
+    let kept = told.causes.iter().find_map(|cause| cause.strip_prefix("the damaged one is kept as ")).unwrap();
+    assert_eq!(fs::read_to_string(kept).unwrap(), "no database");
+    assert!(told.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{told:?}");
+    assert!(told.hint.as_ref().unwrap().contains("`gpushctl recover`"));
+    agent.stop();
+
+    // Another agent on the same boot holds them still, one on another boot does not.
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(until(&agent, "GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
+    let recovered = done(&agent, "/v1/recover", "nobody is on it");
+    assert_eq!((recovered["released"].as_array().unwrap().len(), recovered["kept"].as_str()), (2, Some(kept)));
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+    assert!(cause(&health(&agent), "the database was lost").is_none());
+    assert_eq!(done(&agent, "/v1/recover", "")["released"], json!([]));
+    agent.stop();
+    // What stands is left as it is, by the next agent too.
+    let agent = Agent::start(&host, CONFIG);
+    agent.settle_reads();
+    assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb, 2g.20gb", "extra 7g.80gb@0"]);
+    assert!(host.trace().iter().all(|call| call.gpu == Some(2)), "{:?}", host.trace());
+    agent.stop();
+    assert!(audit(&state).contains(&("recover".to_owned(), "nobody is on it".to_owned())));
+}
+
+#[test]
+fn a_reboot_ends_what_a_loss_holds_gpus_for() {
+    let host = Host::up("dgx-a100");
+    let state = Setup::on(&host).state_dir();
+    let agent = Agent::start(&host, CONFIG);
+    laid_out(&agent);
+    agent.stop();
+    fs::remove_file(state.join("gpush.db")).unwrap();
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(until(&agent, "GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    let agent = Agent::start(&host, CONFIG);
+    laid_out(&agent);
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+    assert_eq!(truth(&host, 0).len(), 2);
+}
+
+#[test]
+fn the_database_of_a_newer_gpushd_is_read_and_every_change_refused() {
+    let host = Host::up("dgx-a100");
+    let state = Setup::on(&host).state_dir();
+    let agent = Agent::start(&host, CONFIG);
+    laid_out(&agent);
+    done(&agent, "/v1/gpus/3/cordon", "from before");
+    agent.stop();
+    let file = state.join("gpush.db");
+    let newer = rusqlite::Connection::open(&file).unwrap();
+    newer.execute_batch("PRAGMA user_version = 1000").unwrap();
+    let sealed = seal(&["schema", "1000"]);
+    newer.execute("UPDATE facts SET value = '1000', seal = ?1 WHERE name = 'schema'", [sealed]).unwrap();
+    newer.close().unwrap();
+
+    host.start_trace();
+    let agent = Agent::start(&host, &CONFIG.replace("2g.20gb", "1g.10gb"));
+    agent.settle_reads();
+    assert_eq!(agent.gpu(3).state, GpuState::Cordoned, "what it can read holds");
+    let refused = [
+        agent.begin(&["0"], &["7g.80gb"]).unwrap_err(),
+        agent.post("/v1/gpus/0/cordon", &json!({})).error(),
+        agent.post("/v1/gpus/3/uncordon", &json!({})).error(),
+        agent.post("/v1/maintenance/enter", &json!({})).error(),
+        agent.post("/v1/recover", &json!({})).error(),
+    ];
+    for refused in refused {
+        assert_eq!(refused.code, Code::Unavailable, "{refused:?}");
+        assert!(refused.message.contains("newer gpushd") && refused.hint.is_some(), "{refused:?}");
+    }
+    assert!(cause(&health(&agent), "newer gpushd").is_some());
+    assert_eq!(agent.gpu(3).state, GpuState::Cordoned);
+    agent.stop();
+    assert_eq!(host.trace(), []);
+}
+
+/// The seal of a row of texts of the table `facts`.
+fn seal(texts: &[&str]) -> i64 {
+    let mut bytes = b"facts".to_vec();
+    for text in texts {
+        bytes.push(3);
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.bytes());
+    }
+    let step = |state: u64, byte: &u8| (state ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step).cast_signed()
+}
+
+#[test]
+fn gpus_that_nvidia_mig_manager_manages_are_left_to_it_with_the_way_out() {
+    let host = Host::up("dgx-a100");
+    let root: PathBuf = host.scratch("root");
+    let wants = root.join("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants).unwrap();
+    let link = wants.join("nvidia-mig-manager.service");
+    symlink("/usr/lib/systemd/system/nvidia-mig-manager.service", &link).unwrap();
+    host.start_trace();
+    let agent = Setup::on(&host).config(CONFIG).env("GPUSH_HOST_ROOT", root.to_str().unwrap()).start();
+    let told = until(&agent, "word of it", || cause(&health(&agent), "nvidia-mig-manager").cloned());
+    assert!(told.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
+    let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    assert!(refused.message.contains("GPU 2 (") && refused.causes[0].contains(link.to_str().unwrap()), "{refused:?}");
+    // To ask for what stands changes nothing.
+    assert_eq!(agent.apply(&["2"], &["none"]).state, OperationState::Done);
+    let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
+    until(&agent, "verdict on the layouts", || settled().then_some(()));
+    assert_eq!(host.trace(), []);
+    // The way out is one.
+    fs::remove_file(&link).unwrap();
+    assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
+    assert!(health(&agent).causes.is_empty(), "{:?}", health(&agent).causes);
+}

@@ -1,0 +1,89 @@
+//! docs/api.md, run: each of its commands does what the page says.
+//!
+//! A `sh` block is run on a simulated host, one after the other. A `json` block behind it is what it
+//! must print, as far as the page shows it: objects may hold more, `…` stands for any text.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use gpush_tests::{agent::Agent, host::Host};
+use serde_json::Value;
+
+/// curl's status when `--max-time` is over.
+const TIME_IS_OVER: i32 = 28;
+
+/// Blocks between fences, with their language.
+fn blocks(page: &str) -> Vec<(String, String)> {
+    let mut blocks: Vec<(String, String)> = Vec::new();
+    let mut open = false;
+    for line in page.lines() {
+        match (line.strip_prefix("```"), open) {
+            (Some(language), false) => {
+                blocks.push((language.to_owned(), String::new()));
+                open = true;
+            }
+            (Some(_), true) => open = false,
+            (None, true) => {
+                let text = &mut blocks.last_mut().expect("an open block").1;
+                text.push_str(line);
+                text.push('\n');
+            }
+            (None, false) => {}
+        }
+    }
+    blocks
+}
+
+/// Whether `real` is as the page shows it.
+fn is_like(shown: &Value, real: &Value) -> bool {
+    match (shown, real) {
+        (Value::String(shown), Value::String(_)) if shown == "…" => true,
+        (Value::Object(shown), Value::Object(real)) => {
+            shown.iter().all(|(name, value)| real.get(name).is_some_and(|real| is_like(value, real)))
+        }
+        (Value::Array(shown), Value::Array(real)) => {
+            (shown.is_empty() == real.is_empty() && shown.len() <= real.len())
+                && std::iter::zip(shown, real).all(|(shown, real)| is_like(shown, real))
+        }
+        (shown, real) => shown == real,
+    }
+}
+
+#[test]
+fn every_command_of_the_page_does_what_the_page_says() {
+    if !Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        println!("skipped: curl is not installed");
+        return;
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let blocks = blocks(&page);
+    let (mut run, mut compared) = (0, 0);
+    for (at, (language, script)) in blocks.iter().enumerate() {
+        if language != "sh" {
+            continue;
+        }
+        let script = script.replace("/run/gpush/gpushd.sock", &agent.socket().display().to_string());
+        let output = Command::new("sh").args(["-eu", "-c", &script]).stdin(Stdio::null()).output().unwrap();
+        let ended = output.status.code() == Some(TIME_IS_OVER) && script.contains("--max-time");
+        assert!(output.status.success() || ended, "{script}\n{}", String::from_utf8_lossy(&output.stderr));
+        run += 1;
+        let said = String::from_utf8_lossy(&output.stdout);
+        match blocks.get(at + 1) {
+            Some((language, shown)) if language == "json" => {
+                let shown: Value = serde_json::from_str(shown).unwrap_or_else(|error| panic!("{error}: {shown}"));
+                let real: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+                assert!(is_like(&shown, &real), "{script}\nthe page shows {shown}\nit says {real:#}");
+                compared += 1;
+            }
+            _ => assert!(said.starts_with("id: "), "{script}\n{said}"),
+        }
+    }
+    println!("{run} commands run, {compared} answers compared");
+    assert!(run >= 9 && compared >= 8, "{run} and {compared}");
+}
