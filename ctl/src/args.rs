@@ -27,7 +27,7 @@ macro_rules! with_layouts {
             "\
 Without a layout, each GPU shall be as its rule in the config says.
 
-An entry of a layout is [Nc.]PROFILE[@START][*COUNT], in quotes where it has a *:
+An entry is [Nc.]PROFILE[@START][*COUNT], in quotes where it has a *:
   3g.40gb     one instance         1g.10gb*2    two of them
   1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
 The layout `none` takes all idle instances away.
@@ -608,8 +608,9 @@ Examples:
     },
     /// Read the file again, as `systemctl reload gpushd` does, and say what changed
     #[command(after_help = "\
-All of the file is taken or nothing. One that changes a rule on which an override
-stands is refused. GPUs are not reshaped: `gpushctl mig apply` does that.")]
+All of the file is taken or nothing. One that changes a rule on which an
+override stands is refused. GPUs are not reshaped: `gpushctl mig apply` does
+that.")]
     Reload {
         /// End overrides whose rule the file changes
         #[arg(long)]
