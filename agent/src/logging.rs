@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_core::config::LogLevel;
+use gpush_core::{config::LogLevel, nearest::nearest};
 use tracing::{
     Dispatch, Event, Level, Subscriber,
     field::{Field, Visit},
@@ -67,6 +67,7 @@ struct Line {
 
 /// Starts logging for the whole process.
 pub(crate) fn start(filter: &str) -> Result<Log, String> {
+    levels(filter)?;
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
     let (tx, rx) = sync_channel(QUEUE);
     let dropped = Arc::new(AtomicU64::new(0));
@@ -79,6 +80,24 @@ pub(crate) fn start(filter: &str) -> Result<Log, String> {
         .spawn(move || write(&rx, &dropped))
         .map_err(|error| format!("the log's thread can't be started: {error}"))?;
     Ok(Log { tx, filter: handle })
+}
+
+/// Refuses a word that is no level: the library takes it for a part of the program, and logs nothing.
+fn levels(filter: &str) -> Result<(), String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    for word in filter.split(',').map(str::trim) {
+        let own = word.starts_with("gpush") || word.contains(['=', ':', '[']);
+        if !word.is_empty() && !own && !level(word) && word.parse::<u8>().is_err() {
+            let meant = nearest(word, LEVELS).map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"));
+            return Err(format!(
+                "the log filter {filter:?}: {word} is no level{meant}; there are {}, or a part of gpushd with one: \
+                 gpushd::apply=debug",
+                LEVELS.join(", ")
+            ));
+        }
+    }
+    Ok(())
 }
 
 impl Log {
@@ -204,4 +223,18 @@ fn stderr_is_the_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else { return false };
     let Ok(stat) = std::fs::metadata("/proc/self/fd/2") else { return false };
     stream == format!("{}:{}", stat.dev(), stat.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::levels;
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused() {
+        for right in ["info", "WARN", "", "info,gpushd::apply=debug", "gpushd=trace", "off", "3", "hyper=info, debug"] {
+            assert_eq!(levels(right), Ok(()), "{right}");
+        }
+        assert!(levels("foo").unwrap_err().contains("foo is no level; there are off, error"));
+        assert!(levels("info,debg").unwrap_err().contains("did you mean debug?"));
+    }
 }

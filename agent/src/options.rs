@@ -4,18 +4,33 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-/// What else one should know of it.
+/// What else one should know of it; no line is wider than 78 columns, which is what a page has.
 const NOTES: &str = "\
 Socket:
-  A socket that systemd hands over (gpushd.socket) is taken, and --socket is not looked at.
-  Otherwise it is made at PATH; directories on the way that are not there are made with mode
-  0755 and stay. The socket of an agent that is gone is replaced; one that is answered, and
-  what is no socket, is left alone, and gpushd ends. Group and mode: socket_group and
-  socket_mode under [api] in the config. It is removed at the end.
+  A socket that systemd hands over (gpushd.socket) is taken, and --socket is
+  not looked at. Otherwise it is made at PATH; directories on the way that are
+  not there are made with mode 0755 and stay. The socket of an agent that is
+  gone is replaced; one that is answered, and what is no socket, is left
+  alone, and gpushd ends. Group and mode: socket_group and socket_mode under
+  [api] in the config. It is removed at the end.
 
 Signals:
-  SIGHUP   reads the config again; with an error in it the old one stays in force
-  SIGTERM  ends, once the operation in progress has ended; a second one ends at once";
+  SIGHUP   reads the config again; with an error in it the old one stays
+  SIGTERM  ends, once the operation in progress has ended; another one that
+           comes a tenth of a second later or more ends it at once";
+
+/// Where its files are, for gpushd(8).
+#[cfg(feature = "man")]
+const FILES: [(&str, &str); 8] = [
+    ("/etc/gpush/config.toml", "Config. Without it no GPU is managed"),
+    ("/run/gpush/gpushd.sock", "Socket for everybody"),
+    ("/run/gpush/admin.sock", "Socket for root and hooks"),
+    ("/var/lib/gpush/gpush.db", "Database: operations, overrides, states of GPUs, audit trail"),
+    ("/var/lib/gpush/gpush.db-wal", "Its log, which belongs to it: copy both, with gpushd stopped"),
+    ("/var/lib/gpush/watermark", "How far the database had come: commits that are lost are noticed"),
+    ("/var/lib/gpush/reserve", "4 MiB kept back, so that what was begun can be recorded as ended on a full disk"),
+    ("/var/lib/gpush/lock", "Held for life; the pid of the gpushd that has the directory"),
+];
 
 /// The gpush host agent: owns how the GPUs of this host are shared.
 #[derive(Debug, Parser)]
@@ -42,7 +57,7 @@ pub(crate) struct Arguments {
     pub(crate) library: Option<PathBuf>,
 
     /// What to log instead of the config's level: error, warn, info, debug, trace, or a filter such
-    /// as `info,gpushd::apply=debug`
+    /// as info,gpushd::apply=debug
     #[arg(long, env = "GPUSH_LOG", value_name = "FILTER")]
     pub(crate) log: Option<String>,
 
@@ -97,9 +112,11 @@ pub(crate) enum Command {
 #[cfg(feature = "man")]
 pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
     use clap::CommandFactory;
-    let mut page = Vec::new();
-    clap_mangen::Man::new(Arguments::command()).section("8").render(&mut page)?;
-    Ok(page)
+    // None of its commands is for people.
+    let mut command = Arguments::command().subcommand_required(false);
+    command.build();
+    let see_also = ["gpushctl(1)".to_owned(), "systemctl(1)".to_owned(), "nvidia-smi(1)".to_owned()];
+    gpush_man::page(&command, "gpushd", "8", &gpush_man::Beside { files: &FILES, see_also: &see_also })
 }
 
 /// Where things are, once the defaults are filled in.
@@ -208,6 +225,13 @@ mod tests {
     fn the_command_line_is_well_formed() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_wrapped_by_hand_fits_a_narrow_terminal() {
+        for line in NOTES.lines() {
+            assert!(line.chars().count() <= 78, "{line}");
+        }
     }
 
     #[test]

@@ -13,9 +13,19 @@ use std::{
 use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::{Config, ConfigErrors, MOST_BYTES};
 
+/// What to do about a file that is not there.
+const WITHOUT: &str = "copy config.example.toml there, or leave --config and GPUSH_CONFIG out; without a file at the \
+                       default path gpushd runs and manages no GPU";
+
 /// Why a config can't be had.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigTrouble {
+    /// It was named, and is not there.
+    #[error("there is no config file {}: {WITHOUT}", path.display())]
+    Absent {
+        /// The file.
+        path: PathBuf,
+    },
     /// It can't be read.
     #[error("the config file {} can't be read", path.display())]
     Unreadable {
@@ -33,6 +43,9 @@ impl ConfigTrouble {
     /// As the API shows it.
     pub(crate) fn to_api(&self) -> ApiError {
         match self {
+            Self::Absent { path } => {
+                ApiError::new(Code::ConfigInvalid, format!("there is no config file {}", path.display())).hint(WITHOUT)
+            }
             Self::Unreadable { path, source } => ApiError::new(Code::ConfigInvalid, self.to_string())
                 .cause(source.to_string())
                 .hint(format!("make {} readable for gpushd, or name another file with --config", path.display())),
@@ -151,7 +164,12 @@ fn read(path: &Path, must_exist: bool) -> Result<(Config, bool), ConfigTrouble> 
     let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => return Ok((Config::default(), false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if must_exist {
+                return Err(ConfigTrouble::Absent { path: path.to_owned() });
+            }
+            return Ok((Config::default(), false));
+        }
         Err(error) => return Err(unreadable(error)),
     };
     let mut bytes = Vec::new();
@@ -173,7 +191,8 @@ mod tests {
         assert_eq!(*settings.config(), Config::default());
         assert_eq!(settings.file(), None);
         let error = Settings::load(&path, true).unwrap_err();
-        assert!(error.to_api().message.contains("can't be read"), "{error}");
+        assert!(error.to_string().contains("copy config.example.toml there"), "{error}");
+        assert!(error.to_api().message.contains("there is no config file"), "{error}");
     }
 
     #[test]

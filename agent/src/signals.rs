@@ -2,21 +2,42 @@
 //!
 //! The second must work even when the agent is wedged, so it does not pass through the runtime:
 //! signal-hook's handler ends the process itself, as the signal would have without us.
+//!
+//! Some ask once by two signals: `timeout` signals its child and then the group that the child is in.
+//! So a second one counts from a moment after the first on.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator,
+};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// How soon after the first signal another is the same wish.
+const ONE_WISH: Duration = Duration::from_millis(100);
 
 /// Makes a second SIGTERM or SIGINT end the process at once.
 pub(crate) fn arm() -> std::io::Result<()> {
     let asked = Arc::new(AtomicBool::new(false));
     for number in [SIGTERM, SIGINT] {
-        // In this order: the first signal finds the flag down and only raises it.
         signal_hook::flag::register_conditional_default(number, Arc::clone(&asked))?;
-        signal_hook::flag::register(number, Arc::clone(&asked))?;
     }
-    Ok(())
+    let mut signals = iterator::Signals::new([SIGTERM, SIGINT])?;
+    let first = move || {
+        if signals.forever().next().is_some() {
+            thread::sleep(ONE_WISH);
+            asked.store(true, Ordering::SeqCst);
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(first).map(drop)
 }
 
 /// What somebody asked for by signal.

@@ -9,12 +9,16 @@ use jiff::Timestamp;
 /// Columns, GPUs and files are the same words everywhere; what differs is told here once.
 const EXIT_CODES: &str = "\
 Exit status:
-  0 done   1 other   2 usage   3 differs or drift   4 blocked or busy   5 denied
-  6 agent not reachable   7 unsupported   8 timed out   130 interrupted
+  0 done                   5 denied
+  1 other                  6 agent not reachable
+  2 usage                  7 unsupported
+  3 differs or drift       8 timed out
+  4 blocked or busy      130 interrupted
 
 Environment:
-  GPUSH_SOCKET  socket of the agent, as --socket      NO_COLOR  no colours
-  GPUSH_CONFIG  config file for `config check` and offline plans";
+  GPUSH_SOCKET  socket of the agent, as --socket
+  GPUSH_CONFIG  config file for `config check` and offline plans
+  NO_COLOR      no colours";
 
 /// What a layout is, before a command's own examples.
 macro_rules! with_layouts {
@@ -22,12 +26,14 @@ macro_rules! with_layouts {
         concat!(
             "\
 Without a layout, each GPU shall be as its rule in the config says.
-An entry is [Nc.]PROFILE[@START][*COUNT]:
+
+An entry is [Nc.]PROFILE[@START][*COUNT], in quotes where it has a *:
   3g.40gb     one instance         1g.10gb*2    two of them
   1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
 The layout `none` takes all idle instances away.
 
-In a plan: + is made, - is destroyed, = is kept, ~ is kept with other compute instances.
+In a plan + is made, - is destroyed, = is kept, and ~ is kept with other
+compute instances.
 
 Examples:
 ",
@@ -50,7 +56,8 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock]
+    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock, or your own agent's,
+    /// $XDG_RUNTIME_DIR/gpush/gpushd.sock, where only that is there]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
     /// Print one JSON document of the API's types on stdout, errors too
@@ -97,9 +104,10 @@ pub(crate) enum Command {
     /// Draw every GPU as its slices: what is free, what is used, by whom
     #[command(after_help = "\
 Marks: ● in use   ○ idle   ! without a compute instance
-Memory: in use/total, of the whole GPU in its heading and of each instance. What
-the driver reserves for itself counts as in use, so an idle GPU shows some.
-The numbers below a drawing are placements, as in the layout entry 2g.20gb@4.
+Memory: in use/total, of the whole GPU in its heading and of each instance.
+What the driver reserves for itself counts as in use, so an idle GPU shows
+some. The numbers below a drawing are placements, as in the layout entry
+2g.20gb@4.
 
 Examples:
   gpushctl status
@@ -114,9 +122,10 @@ Examples:
     Maintenance(Maintenance),
     /// Accept that the agent's database was lost: held GPUs are released
     #[command(after_help = "\
-While GPUs are held, gpushd neither reshapes them nor hands them out: nobody knows what was promised
-about them. See first that nobody relies on them as they are: `gpushctl status` shows who uses what.
-Afterwards they stay as they are, and what differs from the config shows as drift.")]
+While GPUs are held, gpushd neither reshapes them nor hands them out: nobody
+knows what was promised about them. See first that nobody relies on them as
+they are: `gpushctl status` shows who uses what. Afterwards they stay as they
+are, and what differs from the config shows as drift.")]
     Recover(Why),
     /// Plan, apply and check MIG layouts
     #[command(subcommand)]
@@ -199,7 +208,8 @@ Examples:
     },
     /// Keep new work off GPUs; what runs on them goes on
     #[command(after_help = "\
-A cordoned GPU is not reshaped by `mig apply` without --gpu, nor by gpushd itself; by name it is.
+A cordoned GPU is not reshaped by `mig apply` without --gpu, nor by gpushd
+itself; by name it is.
 
 Examples:
   gpushctl gpu cordon 3 --reason 'fan replacement'")]
@@ -211,10 +221,11 @@ Examples:
     },
     /// Keep new work off GPUs, and wait until nothing uses them any more
     #[command(after_help = "\
-Waiting ends with 8 when --wait is over, with 130 on Ctrl-C; the GPUs stay cordoned either way.
+Waiting ends with 8 when --wait is over, with 130 on Ctrl-C; the GPUs stay
+cordoned either way.
 
 Examples:
-  gpushctl gpu drain 3 --reason 'fan replacement' --wait 3600 && echo idle")]
+  gpushctl gpu drain 3 --reason 'new fan' --wait 3600 && echo idle")]
     Drain {
         #[command(flatten)]
         which: Named,
@@ -259,11 +270,13 @@ pub(crate) struct Why {
 pub(crate) enum Maintenance {
     /// Close every handle of the driver, until it is left: for resets, another driver, the board
     #[command(after_help = "\
-Refused while an operation changes a GPU. It lasts over restarts of gpushd and of the host; until it
-is left, what is shown is what was seen last, and nothing is changed.
+Refused while an operation changes a GPU. It lasts over restarts of gpushd and
+of the host; until it is left, what is shown is what was seen last, and nothing
+is changed.
 
 Examples:
-  gpushctl maintenance enter --reason 'driver 570' && apt-get install --yes nvidia-driver-570
+  gpushctl maintenance enter --reason 'driver 570'
+  apt-get install --yes nvidia-driver-570
   nvidia-smi --gpu-reset -i 3
   gpushctl maintenance leave")]
     Enter(Why),
@@ -292,9 +305,9 @@ A program runs on a MIG device by its UUID:
     Show(Which),
     /// Show what would be done to reach a layout
     #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig plan                                as the config says
-  gpushctl mig plan --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
-  gpushctl mig plan --offline dgx-h100 --gpu 0 --layout 1g.10gb*7"
+        "\x20 gpushctl mig plan                            as the config says
+  gpushctl mig plan --gpu 0 --layout '3g.40gb,2g.20gb,1g.10gb*2'
+  gpushctl mig plan --offline dgx-h100 --gpu 0 --layout '1g.10gb*7'"
     ))]
     Plan {
         #[command(flatten)]
@@ -304,17 +317,18 @@ A program runs on a MIG device by its UUID:
     },
     /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
     #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig apply                               as the config says
-  gpushctl mig apply --wait                        once nothing is in the way
-  gpushctl mig apply --gpu 0-3 training            a layout of the config
-  gpushctl mig apply -f config.yaml -c all-1g.10gb a label of a mig-parted file
-  gpushctl mig apply --gpu 0 --layout 3g.40gb,2g.20gb,1g.10gb*2
-  gpushctl mig apply --gpu 0 --layout 7g.80gb --reason 'big run' --expires 2h
-  gpushctl mig apply --gpu 0                       the rule's own again
+        "\x20 gpushctl mig apply                           as the config says
+  gpushctl mig apply --gpu 0-3 training        a layout of the config
+  gpushctl mig apply --wait --reason 'job 17'  as soon as it can be
+  gpushctl mig apply -f c.yaml -c all-1g.10gb  a mig-parted file's label
+  gpushctl mig apply --gpu 0 --layout '3g.40gb,2g.20gb,1g.10gb*2'
+  gpushctl mig apply --gpu 0 -l 7g.80gb --reason 'big run' --expires 2h
+  gpushctl mig apply --gpu 0                   the rule's own again
 
-A layout other than the rule's own makes an override: it is what is wanted of the GPU,
-also after a reboot, until it expires, is cleared (`gpushctl config overrides clear 0`)
-or the GPU is named without a layout. GPUs that are not named keep theirs."
+A layout other than the rule's own makes an override: it is what is wanted of
+the GPU, also after a reboot, until it expires, is cleared (`gpushctl config
+overrides clear 0`) or the GPU is named without a layout. GPUs that are not
+named keep theirs."
     ))]
     Apply {
         #[command(flatten)]
@@ -357,18 +371,18 @@ Examples:
     #[command(after_help = "\
 Examples:
   gpushctl mig import config.yaml                  all labels as layouts
-  gpushctl mig import config.yaml -c all-balanced  one label, with its rules")]
+  gpushctl mig import config.yaml -c all-balanced  one label as rules")]
     Import {
         /// mig-parted file, or - for stdin
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Label that becomes rules
+        /// Label that becomes rules, which can be appended to any config
         #[arg(long, short = 'c', value_name = "LABEL")]
         label: Option<String>,
     },
     /// Exit with 3 unless the GPUs are as a layout wants them
     #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig assert || gpushctl mig apply        as the config says
+        "\x20 gpushctl mig assert || gpushctl mig apply    as the config says
   gpushctl mig assert -f config.yaml -c all-balanced
   gpushctl mig assert --gpu 0 --layout 7g.80gb"
     ))]
@@ -453,7 +467,8 @@ pub(crate) enum Operation {
     },
     /// Take an operation back: one that waits ends at once, one that runs restores what was before
     #[command(after_help = "\
-Ends with 0 when nothing of the operation is left, and with 4 when it was done before it could be cancelled.")]
+Ends with 0 when nothing of the operation is left, and with 4 when it was done
+before it could be cancelled.")]
     Cancel {
         /// Such as op-17
         id: String,
@@ -575,8 +590,8 @@ pub(crate) enum Config {
     #[command(after_help = "\
 Examples:
   gpushctl config check /etc/gpush/config.toml
-  gpushctl config check new.toml --offline dgx-a100    do the layouts fit there?
-  gpushctl config check new.toml --offline host.json   or on this saved host?")]
+  gpushctl config check new.toml --offline dgx-a100    do layouts fit there?
+  gpushctl config check new.toml --offline host.json   or on a saved host?")]
     Check {
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
         #[arg(value_name = "FILE")]
@@ -593,8 +608,9 @@ Examples:
     },
     /// Read the file again, as `systemctl reload gpushd` does, and say what changed
     #[command(after_help = "\
-All of the file is taken or nothing. One that changes a rule on which an override
-stands is refused. GPUs are not reshaped: `gpushctl mig apply` does that.")]
+All of the file is taken or nothing. One that changes a rule on which an
+override stands is refused. GPUs are not reshaped: `gpushctl mig apply` does
+that.")]
     Reload {
         /// End overrides whose rule the file changes
         #[arg(long)]
@@ -606,7 +622,7 @@ stands is refused. GPUs are not reshaped: `gpushctl mig apply` does that.")]
     #[command(after_help = "\
 Examples:
   gpushctl config overrides
-  gpushctl config overrides clear 0                 the rule's layout is wanted again")]
+  gpushctl config overrides clear 0    the rule's layout is wanted again")]
     Overrides {
         #[command(subcommand)]
         command: Option<Overrides>,
@@ -627,6 +643,20 @@ pub(crate) enum Overrides {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrapped_by_hand_fits_a_narrow_terminal_and_a_page() {
+        fn look(command: &clap::Command) {
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in after.lines() {
+                // A man page indents what stands as it is by seven columns, in place of these two.
+                let most = if line.starts_with(' ') { 74 } else { 79 };
+                assert!(line.chars().count() <= most, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(look);
+        }
+        look(&<Cli as clap::CommandFactory>::command());
+    }
 
     #[test]
     fn no_answer_comes_in_no_time() {

@@ -7,6 +7,7 @@ mod drain;
 mod events;
 mod gpu;
 mod host;
+mod man;
 mod mig;
 mod operation;
 mod parted;
@@ -43,7 +44,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Config(command) => config::run(global, command, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
-        Command::Man { dir } => completions::man(&dir),
+        Command::Man { dir } => man::pages(&dir),
     }
 }
 

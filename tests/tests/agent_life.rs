@@ -118,6 +118,32 @@ fn a_stop_in_mid_apply_ends_the_operation_first() {
 }
 
 #[test]
+fn a_cancelled_operation_says_by_whom() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 700");
+    let operation = agent.begin(&["0"], &["1g.10gb*4"]).unwrap();
+    let answer = agent.post(&format!("/v1/operations/{}/cancel", operation.id), &serde_json::json!({}));
+    assert_eq!(answer.status, 202, "{}", String::from_utf8_lossy(&answer.body));
+    let operation = agent.follow(operation);
+    let by = operation.by.user.clone().unwrap_or_else(|| format!("uid {}", operation.by.uid));
+    let error = operation.error.expect("why it was taken back");
+    assert_eq!(error.message, format!("operation {} was cancelled by {by}", operation.id), "{error:?}");
+}
+
+#[test]
+fn two_sigterms_at_once_are_one_wish() {
+    let host = Host::up("a30x4");
+    let mut agent = Agent::start(&host, "");
+    let socket = agent.socket().to_owned();
+    // As `timeout 2 gpushd` does it: the child, and then the group.
+    agent.signal(Signal::SIGTERM);
+    agent.signal(Signal::SIGTERM);
+    assert!(agent.wait().success(), "{}", agent.log());
+    assert!(!socket.exists(), "it ended without taking its socket along");
+}
+
+#[test]
 fn a_second_sigterm_ends_it_at_once() {
     let host = Host::up("dgx-a100");
     let mut agent = Agent::start(&host, "");
@@ -125,7 +151,11 @@ fn a_second_sigterm_ends_it_at_once() {
     let operation = agent.begin(&["0"], &["7g.80gb"]).unwrap();
     agent.signal(Signal::SIGTERM);
     agent.wait_for("STATUS=finishing operations");
-    agent.signal(Signal::SIGTERM);
+    // The same wish, as from `timeout`, for a moment; then another one.
+    while !agent.has_ended() {
+        agent.signal(Signal::SIGTERM);
+        std::thread::yield_now();
+    }
     assert_eq!(agent.wait().signal(), Some(Signal::SIGTERM as i32), "{}", agent.log());
     host.clear_faults();
     // The next one carries on what was broken off.

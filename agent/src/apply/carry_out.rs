@@ -24,12 +24,7 @@ use super::{
     mode,
     step::Trouble,
 };
-use crate::{
-    agent::Shared,
-    conditions::Change,
-    operation::{Ongoing, cancelled},
-    overrides,
-};
+use crate::{agent::Shared, conditions::Change, operation::Ongoing, overrides};
 
 /// Carries an operation out in the background. The agent does not end before it has.
 pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
@@ -78,7 +73,7 @@ pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Pa
         Forward::Done | Forward::Stopped => None,
     });
     let stopped = ends.iter().any(|end| matches!(end, Forward::Stopped));
-    match failed.or_else(|| stopped.then(|| cancelled(ongoing.number()))) {
+    match failed.or_else(|| stopped.then(|| ongoing.why_cancelled())) {
         None => finish(agent, ongoing, parts, OperationState::Done, None).await,
         Some(why) => go_back(agent, ongoing, parts, &ends, why).await,
     }

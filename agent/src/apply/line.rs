@@ -36,7 +36,7 @@ use super::{
 use crate::{
     agent::Shared,
     auth::Asker,
-    operation::{self, Ongoing, cancelled},
+    operation::{self, Ongoing},
     view,
 };
 
@@ -127,7 +127,7 @@ async fn round(agent: &Shared) {
     all.retain(|one| {
         let id = one.ongoing.id();
         let over = if one.ongoing.cancelled().is_cancelled() {
-            Some(cancelled(one.ongoing.number()))
+            Some(one.ongoing.why_cancelled())
         } else if one.until <= Instant::now() {
             Some(too_long(&id, one.order.wait.unwrap_or_default()))
         } else {
@@ -180,7 +180,7 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
             Ok(()) => return carry_out(&agent, ongoing, &parts).await,
-            Err(_) if ongoing.cancelled().is_cancelled() => cancelled(ongoing.number()),
+            Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
             // A disk that is full for a moment is no reason to give up what waited for hours.
             Err(error) if error.retryable => {
                 let since = ongoing.snapshot().created_at;

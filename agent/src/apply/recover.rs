@@ -35,13 +35,7 @@ use super::{
     mode, renewed,
     step::Trouble,
 };
-use crate::{
-    agent::Shared,
-    auth::Asker,
-    conditions::Change,
-    operation::{Ongoing, cancelled},
-    startup,
-};
+use crate::{agent::Shared, auth::Asker, conditions::Change, operation::Ongoing, startup};
 
 /// Between two looks at a GPU that can't be read, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -133,7 +127,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         }
         OperationState::Cancelling if left.intent.gpus.iter().all(|gpu| gpu.before.is_none()) => {
             // Cancelled while it stood in line.
-            let error = cancelled(ongoing.number()).cause("nothing of it was done");
+            let error = ongoing.why_cancelled().cause("nothing of it was done");
             return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
         }
         OperationState::Cancelling => true,
@@ -212,7 +206,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         match ongoing.advance(OperationState::Running).await {
             Ok(()) => carry_out(agent, ongoing, &parts).await,
             Err(_) if ongoing.cancelled().is_cancelled() => {
-                let why = cancelled(ongoing.number());
+                let why = ongoing.why_cancelled();
                 go_back(agent, ongoing, &parts, &ends, why).await;
             }
             // Without a journal nothing is begun.

@@ -16,7 +16,7 @@ mod wire;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 pub(crate) use self::{claims::Claim, ongoing::Ongoing, wire::id};
-use crate::{answers::Key, events::Events};
+use crate::{answers::Key, events::Events, overrides::who};
 
 /// Between two attempts to record an end, at first and at most.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -52,6 +52,7 @@ struct Inner {
 struct Live {
     watch: watch::Sender<Operation>,
     cancelled: CancellationToken,
+    cancelled_by: Arc<OnceLock<Actor>>,
     /// Begun by an agent before this one.
     taken_over: bool,
 }
@@ -215,9 +216,15 @@ impl Operations {
         self.0.events.publish(wire::event(&operation, None));
         self.0.events.look_again();
         let watch = watch::Sender::new(operation);
-        let cancelled = CancellationToken::new();
-        self.live().insert(id, Live { watch: watch.clone(), cancelled: cancelled.clone(), taken_over });
-        Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, claim: Mutex::new(claim) })
+        let (cancelled, cancelled_by) = (CancellationToken::new(), Arc::default());
+        let live = Live {
+            watch: watch.clone(),
+            cancelled: cancelled.clone(),
+            cancelled_by: Arc::clone(&cancelled_by),
+            taken_over,
+        };
+        self.live().insert(id, live);
+        Arc::new(Ongoing { id, operations: self.clone(), watch, cancelled, cancelled_by, claim: Mutex::new(claim) })
     }
 
     /// The last `limit` before operation `before`, newest first.
@@ -299,20 +306,23 @@ impl Operations {
         let change = Change {
             action: audit.action.clone(),
             object: audit.object.clone(),
-            by: Some(by),
+            by: Some(by.clone()),
             reason: None,
             uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
         };
+        let author = by.clone();
         // On record before anybody is told: the agent after this one takes it back too.
         let recorded = self.store().write_ending(move |tx| {
             if let Some(key) = &key {
                 key.keep(tx, number)?;
             }
             tx.audit(audit.clone())?;
-            tx.cancel(number, cancelled(number))
+            tx.cancel(number, cancelled(number, Some(&author)))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));
+        // The first one who asked: a second one finds it cancelled.
+        let _ = live.cancelled_by.set(by);
         live.watch.send_if_modified(|operation| {
             let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
             if goes_back && operation.state != stage {
@@ -384,8 +394,9 @@ pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
 }
 
 /// Why an operation is taken back that somebody cancelled.
-pub(crate) fn cancelled(id: OperationId) -> ApiError {
-    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled"))
+fn cancelled(id: OperationId, by: Option<&Actor>) -> ApiError {
+    let by = by.map_or_else(String::new, |by| format!(" by {}", who(by)));
+    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled{by}"))
 }
 
 fn unknown(id: &str) -> ApiError {

@@ -4,9 +4,9 @@
 //! driver call, the turn to rolling back before the first step back, the end before anybody hears
 //! of it. Progress is for people: it is written without waiting.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use gpush_api::{ApiError, GpuPlan, Operation, OperationState, StepState};
+use gpush_api::{Actor, ApiError, GpuPlan, Operation, OperationState, StepState};
 use gpush_store::{Intent, OperationId, StoreError, Tx};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +34,8 @@ pub(crate) struct Ongoing {
     pub(super) watch: watch::Sender<Operation>,
     /// Somebody wants it taken back.
     pub(super) cancelled: CancellationToken,
+    /// Who does, set before `cancelled` is.
+    pub(super) cancelled_by: Arc<OnceLock<Actor>>,
     pub(super) claim: Mutex<Option<Claim>>,
 }
 
@@ -56,6 +58,11 @@ impl Ongoing {
     /// Ends when somebody wants it taken back.
     pub(crate) fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
+    }
+
+    /// Why it is taken back once somebody has cancelled it, and who has, as far as this agent knows.
+    pub(crate) fn why_cancelled(&self) -> ApiError {
+        super::cancelled(self.id, self.cancelled_by.get())
     }
 
     /// Changes it and tells those who follow it, in the order of the changes. What `change` gives is

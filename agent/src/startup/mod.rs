@@ -169,7 +169,9 @@ impl Startup {
             None => Due { record: Some(BootRecord::new(boot_id)), reconcile: false },
             Some(record) if record.complete => {
                 if !config.auto_reconcile {
-                    tracing::info!("started again on the same boot: what stands is left as it is");
+                    tracing::info!(
+                        "started again on the same boot: its layouts were applied before, drift is shown and left"
+                    );
                 }
                 Due { record: None, reconcile: config.auto_reconcile }
             }

@@ -1,7 +1,15 @@
 //! Plans: what would be done, what it disturbs, what stands in the way.
 
+use std::fmt;
+
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{
+        self, IntoDeserializer, MapAccess, Visitor,
+        value::{MapAccessDeserializer, StrDeserializer},
+    },
+};
 
 use crate::gpu::{Placement, Process};
 
@@ -22,6 +30,33 @@ pub enum LayoutSource {
     Entries(Vec<String>),
     /// Each GPU its own, in one operation; `gpus` of the request stays empty then.
     PerGpu(Vec<GpuLayout>),
+}
+
+/// Reads a layout source. What is none of its forms is told with all of them: the derived code only
+/// says that it expected something else.
+fn layout_source<'de, D: Deserializer<'de>>(from: D) -> Result<LayoutSource, D::Error> {
+    struct Forms;
+
+    impl<'de> Visitor<'de> for Forms {
+        type Value = LayoutSource;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(
+                "\"config\", \"wanted\", {\"named\": NAME}, {\"entries\": [\"3g.40gb\", …]} or {\"per_gpu\": […]}",
+            )
+        }
+
+        fn visit_str<E: de::Error>(self, word: &str) -> Result<LayoutSource, E> {
+            let word: StrDeserializer<'_, E> = word.into_deserializer();
+            LayoutSource::deserialize(word)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LayoutSource, A::Error> {
+            LayoutSource::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+
+    from.deserialize_any(Forms)
 }
 
 /// What one GPU shall be, whatever the config says.
@@ -48,7 +83,7 @@ pub struct PlanRequest {
     #[serde(default)]
     pub gpus: Vec<String>,
     /// Layout wanted.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "layout_source")]
     pub layout: LayoutSource,
 }
 
@@ -64,7 +99,7 @@ pub struct ApplyRequest {
     #[serde(default)]
     pub gpus: Vec<String>,
     /// Layout wanted.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "layout_source")]
     pub layout: LayoutSource,
     /// Why, for everybody who looks at the operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -323,4 +358,28 @@ pub struct GpuPlan {
 pub struct Plans {
     /// One a GPU.
     pub plans: Vec<GpuPlan>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_of_a_layout_is_read_and_another_is_told_with_them() {
+        let read = |layout: &str| {
+            serde_json::from_str::<PlanRequest>(&format!("{{\"layout\": {layout}}}")).map(|request| request.layout)
+        };
+        assert_eq!(read("\"wanted\"").unwrap(), LayoutSource::Wanted);
+        assert_eq!(read("{\"named\": \"mixed\"}").unwrap(), LayoutSource::Named("mixed".to_owned()));
+        assert_eq!(read("{\"entries\": []}").unwrap(), LayoutSource::Entries(Vec::new()));
+        let per_gpu = read("{\"per_gpu\": [{\"gpu\": \"0\", \"mig\": false}]}").unwrap();
+        assert!(matches!(per_gpu, LayoutSource::PerGpu(gpus) if gpus.len() == 1));
+        assert_eq!(serde_json::from_str::<ApplyRequest>("{}").unwrap().layout, LayoutSource::Config);
+        for wrong in ["[\"1g.10gb\"]", "7", "null"] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(error.contains("expected \"config\"") && error.contains("\"entries\": ["), "{error}");
+        }
+        assert!(read("{\"entries\": 7}").is_err() && read("\"mixed\"").is_err() && read("{}").is_err());
+        assert!(read("{\"named\": \"a\", \"entries\": []}").is_err(), "two at once");
+    }
 }

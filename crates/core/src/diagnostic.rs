@@ -40,6 +40,38 @@ impl Problem {
     }
 }
 
+/// The text of a file; what is wrong with one that is no text points into its lossy form.
+pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
+    let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
+    let hint = |at: usize| {
+        if utf16 {
+            "it is UTF-16: save it as UTF-8 without a byte order mark"
+        } else if bytes[..at].contains(&0) {
+            "it is not a text at all: is this the right file?"
+        } else {
+            "save the file as UTF-8; `iconv -f latin1 -t utf8` converts an old one"
+        }
+    };
+    let (at, what) = match std::str::from_utf8(bytes) {
+        Ok(text) => match bytes.iter().position(|byte| *byte == 0) {
+            None => return Ok(text),
+            Some(at) => {
+                let what = format!("byte {at} of the file is NUL, which no text has");
+                let hint =
+                    "is this the right file? UTF-16 without a byte order mark looks like that too: save it as UTF-8";
+                return Err((text.to_owned(), Problem::new(at..at + 1, what, hint)));
+            }
+        },
+        Err(error) => {
+            let at = error.valid_up_to();
+            let byte = bytes.get(at).copied().unwrap_or_default();
+            (at, format!("the file is not UTF-8: byte {at} is {byte:#04x}"))
+        }
+    };
+    let lossy = String::from_utf8_lossy(bytes).into_owned();
+    Err((lossy, Problem::new(at..at + '\u{fffd}'.len_utf8(), what, hint(at))))
+}
+
 /// What kind of file is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Document {

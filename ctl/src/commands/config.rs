@@ -75,7 +75,13 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
 }
 
 fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
-    let file = file.or_else(offline::environment).unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
+    let named = file.or_else(offline::environment);
+    if named.is_none() && !Path::new(offline::DEFAULT_CONFIG).exists() {
+        let message = format!("there is no {}", offline::DEFAULT_CONFIG);
+        let error = ApiError::new(Code::NotFound, message).cause("gpushd runs without it, and then manages no GPU");
+        return Err(error.hint("copy config.example.toml there, or name another file").into());
+    }
+    let file = named.unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
     if file == Path::new("-") && host == Some("-") {
         let error = ApiError::new(Code::BadRequest, "stdin can't be both the config and the host");
         return Err(error.hint("save one of them in a file").into());

@@ -267,5 +267,9 @@ fn lost_sight(one: &Operation, cause: String) -> ApiError {
     let which = crate::render::status::gpu_numbers(&changed);
     ApiError::new(Code::Unreachable, format!("lost sight of {} on {which}: the agent went away while it ran", one.id))
         .cause(cause)
-        .hint("`gpushctl status` tells how the GPUs are now, `journalctl -u gpushd` why it went")
+        .hint(format!(
+            "the next gpushd on that state directory finishes it or takes it back: start it, then \
+             `gpushctl operation wait {}`",
+            one.id
+        ))
 }

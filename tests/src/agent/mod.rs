@@ -143,6 +143,14 @@ impl Agent {
         kill(Pid::from_raw(pid), signal).expect("gpushd can be signalled");
     }
 
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// When that can't be told.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be waited for").is_some()
+    }
+
     /// Waits until it has ended.
     ///
     /// # Panics

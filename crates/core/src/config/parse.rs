@@ -14,7 +14,7 @@ use super::{
     schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LOG, MODE_CHANGE, RULE, TOP},
 };
 use crate::{
-    diagnostic::{Document, FileErrors as ConfigErrors, Problem},
+    diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
     layout::{self, Layout},
     nearest::nearest,
     quote::Quoted,
@@ -29,7 +29,8 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
         );
         return Err(ConfigErrors::new(Document::Config, path, "", vec![problem]));
     }
-    let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, path, error.valid_up_to()))?;
+    let text = diagnostic::text(bytes)
+        .map_err(|(lossy, problem)| ConfigErrors::new(Document::Config, path, &lossy, vec![problem]))?;
     let (table, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         let problems = errors.iter().map(|error| syntax(text, &table, error)).collect();
@@ -42,24 +43,6 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
     } else {
         Err(ConfigErrors::new(Document::Config, path, text, reader.problems))
     }
-}
-
-fn not_utf8(bytes: &[u8], path: &str, at: usize) -> ConfigErrors {
-    let lossy = String::from_utf8_lossy(bytes);
-    let byte = bytes.get(at).copied().unwrap_or_default();
-    let hint = if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        "it is UTF-16: save it as UTF-8 without a byte order mark"
-    } else if bytes[..at].contains(&0) {
-        "it is not a text at all: is this the right file?"
-    } else {
-        "save the file as UTF-8; `iconv -f latin1 -t utf8` converts an old one"
-    };
-    let problem = Problem::new(
-        at..at + '\u{fffd}'.len_utf8(),
-        format!("the file is not UTF-8: byte {at} is {byte:#04x}"),
-        hint.to_owned(),
-    );
-    ConfigErrors::new(Document::Config, path, &lossy, vec![problem])
 }
 
 /// A TOML error in our words where the parser's own lack the fix.

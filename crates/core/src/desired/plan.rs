@@ -15,6 +15,7 @@ use crate::{
     layout::{self, Layout, NONE},
     nearest::nearest,
     plan::{self, Target},
+    preset::UUID_PREFIX,
     quote::Quoted,
     refusal,
     selector::{Selector, inventory},
@@ -64,8 +65,11 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     Ok(Plans { plans })
 }
 
-/// How a GPU is called in messages.
+/// How a GPU is called in messages. The identity of one that is nowhere is left out.
 pub(super) fn label(gpu: &Gpu) -> String {
+    if gpu.uuid.starts_with(UUID_PREFIX) {
+        return format!("GPU {}", gpu.index);
+    }
     format!("GPU {} ({})", gpu.index, gpu.uuid)
 }
 
@@ -103,7 +107,7 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
     // `none` takes instances away: nobody is talked into it.
     match nearest(name, known.into_iter().filter(|name| *name != NONE)) {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
-        None => error.hint("name one of these, or give the entries themselves: --layout 3g.40gb,1g.10gb*2"),
+        None => error.hint("name one of these, or give the entries themselves: --layout '3g.40gb,1g.10gb*2'"),
     }
 }
 

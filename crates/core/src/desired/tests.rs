@@ -394,7 +394,7 @@ fn one_gpu_that_cannot_does_not_hide_the_others() {
         assert_eq!(plan.refusal.is_some(), plan.error.is_some());
         assert_eq!(plan.refusal.is_some(), plan.steps.is_empty());
         if let Some(error) = &plan.error {
-            assert!(error.message.contains(&plan.uuid) && error.hint.is_some(), "{error:?}");
+            assert!(error.message.contains(&format!("GPU {}", plan.gpu)) && error.hint.is_some(), "{error:?}");
         }
     }
 }

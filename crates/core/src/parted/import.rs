@@ -1,7 +1,8 @@
 //! A mig-parted file as the layouts and rules of our config, ready to paste.
 //!
-//! Labels become `[layouts]`. The groups of one label become `[[gpu]]` rules: a label is chosen at
-//! each run of mig-parted, a rule holds. What a rule can't say is told beside it.
+//! Without a label, labels become `[layouts]`. The groups of one label become `[[gpu]]` rules: a label
+//! is chosen at each run of mig-parted, a rule holds. What a rule can't say is told beside it. Rules
+//! hold their layouts themselves: so they may stand behind any config, which has one `[layouts]`.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -23,13 +24,10 @@ pub struct Imported {
     pub remarks: Vec<String>,
 }
 
-/// The layouts of `file`; with a label, those of this label and its rules.
+/// The layouts of `file`; with a label, its rules instead.
 #[must_use]
 pub fn import(file: &File, label: Option<&Label>) -> Imported {
     let mut remarks = Vec::new();
-    let labels: Vec<&Label> = label.map_or_else(|| file.labels.iter().collect(), |label| vec![label]);
-    let mut names = Names { taken: BTreeSet::new() };
-    let named: Vec<Named<'_>> = labels.into_iter().map(|label| names.of(label)).collect();
     let mut text = String::new();
     let _ = writeln!(
         text,
@@ -40,34 +38,40 @@ pub fn import(file: &File, label: Option<&Label>) -> Imported {
             None => String::new(),
         }
     );
-    if named.iter().any(|named| !named.layouts.is_empty()) {
-        text += "[layouts]\n";
-    }
-    for Named { label, layouts, .. } in &named {
-        for (name, layout) in layouts {
-            let entries: Vec<String> = layout.canonical().into_iter().map(string).collect();
-            let was = if *name == label.name { String::new() } else { format!("  # {}", comment(&label.name)) };
-            let _ = writeln!(text, "{name} = [{}]{was}", entries.join(", "));
-        }
-    }
     match label {
-        Some(_) => {
-            for named in &named {
-                rules(&mut text, file, named, &mut remarks);
-            }
+        Some(label) => rules(&mut text, file, label, &mut remarks),
+        None => {
+            layouts(&mut text, file);
+            remarks.push("rules are made of one label: name it with -c to have them".to_owned());
         }
-        None => remarks.push("rules are made of one label: name it with -c to have them too".to_owned()),
     }
     Imported { text, remarks }
 }
 
-/// A label whose layouts have names.
-struct Named<'l> {
-    label: &'l Label,
-    /// The layout of each group; `None` for MIG mode off.
-    of_groups: Vec<Option<String>>,
-    /// Each once.
-    layouts: Vec<(String, &'l Layout)>,
+/// All layouts of the file under names.
+fn layouts(text: &mut String, file: &File) {
+    let mut names = Names { taken: BTreeSet::new() };
+    let mut header = "[layouts]\n";
+    for label in &file.labels {
+        let mut known: Vec<&Layout> = Vec::new();
+        for group in &label.groups {
+            let Want::On(layout) = &group.want else { continue };
+            if layout.is_none() || known.contains(&layout) {
+                continue;
+            }
+            known.push(layout);
+            let name = names.fresh(&label.name);
+            let was = if name == label.name { String::new() } else { format!("  # {}", comment(&label.name)) };
+            let _ = writeln!(text, "{header}{name} = {}{was}", entries(layout));
+            header = "";
+        }
+    }
+}
+
+/// A layout as a list of the config.
+fn entries(layout: &Layout) -> String {
+    let entries: Vec<String> = layout.canonical().into_iter().map(string).collect();
+    format!("[{}]", entries.join(", "))
 }
 
 /// Names of layouts that were given.
@@ -76,27 +80,6 @@ struct Names {
 }
 
 impl Names {
-    fn of<'l>(&mut self, label: &'l Label) -> Named<'l> {
-        let mut layouts: Vec<(String, &Layout)> = Vec::new();
-        let mut of_groups = Vec::new();
-        for group in &label.groups {
-            let name = match &group.want {
-                Want::Off => None,
-                Want::On(layout) if layout.is_none() => Some(NONE.to_owned()),
-                Want::On(layout) => Some(match layouts.iter().find(|(_, known)| *known == layout) {
-                    Some((name, _)) => name.clone(),
-                    None => {
-                        let name = self.fresh(&label.name);
-                        layouts.push((name.clone(), layout));
-                        name
-                    }
-                }),
-            };
-            of_groups.push(name);
-        }
-        Named { label, of_groups, layouts }
-    }
-
     /// A name for a layout, after the label's: letters, digits, `-` and `_`, and not taken.
     fn fresh(&mut self, label: &str) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
@@ -126,39 +109,42 @@ struct Claimed {
     products: BTreeSet<String>,
 }
 
-fn rules(text: &mut String, file: &File, named: &Named<'_>, remarks: &mut Vec<String>) {
+fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
-    if named.of_groups.contains(&None) {
+    if label.groups.iter().any(|group| group.want == Want::Off) {
         remarks.push("mode exclusive shows MIG mode as drift, and does not switch it off".to_owned());
     }
     // The last group that speaks of a GPU holds, and the first rule that matches it.
     let mut rules = Vec::new();
     let before = remarks.len();
-    for (group, name) in named.label.groups.iter().zip(&named.of_groups).rev() {
+    for group in label.groups.iter().rev() {
         let place = format!("{}:{}", file.path, group.line);
         let selectors = selectors(group, &place, &mut claimed, remarks);
         if selectors.is_empty() {
             remarks.push(format!("{place}: this group has no rule"));
         } else {
-            rules.push((selectors, name));
+            rules.push((selectors, &group.want));
         }
     }
     remarks[before..].reverse();
     // Where no GPU can be in two groups the order of the file is the more familiar one.
     let listed = |group: &Group| matches!(group.devices, Devices::Listed(_));
-    let groups = &named.label.groups;
+    let groups = &label.groups;
     let apart = groups.iter().all(listed) || groups.iter().all(|group| !listed(group) && !group.filter.is_empty());
     if apart && rules.len() == groups.len() {
         rules.reverse();
     }
-    for (selectors, name) in rules {
+    for (selectors, want) in rules {
         let selectors: Vec<String> = selectors.into_iter().map(string).collect();
         let _ = writeln!(text, "\n[[gpu]]\nmatch = [{}]", selectors.join(", "));
-        match name {
-            Some(name) => {
-                let _ = writeln!(text, "mode = \"mig\"\nlayout = \"{name}\"");
+        match want {
+            Want::On(layout) if layout.is_none() => {
+                let _ = writeln!(text, "mode = \"mig\"\nlayout = \"{NONE}\"");
             }
-            None => {
+            Want::On(layout) => {
+                let _ = writeln!(text, "mode = \"mig\"\nlayout = {}", entries(layout));
+            }
+            Want::Off => {
                 let _ = writeln!(text, "mode = \"exclusive\"");
             }
         }

@@ -8,7 +8,7 @@ use super::{
     yaml::{self, Kind, Node},
 };
 use crate::{
-    diagnostic::{Document, FileErrors, Problem},
+    diagnostic::{self, Document, FileErrors, Problem},
     layout::Layout,
     nearest::nearest,
     quote::Quoted,
@@ -29,15 +29,10 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<File, FileErrors> {
         let what = format!("the file has more than {MOST_BYTES} bytes");
         return fail("", Problem::new(0..0, what, "is this the right file?"));
     }
-    let text = match std::str::from_utf8(bytes) {
+    let text = match diagnostic::text(bytes) {
         // A byte order mark is none of YAML's text.
         Ok(text) => text.strip_prefix('\u{feff}').unwrap_or(text),
-        Err(error) => {
-            let lossy = String::from_utf8_lossy(bytes);
-            let at = error.valid_up_to();
-            let what = format!("the file is not UTF-8: byte {at} can't be read");
-            return fail(&lossy, Problem::new(at..at + 3, what, "save the file as UTF-8"));
-        }
+        Err((lossy, problem)) => return fail(&lossy, problem),
     };
     let mut reader = Reader { text, problems: Vec::new(), groups: 0 };
     let labels = match yaml::document(text) {

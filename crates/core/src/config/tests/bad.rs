@@ -189,6 +189,8 @@ fn a_file_that_is_not_utf8() {
         ("UTF-16", b"\xff\xfe[\0l\0o\0g\0]\0"),
         ("an ELF file", b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0>\0\x01\0\0\0\xc0\xfe\n"),
         ("cut short", b"# \xe2\x82"),
+        ("UTF-16 without a mark", b"[\0l\0o\0g\0]\0"),
+        ("NUL for a value", b"auto_reconcile = \0\n"),
     ];
     let mut shown = String::new();
     for (what, bytes) in cases {

@@ -1,0 +1,175 @@
+//! A man page from a command line: its options by `clap_mangen`, the rest as man pages have it.
+//!
+//! What stands below a command's help (`after_help`) is wrapped by hand, and has a form:
+//!
+//! ```text
+//! Prose goes into the description.        ─► DESCRIPTION, filled
+//!   an indented line is one of its own    ─►              as it stands
+//!
+//! Exit status:                            ─► EXIT STATUS
+//!   0 done   1 other                      ─►              as it stands
+//! ```
+
+use std::io;
+
+use clap::Command;
+use clap_mangen::Man;
+
+/// What a page has that no command line tells.
+#[derive(Debug, Clone, Default)]
+pub struct Beside<'a> {
+    /// Paths, and what is there.
+    pub files: &'a [(&'a str, &'a str)],
+    /// Other pages: `gpushd(8)`.
+    pub see_also: &'a [String],
+}
+
+/// The page of a command that was built, as one of `section`. `name` is the page's.
+///
+/// # Errors
+/// None but those of memory: it writes into a buffer.
+pub fn page(command: &Command, name: &str, section: &str, beside: &Beside<'_>) -> io::Result<Vec<u8>> {
+    let mut command = command.clone();
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim().strip_prefix("Usage:").unwrap_or(&usage).trim().to_owned();
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let version = command.get_version().unwrap_or(env!("CARGO_PKG_VERSION")).to_owned();
+    let children: Vec<(String, String)> = command
+        .get_subcommands()
+        .filter(|one| !one.is_hide_set() && one.get_name() != "help")
+        .map(|one| (one.get_name().to_owned(), one.get_about().map(ToString::to_string).unwrap_or_default()))
+        .collect();
+
+    let mut out = Vec::new();
+    let man = Man::new(command).title(name).section(section).source(format!("gpush {version}")).manual("gpush");
+    man.render_title(&mut out)?;
+    let mut text = String::new();
+    heading(&mut text, "NAME");
+    text += &format!("{} \\- {}\n", plain(name), plain(&about));
+    heading(&mut text, "SYNOPSIS");
+    as_it_stands(&mut text, usage.lines());
+    heading(&mut text, "DESCRIPTION");
+    text += &format!("{}.\n", plain(&about));
+    let blocks = blocks(&after);
+    blocks.iter().filter(|block| block.title.is_none()).for_each(|block| write(&mut text, block));
+    out.extend(text.as_bytes());
+    man.render_options_section(&mut out)?;
+
+    let mut text = String::new();
+    if !children.is_empty() {
+        heading(&mut text, "COMMANDS");
+        terms(&mut text, children.iter().map(|(one, about)| (format!("{name}-{one}({section})"), about.as_str())));
+    }
+    for block in &blocks {
+        if let Some(title) = block.title {
+            heading(&mut text, &title.to_uppercase());
+            write(&mut text, block);
+        }
+    }
+    if !beside.files.is_empty() {
+        heading(&mut text, "FILES");
+        terms(&mut text, beside.files.iter().map(|(path, what)| ((*path).to_owned(), *what)));
+    }
+    if !beside.see_also.is_empty() {
+        heading(&mut text, "SEE ALSO");
+        text += &format!("{}\n", plain(&beside.see_also.join(", ")));
+    }
+    out.extend(text.as_bytes());
+    Ok(out)
+}
+
+/// A part of the text below a help, between empty lines.
+#[derive(Debug, PartialEq, Eq)]
+struct Block<'t> {
+    /// Its section: a first line of two words at most, with a colon at its end.
+    title: Option<&'t str>,
+    lines: Vec<&'t str>,
+}
+
+fn blocks(text: &str) -> Vec<Block<'_>> {
+    let mut blocks: Vec<Block<'_>> = Vec::new();
+    for part in text.split("\n\n").filter(|part| !part.trim().is_empty()) {
+        let mut lines: Vec<&str> = part.lines().collect();
+        let title = lines.first().and_then(|first| first.strip_suffix(':'));
+        let title = title.filter(|title| title.split_whitespace().count() <= 2 && !title.starts_with(' '));
+        if title.is_some() {
+            lines.remove(0);
+        }
+        blocks.push(Block { title, lines });
+    }
+    blocks
+}
+
+/// Prose is filled, indented lines stay lines.
+fn write(text: &mut String, block: &Block<'_>) {
+    let indented = |line: &str| line.starts_with(' ');
+    for run in block.lines.chunk_by(|a, b| indented(a) == indented(b)) {
+        if indented(run[0]) {
+            let margin = run.iter().map(|line| line.len() - line.trim_start().len()).min().unwrap_or_default();
+            as_it_stands(text, run.iter().map(|line| &line[margin..]));
+        } else {
+            *text += ".PP\n";
+            run.iter().for_each(|line| *text += &format!("{}\n", plain(line)));
+        }
+    }
+}
+
+fn heading(text: &mut String, title: &str) {
+    *text += &format!(".SH \"{}\"\n", plain(title));
+}
+
+fn as_it_stands<'l>(text: &mut String, lines: impl Iterator<Item = &'l str>) {
+    *text += ".PP\n.nf\n";
+    lines.for_each(|line| *text += &format!("{}\n", plain(line)));
+    *text += ".fi\n";
+}
+
+fn terms<'w>(text: &mut String, terms: impl Iterator<Item = (String, &'w str)>) {
+    for (term, what) in terms {
+        *text += &format!(".TP\n{}\n{}\n", plain(&term), plain(what));
+    }
+}
+
+/// Text that roff takes as it is.
+fn plain(text: &str) -> String {
+    let escaped = text.replace('\\', "\\e").replace('-', "\\-");
+    // At the beginning of a line they would be a request.
+    if escaped.starts_with(['.', '\'']) { format!("\\&{escaped}") } else { escaped }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_below_a_help_becomes_sections_and_prose() {
+        let text = "Some prose\nof two lines:\n  --one\n\nExit status:\n  0 done   1 other\n\n.dot and 'quote'";
+        let found = blocks(text);
+        let titles: Vec<_> = found.iter().map(|block| block.title).collect();
+        assert_eq!(titles, [None, Some("Exit status"), None]);
+        let mut page = String::new();
+        found.iter().for_each(|block| write(&mut page, block));
+        assert_eq!(
+            page,
+            ".PP\nSome prose\nof two lines:\n.PP\n.nf\n\\-\\-one\n.fi\n.PP\n.nf\n0 done   1 other\n.fi\n.PP\n\\&.dot and 'quote'\n"
+        );
+    }
+
+    #[test]
+    fn a_page_has_its_sections_in_order() {
+        let mut command = Command::new("tool").about("Does it").after_help("Environment:\n  TOOL  a path");
+        command = command.arg(clap::Arg::new("file").long("file").value_name("FILE").help("A file")).version("1.2");
+        command.build();
+        let beside = Beside { files: &[("/etc/tool", "Its config")], see_also: &["other(8)".to_owned()] };
+        let page = String::from_utf8(page(&command, "tool", "8", &beside).unwrap()).unwrap();
+        let mut at = 0;
+        for section in ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "ENVIRONMENT", "FILES", "SEE ALSO"] {
+            let found = page.find(&format!(".SH \"{section}\"")).or_else(|| page.find(&format!(".SH {section}")));
+            let found = found.unwrap_or_else(|| panic!("no {section}: {page}"));
+            assert!(found > at, "{section} is not where it belongs: {page}");
+            at = found;
+        }
+        assert!(page.contains("gpush 1.2") && page.contains("tool [OPTIONS]"), "{page}");
+    }
+}

@@ -1,0 +1,48 @@
+//! `gpushctl man DIR`, with which packages make the man pages.
+
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use gpush_man::Beside;
+
+use crate::{
+    args::Cli,
+    exit::{self, Outcome},
+};
+
+/// Where the agent of a host is found, for gpushctl(1).
+const FILES: [(&str, &str); 4] = [
+    ("/run/gpush/gpushd.sock", "Socket of the host's agent"),
+    ("/run/gpush/admin.sock", "Its second socket, which is taken by whoever may: root, and the agent's own user"),
+    ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own agent, taken where the host has none"),
+    ("/etc/gpush/config.toml", "Config of the agent, which `config check` and offline plans read"),
+];
+
+/// Writes `gpushctl.1` and a page for each command.
+pub(super) fn pages(dir: &Path) -> Outcome {
+    std::fs::create_dir_all(dir).map_err(|e| exit::io(format!("can't make the directory {}", dir.display()), &e))?;
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let write = |command: &Command, name: &str, beside: &Beside<'_>| -> std::io::Result<()> {
+        std::fs::write(dir.join(format!("{name}.1")), gpush_man::page(command, name, "1", beside)?)
+    };
+    page(&command, "gpushctl", None, &write)
+        .map_err(|e| exit::io(format!("can't write man pages into {}", dir.display()), &e))?;
+    Ok(0)
+}
+
+fn page(
+    command: &Command,
+    name: &str,
+    parent: Option<&str>,
+    write: &impl Fn(&Command, &str, &Beside<'_>) -> std::io::Result<()>,
+) -> std::io::Result<()> {
+    let see_also: Vec<String> =
+        parent.map(|parent| format!("{parent}(1)")).into_iter().chain(["gpushd(8)".to_owned()]).collect();
+    let files: &[(&str, &str)] = if parent.is_none() { &FILES } else { &[] };
+    write(command, name, &Beside { files, see_also: &see_also })?;
+    for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
+        page(child, &format!("{name}-{}", child.get_name()), Some(name), write)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,222 @@
+//! Documents that are typed: what they tell to type does what they say.
+//!
+//! Of a `console` block each line behind `$ ` is a command, and the lines below it are what it prints;
+//! `…` stands for what differs from run to run, on a line of its own for any lines. All commands of a
+//! page are typed into one shell.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use gpush_tests::{
+    agent::{PATIENCE, Setup},
+    host::{Host, program},
+};
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn document(name: &str) -> String {
+    let path = repository().join("docs").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Blocks of one language between fences.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut open: Option<(bool, String)> = None;
+    for line in page.lines() {
+        match (&mut open, line.strip_prefix("```")) {
+            (None, Some(found)) => open = Some((found == language, String::new())),
+            (Some(_), Some(_)) => blocks.extend(open.take().filter(|(ours, _)| *ours).map(|(_, text)| text)),
+            (Some((_, text)), None) => *text += &format!("{line}\n"),
+            (None, None) => {}
+        }
+    }
+    blocks
+}
+
+/// Directory in which the built programs are.
+fn programs() -> PathBuf {
+    program("gpushctl").parent().expect("a program is somewhere").to_owned()
+}
+
+fn shell(script: &str, environment: &[(&str, String)]) -> Output {
+    let mut command = Command::new("bash");
+    let path = format!("{}:{}", programs().display(), std::env::var("PATH").unwrap_or_default());
+    command.args(["-c", script]).current_dir(repository()).env("PATH", path).env("LANG", "C.UTF-8");
+    command.env("COLUMNS", "80").env_remove("GPUSH_CONFIG").env_remove("XDG_RUNTIME_DIR");
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::null()).output().expect("bash can be started")
+}
+
+/// Whether a text is as the page shows it.
+fn is_like(shown: &str, real: &str) -> bool {
+    let Some((before, after)) = shown.split_once('…') else { return shown == real };
+    let Some(rest) = real.strip_prefix(before) else { return false };
+    (0..=rest.len()).filter(|at| rest.is_char_boundary(*at)).any(|at| is_like(after, &rest[at..]))
+}
+
+/// The same of lines; spaces are counted as one, since what `…` stands for moves what is behind it.
+fn are_like(shown: &[&str], real: &[&str]) -> bool {
+    let plain = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    match (shown.split_first(), real.split_first()) {
+        (None, None) => true,
+        (Some((&"…", rest)), _) => (0..=real.len()).any(|at| are_like(rest, &real[at..])),
+        (Some((one, shown)), Some((other, real))) => is_like(&plain(one), &plain(other)) && are_like(shown, real),
+        (Some(_), None) | (None, Some(_)) => false,
+    }
+}
+
+#[test]
+fn the_first_steps_are_as_they_are_shown() {
+    let page = document("first-steps.md");
+    let scratch = tempfile::tempdir().unwrap();
+    let host = scratch.path().join("gpus");
+    let mut steps: Vec<(String, Vec<String>)> = Vec::new();
+    for block in blocks(&page, "console") {
+        for line in block.lines() {
+            match line.strip_prefix("$ ") {
+                Some(command) => steps.push((command.to_owned(), Vec::new())),
+                None => steps.last_mut().expect("a command before its output").1.push(line.to_owned()),
+            }
+        }
+    }
+    let here = |text: &str| text.replace("/tmp/gpus", &host.display().to_string());
+    let mut script = String::new();
+    for (at, (command, _)) in steps.iter().enumerate() {
+        let command = here(command);
+        script += &format!("{{ {}\n}} > {2}/{1}.out 2> {2}/{1}.err\n", command, at, scratch.path().display());
+        if command.ends_with('&') {
+            // Who types takes as long as it takes.
+            let seconds = PATIENCE.as_secs();
+            script += &format!("timeout {seconds} sh -c 'until gpushctl version > /dev/null 2>&1; do :; done'\n");
+        }
+    }
+    script += &format!("kill $(jobs -p) 2> /dev/null; gpush-sim down --force {} 2> /dev/null; true\n", host.display());
+    let output = shell(&script, &[]);
+    assert!(output.status.success(), "{script}\n{}", String::from_utf8_lossy(&output.stderr));
+
+    let mut typed = String::new();
+    let mut wrong = String::new();
+    for (at, (command, shown)) in steps.iter().enumerate() {
+        let said = |ending: &str| std::fs::read_to_string(scratch.path().join(format!("{at}.{ending}"))).unwrap();
+        let (out, err) = (said("out"), said("err"));
+        // Progress goes to stderr and differs on a terminal; errors are shown.
+        let real = if err.starts_with("error:") { out + &err } else { out };
+        let real = real.replace(&host.display().to_string(), "/tmp/gpus");
+        let (lines, shown): (Vec<&str>, Vec<&str>) =
+            (real.lines().collect(), shown.iter().map(String::as_str).collect());
+        if !are_like(&shown, &lines) {
+            wrong += &format!("$ {command}\nis shown as\n{}\nand says\n{real}\n", shown.join("\n"));
+        }
+        typed += &format!("$ {command}\n{real}");
+    }
+    assert!(wrong.is_empty(), "{wrong}\nall that was typed:\n{typed}");
+    println!("{} commands typed", steps.len());
+    assert!(steps.len() > 10, "{}", steps.len());
+}
+
+const PARTED: &str = "version: v1\nmig-configs:\n  all-balanced:\n    - devices: [0, 1]\n      mig-enabled: true\n      \
+                      mig-devices: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}\n    - devices: [2]\n      mig-enabled: \
+                      true\n      mig-devices: {7g.80gb: 1}\n";
+
+#[test]
+fn a_mig_parted_label_moves_to_the_example_config_as_the_page_says() {
+    let page = document("migrating-from-mig-parted.md");
+    let commands = blocks(&page, "sh").into_iter().find(|block| block.contains("mig import")).expect("the commands");
+    assert_eq!(commands.lines().count(), 3, "{commands}");
+    let host = Host::up("dgx-a100");
+    let example = std::fs::read_to_string(repository().join("config.example.toml")).unwrap();
+    let agent = Setup::on(&host).config(&example).start();
+    let config = host.scratch("gpushd.toml");
+    let parted = host.scratch("config.yaml");
+    std::fs::write(&parted, PARTED).unwrap();
+    let commands = commands
+        .replace("/etc/gpush/config.toml", &config.display().to_string())
+        .replace("import config.yaml", &format!("import {}", parted.display()))
+        .replace("systemctl reload gpushd", "gpushctl config reload");
+    let output = shell(&format!("set -e\n{commands}"), &[("GPUSH_SOCKET", agent.socket().display().to_string())]);
+    let said = [&output.stdout[..], &output.stderr].concat();
+    assert!(output.status.success(), "{commands}\n{}", String::from_utf8_lossy(&said));
+    let wanted: Vec<Option<Vec<String>>> = agent.gpus().into_iter().take(4).map(|gpu| gpu.layout).collect();
+    let mixed = Some(["3g.40gb", "2g.20gb", "1g.10gb*2"].map(str::to_owned).to_vec());
+    assert_eq!(wanted, [mixed.clone(), mixed, Some(vec!["7g.80gb".to_owned()]), None]);
+}
+
+#[test]
+fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
+    let page = document("install.md");
+    let blocks = blocks(&page, "sh");
+    let [_, install, enable] = &blocks[..] else { panic!("{blocks:?}") };
+    let scratch = tempfile::tempdir().unwrap();
+    let (root, man) = (scratch.path().join("root"), scratch.path().join("man"));
+    assert!(install.starts_with("ROOT=\n"), "{install}");
+    let pages = shell(&format!("gpushctl man {0} && echo .TH > {0}/gpushd.8", man.display()), &[]);
+    assert!(pages.status.success(), "{}", String::from_utf8_lossy(&pages.stderr));
+    let install = install
+        .replacen("ROOT=", &format!("ROOT={}", root.display()), 1)
+        .replace("target/release", &programs().display().to_string())
+        .replace("target/man", &man.display().to_string());
+    // Twice: an install over another one keeps the config.
+    let output = shell(&format!("set -e\n{install}echo '# mine' > $ROOT/etc/gpush/config.toml\n{install}"), &[]);
+    assert!(output.status.success(), "{install}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(std::fs::read_to_string(root.join("etc/gpush/config.toml")).unwrap(), "# mine\n");
+    for path in ["usr/sbin/gpushd", "usr/bin/gpushctl", "usr/share/man/man8/gpushd.8", "usr/share/man/man1/gpushctl.1"]
+    {
+        assert!(root.join(path).exists(), "{path}");
+    }
+    for unit in ["gpushd.service", "gpushd.socket", "gpushd-admin.socket"] {
+        assert!(root.join("usr/lib/systemd/system").join(unit).exists(), "{unit}");
+    }
+
+    let there =
+        |tool: &str| Command::new(tool).arg("--version").stdout(Stdio::null()).status().is_ok_and(|s| s.success());
+    if !["systemctl", "systemd-sysusers"].into_iter().all(there) {
+        println!("skipped: systemd is not installed");
+        return;
+    }
+    for line in enable.lines() {
+        let tool = line.split(' ').next().unwrap_or_default();
+        let line = match tool {
+            "systemd-sysusers" => line.replacen(tool, &format!("{tool} --root={}", root.display()), 1),
+            // Nothing runs in a directory: what is enabled is looked at below.
+            "systemctl" if line.contains("enable") => {
+                line.replacen(tool, &format!("{tool} --root={}", root.display()), 1).replace("--now ", "")
+            }
+            "systemctl" | "systemd-tmpfiles" | "gpushctl" => continue,
+            other => panic!("{other} is new to this test"),
+        };
+        let output = shell(&line, &[]);
+        assert!(output.status.success(), "{line}\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let group = std::fs::read_to_string(root.join("etc/group")).unwrap();
+    assert!(group.lines().any(|line| line.starts_with("gpush:")), "{group}");
+    for enabled in [
+        "multi-user.target.wants/gpushd.service",
+        "sockets.target.wants/gpushd.socket",
+        "sockets.target.wants/gpushd-admin.socket",
+    ] {
+        let link = root.join("etc/systemd/system").join(enabled);
+        assert!(link.symlink_metadata().is_ok(), "{} is not enabled", link.display());
+    }
+}
+
+#[test]
+fn one_group_is_named_everywhere() {
+    let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
+    assert!(read("packaging/sysusers.d/gpush.conf").lines().any(|line| line == "g gpush -"));
+    assert!(read("systemd/gpushd.socket").lines().any(|line| line == "SocketGroup=gpush"));
+    assert!(read("config.example.toml").lines().any(|line| line == "#socket_group = \"gpush\""));
+    assert!(document("install.md").contains("group `gpush`"));
+}
+
+#[test]
+fn an_agent_without_the_config_that_was_named_says_what_to_do() {
+    let output = shell("gpushd --config /nonexistent/config.toml", &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("there is no config file") && said.contains("config.example.toml"), "{said}");
+    assert!(!output.status.success());
+}
