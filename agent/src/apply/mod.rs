@@ -34,7 +34,7 @@ pub(crate) use self::{
 use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest};
-use gpush_core::desired::plan_host;
+use gpush_core::{desired::plan_host, plan};
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
@@ -52,6 +52,8 @@ pub(crate) struct Part {
     pub(crate) before: Option<Mig>,
     /// What stood when the plan was made: what its steps begin with.
     pub(super) found: Vec<GpuInstance>,
+    /// What stands when all of the operation's plan is carried out; ids of what is new mean nothing.
+    pub(super) outcome: Vec<GpuInstance>,
     /// What becomes of the GPU's override when the operation ends well.
     pub(super) lasting: Option<Lasting>,
 }
@@ -60,18 +62,19 @@ impl Part {
     /// Of a plan made on `reading`, where `before` stood when the operation began.
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let found = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
-        Self { position, plan, before, found, lasting: None }
+        let outcome = plan::outcome(&found, &plan.steps);
+        Self { position, plan, before, found, outcome, lasting: None }
     }
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
-        Self { position, plan, before: None, found: Vec::new(), lasting: None }
+        Self { position, plan, before: None, found: Vec::new(), outcome: Vec::new(), lasting: None }
     }
 
     /// As the journal has it, to be compared with what stands now.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
         let (plan, before) = (intent.plan.clone(), intent.before.clone());
-        Self { position, plan, before, found: Vec::new(), lasting: None }
+        Self { position, plan, before, found: Vec::new(), outcome: outcome(intent), lasting: None }
     }
 
     /// The GPU in messages.
@@ -98,6 +101,12 @@ impl Part {
         let before = self.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
         self.is_empty() && back::shape(before) == back::shape(&self.found)
     }
+}
+
+/// What stands when the plan of an operation on record is carried out on a GPU.
+fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
+    let before = intent.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
+    plan::outcome(before, &intent.plan.steps)
 }
 
 /// Plans what `request` asks, without doing any of it, from readings as fresh as those of an
