@@ -87,6 +87,27 @@ fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
     assert_eq!(truth(&host, 0).len(), 2);
 }
 
+#[test]
+fn why_it_went_back_is_known_after_a_restart_too() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    let before = truth(&host, 0);
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
+    // The way forward creates no compute instance before that; the way back is cut off at its first.
+    host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --kill before --parent");
+    let id = begin(&mut agent, &["7g.80gb"]);
+    host.clear_faults();
+    assert_ne!(truth(&host, 0), before);
+    let agent = Agent::start(&host, "");
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
+    assert_eq!(truth(&host, 0), before);
+    let error = ended.error.expect("a reason");
+    assert!(error.message.contains("creating GPU instance 7g.80gb@0 failed"), "{error:?}");
+    assert!(error.causes.iter().any(|cause| cause.contains("gpushd ended")), "{error:?}");
+}
+
 /// Makes a GPU instance on GPU 0 past the agent, as an administrator does by hand.
 fn make_by_hand(host: &Host, profile: &str, start: u8) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
