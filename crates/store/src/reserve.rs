@@ -10,14 +10,11 @@
 //! on write (btrfs, ZFS) allocation promises less. Both are narrow, and then the ending fails as
 //! any write would.
 
-use std::{
-    fs::{File, OpenOptions},
-    io,
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-};
+use std::{fs::File, path::Path};
 
 use nix::fcntl::posix_fallocate;
+
+use crate::{error::OpenError, own};
 
 /// The reserve.
 #[derive(Debug)]
@@ -29,14 +26,8 @@ pub(crate) struct Reserve {
 
 impl Reserve {
     /// Opens it, and allocates what is missing if there is space.
-    pub(crate) fn open(directory: &Path, bytes: u64) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join("reserve"))?;
+    pub(crate) fn open(directory: &Path, bytes: u64) -> Result<Self, OpenError> {
+        let file = own::file(&directory.join("reserve"), true)?;
         let mut reserve = Self { file, bytes, standing: false };
         reserve.restore();
         Ok(reserve)
