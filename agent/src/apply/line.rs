@@ -16,6 +16,7 @@ use std::{sync::Arc, time::Duration};
 use gpush_api::{ApiError, Code, OperationState};
 use gpush_core::desired::plan_host;
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::{
     begin::{Order, Ready, intent, may_pass},
@@ -45,27 +46,42 @@ pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, since: 
 pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, since: Timestamp) {
     let patience = order.wait.unwrap_or_default();
     let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
-    let mut last = None;
-    let begun = tokio::select! {
-        begun = turn(agent, &ongoing, &order, &mut last) => begun,
-        () = tokio::time::sleep(patience.saturating_sub(spent)) => Err(Left::Over(too_long(&ongoing.id(), patience))),
-        () = ongoing.cancelled().cancelled() => Err(Left::Over(cancelled(&ongoing.id()))),
-        () = agent.stopping.cancelled() => Err(Left::Stopping),
-    };
-    match begun {
-        Ok(Ready { parts, claim }) => {
-            let plans = parts.iter().map(|part| part.plan.clone()).collect();
-            match ongoing.start(claim, intent(&order, &parts), plans).await {
-                Ok(()) => carry_out(agent, ongoing, &parts).await,
-                Err(error) => finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await,
+    let until = Instant::now() + patience.saturating_sub(spent);
+    let mut last: Option<ApiError> = None;
+    let mut pause = Duration::ZERO;
+    loop {
+        let again = async {
+            tokio::time::sleep(pause).await;
+            turn(agent, &ongoing, &order, &mut last).await
+        };
+        let begun = tokio::select! {
+            begun = again => begun,
+            () = tokio::time::sleep_until(until) => Err(Left::Over(too_long(&ongoing.id(), patience))),
+            () = ongoing.cancelled().cancelled() => Err(Left::Over(cancelled(&ongoing.id()))),
+            () = agent.stopping.cancelled() => Err(Left::Stopping),
+        };
+        match begun {
+            Ok(Ready { parts, claim }) => {
+                let plans = parts.iter().map(|part| part.plan.clone()).collect();
+                match ongoing.start(claim, intent(&order, &parts), plans).await {
+                    Ok(()) => return carry_out(agent, ongoing, &parts).await,
+                    // Nothing was done, and what keeps it from being recorded may pass: a full disk.
+                    Err(error) if error.retryable => {
+                        if last.as_ref() != Some(&error) {
+                            tracing::warn!(op = ongoing.id(), "it can't begin yet: {error}");
+                        }
+                        last = Some(error);
+                        pause = LOOK;
+                    }
+                    Err(error) => return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await,
+                }
             }
-        }
-        Err(Left::Stopping) => {}
-        Err(Left::Over(mut error)) => {
-            let waited_for: Option<ApiError> = last;
-            error.causes.extend(waited_for.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
-            error.causes.push("nothing of it was done".to_owned());
-            finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
+            Err(Left::Stopping) => return,
+            Err(Left::Over(mut error)) => {
+                error.causes.extend(last.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
+                error.causes.push("nothing of it was done".to_owned());
+                return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
+            }
         }
     }
 }

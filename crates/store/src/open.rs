@@ -139,11 +139,11 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     if head.at > now {
         notes.push(Note::ClockBack { last: head.at, now });
     }
+    let counters = Arc::new(Counters::default());
     if !reserve.restore() {
         notes.push(Note::NoReserve { directory: directory.to_owned() });
+        counters.trouble(Some(StoreError::Full { path: directory.to_owned() }));
     }
-
-    let counters = Arc::new(Counters::default());
     let instance = uuid::Uuid::new_v4().to_string();
     let engine = Engine {
         files: Files::of(directory, &database),

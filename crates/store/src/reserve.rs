@@ -16,6 +16,9 @@ use nix::fcntl::posix_fallocate;
 
 use crate::{error::OpenError, own};
 
+/// Bytes beside the reserve that ordinary writes want.
+const ROOM: i64 = 256 << 10;
+
 /// The reserve.
 #[derive(Debug)]
 pub(crate) struct Reserve {
@@ -44,6 +47,16 @@ impl Reserve {
         if let Err(error) = self.file.set_len(0) {
             tracing::error!(%error, "the reserve of disk space can't be released");
         }
+    }
+
+    /// Whether there is space beside it, for ordinary writes.
+    pub(crate) fn has_room_beside(&mut self) -> bool {
+        let (start, length) = (i64::try_from(self.bytes).unwrap_or(i64::MAX), ROOM);
+        let found = posix_fallocate(&self.file, start, length).is_ok();
+        if let Err(error) = self.file.set_len(self.bytes) {
+            tracing::warn!(%error, "the reserve of disk space can't be cut to its size");
+        }
+        found
     }
 
     /// Takes the space again if it is to be had; whether it is kept now.

@@ -12,6 +12,7 @@ use std::{
     os::unix::fs::{PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
     process::Command,
+    time::{Duration, Instant},
 };
 
 use gpush_api::OperationState;
@@ -328,6 +329,33 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
         fs::remove_dir_all(&directory).unwrap();
     }
     println!("disk full with 0 to {} pages left: {refused} refusals, {LEFT} ends recorded", LEFT - 1);
+
+    let directory = disk.0.join("told");
+    let store = small(&directory).unwrap().store;
+    assert_eq!(store.trouble(), None);
+    disk.fill(0);
+    loop {
+        if store.write(|tx| tx.audit(audit("x", &"y".repeat(1000)))).wait().is_err() {
+            break;
+        }
+    }
+    let full = || Some(StoreError::Full { path: directory.clone() });
+    assert_eq!(store.trouble(), full());
+    drop(store);
+    fs::remove_file(directory.join("reserve")).unwrap();
+    File::create(disk.0.join("filler.2")).unwrap().write_all(&vec![1; 4 << 20]).unwrap_err();
+    let opened = small(&directory).unwrap();
+    assert!(opened.notes.contains(&Note::NoReserve { directory: directory.clone() }), "{:?}", opened.notes);
+    assert_eq!(opened.store.trouble(), full(), "it is told without a write");
+    disk.free();
+    fs::remove_file(disk.0.join("filler.2")).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while opened.store.trouble().is_some() {
+        assert!(Instant::now() < end, "there is space, and it says: {:?}", opened.store.trouble());
+        std::thread::yield_now();
+    }
+    drop(opened);
+    fs::remove_dir_all(&directory).unwrap();
 
     disk.fill(0);
     let error = small(&disk.0.join("new")).unwrap_err();
