@@ -15,6 +15,7 @@ use gpush_api::{Actor, ApiError, Cordon, Maintenance};
 use gpush_nvml::{Reading, RemappedRows};
 use gpush_store::{Condition, ConditionKind, NewCondition, Scope, Store, StoreError, Tx};
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use crate::apply::Part;
 
@@ -43,6 +44,8 @@ pub(crate) struct Standing {
     pub(crate) by: Option<Actor>,
     /// Since when.
     pub(crate) since: Timestamp,
+    /// The same by this process's own clock, which nobody sets; `None` when an earlier one set it.
+    set: Option<Instant>,
     /// What was under way when the GPU was left degraded.
     open: Option<Part>,
 }
@@ -97,8 +100,14 @@ impl Conditions {
         noticed: BTreeMap<String, RemappedRows>,
     ) -> Self {
         let standing = recorded.into_iter().map(|(one, open)| {
-            let standing =
-                Standing { cause: one.cause.clone(), reason: one.reason, by: one.by, since: one.since, open };
+            let standing = Standing {
+                cause: one.cause.clone(),
+                reason: one.reason,
+                by: one.by,
+                since: one.since,
+                set: None,
+                open,
+            };
             ((one.scope, one.kind, one.cause), standing)
         });
         let standing = Mutex::new(standing.collect());
@@ -193,6 +202,7 @@ impl Conditions {
             reason: new.reason.clone(),
             by: new.by.clone(),
             since: Timestamp::now(),
+            set: Some(Instant::now()),
             open,
         };
         self.standing().insert((new.scope.clone(), new.kind, new.cause.clone()), one);
@@ -225,11 +235,11 @@ impl Conditions {
         standing.iter().filter(|((scope, of, _), _)| *of == kind && here(scope)).map(|(_, one)| one.clone()).collect()
     }
 
-    /// Takes in a reading that was begun at `at`, while no call could change the GPU any more.
-    pub(crate) fn consider(&self, reading: &Reading, at: Timestamp) {
+    /// Takes in a reading that was begun at `begun`, while no call could change the GPU any more.
+    pub(crate) fn consider(&self, reading: &Reading, begun: Instant) {
         let uuid = &reading.identity.uuid;
         for one in self.about(uuid, ConditionKind::Degraded) {
-            let open = one.open.as_ref().filter(|_| at > one.since);
+            let open = one.open.as_ref().filter(|_| one.set.is_none_or(|set| begun > set));
             let Some(stands) = open.and_then(|part| part.stands(reading)) else { continue };
             tracing::info!(gpu = uuid, "it is degraded no longer: after {} it stands {stands}", one.cause);
             let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Degraded, Some(one.cause));
@@ -254,6 +264,63 @@ mod tests {
             reason: format!("because of {cause}"),
             by: None,
         })
+    }
+
+    /// A GPU without MIG, as an operation that wanted nothing of it finds it.
+    fn nothing_wanted(uuid: &str) -> (Part, Reading) {
+        let identity = gpush_nvml::Identity {
+            index: 0,
+            uuid: uuid.to_owned(),
+            pci: "0000:07:00.0".to_owned(),
+            pci_id: 0x20b2_10de,
+            pci_subsystem: None,
+            minor: 0,
+            name: "a GPU".to_owned(),
+            architecture: gpush_api::Architecture::Ampere,
+        };
+        let reading = Reading {
+            identity,
+            memory: gpush_api::Memory::default(),
+            mig: None,
+            processes: Vec::new(),
+            processes_known: true,
+            rows: None,
+            warnings: Vec::new(),
+        };
+        let plan = gpush_api::GpuPlan {
+            gpu: 0,
+            uuid: uuid.to_owned(),
+            name: "a GPU".to_owned(),
+            layout: Vec::new(),
+            steps: Vec::new(),
+            keeps: Vec::new(),
+            enables_mig: false,
+            disables_mig: false,
+            reset: None,
+            refusal: None,
+            error: None,
+        };
+        (Part::new(0, plan, None, &reading), reading)
+    }
+
+    #[test]
+    fn only_a_reading_begun_after_a_gpu_was_degraded_mends_it_whatever_the_wall_clock_says() {
+        let scratch = tempfile::tempdir().unwrap();
+        let store = Store::open(scratch.path(), Options::default()).unwrap().store;
+        let conditions = Conditions::of_the_store(store, Vec::new(), BTreeMap::new());
+        let (part, reading) = nothing_wanted("GPU-0");
+        let before = Instant::now();
+        let why = ApiError::new(gpush_api::Code::DriverError, "it failed");
+        conditions.take_in(&Change::degrade(&part, "op-1", &why));
+        // As if it was degraded tomorrow, by a clock that was set back since.
+        for one in conditions.standing().values_mut() {
+            one.since = Timestamp::now() + jiff::SignedDuration::from_hours(24);
+        }
+        let degraded = || conditions.about("GPU-0", ConditionKind::Degraded).len();
+        conditions.consider(&reading, before);
+        assert_eq!(degraded(), 1, "a reading from before says nothing");
+        conditions.consider(&reading, Instant::now() + std::time::Duration::from_nanos(1));
+        assert_eq!(degraded(), 0);
     }
 
     #[test]

@@ -189,8 +189,10 @@ fn is_trouble(note: &Note) -> bool {
 pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
     notes.iter().filter_map(|note| {
         let code = match note {
-            Note::NewerSchema { .. } | Note::NoReserve { .. } => Code::Unavailable,
-            Note::Created
+            Note::NewerSchema { .. } => Code::Unavailable,
+            // The store tells how it is now.
+            Note::NoReserve { .. }
+            | Note::Created
             | Note::Migrated { .. }
             | Note::Volatile { .. }
             | Note::Opaque { .. }

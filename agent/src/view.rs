@@ -53,7 +53,7 @@ pub(crate) fn compose(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
 fn gpu(agent: &Agent, asker: &Asker, unsettled: &[String], sight: Sight) -> Gpu {
     let settled = !unsettled.contains(&sight.identity.uuid) && agent.operations.holder(&sight.identity.uuid).is_none();
     if let Some(reading) = sight.reading.as_ref().filter(|_| settled && sight.listed && sight.error.is_none()) {
-        agent.conditions.consider(reading, sight.at);
+        agent.conditions.consider(reading, sight.at.own);
     }
     if let Some(rows) = sight.reading.as_ref().and_then(|reading| reading.rows) {
         cordon::read(agent, &sight.identity.uuid, rows);
@@ -90,7 +90,7 @@ fn gpu(agent: &Agent, asker: &Asker, unsettled: &[String], sight: Sight) -> Gpu 
         mig,
         processes,
         processes_known,
-        observed_at: at,
+        observed_at: at.wall,
         stale,
     }
 }

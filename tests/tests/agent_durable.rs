@@ -1,11 +1,11 @@
 //! What gpushd says is recorded is recorded: the order of syncs, replies and driver calls, and what
 //! it does when its database goes from under it or its disk is full.
 
-use std::process::Command;
+use std::{io::Write, path::PathBuf, process::Command, time::Instant};
 
 use gpush_api::{Code, Operation, OperationState, OperationSummary};
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, PATIENCE, Setup, gi_at, truth},
     host::Host,
 };
 use nix::{
@@ -144,6 +144,83 @@ fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
     }
     println!("disk full at 10 points: {refused} refused, {carried_out} carried out");
     assert!(refused > 0 && carried_out > 0, "{refused} {carried_out}");
+}
+
+/// A small file system for a state directory; `None`, said, where none may be mounted.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: PathBuf) -> Option<Self> {
+        std::fs::create_dir_all(&at).expect("a directory");
+        let mount =
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m,mode=700", "gpush-test"]).arg(&at).output();
+        if mount.is_ok_and(|mount| mount.status.success()) {
+            return Some(Self(at));
+        }
+        println!("SKIPPED a full disk: no small file system can be mounted here (needs root)");
+        None
+    }
+
+    fn fill(&self) {
+        let mut file = std::fs::File::create(self.0.join("filler")).expect("a file");
+        for size in [1 << 20, 4096] {
+            while file.write_all(&vec![1; size]).is_ok() {}
+        }
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.0.join("filler")).expect("the filler is there");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting() {
+    let host = Host::up("dgx-a100");
+    let Some(disk) = Disk::mount(Setup::on(&host).state_dir()) else { return };
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@0"]).state, OperationState::Done);
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
+    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 600 });
+    let waiting = agent.begin_with(&body).expect("it waits");
+    let look = |agent: &Agent| -> Operation {
+        serde_json::from_value(agent.get(&format!("/v1/operations/{}", waiting.id)).json()).expect("an operation")
+    };
+    await_that("operation that waits", &agent, || look(&agent).state == OperationState::Waiting);
+    let says_full = |agent: &Agent| agent.get("/v1/health").json()["causes"].to_string().contains("no space left");
+    disk.fill();
+    // What little is left is used up first.
+    await_that("refusal", &agent, || agent.begin(&["1"], &["7g.80gb"]).is_err());
+    assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
+    // It could begin now, were there space.
+    host.end_process(pid);
+    await_that("attempt to begin", &agent, || agent.log().contains("it can't begin yet"));
+    assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));
+    disk.free();
+    await_that("good health", &agent, || !says_full(&agent));
+    let ended = agent.follow(look(&agent));
+    assert_eq!(ended.state, OperationState::Done, "{ended:?}");
+    // Started on a full disk it is told until there is space, and no longer.
+    agent.stop();
+    std::fs::remove_file(disk.0.join("reserve")).expect("the reserve is there");
+    disk.fill();
+    let agent = Agent::start(&host, "");
+    assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
+    disk.free();
+    await_that("good health", &agent, || !says_full(&agent));
+    agent.stop();
+}
+
+fn await_that(what: &str, agent: &Agent, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "no {what}:\n{}", agent.log());
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use gpush_api::{GpuState, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, PATIENCE, gi_at, truth},
+    driver,
     host::Host,
 };
 use serde_json::json;
@@ -84,6 +85,77 @@ fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
     assert!(ended.notes[0].contains("gpushd ended while it was running"), "{:?}", ended.notes);
     assert!(agent.settle().is_empty());
     assert_eq!(truth(&host, 0).len(), 2);
+}
+
+#[test]
+fn why_it_went_back_is_known_after_a_restart_too() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
+    let before = truth(&host, 0);
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
+    // The way forward creates no compute instance before that; the way back is cut off at its first.
+    host.fault("nvmlGpuInstanceCreateComputeInstance* --gpu 0 --times 1 --kill before --parent");
+    let id = begin(&mut agent, &["7g.80gb"]);
+    host.clear_faults();
+    assert_ne!(truth(&host, 0), before);
+    let agent = Agent::start(&host, "");
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
+    assert_eq!(truth(&host, 0), before);
+    let error = ended.error.expect("a reason");
+    assert!(error.message.contains("creating GPU instance 7g.80gb@0 failed"), "{error:?}");
+    assert!(error.causes.iter().any(|cause| cause.contains("gpushd ended")), "{error:?}");
+}
+
+/// Makes a GPU instance on GPU 0 past the agent, as an administrator does by hand.
+fn make_by_hand(host: &Host, profile: &str, start: u8) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let hardware = driver::hardware(host);
+        let uuid = driver::uuids(&hardware).await.remove(0);
+        let made = driver::create(&hardware, &uuid, profile, start).await;
+        let reading = hardware.read(&uuid).await.expect("the GPU can be read");
+        let profile = driver::mig(&reading).profiles.iter().find(|p| p.id == made.profile_id).expect("the profile");
+        let whole = profile.compute.iter().find(|c| c.slices == profile.slices).expect("one that takes all of it");
+        hardware.create_compute_instance(&uuid, made.id, whole.id, None).await.expect("a compute instance");
+        hardware.stop().await.expect("the worker ends");
+    });
+}
+
+#[test]
+fn what_somebody_else_has_made_since_is_left_alone() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@0", "3g.40gb@4"]).state, OperationState::Done);
+    // Killed once both are gone.
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
+    let id = begin(&mut agent, &["7g.80gb"]);
+    host.clear_faults();
+    assert_eq!(truth(&host, 0), Vec::<String>::new());
+    make_by_hand(&host, "2g.20gb", 0);
+    let theirs = gi_at(&host, 0, 0);
+    host.start_trace();
+    let agent = Agent::start(&host, "");
+    let ended = agent.follow(operation(&agent, &id));
+    assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
+    // The half of the previous layout that is not in its way is back beside it.
+    assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
+    assert_eq!(gi_at(&host, 0, 0), theirs);
+    assert!(host.trace().iter().all(|call| !call.function.contains("Destroy")), "{:?}", host.trace());
+    let error = ended.error.expect("a reason");
+    assert!(error.message.contains("was changed by somebody else"), "{error:?}");
+    for says in [
+        "2g.20gb@0 (GPU instance",
+        "stood neither before the operation nor was it to be made",
+        "stays: somebody else has made it meanwhile",
+        "3g.40gb@0 is not back: 2g.20gb@0",
+    ] {
+        assert!(error.causes.iter().any(|cause| cause.contains(says)), "{says}: {error:?}");
+    }
+    assert_eq!(agent.gpu(0).state, GpuState::Degraded);
+    // Who knows what stands there may go on.
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
 }
 
 #[test]

@@ -64,7 +64,10 @@ fn a_failure_of_any_call_restores_the_previous_layout() {
     {
         assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
         let before = truth(&host, 0);
-        host.fault(&rule(&calls, k, &format!("--rc {code}")));
+        // One that is refused as in use is made once more in a fresh session.
+        let times = if *code == "IN_USE" { 2 } else { 1 };
+        let rule = rule(&calls, k, &format!("--rc {code}"));
+        host.fault(&rule.replace("--times 1", &format!("--times {times}")));
         let operation = agent.apply(&["0"], AFTER);
         assert_eq!(operation.state, OperationState::RolledBack, "call {k} ({}): {operation:?}", calls[k].function);
         assert_eq!(operation.progress[0].done as usize, k, "steps taken before call {k}");
@@ -213,6 +216,27 @@ fn a_handle_that_nobody_lists_is_refused_with_the_way_to_its_holder() {
 }
 
 #[test]
+fn a_handle_that_our_own_session_keeps_is_in_nobodys_way() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, CONFIG);
+    // In the way of what is created, once all is destroyed.
+    assert_eq!(agent.apply(&["0"], &["1g.10gb*7"]).state, OperationState::Done);
+    host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
+    let operation = agent.apply(&["0"], &["3g.40gb*2"]);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    host.clear_faults();
+    // In the way of a rollback.
+    let before = truth(&host, 0);
+    host.fault("nvmlDeviceGetGpuInstanceById --mutate leak --times 1");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --rc UNKNOWN");
+    let operation = agent.apply(&["0"], &["1g.10gb*7"]);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    assert_eq!(truth(&host, 0), before);
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+    assert!(agent.log().contains("once more in a fresh driver session"), "{}", agent.log());
+}
+
+#[test]
 fn a_failing_gpu_takes_the_other_gpus_of_its_operation_back_with_it() {
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, CONFIG);
@@ -263,7 +287,7 @@ fn a_mode_that_does_not_come_into_force_is_taken_back() {
     let mig = agent.gpu(0).mig.unwrap();
     assert_eq!((mig.enabled, mig.pending), (false, false));
     // On Hopper a busy GPU shows only at the first creation: then the mode goes off again too.
-    host.fault("nvmlDeviceCreateGpuInstance* --times 1 --rc IN_USE");
+    host.fault("nvmlDeviceCreateGpuInstance* --times 2 --rc IN_USE");
     let operation = agent.apply(&["0"], &["3g.40gb"]);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), ["MIG off"]);

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! An instance that must stay costs only what overlaps it. It must when a process has come into it
-//! meanwhile; on the last attempts also when the driver has refused to destroy it, or does not tell
+//! meanwhile, or when it is somebody else's: neither from before nor of the plan; on the last attempts also when the driver has refused to destroy it, or does not tell
 //! who uses the GPU. A GPU instance without compute instances has no users.
 
 use std::{collections::BTreeSet, time::Duration};
@@ -110,17 +110,24 @@ async fn once(
         let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
         target = Target::of_instances(&geometry, previous);
         let unknown = |instance: &GpuInstance| !reading.processes_known && !instance.compute.is_empty();
-        let untouchable =
-            |instance: &GpuInstance| unknown(instance) || stays.is_some_and(|stays| stays.contains(&instance.id));
+        let others = plan::others(&now.instances, previous, &part.outcome);
+        let untouchable = |instance: &GpuInstance| {
+            others.contains(&instance.id)
+                || unknown(instance)
+                || stays.is_some_and(|stays| stays.contains(&instance.id))
+        };
         let mut planned = plan::plan(&geometry, &now.instances, &target);
         let instead = match &planned {
             Ok(plan) if !destroys(&plan.steps, &now.instances, untouchable) => false,
-            Ok(_) if stays.is_none() => return Err(failed(users_unknown(part, &reading))),
+            Ok(plan) if stays.is_none() && destroys(&plan.steps, &now.instances, unknown) => {
+                return Err(failed(users_unknown(part, &reading)));
+            }
             Ok(_) | Err(Refusal::Blocked { .. }) => true,
             Err(_) => false,
         };
         if instead {
-            let beside = plan::beside(&geometry, &now.instances, previous, untouchable);
+            let mut beside = plan::beside(&geometry, &now.instances, previous, untouchable);
+            beside.others = others;
             target = beside.target.clone();
             planned = plan::plan(&geometry, &now.instances, &target);
             short = Some(beside);

@@ -124,9 +124,7 @@ async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<
 
 /// Restores what stood before, on all GPUs of an operation, because of `why`.
 pub(super) async fn go_back(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
-    if ongoing.snapshot().state != OperationState::Cancelling
-        && let Err(error) = ongoing.advance(OperationState::Cancelling).await
-    {
+    if let Err(error) = ongoing.turn_back(&why).await {
         // What counts is what is done now; the next agent would try the way forward once more.
         tracing::warn!(op = ongoing.id(), "that it is taken back can't be recorded: {error}");
     }

@@ -36,7 +36,10 @@ pub(crate) use self::{
 use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest};
-use gpush_core::desired::{needs_reset, plan_host};
+use gpush_core::{
+    desired::{needs_reset, plan_host},
+    plan,
+};
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
@@ -54,6 +57,8 @@ pub(crate) struct Part {
     pub(crate) before: Option<Mig>,
     /// What stood when the plan was made: what its steps begin with.
     pub(super) found: Vec<GpuInstance>,
+    /// What stands when all of the operation's plan is carried out; ids of what is new mean nothing.
+    pub(super) outcome: Vec<GpuInstance>,
     /// What becomes of the GPU's override when the operation ends well.
     pub(super) lasting: Option<Lasting>,
     /// Whether a change of its MIG mode may take a reset.
@@ -65,20 +70,21 @@ impl Part {
     pub(crate) fn new(position: usize, plan: GpuPlan, before: Option<Mig>, reading: &Reading) -> Self {
         let found = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
         let resets = plan.reset.is_some() || needs_reset(reading.identity.architecture);
-        Self { position, plan, before, found, lasting: None, resets }
+        let outcome = plan::outcome(&found, &plan.steps);
+        Self { position, plan, before, found, outcome, lasting: None, resets }
     }
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
         // Who is in the way was seen with the eyes of whoever asked; an operation is read by everybody.
         let plan = GpuPlan { refusal: None, error: None, steps: Vec::new(), keeps: Vec::new(), ..plan };
-        Self { position, plan, before: None, found: Vec::new(), lasting: None, resets: false }
+        Self { position, plan, before: None, found: Vec::new(), outcome: Vec::new(), lasting: None, resets: false }
     }
 
     /// As the journal has it, to be compared with what stands now.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
         let (plan, before) = (intent.plan.clone(), intent.before.clone());
-        Self { position, plan, before, found: Vec::new(), lasting: None, resets: false }
+        Self { position, plan, before, found: Vec::new(), outcome: outcome(intent), lasting: None, resets: false }
     }
 
     /// The GPU in messages.
@@ -105,6 +111,12 @@ impl Part {
         let before = self.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
         self.is_empty() && back::shape(before) == back::shape(&self.found)
     }
+}
+
+/// What stands when the plan of an operation on record is carried out on a GPU.
+fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
+    let before = intent.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
+    plan::outcome(before, &intent.plan.steps)
 }
 
 /// Plans what `request` asks, without doing any of it, from readings as fresh as those of an

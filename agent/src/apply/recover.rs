@@ -7,12 +7,16 @@
 //! queued, waiting ─► in line again
 //! interrupted ─► wait for the driver ─► read each GPU
 //!                                          ├─ all as planned ────────────────────────► done
-//!                                          ├─ same boot, not being taken back,
-//!                                          │  and a plan to the end stands ──────────► running, the rest of it
+//!                                          ├─ same boot, not being taken back, nobody
+//!                                          │  else's work there, and a plan to the
+//!                                          │  same end stands ───────────────────────► running, the rest of it
 //!                                          ├─ all as before ─────────────────────────► rolled back
 //!                                          ├─ another boot: what was made is gone ───► failed
 //!                                          └─ between ───────────────────────────────► cancelling, back
 //! ```
+//!
+//! The rest of it is planned to the very placements that the journal has, so what stands is told
+//! from what somebody else has made since the agent died: that is never destroyed.
 //!
 //! It is done while the API is already served: until then the GPUs are the operation's, as they
 //! were. An agent that dies in here leaves the next one the same task.
@@ -23,6 +27,7 @@ use gpush_api::{ApiError, Code, GpuLayout, GpuPlan, LayoutSource, OperationState
 use gpush_core::{
     config::Config,
     desired::{needs_reset, plan_host},
+    plan,
 };
 use gpush_nvml::{DriverError, ErrorKind, Reading};
 use gpush_store::{GpuIntent, OperationId, UnfinishedOperation};
@@ -32,7 +37,7 @@ use super::{
     begin::More,
     carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
-    mode, renewed,
+    mode, outcome, renewed,
     step::Trouble,
 };
 use crate::{agent::Shared, auth::Asker, conditions::Change, operation::Ongoing, startup};
@@ -169,6 +174,9 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         },
         None => None,
     };
+    let found = std::iter::zip(&left.intent.gpus, &readings);
+    let others: Vec<ApiError> =
+        found.filter_map(|(gpu, reading)| changed_by_others(gpu, reading.as_deref()?)).collect();
     let mut lasting = serde_json::from_value::<More>(left.intent.more).map(|more| more.lasting).unwrap_or_default();
     let parts: Vec<Part> = left
         .intent
@@ -187,6 +195,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
                 lasting: lasting.remove(&gpu.plan.uuid),
                 plan,
                 before: gpu.before.clone(),
+                outcome: outcome(gpu),
                 found: now.map(|mig| mig.instances.clone()).unwrap_or_default(),
             }
         })
@@ -199,10 +208,13 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     let as_before = std::iter::zip(&parts, &readings).all(|(part, reading)| {
         reading.as_ref().is_some_and(|reading| back::same(part.before.as_ref(), reading.mig.as_ref()))
     });
+    // Why it was being taken back when gpushd ended.
+    let failed =
+        left.record.error.filter(|_| back_wanted).map(|error| error.cause("gpushd ended in the middle of that"));
     let interrupted = |message: &str| ApiError::new(Code::Unavailable, message.to_owned());
     if as_planned {
         finish(agent, ongoing, &parts, OperationState::Done, None).await;
-    } else if to_do && same_boot && !back_wanted {
+    } else if to_do && same_boot && !back_wanted && others.is_empty() {
         match ongoing.advance(OperationState::Running).await {
             Ok(()) => carry_out(agent, ongoing, &parts).await,
             Err(_) if ongoing.cancelled().is_cancelled() => {
@@ -213,9 +225,11 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
             Err(error) => stuck(agent, ongoing, &parts, error).await,
         }
     } else if as_before {
-        let error = interrupted("gpushd ended before anything was changed, or after all was taken back")
-            .cause("the previous layout stands, read back")
-            .hint("ask for it again");
+        let error = failed.unwrap_or_else(|| {
+            interrupted("gpushd ended before anything was changed, or after all was taken back")
+                .hint("ask for it again")
+        });
+        let error = error.cause("the previous layout stands, read back");
         finish(agent, ongoing, &parts, OperationState::RolledBack, Some(error)).await;
     } else if !same_boot {
         let error = interrupted("the host was restarted in the middle of the operation")
@@ -223,10 +237,18 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
             .hint("`gpushctl status` shows what stands; `gpushctl mig apply` gives the GPUs the config's layouts");
         finish(agent, ongoing, &parts, OperationState::Failed, Some(error)).await;
     } else {
-        let why = match parts.iter().find_map(|part| part.plan.error.clone()) {
-            Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
-            None if back_wanted => interrupted("gpushd ended while the operation was taken back"),
-            None => interrupted("gpushd ended in the middle of the operation, which can't be carried on"),
+        let others = others.into_iter().next();
+        let refused = parts.iter().find_map(|part| part.plan.error.clone());
+        let why = match (failed, others.clone().or(refused)) {
+            (Some(failed), _) => {
+                let others = others.into_iter().flat_map(|others| [vec![others.message], others.causes].concat());
+                ApiError { causes: failed.causes.iter().cloned().chain(others).collect(), ..failed }
+            }
+            (None, Some(refused)) => {
+                ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused }
+            }
+            (None, None) if back_wanted => interrupted("gpushd ended while the operation was taken back"),
+            (None, None) => interrupted("gpushd ended in the middle of the operation, which can't be carried on"),
         };
         go_back(agent, ongoing, &parts, &ends, why).await;
     }
@@ -285,6 +307,25 @@ fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
+/// Why an operation goes no further on a GPU where somebody else has made something since.
+fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
+    let now = reading.mig.as_ref()?;
+    let before = gpu.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
+    let others = plan::others(&now.instances, before, &outcome(gpu));
+    if others.is_empty() {
+        return None;
+    }
+    let message = format!("GPU {} ({}) was changed by somebody else", gpu.plan.gpu, gpu.plan.uuid);
+    let mut error = ApiError::new(Code::Conflict, message);
+    for other in now.instances.iter().filter(|instance| others.contains(&instance.id)) {
+        error = error.cause(format!(
+            "{}@{} (GPU instance {}) stood neither before the operation nor was it to be made",
+            other.profile, other.placement.start, other.id
+        ));
+    }
+    Some(error.hint(format!("see what stands with `gpushctl gpu show {}`, then apply a layout", gpu.plan.gpu)))
+}
+
 /// What is left to do on each GPU, made anew; `None` when the agent stops before that is known.
 async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) -> Option<Vec<GpuPlan>> {
     let asker = Asker::agent();
@@ -307,10 +348,12 @@ async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) ->
             let off = GpuLayout { gpu: uuid, mig: false, layout: Vec::new() };
             PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![off]) }
         } else {
-            PlanRequest { gpus: vec![uuid], layout: LayoutSource::Entries(gpu.plan.layout.clone()) }
+            PlanRequest { gpus: vec![uuid], layout: LayoutSource::Entries(plan::entries(&outcome(gpu))) }
         };
         match plan_host(&config, &host, &request) {
-            Ok(mut plans) if plans.plans.len() == 1 => plans.plans.remove(0),
+            Ok(mut plans) if plans.plans.len() == 1 => {
+                GpuPlan { layout: gpu.plan.layout.clone(), ..plans.plans.remove(0) }
+            }
             Ok(_) => GpuPlan { error: Some(ApiError::new(Code::NotFound, "the GPU is gone")), ..gpu.plan.clone() },
             Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },
         }

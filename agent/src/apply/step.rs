@@ -214,6 +214,10 @@ async fn call(agent: &Shared, part: &Part, step: &Step, ground: &mut Ground) -> 
         Step::CreateGpuInstance { profile_id, placement, .. } => {
             let made = hardware.create_gpu_instance(uuid, *profile_id, *placement).await?;
             if made.placement != *placement || made.profile_id != *profile_id {
+                // Nobody else would take it for ours.
+                if let Err(error) = hardware.destroy_gpu_instance(uuid, made.id).await {
+                    tracing::warn!(gpu = uuid, %error, "what the driver made instead can't be destroyed");
+                }
                 let what = format!("asked for profile {profile_id} at {placement:?}, got {made:?}");
                 return Err(DriverError::new(ErrorKind::Garbled, "creating a GPU instance").on(uuid).detail(what));
             }

@@ -20,11 +20,28 @@ use tokio::{
 /// How long a reading is good.
 pub(crate) const LIFE: Duration = Duration::from_secs(1);
 
+/// A moment on two clocks: the wall's is for people, and may be set back; this process's own is
+/// what moments are compared by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment {
+    /// By the wall's clock.
+    pub(crate) wall: Timestamp,
+    /// By this process's own.
+    pub(crate) own: Instant,
+}
+
+impl Moment {
+    /// This one.
+    pub(crate) fn now() -> Self {
+        Self { wall: Timestamp::now(), own: Instant::now() }
+    }
+}
+
 /// What is known of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Known<V> {
     /// The last good reading and when it was begun.
-    pub(crate) good: Option<(V, Timestamp)>,
+    pub(crate) good: Option<(V, Moment)>,
     /// Why the last attempt failed.
     pub(crate) error: Option<DriverError>,
     /// Whether a newer reading was wanted and could not be had.
@@ -52,7 +69,7 @@ struct Inner<V> {
 
 #[derive(Debug)]
 struct State<V> {
-    good: Option<(V, Timestamp)>,
+    good: Option<(V, Moment)>,
     error: Option<DriverError>,
     /// When the last attempt that ended was begun.
     begun: Option<Instant>,
@@ -87,7 +104,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         state.running = true;
         drop(state);
         let reading = read();
-        let ended = Ended { cache: self.clone(), begun: Instant::now(), stamp: Timestamp::now() };
+        let ended = Ended { cache: self.clone(), begun: Moment::now() };
         tokio::spawn(async move {
             let outcome = reading.await;
             ended.with(outcome);
@@ -112,16 +129,16 @@ impl<V: Clone + Send + 'static> Cached<V> {
     }
 
     /// Takes in a reading that was made beside the cache, begun at `begun`.
-    pub(crate) fn put(&self, begun: Instant, stamp: Timestamp, outcome: Result<V, DriverError>) {
+    pub(crate) fn put(&self, begun: Moment, outcome: Result<V, DriverError>) {
         let mut state = self.state();
         // An older one that ended later tells nothing new.
-        if state.begun.is_some_and(|other| other > begun) {
+        if state.begun.is_some_and(|other| other > begun.own) {
             return;
         }
-        state.begun = Some(begun);
+        state.begun = Some(begun.own);
         match outcome {
             Ok(value) => {
-                state.good = Some((value, stamp));
+                state.good = Some((value, begun));
                 state.error = None;
             }
             Err(error) => state.error = Some(error),
@@ -148,13 +165,12 @@ impl<V: Clone + Send + 'static> Cached<V> {
 /// Ends a reading even if its task is dropped.
 struct Ended<V: Clone + Send + 'static> {
     cache: Cached<V>,
-    begun: Instant,
-    stamp: Timestamp,
+    begun: Moment,
 }
 
 impl<V: Clone + Send + 'static> Ended<V> {
     fn with(self, outcome: Result<V, DriverError>) {
-        self.cache.put(self.begun, self.stamp, outcome);
+        self.cache.put(self.begun, outcome);
     }
 }
 
@@ -247,10 +263,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_older_reading_never_replaces_a_newer_one() {
         let cache = Cached::new();
-        let before = Instant::now();
+        let before = Moment::now();
         tokio::time::advance(Duration::from_millis(5)).await;
-        cache.put(Instant::now(), Timestamp::now(), Ok(2));
-        cache.put(before, Timestamp::now(), Ok(1));
+        cache.put(Moment::now(), Ok(2));
+        cache.put(before, Ok(1));
         assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(2));
     }
 }

@@ -19,10 +19,9 @@ use std::{
 };
 
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
-use jiff::Timestamp;
 use tokio::{sync::Notify, time::Instant};
 
-use self::cached::{Cached, Known};
+use self::cached::{Cached, Known, Moment};
 use crate::people::People;
 
 /// How long an asker waits for a newer reading.
@@ -42,7 +41,7 @@ pub(crate) struct Sight {
     /// The last good reading.
     pub(crate) reading: Option<Arc<Reading>>,
     /// When that was made, or when the GPU was listed.
-    pub(crate) at: Timestamp,
+    pub(crate) at: Moment,
     /// Why there is no newer one.
     pub(crate) error: Option<DriverError>,
     /// Whether a newer one was wanted.
@@ -181,10 +180,10 @@ impl Observer {
 
     /// One GPU as it is now.
     pub(crate) async fn read_now(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
-        let (begun, stamp) = (Instant::now(), Timestamp::now());
+        let begun = Moment::now();
         let outcome = self.read(uuid).await;
         if let Some(entry) = self.entries().get(uuid) {
-            entry.readings.put(begun, stamp, outcome.clone());
+            entry.readings.put(begun, outcome.clone());
         }
         outcome
     }
@@ -271,10 +270,10 @@ fn is_listed(listed: &[Listed], uuid: &str) -> bool {
     listed.iter().any(|listed| listed.identity.as_ref().is_ok_and(|identity| identity.uuid == uuid))
 }
 
-fn sight(identity: Identity, listed: bool, known: Known<Arc<Reading>>, list_at: Option<Timestamp>) -> Sight {
+fn sight(identity: Identity, listed: bool, known: Known<Arc<Reading>>, list_at: Option<Moment>) -> Sight {
     let (reading, at) = match known.good {
         Some((reading, at)) => (Some(reading), at),
-        None => (None, list_at.unwrap_or_else(Timestamp::now)),
+        None => (None, list_at.unwrap_or_else(Moment::now)),
     };
     Sight { identity, listed, reading, at, error: known.error, stale: known.stale }
 }

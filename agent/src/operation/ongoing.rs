@@ -173,6 +173,21 @@ impl Ongoing {
         Ok(())
     }
 
+    /// Says, durably, that it is taken back from now on, and why.
+    ///
+    /// # Errors
+    /// When it can't be recorded.
+    pub(crate) async fn turn_back(&self, why: &ApiError) -> Result<(), ApiError> {
+        let (id, recorded) = (self.id, why.clone());
+        self.operations.store().write_ending(move |tx| tx.turn_back(id, recorded.clone()).map(|_| ())).await?;
+        self.update(|operation| {
+            operation.state = OperationState::Cancelling;
+            operation.error = Some(why.clone());
+            Some(Told::default())
+        });
+        Ok(())
+    }
+
     /// Ends it, together with what `also` records, of which `then` is told once it is on record. Its
     /// GPUs are free after that and before anybody is told, so that whoever waited for the end can
     /// go on with them.

@@ -79,6 +79,9 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     for blocker in &beside.stays {
         let holders: Vec<String> = blocker.holders.iter().map(holder).collect();
         error = error.cause(match holders.as_slice() {
+            [] if beside.others.contains(&blocker.gi) => {
+                format!("{} stays: somebody else has made it meanwhile", instance(blocker))
+            }
             [] => format!("{} stays: it may be in use, by whom is not known", instance(blocker)),
             holders => format!("{} stays: it is held by {}", instance(blocker), list(holders, "and")),
         });

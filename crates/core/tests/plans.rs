@@ -7,7 +7,7 @@ use std::fmt::Write;
 use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind, Refusal, Step};
 use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::Layout;
-use gpush_core::plan::{Holds, Plan, Target, beside, plan, plan_around};
+use gpush_core::plan::{Holds, Plan, Target, beside, entries, others, outcome, plan, plan_around};
 
 fn geometry(key: &str) -> Geometry {
     Geometry::of_model(&gpush_geometry::model(key).unwrap())
@@ -310,4 +310,57 @@ fn within_a_gpu_instance_that_was_there_before_only_what_is_in_use_stays() {
     // Untouchable, it stays as it stands.
     let found = beside(&a100, &now, &previous, |_| true);
     assert_eq!(found.target.instances[0].compute.len(), 2, "{found:?}");
+}
+
+#[test]
+fn at_every_step_of_a_plan_what_stands_is_told_from_what_others_made() {
+    let a100 = geometry("a100-80");
+    let (mut states, mut found) = (0, 0);
+    for (before, after) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|after| (*before, after))) {
+        let previous = standing(&a100, before);
+        let steps = plan(&a100, &previous, &resolve(&a100, after)).unwrap().steps;
+        let end = outcome(&previous, &steps);
+        // Carried on from anywhere it comes to the same places.
+        let pinned = Target::resolve(&a100, &Layout::parse_list(&entries(&end)).unwrap()).unwrap();
+        for taken in 0..=steps.len() {
+            let now = outcome(&previous, &steps[..taken]);
+            assert_eq!(others(&now, &previous, &end), [].into(), "{before} to {after}, {taken} steps");
+            let rest = plan(&a100, &now, &pinned).unwrap().steps;
+            let shape = |instances: &[GpuInstance]| {
+                let mut shape: Vec<_> = instances.iter().map(|i| (i.placement, i.profile_id)).collect();
+                shape.sort_unstable();
+                shape
+            };
+            assert_eq!(shape(&outcome(&now, &rest)), shape(&end), "{before} to {after}, {taken} steps");
+            if taken == steps.len() {
+                assert_eq!(rest, [], "{before} to {after}");
+            }
+            // Whatever else somebody makes there is theirs.
+            for layout in LAYOUTS {
+                for mut other in standing(&a100, layout) {
+                    other.id = 77;
+                    let known =
+                        |one: &GpuInstance| (one.profile_id, one.placement) == (other.profile_id, other.placement);
+                    if !previous.iter().chain(&end).any(known) {
+                        assert_eq!(others(&[now.clone(), vec![other]].concat(), &previous, &end), [77].into());
+                        found += 1;
+                    }
+                }
+            }
+            states += 1;
+        }
+    }
+    println!("{states} states, {found} instances of others");
+}
+
+#[test]
+fn a_compute_instance_of_others_makes_its_gpu_instance_theirs() {
+    let a100 = geometry("a100-80");
+    let previous = standing(&a100, "1c.3g.40gb*3");
+    let end = standing(&a100, "none");
+    let mut now = previous.clone();
+    now[0].compute.pop();
+    assert_eq!(others(&now, &previous, &end), [].into());
+    now[0].compute = standing(&a100, "3g.40gb").remove(0).compute;
+    assert_eq!(others(&now, &previous, &end), [now[0].id].into());
 }

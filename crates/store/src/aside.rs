@@ -12,7 +12,7 @@ use jiff::Timestamp;
 const KEPT: usize = 5;
 
 /// File names beside a database that belong to it.
-const COMPANIONS: [&str; 3] = ["-wal", "-shm", "-journal"];
+pub(crate) const COMPANIONS: [&str; 3] = ["-wal", "-shm", "-journal"];
 
 /// Renames the database and what belongs to it; where it is now. `None` when there is none (then
 /// what is left of it is moved all the same).

@@ -51,6 +51,10 @@ const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 /// Commits after which old records are forgotten at the next quiet moment.
 const COMMITS_A_PRUNE: u64 = 256;
 
+/// Between two looks for space on a full disk: whoever asks how the store is shall not have to
+/// write to be told.
+const LOOK_FOR_SPACE: Duration = Duration::from_secs(1);
+
 /// What may be done on a full disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
@@ -95,8 +99,13 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    fn trouble(&self, trouble: Option<StoreError>) {
+    pub(crate) fn trouble(&self, trouble: Option<StoreError>) {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    fn is_full(&self) -> bool {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(*trouble, Some(StoreError::Full { .. }))
     }
 }
 
@@ -145,21 +154,32 @@ enum Failure {
 impl Engine {
     /// Serves jobs until nobody can send any more.
     pub(crate) fn run(mut self, jobs: &Receiver<Job>) {
+        let mut looked = Instant::now();
         loop {
-            let first = if self.commits_since_checkpoint > 0 {
-                match jobs.recv_timeout(QUIET) {
+            if self.counters.is_full() && looked.elapsed() >= LOOK_FOR_SPACE {
+                self.look_for_space();
+                looked = Instant::now();
+            }
+            let patience = match (self.commits_since_checkpoint > 0, self.counters.is_full()) {
+                (true, _) => Some(QUIET),
+                (false, true) => Some(LOOK_FOR_SPACE),
+                (false, false) => None,
+            };
+            let first = match patience {
+                Some(patience) => match jobs.recv_timeout(patience) {
                     Ok(job) => job,
                     Err(RecvTimeoutError::Timeout) => {
-                        self.tidy();
+                        if self.commits_since_checkpoint > 0 {
+                            self.tidy();
+                        }
                         continue;
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
-                }
-            } else {
-                match jobs.recv() {
+                },
+                None => match jobs.recv() {
                     Ok(job) => job,
                     Err(_) => break,
-                }
+                },
             };
             let mut batch = vec![first];
             while batch.len() < LARGEST_BATCH
@@ -326,6 +346,13 @@ impl Engine {
         self.commits_since_checkpoint += 1;
         self.commits_since_prune += 1;
         Ok(())
+    }
+
+    /// Finds out whether a disk that was full has space again.
+    fn look_for_space(&mut self) {
+        if matches!(self.condition, Condition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
+            self.counters.trouble(None);
+        }
     }
 
     fn refuse_from_now_on(&mut self, error: StoreError) {

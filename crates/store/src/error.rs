@@ -1,7 +1,10 @@
 //! Why the store can't be opened, and why something could not be recorded: each names the file,
 //! the cause and what to type next.
 
-use std::{io, path::PathBuf};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
 
 use gpush_api::{ApiError, Code, OperationState};
 
@@ -17,6 +20,15 @@ pub enum OpenError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The state directory, or a file in it, is somebody else's or may be written by others.
+    #[error("{} {why}, so what gpushd records there can't be relied on: {}; or give another directory with \
+             --state-dir", path.display(), why.way_out(path))]
+    Untrusted {
+        /// The directory, or the file in it.
+        path: PathBuf,
+        /// Why not.
+        why: Untrusted,
     },
     /// Another agent has it.
     #[error("another gpushd {}has the state directory {}; stop it (`systemctl stop gpushd`{}), or give another \
@@ -52,6 +64,62 @@ pub enum OpenError {
         /// What SQLite says.
         cause: String,
     },
+}
+
+/// Why a directory or a file is not relied on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Untrusted {
+    /// It is another user's.
+    Owner {
+        /// Whose it is.
+        uid: u32,
+        /// Who we are.
+        own: u32,
+    },
+    /// Others than its owner may write it.
+    Mode {
+        /// Whose it is.
+        uid: u32,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// It is a symbolic link.
+    Link,
+    /// It is no regular file.
+    NoFile,
+}
+
+impl fmt::Display for Untrusted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owner { uid, own } => {
+                write!(
+                    f,
+                    "belongs to uid {uid}, and gpushd runs as {}",
+                    if *own == 0 { "root" } else { "another user" }
+                )
+            }
+            Self::Mode { uid, mode } => {
+                write!(f, "may be written by others than its owner (uid {uid}, mode {mode:04o})")
+            }
+            Self::Link => write!(f, "is a symbolic link"),
+            Self::NoFile => write!(f, "is no regular file"),
+        }
+    }
+}
+
+impl Untrusted {
+    /// What to type about it.
+    fn way_out(self, path: &Path) -> String {
+        let path = path.display();
+        match self {
+            Self::Owner { own, .. } => {
+                format!("see what is in it (`ls -la {path}`), then `chown {own} {path}` and `chmod go-w {path}`")
+            }
+            Self::Mode { .. } => format!("`chmod go-w {path}`"),
+            Self::Link | Self::NoFile => format!("see who put it there (`ls -l {path}`), then `rm {path}`"),
+        }
+    }
 }
 
 fn by(pid: Option<u32>, before: &str, after: &str) -> String {

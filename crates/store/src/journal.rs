@@ -177,6 +177,16 @@ impl Tx<'_> {
         self.update(record, to, |_| {})
     }
 
+    /// Moves an operation to `Cancelling`, with why it is taken back: whoever ends it after a crash
+    /// has that to tell. One that somebody cancelled may be there already.
+    ///
+    /// # Errors
+    /// When it has ended, or it can't be written.
+    pub fn turn_back(&mut self, id: OperationId, why: ApiError) -> Result<OperationRecord, StoreError> {
+        let record = self.known(id)?;
+        self.update(record, OperationState::Cancelling, |record| record.error = Some(why))
+    }
+
     /// Records that somebody wants it taken back: what was not begun ends as rolled back because of
     /// `why`, what was begun is being taken back from now on.
     ///

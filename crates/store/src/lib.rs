@@ -17,6 +17,7 @@
 //! |---|---|
 //! | a second agent | [`OpenError::Held`] with the holder's pid, for as long as the first lives |
 //! | a network file system | [`OpenError::NetworkFilesystem`]: its locks and syncs promise too little |
+//! | somebody else's, or others may write it | [`OpenError::Untrusted`] with what to type |
 //! | tmpfs | allowed; [`Note::Volatile`] says that a reboot forgets |
 //! | disk full | ordinary writes are refused; endings ([`Store::write_ending`]) use the [`reserve`] |
 //! | a sync or write fails | the store is [`StoreError::Broken`] until it is opened anew: what the disk holds is not known before it is read again |
@@ -43,6 +44,7 @@ mod note;
 mod open;
 mod operation;
 mod overrides;
+mod own;
 mod record;
 mod reserve;
 mod schema;
@@ -53,7 +55,7 @@ mod watermark;
 pub use answer::{Answer, NewAnswer, StoredAnswer};
 pub use audit::{AuditQuery, AuditRecord, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
-pub use error::{OpenError, StoreError};
+pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, Lost};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{

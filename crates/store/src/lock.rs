@@ -4,9 +4,8 @@
 //! its process however that ends; the file holds the pid so that the other one can be told by whom.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs,
     io::{self, Read, Seek, Write},
-    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
@@ -15,7 +14,7 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 
-use crate::error::OpenError;
+use crate::{error::OpenError, own};
 
 /// The lock, ours until dropped.
 #[derive(Debug)]
@@ -28,14 +27,7 @@ impl Lock {
     pub(crate) fn take(directory: &Path) -> Result<Self, OpenError> {
         let path = directory.join("lock");
         let unusable = |source: io::Error| OpenError::Unusable { path: path.clone(), source };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o644)
-            .open(&path)
-            .map_err(unusable)?;
+        let file = own::file(&path, true)?;
         let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => lock,
             Err((mut file, Errno::EWOULDBLOCK)) => {

@@ -1,7 +1,7 @@
 //! Opening: what is there, whether it can be trusted, and what to say about it.
 //!
 //! ```text
-//! directory ─► file system fit? ─► lock ─► reserve, watermark ─► database?
+//! directory ─► ours alone? ─► file system fit? ─► lock ─► reserve, watermark ─► database?
 //!   none, no watermark ─────────────────────────────► made            Note::Created
 //!   none or empty, but a watermark ─────────────────► made            Note::Lost
 //!   file, schema, seals or watermark do not agree ──► set aside, made Note::Lost
@@ -14,9 +14,7 @@
 //! it is accepted.
 
 use std::{
-    fs::{self, DirBuilder, OpenOptions},
-    io,
-    os::unix::fs::DirBuilderExt,
+    fs, io,
     path::Path,
     sync::{Arc, mpsc},
 };
@@ -33,7 +31,7 @@ use crate::{
     filesystem::{self, Verdict},
     lock::Lock,
     note::{Clock, Note, Opened, Options},
-    record,
+    own, record,
     reserve::Reserve,
     schema,
     store::Store,
@@ -72,7 +70,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         let path = path.to_owned();
         move |source: io::Error| OpenError::Unusable { path, source }
     };
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(unusable(directory))?;
+    own::directory(directory)?;
     let mut notes = Vec::new();
     let magic = magic.map_or_else(|| filesystem::magic(directory), Ok).map_err(unusable(directory))?;
     match filesystem::judge(magic) {
@@ -84,8 +82,8 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         }
     }
     let lock = Lock::take(directory)?;
-    let mut reserve = Reserve::open(directory, options.bounds.reserve).map_err(unusable(&directory.join("reserve")))?;
-    let (watermark, mark) = Watermark::open(directory).map_err(unusable(&directory.join("watermark")))?;
+    let mut reserve = Reserve::open(directory, options.bounds.reserve)?;
+    let (watermark, mark) = Watermark::open(directory)?;
     let clock: Clock = {
         let clock = Arc::clone(&options.clock);
         // What is recorded comes back as it was: the tables keep milliseconds.
@@ -141,11 +139,11 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     if head.at > now {
         notes.push(Note::ClockBack { last: head.at, now });
     }
+    let counters = Arc::new(Counters::default());
     if !reserve.restore() {
         notes.push(Note::NoReserve { directory: directory.to_owned() });
+        counters.trouble(Some(StoreError::Full { path: directory.to_owned() }));
     }
-
-    let counters = Arc::new(Counters::default());
     let instance = uuid::Uuid::new_v4().to_string();
     let engine = Engine {
         files: Files::of(directory, &database),
@@ -199,10 +197,16 @@ fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreErr
 }
 
 fn inspect(file: &Path, mark: Option<u64>) -> Result<Found, OpenError> {
-    match OpenOptions::new().read(true).write(true).open(file) {
+    // SQLite opens them by name.
+    for companion in aside::COMPANIONS {
+        own::look(Path::new(&format!("{}{companion}", file.display())))?;
+    }
+    match own::file(file, false) {
         Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
-        Err(source) => return Err(OpenError::Unusable { path: file.to_owned(), source }),
+        Err(OpenError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(Found::Nothing);
+        }
+        Err(error) => return Err(error),
     }
     match examine(file, mark) {
         Ok(found) => Ok(found),
@@ -278,6 +282,8 @@ fn make(
     if !reserve.standing() {
         return Err(OpenError::Full { path: file.parent().unwrap_or(file).to_owned() });
     }
+    // SQLite would make it readable to all, and its log with the same mode.
+    own::file(file, true)?;
     let first = mark.map_or(0, |mark| mark + 1);
     let head = Head { sequence: first, operation: first, generation: first, at: now };
     let made = || -> Result<Connection, StoreError> {

@@ -10,14 +10,14 @@
 //! on write (btrfs, ZFS) allocation promises less. Both are narrow, and then the ending fails as
 //! any write would.
 
-use std::{
-    fs::{File, OpenOptions},
-    io,
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-};
+use std::{fs::File, path::Path};
 
 use nix::fcntl::posix_fallocate;
+
+use crate::{error::OpenError, own};
+
+/// Bytes beside the reserve that ordinary writes want.
+const ROOM: i64 = 256 << 10;
 
 /// The reserve.
 #[derive(Debug)]
@@ -29,14 +29,8 @@ pub(crate) struct Reserve {
 
 impl Reserve {
     /// Opens it, and allocates what is missing if there is space.
-    pub(crate) fn open(directory: &Path, bytes: u64) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join("reserve"))?;
+    pub(crate) fn open(directory: &Path, bytes: u64) -> Result<Self, OpenError> {
+        let file = own::file(&directory.join("reserve"), true)?;
         let mut reserve = Self { file, bytes, standing: false };
         reserve.restore();
         Ok(reserve)
@@ -53,6 +47,16 @@ impl Reserve {
         if let Err(error) = self.file.set_len(0) {
             tracing::error!(%error, "the reserve of disk space can't be released");
         }
+    }
+
+    /// Whether there is space beside it, for ordinary writes.
+    pub(crate) fn has_room_beside(&mut self) -> bool {
+        let (start, length) = (i64::try_from(self.bytes).unwrap_or(i64::MAX), ROOM);
+        let found = posix_fallocate(&self.file, start, length).is_ok();
+        if let Err(error) = self.file.set_len(self.bytes) {
+            tracing::warn!(%error, "the reserve of disk space can't be cut to its size");
+        }
+        found
     }
 
     /// Takes the space again if it is to be had; whether it is kept now.

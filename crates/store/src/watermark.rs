@@ -9,14 +9,9 @@
 //! After a power failure the note may be as old as the last quiet moment, when it is synced: then
 //! damage to the last commits' log alone can still be taken for a torn write.
 
-use std::{
-    fs::{File, OpenOptions},
-    io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
-    path::Path,
-};
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
-use crate::record::digest;
+use crate::{error::OpenError, own, record::digest};
 
 const MAGIC: &[u8; 8] = b"gpushwm1";
 const LENGTH: usize = 24;
@@ -29,14 +24,14 @@ pub(crate) struct Watermark {
 
 impl Watermark {
     /// Opens it. `None` as the number when there is none or it can't be trusted.
-    pub(crate) fn open(directory: &Path) -> io::Result<(Self, Option<u64>)> {
+    pub(crate) fn open(directory: &Path) -> Result<(Self, Option<u64>), OpenError> {
         let path = directory.join("watermark");
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let file = own::file(&path, true)?;
         let mut bytes = [0; LENGTH];
         let sequence = match file.read_exact_at(&mut bytes, 0) {
             Ok(()) => decode(&bytes),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
-            Err(error) => return Err(error),
+            Err(source) => return Err(OpenError::Unusable { path, source }),
         };
         Ok((Self { file }, sequence))
     }

@@ -9,8 +9,10 @@ mod scene;
 use std::{
     fs::{self, File},
     io::Write,
+    os::unix::fs::{PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
     process::Command,
+    time::{Duration, Instant},
 };
 
 use gpush_api::OperationState;
@@ -41,6 +43,96 @@ fn a_directory_that_cannot_be_made_names_the_option() {
     fs::create_dir(scratch.path().join("gpush.db")).unwrap();
     let error = Store::open(scratch.path(), options()).unwrap_err();
     assert!(matches!(&error, OpenError::Unusable { path, .. } if path.ends_with("gpush.db")), "{error}");
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn only_the_state_directory_itself_is_closed_to_others() {
+    let scratch = tempfile::tempdir().unwrap();
+    fs::create_dir(scratch.path().join("usual")).unwrap();
+    let directory = scratch.path().join("above/state");
+    let store = open(&directory).store;
+    store.write(|tx| tx.audit(audit("x", "y"))).wait().unwrap();
+    assert_eq!(mode(&scratch.path().join("above")), mode(&scratch.path().join("usual")));
+    assert_eq!(mode(&directory), 0o700);
+    let mut files = 0;
+    for entry in fs::read_dir(&directory).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+        files += 1;
+    }
+    assert!(files >= 5, "{files}");
+    drop(store);
+    // A database of an earlier version was readable to all.
+    set_mode(&directory.join("gpush.db"), 0o644);
+    open(&directory);
+    assert_eq!(mode(&directory.join("gpush.db")), 0o600);
+    // A directory may be reached through a link: it is what stands behind that counts.
+    symlink(&directory, scratch.path().join("link")).unwrap();
+    open(&scratch.path().join("link"));
+}
+
+#[test]
+fn what_others_could_have_written_is_refused_and_not_touched() {
+    const FILES: [&str; 5] = ["lock", "reserve", "watermark", "gpush.db", "gpush.db-wal"];
+    let scratch = tempfile::tempdir().unwrap();
+    let directory = scratch.path().join("state");
+    let store = open(&directory).store;
+    store.write(|tx| tx.audit(audit("x", "kept"))).wait().unwrap();
+    drop(store);
+    if !directory.join("gpush.db-wal").exists() {
+        fs::write(directory.join("gpush.db-wal"), "").unwrap();
+        set_mode(&directory.join("gpush.db-wal"), 0o600);
+    }
+    let refused = |path: &Path, says: &[&str]| {
+        let error = Store::open(&directory, options()).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(&error, OpenError::Untrusted { path: found, .. } if found == path), "{text}");
+        for part in says.iter().chain(&[path.to_str().unwrap(), "--state-dir"]) {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    };
+    let writable = format!("`chmod go-w {}", directory.display());
+    for mode in [0o777, 0o770, 0o1777] {
+        set_mode(&directory, mode);
+        refused(&directory, &[&writable, "may be written by others", &format!("mode {mode:04o}")]);
+    }
+    set_mode(&directory, 0o700);
+    let victim = scratch.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    for name in FILES {
+        let path = directory.join(name);
+        set_mode(&path, 0o666);
+        refused(&path, &["`chmod go-w "]);
+        set_mode(&path, 0o600);
+        fs::rename(&path, scratch.path().join("moved")).unwrap();
+        symlink(&victim, &path).unwrap();
+        refused(&path, &["is a symbolic link", "`rm "]);
+        fs::remove_file(&path).unwrap();
+        fs::rename(scratch.path().join("moved"), &path).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    match chown(&directory, Some(65534), Some(65534)) {
+        Ok(()) => {
+            refused(&directory, &["belongs to uid 65534", "`chown 0 "]);
+            chown(&directory, Some(0), Some(0)).unwrap();
+            chown(directory.join("gpush.db"), Some(65534), None).unwrap();
+            refused(&directory.join("gpush.db"), &["belongs to uid 65534", "`chown 0 "]);
+            chown(directory.join("gpush.db"), Some(0), None).unwrap();
+        }
+        Err(error) => println!("SKIPPED another user's directory: it can't be given away here ({error})"),
+    }
+    let opened = open(&directory);
+    assert_eq!(lost(&opened.notes), None);
+    let trail = opened.store.read(|view| view.audit(&gpush_store::AuditQuery::default())).wait().unwrap();
+    assert_eq!(trail[0].object, "kept");
 }
 
 #[test]
@@ -237,6 +329,33 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
         fs::remove_dir_all(&directory).unwrap();
     }
     println!("disk full with 0 to {} pages left: {refused} refusals, {LEFT} ends recorded", LEFT - 1);
+
+    let directory = disk.0.join("told");
+    let store = small(&directory).unwrap().store;
+    assert_eq!(store.trouble(), None);
+    disk.fill(0);
+    loop {
+        if store.write(|tx| tx.audit(audit("x", &"y".repeat(1000)))).wait().is_err() {
+            break;
+        }
+    }
+    let full = || Some(StoreError::Full { path: directory.clone() });
+    assert_eq!(store.trouble(), full());
+    drop(store);
+    fs::remove_file(directory.join("reserve")).unwrap();
+    File::create(disk.0.join("filler.2")).unwrap().write_all(&vec![1; 4 << 20]).unwrap_err();
+    let opened = small(&directory).unwrap();
+    assert!(opened.notes.contains(&Note::NoReserve { directory: directory.clone() }), "{:?}", opened.notes);
+    assert_eq!(opened.store.trouble(), full(), "it is told without a write");
+    disk.free();
+    fs::remove_file(disk.0.join("filler.2")).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while opened.store.trouble().is_some() {
+        assert!(Instant::now() < end, "there is space, and it says: {:?}", opened.store.trouble());
+        std::thread::yield_now();
+    }
+    drop(opened);
+    fs::remove_dir_all(&directory).unwrap();
 
     disk.fill(0);
     let error = small(&disk.0.join("new")).unwrap_err();

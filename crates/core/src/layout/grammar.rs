@@ -271,7 +271,7 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
         Ok(n) if n == slices => Ok((None, name.to_owned())),
         Ok(_) | Err(_) => Err(piece.error(
             piece.at(0, compute.len() + 1),
-            format!("a compute instance of {name} can't have {compute:.8} slices"),
+            format!("a compute instance of {name} can't have {} slices", figure(compute)),
             format!("write 1c to {slices}c, or `{name}` for all of it"),
         )),
     }
@@ -294,6 +294,12 @@ fn gpu_slices(name: &str) -> Option<u8> {
 
 /// Longest suffix of a profile name in bytes; the longest known is `+me.all`.
 const LONGEST_SUFFIX: usize = 32;
+
+/// A figure in messages: whole, or no figure at all when it is absurdly long.
+fn figure(digits: &str) -> &str {
+    const LONGEST: usize = 20;
+    if digits.len() > LONGEST { "that many" } else { digits }
+}
 
 fn digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
@@ -366,7 +372,7 @@ fn count(piece: &Piece<'_>, value: &str, span: Range<usize>) -> Result<u8, Layou
         Ok(0) => Err(piece.error(span, "a count of 0 asks for nothing", "leave the entry out")),
         Ok(count) if count <= MOST && digits(value) => Ok(count),
         Ok(_) | Err(_) if digits(value) => {
-            Err(piece.error(span, format!("a count of {value:.8} is more than a GPU can hold"), hint))
+            Err(piece.error(span, format!("a count of {} is more than a GPU can hold", figure(value)), hint))
         }
         Ok(_) | Err(_) => {
             Err(piece.error(span.clone(), format!("{} is not a count", Quoted(piece.slice(&span))), hint))

@@ -4,6 +4,8 @@
 //! That one stays as it stands, and whatever of the previous layout does not meet it comes back:
 //! half a layout that people can work on is better than none.
 
+use std::collections::BTreeSet;
+
 use gpush_api::{Blocker, GpuInstance, Placement};
 
 use crate::geometry::{Geometry, Slices};
@@ -21,6 +23,8 @@ pub struct Beside {
     pub stays: Vec<Blocker>,
     /// What does not come back.
     pub missing: Vec<Missing>,
+    /// Ids of GPU instances that stay because somebody else has made them.
+    pub others: BTreeSet<u32>,
 }
 
 /// An instance of the previous layout that does not come back.
@@ -42,7 +46,8 @@ pub fn beside(
     previous: &[GpuInstance],
     untouchable: impl Fn(&GpuInstance) -> bool,
 ) -> Beside {
-    let mut found = Beside { target: Target::default(), stays: Vec::new(), missing: Vec::new() };
+    let mut found =
+        Beside { target: Target::default(), stays: Vec::new(), missing: Vec::new(), others: BTreeSet::new() };
     let mut standing: Vec<&GpuInstance> = Vec::new();
     for instance in now.iter().filter(|instance| in_use(instance) || untouchable(instance)) {
         let whole = untouchable(instance) || !instance.processes.is_empty();

@@ -31,6 +31,7 @@
 //! | `steps` | the arrangement as ordered steps |
 //! | `refusal` | why there is none |
 //! | `beside` | what of a previous layout can stand beside what must stay |
+//! | `outcome` | what stands after a plan, and what is none of its doing |
 
 use std::collections::BTreeSet;
 
@@ -43,6 +44,7 @@ mod beside;
 mod capacity;
 mod compute;
 mod objective;
+mod outcome;
 mod packing;
 mod refusal;
 mod search;
@@ -50,6 +52,7 @@ mod steps;
 mod target;
 
 pub use beside::{Beside, Missing, beside};
+pub use outcome::{entries, others, outcome};
 pub use target::{Target, Wanted, WantedCompute};
 
 /// What is to be done, and what stays.

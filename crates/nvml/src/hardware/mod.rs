@@ -13,6 +13,7 @@
 
 mod afresh;
 mod confirm;
+mod held;
 mod keeper;
 mod machine;
 mod supervisor;
@@ -226,7 +227,7 @@ impl Hardware {
         placement: Placement,
     ) -> Result<GpuInstance, DriverError> {
         let request = Request::CreateGpuInstance { gpu: GpuRef::new(uuid), profile_id, placement };
-        match self.call(request).await {
+        match self.change(request).await {
             Ok(Answer::GpuInstance(instance)) => Ok(instance),
             Ok(other) => Err(mixed_up("creating a GPU instance", &other)),
             Err(error) => self.look_again(uuid, error, |mig| confirm::gpu_instance(mig, profile_id, placement)).await,
@@ -245,7 +246,7 @@ impl Hardware {
         placement: Option<Placement>,
     ) -> Result<ComputeInstance, DriverError> {
         let request = Request::CreateComputeInstance { gpu: GpuRef::new(uuid), gi, profile_id, placement };
-        match self.call(request).await {
+        match self.change(request).await {
             Ok(Answer::ComputeInstance(instance)) => Ok(instance),
             Ok(other) => Err(mixed_up("creating a compute instance", &other)),
             Err(error) => {
@@ -259,7 +260,7 @@ impl Hardware {
     /// # Errors
     /// As [`Self::create_gpu_instance`].
     pub async fn destroy_compute_instance(&self, uuid: &str, gi: u32, ci: u32) -> Result<(), DriverError> {
-        match self.call(Request::DestroyComputeInstance { gpu: GpuRef::new(uuid), gi, ci }).await {
+        match self.change(Request::DestroyComputeInstance { gpu: GpuRef::new(uuid), gi, ci }).await {
             Ok(Answer::Destroyed) => Ok(()),
             Ok(other) => Err(mixed_up("destroying a compute instance", &other)),
             Err(error) => self.look_again(uuid, error, |mig| confirm::no_compute_instance(mig, gi, ci)).await,
@@ -271,7 +272,7 @@ impl Hardware {
     /// # Errors
     /// As [`Self::create_gpu_instance`].
     pub async fn destroy_gpu_instance(&self, uuid: &str, gi: u32) -> Result<(), DriverError> {
-        match self.call(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi }).await {
+        match self.change(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi }).await {
             Ok(Answer::Destroyed) => Ok(()),
             Ok(other) => Err(mixed_up("destroying a GPU instance", &other)),
             Err(error) => self.look_again(uuid, error, |mig| confirm::no_gpu_instance(mig, gi)).await,
