@@ -91,7 +91,10 @@ pub(super) fn words(step: &Step) -> String {
 
 /// Carries out one step.
 pub(super) async fn take(agent: &Shared, part: &Part, step: &Step, ground: &mut Ground) -> Result<(), Trouble> {
-    match call(agent, part, step, ground).await {
+    let called = call(agent, part, step, ground).await;
+    // Whatever it came to: what was read before is of another time.
+    agent.observer.outdate(&part.plan.uuid);
+    match called {
         Ok(()) => Ok(()),
         Err(error) => {
             let trouble = format!("{}: {} failed", part.label(), words(step));
@@ -105,7 +108,9 @@ pub(super) async fn take(agent: &Shared, part: &Part, step: &Step, ground: &mut 
 pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Result<(), Trouble> {
     let doing = if enabled { "switching MIG mode on" } else { "switching MIG mode off" };
     let trouble = format!("{}: {doing} failed", part.label());
-    match agent.hardware.set_mig_mode(&part.plan.uuid, enabled).await {
+    let called = agent.hardware.set_mig_mode(&part.plan.uuid, enabled).await;
+    agent.observer.outdate(&part.plan.uuid);
+    match called {
         Ok(change) if change.is(enabled) => Ok(()),
         Ok(change) => {
             let mut error = match &change.activation {
