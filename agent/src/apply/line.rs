@@ -64,7 +64,7 @@ pub(super) async fn stand(agent: &Shared, ongoing: Arc<Ongoing>, order: Order, s
         Err(Left::Over(mut error)) => {
             let waited_for: Option<ApiError> = last;
             error.causes.extend(waited_for.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
-            error.causes.push("nothing of it was done".to_owned());
+            let error = error.outcome("nothing of it was done");
             finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
         }
     }

@@ -184,7 +184,14 @@ fn explain(trouble: &str, error: &DriverError) -> ApiError {
 
 /// The same for a call that was settled, and the hardware shows nothing of it: it can't land any more.
 fn without_effect(trouble: &str, error: &DriverError) -> ApiError {
-    let explained = explain(trouble, error).cause("the call has ended and the hardware shows no effect of it");
+    // It might have landed when it was given up; by now it is known that it has not.
+    let kind = if matches!(error.kind, ErrorKind::Deadline { .. }) {
+        ErrorKind::Deadline { may_land: false }
+    } else {
+        error.kind.clone()
+    };
+    let explained = explain(trouble, &DriverError { kind, ..error.clone() })
+        .cause("the call has ended and the hardware shows no effect of it");
     if !error.may_land() && error.kind != ErrorKind::Unsettled {
         return explained;
     }
