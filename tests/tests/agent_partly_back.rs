@@ -45,8 +45,8 @@ fn what_a_process_has_entered_stays_and_the_rest_comes_back() {
         "the previous layout is back without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
         "3g.40gb@0 (GPU instance",
         "is held by a process (`gpushctl gpu show 0` names it",
-        "2g.20gb@0 is not back: 3g.40gb@0 (GPU instance",
-        "1g.10gb@3 is not back: 3g.40gb@0 (GPU instance",
+        "2g.20gb@0 is not back: 3g.40gb@0 stands",
+        "1g.10gb@3 is not back: 3g.40gb@0 stands",
     ] {
         let says_so = |all: &[String]| all.iter().any(|cause| cause.contains(says));
         assert!(says_so(&error.causes) && says_so(&gpu.reasons), "{says}: {error:?} {:?}", gpu.reasons);
