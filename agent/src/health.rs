@@ -121,11 +121,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 "wait, and look again: `gpushctl gpu show {index}`; if it stays, see `dmesg | grep -i -e nvrm -e xid`"
             ),
         ),
-        GpuState::Lost => (
-            Code::GpuLost,
-            "is lost",
-            "see `dmesg | grep -i xid`; it comes back only with a reset or a reboot".to_owned(),
-        ),
+        GpuState::Lost => (Code::GpuLost, "is lost", gpush_core::refusal::of_a_lost_one(&gpu.uuid)),
     };
     let mut error = ApiError::new(code, format!("GPU {index} ({}) {what}", gpu.uuid)).hint(hint);
     error.causes.clone_from(&gpu.reasons);

@@ -182,7 +182,8 @@ impl Paths {
             base.map(|base| base.join("gpush")).ok_or(NoDefault { what, variable, option })
         };
         let config = match &arguments.config {
-            Some(path) => path.clone(),
+            // Hints name it, and are typed elsewhere.
+            Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
             None if here.root => "/etc/gpush/config.toml".into(),
             None => below_home(&here.config_home, ".config", "the config file", "HOME", "--config FILE")?
                 .join("config.toml"),

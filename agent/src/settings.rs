@@ -126,7 +126,7 @@ impl Settings {
 
     /// Remembers why a reload was refused; as it is told.
     pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
-        error.causes.insert(0, "the config read before stays in force".to_owned());
+        error = error.outcome("the config read before stays in force");
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.trouble = Some(error.clone());
         error

@@ -33,6 +33,19 @@ use gpush_store::ConditionKind;
 
 use crate::{agent::Agent, maintenance, observe::Sight};
 
+/// How the reason ends why a GPU is `changing`, after who has it.
+const CHANGING: &str = " is changing it";
+
+/// Adds how far the operation is that is changing the GPU: for who looks, and for no event.
+pub(crate) fn progress(agent: &Agent, gpu: &mut Gpu) {
+    let Some(reason) = gpu.reasons.iter_mut().find(|reason| reason.ends_with(CHANGING)) else { return };
+    let Some(progress) = agent.operations.progress(&gpu.uuid) else { return };
+    *reason += &match progress.rolling_back {
+        false => format!(": {} of {} steps are done", progress.done, progress.total),
+        true => ": its steps are being taken back".to_owned(),
+    };
+}
+
 /// The state, but for what depends on the config's claim, and why it is so.
 pub(crate) fn of(agent: &Agent, unsettled: &[String], sight: &Sight) -> (GpuState, Vec<String>) {
     let uuid = &sight.identity.uuid;
@@ -53,7 +66,7 @@ pub(crate) fn of(agent: &Agent, unsettled: &[String], sight: &Sight) -> (GpuStat
     // One that is only planned hides nothing of what speaks against it.
     if let Some(holder) = agent.operations.changing(uuid) {
         state = GpuState::Changing;
-        reasons.push(format!("{holder} is changing it"));
+        reasons.push(format!("{holder}{CHANGING}"));
     }
     if unsettled.contains(uuid) {
         state = GpuState::Unknown;

@@ -15,7 +15,9 @@ use crate::{
 
 /// All GPUs, as `asker` may see them; profiles included.
 pub(crate) async fn gpus(agent: &Agent, asker: &Asker) -> Result<Vec<Gpu>, ApiError> {
-    Ok(compose(agent, asker, host(agent).await?))
+    let mut gpus = compose(agent, asker, host(agent).await?);
+    gpus.iter_mut().for_each(|gpu| state::progress(agent, gpu));
+    Ok(gpus)
 }
 
 /// The host, or why it can't be seen.

@@ -32,8 +32,35 @@ pub(crate) fn host(text: &str) -> Result<Vec<Gpu>, ApiError> {
     preset::gpus(text)
 }
 
-/// Plans a request on an offline host.
-pub(crate) fn plan(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Plans, ApiError> {
+/// Plans a request on the GPUs of the offline host `host`.
+pub(crate) fn plan(host: &str, gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Plans, ApiError> {
+    let mut plans = planned(gpus, config, request).map_err(|error| about(host, error))?;
+    about_all(host, &mut plans);
+    Ok(plans)
+}
+
+/// Makes the commands in hints ask about the offline host, where they would ask an agent.
+pub(crate) fn about_all(host: &str, plans: &mut Plans) {
+    for plan in &mut plans.plans {
+        plan.error = plan.error.take().map(|error| about(host, error));
+    }
+}
+
+/// The same for one error.
+pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
+    // What stdin held is gone.
+    if host != "-"
+        && let Some(hint) = &mut error.hint
+    {
+        let plain = host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./".contains(&b));
+        let host = if plain { host.to_owned() } else { format!("'{}'", host.replace('\'', r"'\''")) };
+        let profiles = format!("gpushctl mig profiles --offline {host}");
+        *hint = hint.replace("gpushctl mig profiles", &profiles);
+    }
+    error
+}
+
+fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result<Plans, ApiError> {
     let config = match (config, &request.layout) {
         (Some(path), _) => load(path)?,
         (None, LayoutSource::Entries(_) | LayoutSource::PerGpu(_)) => Config::default(),

@@ -319,6 +319,6 @@ fn a_plan_changes_nothing_and_says_of_each_gpu_what_would_be() {
     // To carry that out is refused as a whole.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
-    assert!(refused.causes.iter().any(|cause| cause.contains("no GPU was touched")), "{refused:?}");
+    assert!(refused.outcome.as_ref().is_some_and(|outcome| outcome.contains("no GPU was touched")), "{refused:?}");
     assert_eq!(host.trace(), []);
 }

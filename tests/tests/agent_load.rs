@@ -9,7 +9,10 @@ use std::{
 };
 
 use gpush_api::OperationState;
-use gpush_tests::{agent::Agent, host::Host};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::Host,
+};
 use serde_json::json;
 
 /// Clients that ask for heavy answers without a pause.
@@ -80,4 +83,37 @@ fn light_reads_go_on_beside_heavy_plans_and_lists() {
         assert_eq!(agent.apply(&["all"], layout).state, OperationState::Done, "round {round}");
     }
     under_load(&agent, "operations", || agent.get("/v1/operations").body.len());
+}
+
+/// One GPU's reading hangs, and six plans for it wait for it: whoever looks waits for none of them,
+/// the one who asked for the plans included.
+#[test]
+fn reads_go_on_beside_plans_for_a_gpu_that_hangs() {
+    let host = Host::up("a30x4");
+    let agent = Setup::on(&host).config("[driver]\nread_ms = 3000\n").start();
+    agent.settle_reads();
+    host.fault("nvmlDeviceGetGpuInstances --gpu 0 --hang");
+    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.12gb*2"]}});
+    let plans = Mutex::new(Vec::new());
+    let mut reads = Vec::new();
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                let begun = Instant::now();
+                let answer = agent.post("/v1/mig/plan", &body);
+                assert!(answer.json()["plans"][0]["error"].is_object(), "it can't be read");
+                plans.lock().expect("no thread panicked").push(begun.elapsed());
+            });
+        }
+        while plans.lock().expect("no thread panicked").len() < 6 {
+            let begun = Instant::now();
+            assert_eq!(agent.gpus().len(), 4);
+            reads.push(begun.elapsed());
+        }
+    });
+    host.clear_faults();
+    let slowest = reads.iter().max().expect("a read");
+    let longest = plans.into_inner().expect("no thread panicked").into_iter().max().expect("a plan");
+    println!("{} reads beside the plans, the slowest {slowest:?}; the longest plan {longest:?}", reads.len());
+    assert!(*slowest * 2 < longest, "a read took {slowest:?}, the longest plan {longest:?}");
 }

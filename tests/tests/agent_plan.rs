@@ -1,6 +1,6 @@
 //! Plans tell the truth of the moment they are asked for, on the host and offline.
 
-use gpush_api::{Code, GpuPlan, Plans};
+use gpush_api::{Code, GpuPlan, GpuState, Operation, OperationState, Plans};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at},
     host::{Host, program},
@@ -18,7 +18,7 @@ fn plans(agent: &Agent, gpus: &[&str], entries: &[&str]) -> Vec<GpuPlan> {
 fn a_plan_knows_a_process_that_came_a_moment_ago() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
-    assert_eq!(agent.apply(&["0"], &["2g.12gb@0"]).state, gpush_api::OperationState::Done);
+    assert_eq!(agent.apply(&["0"], &["2g.12gb@0"]).state, OperationState::Done);
     for round in 0..5 {
         assert!(plans(&agent, &["0"], &["4g.24gb"])[0].error.is_none(), "round {round}: it is idle");
         let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
@@ -48,6 +48,35 @@ fn a_gpu_that_cannot_be_read_has_no_plan_and_costs_the_others_nothing() {
         }
     }
     host.clear_faults();
+}
+
+/// In the middle of a change a plan says whose it is, as an apply does, and waits for no step; what
+/// is shown of the GPU is not shown as what stands now.
+#[test]
+fn a_gpu_in_the_middle_of_a_change_is_not_planned_on_nor_shown_as_it_was() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["2g.12gb*2"]).state, OperationState::Done);
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --delay-ms 4000 --times 1");
+    let mut operation = agent.begin(&["0"], &["1g.6gb"]).unwrap();
+    while operation.progress[0].done < 4 {
+        let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+        operation = serde_json::from_value(agent.get(&path).json()).unwrap();
+    }
+    // Both instances are gone, and the first new one takes its time.
+    let (gpu, plan) = (agent.gpu(0), plans(&agent, &["0"], &["none"]).remove(0));
+    let refused = agent.begin(&["0"], &["none"]).unwrap_err();
+    let now: Operation = serde_json::from_value(agent.get(&format!("/v1/operations/{}", operation.id)).json()).unwrap();
+    assert_eq!((now.state, now.progress[0].done), (OperationState::Running, 4), "all of it was asked within one step");
+    assert!(gpu.stale || gpu.mig.as_ref().unwrap().instances.is_empty(), "{gpu:?}");
+    assert_eq!(gpu.state, GpuState::Changing);
+    let total = operation.progress[0].total;
+    assert_eq!(gpu.reasons, [format!("operation {} is changing it: 4 of {total} steps are done", operation.id)]);
+    assert_eq!((plan.error.as_ref(), plan.steps.len()), (Some(&refused), 0));
+    assert_eq!((refused.code, refused.retryable), (Code::Conflict, true));
+    assert!(refused.hint.unwrap().contains(&format!("`gpushctl operation wait {}`", operation.id)));
+    assert_eq!(agent.follow(operation).state, OperationState::Done);
+    assert!(plans(&agent, &["0"], &["1g.6gb"])[0].steps.is_empty());
 }
 
 /// A config checked against a preset means the GPUs that the same host has when it is simulated.

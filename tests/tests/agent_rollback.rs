@@ -150,6 +150,8 @@ fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
     let hint = error.hint.unwrap();
     assert!(!hint.contains("unknown") && hint.contains("dmesg"), "{hint}");
     assert!(error.causes.iter().any(|cause| cause.contains("no effect")), "{:?}", error.causes);
+    assert!(error.causes.iter().all(|cause| !cause.contains("may still take effect")), "{:?}", error.causes);
+    assert_eq!(error.outcome.as_deref(), Some("the previous layout stands again, read back"));
     // Other GPUs were served meanwhile and are now.
     assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
 }
@@ -400,7 +402,7 @@ fn a_gpu_that_needs_nothing_and_is_changed_by_others_is_named_and_left_to_them()
         let error = operation.error.unwrap();
         assert!(error.message.contains("somebody else has changed it"), "{error:?}");
         assert!(error.causes.iter().any(|cause| cause.contains("left as it stands")), "{error:?}");
-        assert!(error.causes.iter().all(|cause| !cause.contains("stands again")), "{error:?}");
+        assert_eq!(error.outcome, None, "{error:?}");
         assert_eq!(agent.gpu(0).state, GpuState::Ready, "it is well, only other than was asked");
     }
     println!("changed before its read-back {changed} times of 6");

@@ -198,7 +198,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
         first.retryable &= other.retryable;
     }
     if plans.len() > 1 {
-        first.causes.push("no GPU was touched, since not every plan stands".to_owned());
+        first = first.outcome("no GPU was touched, since not every plan stands");
     }
     Some(first)
 }

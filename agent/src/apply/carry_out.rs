@@ -156,7 +156,7 @@ fn log(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
             op = operation.id,
             "{} ended {state}: {error}{}",
             operation.kind,
-            error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>()
+            error.causes.iter().chain(&error.outcome).map(|more| format!("; {more}")).collect::<String>()
         ),
     }
 }
@@ -298,8 +298,7 @@ async fn all_back(
         }
     }
     if left.is_empty() {
-        error.causes.push("the previous layout stands again, read back".to_owned());
-        return (OperationState::RolledBack, error, changes);
+        return (OperationState::RolledBack, error.outcome("the previous layout stands again, read back"), changes);
     }
     for (part, what) in &left {
         error.causes.push(format!("{} {what}", part.label()));

@@ -188,7 +188,7 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
             }
             Err(error) => error,
         };
-        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error.cause("nothing of it was done"))).await;
+        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error.outcome("nothing of it was done"))).await;
     });
 }
 
@@ -219,7 +219,7 @@ fn leave(agent: &Shared, one: &Waiting, mut error: ApiError) {
     let kept = agent.line.waiting().remove(&one.ongoing.number());
     let waited_for = kept.and_then(|kept| kept.last);
     error.causes.extend(waited_for.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
-    error.causes.push("nothing of it was done".to_owned());
+    let error = error.outcome("nothing of it was done");
     carry_out::in_background(agent, Arc::clone(&one.ongoing), move |agent, ongoing| async move {
         finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });

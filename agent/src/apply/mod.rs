@@ -121,7 +121,8 @@ fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
 
 /// Plans what `request` asks, without doing any of it, from readings as fresh as those of an
 /// apply: a plan that says an instance is idle because it was so a second ago is no plan. A GPU
-/// that can't be read has an error in place of steps and costs the others nothing.
+/// that can't be read, or that an operation is changing, has an error in place of steps and costs the
+/// others nothing.
 pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<gpush_api::Plans, ApiError> {
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
@@ -131,9 +132,14 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
         return Ok(meant);
     }
     let meant = meant.plans;
-    let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
     let mut fresh = Vec::new();
     let mut unread = BTreeMap::new();
+    // In the middle of a change nothing is read: that would wait for a step, and show half a layout.
+    for plan in &meant {
+        unread.extend(agent.operations.at_rest(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)));
+    }
+    let meant: Vec<GpuPlan> = meant.into_iter().filter(|plan| !unread.contains_key(&plan.uuid)).collect();
+    let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
     for ((uuid, outcome), plan) in agent.observer.now(&uuids).await.into_iter().zip(&meant) {
         match outcome {
             Ok(reading) => fresh.push(reading),
@@ -147,7 +153,9 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     rival::refuse(&agent.host_root, &mut plans.plans);
     mode::preflight::examine(agent, asker, &gpus, &mut plans.plans).await;
     for plan in &mut plans.plans {
-        if let Some(error) = unread.remove(&plan.uuid) {
+        // A change may have begun meanwhile.
+        let changing = || agent.operations.at_rest(plan.gpu, &plan.uuid).err();
+        if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
             *plan = GpuPlan {
                 steps: Vec::new(),
                 keeps: Vec::new(),

@@ -229,12 +229,12 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
             interrupted("gpushd ended before anything was changed, or after all was taken back")
                 .hint("ask for it again")
         });
-        let error = error.cause("the previous layout stands, read back");
+        let error = error.outcome("the previous layout stands, read back");
         finish(agent, ongoing, &parts, OperationState::RolledBack, Some(error)).await;
     } else if !same_boot {
         let error = interrupted("the host was restarted in the middle of the operation")
             .cause("MIG instances don't survive a restart: neither the new layout stands nor the previous one")
-            .hint("`gpushctl status` shows what stands; `gpushctl mig apply` gives the GPUs the config's layouts");
+            .hint(format!("`gpushctl status` shows what stands; what was asked for: {}", again(&parts)));
         finish(agent, ongoing, &parts, OperationState::Failed, Some(error)).await;
     } else {
         let others = others.into_iter().next();
@@ -267,6 +267,15 @@ async fn stuck(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Part], why: ApiEr
         agent.conditions.take_in(&Change::degrade(part, &id, &error));
     }
     finish(agent, ongoing, parts, OperationState::Failed, Some(error)).await;
+}
+
+/// Commands that ask for the same again.
+fn again(parts: &[Part]) -> String {
+    let command = |part: &Part| {
+        let layout = if part.plan.layout.is_empty() { "none".to_owned() } else { part.plan.layout.join(",") };
+        format!("`gpushctl mig apply --gpu {} --layout '{layout}'`", part.plan.gpu)
+    };
+    parts.iter().map(command).collect::<Vec<_>>().join(", ")
 }
 
 /// Each GPU as it is now, once there is a driver; `None` when the agent stops before.

@@ -91,7 +91,10 @@ pub(super) fn words(step: &Step) -> String {
 
 /// Carries out one step.
 pub(super) async fn take(agent: &Shared, part: &Part, step: &Step, ground: &mut Ground) -> Result<(), Trouble> {
-    match call(agent, part, step, ground).await {
+    let called = call(agent, part, step, ground).await;
+    // Whatever it came to: what was read before is of another time.
+    agent.observer.outdate(&part.plan.uuid);
+    match called {
         Ok(()) => Ok(()),
         Err(error) => {
             let trouble = format!("{}: {} failed", part.label(), words(step));
@@ -114,7 +117,9 @@ pub(super) enum Switched {
 pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Result<Switched, Trouble> {
     let doing = if enabled { "switching MIG mode on" } else { "switching MIG mode off" };
     let trouble = format!("{}: {doing} failed", part.label());
-    match agent.hardware.set_mig_mode(&part.plan.uuid, enabled).await {
+    let called = agent.hardware.set_mig_mode(&part.plan.uuid, enabled).await;
+    agent.observer.outdate(&part.plan.uuid);
+    match called {
         Ok(change) if change.is(enabled) => Ok(Switched::InForce),
         Ok(change) => {
             let mut error = match &change.activation {
@@ -192,7 +197,14 @@ fn explain(trouble: &str, error: &DriverError) -> ApiError {
 
 /// The same for a call that was settled, and the hardware shows nothing of it: it can't land any more.
 fn without_effect(trouble: &str, error: &DriverError) -> ApiError {
-    let explained = explain(trouble, error).cause("the call has ended and the hardware shows no effect of it");
+    // It might have landed when it was given up; by now it is known that it has not.
+    let kind = if matches!(error.kind, ErrorKind::Deadline { .. }) {
+        ErrorKind::Deadline { may_land: false }
+    } else {
+        error.kind.clone()
+    };
+    let explained = explain(trouble, &DriverError { kind, ..error.clone() })
+        .cause("the call has ended and the hardware shows no effect of it");
     if !error.may_land() && error.kind != ErrorKind::Unsettled {
         return explained;
     }

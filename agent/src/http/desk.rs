@@ -5,12 +5,13 @@
 //! whether the agent is well included. So a heavy answer is made in turns on blocking threads:
 //!
 //! ```text
-//! request ─► a place of its uid (4 at once) ─┬─► turn ─► polled once ─► ready ─► answer
-//!                                            └─── woken ◄─── pending ◄──┘
+//! request ─┬─► turn ─► polled once ─► ready ─► answer
+//!          └─── woken ◄─── pending ◄──┘
 //! ```
 //!
 //! A turn lasts until the work waits for something, a reading of the hardware say: a GPU that hangs
-//! holds up nobody else's turn. Turns are given in the order in which they were asked for, and a uid
+//! holds up nobody, not even the uid that asked for it. How many requests of one uid may wait so is
+//! bounded by its connections. Turns are given in the order in which they were asked for, and a uid
 //! has only its share of them, so whoever asks once waits for one turn of each other uid at most.
 //! Root and the agent's own user have turns of their own, which nobody else can take.
 
@@ -33,13 +34,10 @@ use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore};
 use super::failure::Failure;
 use crate::{agent::Shared, auth::Asker};
 
-/// Heavy requests of one uid that are in work at once; the others wait.
-const PLACES: usize = 4;
-
 /// Turns at once, at most: more threads than that would only make each answer slower.
 const MOST_TURNS: usize = 4;
 
-/// Gives out places and turns.
+/// Gives out turns.
 #[derive(Debug)]
 pub(crate) struct Desk {
     public: Lane,
@@ -51,14 +49,8 @@ struct Lane {
     turns: Arc<Semaphore>,
     /// Turns that one uid may have at once.
     share: usize,
-    uids: Mutex<HashMap<u32, Arc<Share>>>,
-}
-
-/// What one uid may have.
-#[derive(Debug)]
-struct Share {
-    places: Semaphore,
-    turns: Arc<Semaphore>,
+    /// What each uid may have of them.
+    uids: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
 /// The right to work, until dropped.
@@ -80,17 +72,16 @@ impl Lane {
         Self { turns: Arc::new(Semaphore::new(turns)), share: turns.div_ceil(2), uids: Mutex::default() }
     }
 
-    fn share(&self, uid: u32) -> Arc<Share> {
+    fn share(&self, uid: u32) -> Arc<Semaphore> {
         let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
         // Those of whom nothing is in work.
         uids.retain(|_, share| Arc::strong_count(share) > 1);
-        let new = || Share { places: Semaphore::new(PLACES), turns: Arc::new(Semaphore::new(self.share)) };
-        Arc::clone(uids.entry(uid).or_insert_with(|| Arc::new(new())))
+        Arc::clone(uids.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
     }
 
-    async fn turn(&self, share: &Share) -> Result<Turn, AcquireError> {
+    async fn turn(&self, share: &Arc<Semaphore>) -> Result<Turn, AcquireError> {
         // First within the uid: the queue of the lane holds no more of it than its share.
-        let share = Arc::clone(&share.turns).acquire_owned().await?;
+        let share = Arc::clone(share).acquire_owned().await?;
         Ok(Turn { _share: share, _lane: Arc::clone(&self.turns).acquire_owned().await? })
     }
 }
@@ -117,11 +108,10 @@ impl Desk {
     ) -> Result<T, Failure> {
         let lane = if privileged { &self.privileged } else { &self.public };
         let share = lane.share(asker.peer.uid);
-        // Nobody closes these semaphores.
-        let _place = share.places.acquire().await.map_err(|_| Failure::internal())?;
         let bell = Arc::new(Bell(Notify::new()));
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         loop {
+            // Nobody closes these semaphores.
             let turn = lane.turn(&share).await.map_err(|_| Failure::internal())?;
             let waker = Waker::from(Arc::clone(&bell));
             let polled = tokio::task::spawn_blocking(move || {
@@ -186,11 +176,19 @@ mod tests {
             let desk = Arc::clone(&desk);
             async move { desk.carry(&asker(1000), false, rx).await.unwrap().unwrap() }
         });
+        // However many of them wait.
+        let mut others = tokio::task::JoinSet::new();
+        for _ in 0..100 {
+            let desk = Arc::clone(&desk);
+            others.spawn(async move { desk.carry(&asker(1000), false, std::future::pending::<()>()).await.is_ok() });
+        }
+        tokio::task::yield_now().await;
         // The same uid, another one: each has its turn while the first waits.
         assert_eq!(desk.carry(&asker(1000), false, async { 1 }).await.unwrap(), 1);
         assert_eq!(desk.carry(&asker(1001), false, async { 2 }).await.unwrap(), 2);
         tx.send(7).unwrap();
         assert_eq!(waiting.await.unwrap(), 7);
+        others.shutdown().await;
         desk.carry(&asker(1), false, async {}).await.unwrap();
         assert_eq!(desk.public.uids.lock().unwrap().len(), 1, "who has gone is forgotten");
     }
@@ -220,7 +218,7 @@ mod tests {
             async move { desk.carry(&asker(1001), false, async { 2 }).await.unwrap() }
         });
         // Until it queues for the turn.
-        while desk.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.turns.available_permits() > 0) {
+        while desk.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.available_permits() > 0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         gate.send(()).unwrap();

@@ -44,7 +44,7 @@ pub(crate) struct Known<V> {
     pub(crate) good: Option<(V, Moment)>,
     /// Why the last attempt failed.
     pub(crate) error: Option<DriverError>,
-    /// Whether a newer reading was wanted and could not be had.
+    /// Whether a newer reading was wanted and could not be had, or what was read has changed since.
     pub(crate) stale: bool,
 }
 
@@ -73,13 +73,22 @@ struct State<V> {
     error: Option<DriverError>,
     /// When the last attempt that ended was begun.
     begun: Option<Instant>,
+    /// When the value last changed by our own doing: what was begun before tells nothing of it now.
+    changed: Option<Instant>,
     running: bool,
+}
+
+impl<V> State<V> {
+    /// Whether the last attempt was begun before the value changed.
+    fn is_outdated(&self) -> bool {
+        self.changed.is_some_and(|changed| self.begun.is_some_and(|begun| begun <= changed))
+    }
 }
 
 impl<V: Clone + Send + 'static> Cached<V> {
     /// Nothing known yet; `bell` is rung whenever something is.
     pub(crate) fn ringing(bell: Arc<Notify>) -> Self {
-        let state = State { good: None, error: None, begun: None, running: false };
+        let state = State { good: None, error: None, begun: None, changed: None, running: false };
         Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), bell }))
     }
 
@@ -98,7 +107,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
     {
         let mut state = self.state();
-        if state.running || state.begun.is_some_and(|begun| begun.elapsed() < LIFE) {
+        if state.running || (!state.is_outdated() && state.begun.is_some_and(|begun| begun.elapsed() < LIFE)) {
             return;
         }
         state.running = true;
@@ -124,7 +133,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
     /// What is known, without a reading and without waiting.
     pub(crate) fn last(&self) -> Known<V> {
         let state = self.state();
-        let stale = state.running || state.error.is_some();
+        let stale = state.running || state.error.is_some() || state.is_outdated();
         Known { good: state.good.clone(), error: state.error.clone(), stale }
     }
 
@@ -153,12 +162,9 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.outdate();
     }
 
-    /// Makes the next asker read again.
+    /// Makes the next asker read again. What was read so far, and what is on its way, is stale.
     pub(crate) fn outdate(&self) {
-        let mut state = self.state();
-        if let Some(begun) = state.begun {
-            state.begun = Some(begun.checked_sub(LIFE).unwrap_or(begun));
-        }
+        self.state().changed = Some(Instant::now());
     }
 }
 
@@ -258,6 +264,32 @@ mod tests {
         assert_eq!(cache.wait(soon()).await.good, None);
         cache.refresh(|| async { Ok(3) });
         assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_begun_before_a_change_is_stale_and_read_again() {
+        let cache = Cached::new();
+        cache.refresh(|| async { Ok(1) });
+        assert!(!cache.wait(soon()).await.stale);
+        cache.outdate();
+        assert!(cache.last().stale);
+        // One that was on its way when the value changed may tell either.
+        tokio::time::advance(Duration::from_millis(1)).await;
+        let gate = Arc::new(Semaphore::new(0));
+        let pass = Arc::clone(&gate);
+        cache.refresh(|| async move {
+            let _ = pass.acquire().await;
+            Ok(1)
+        });
+        tokio::time::advance(Duration::from_millis(1)).await;
+        cache.outdate();
+        gate.add_permits(1);
+        let known = cache.wait(soon()).await;
+        assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        cache.refresh(|| async { Ok(2) });
+        let known = cache.wait(soon()).await;
+        assert_eq!((known.good.map(|g| g.0), known.stale), (Some(2), false));
     }
 
     #[tokio::test(start_paused = true)]

@@ -44,7 +44,7 @@ pub(crate) struct Sight {
     pub(crate) at: Moment,
     /// Why there is no newer one.
     pub(crate) error: Option<DriverError>,
-    /// Whether a newer one was wanted.
+    /// Whether a newer one was wanted, or it is known to be from before a change.
     pub(crate) stale: bool,
 }
 
@@ -188,7 +188,7 @@ impl Observer {
         outcome
     }
 
-    /// Makes the next asker read this GPU anew.
+    /// Makes the next asker read this GPU anew, since something on it has changed.
     pub(crate) fn outdate(&self, uuid: &str) {
         if let Some(entry) = self.entries().get(uuid) {
             entry.readings.outdate();

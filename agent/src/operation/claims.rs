@@ -48,6 +48,16 @@ struct Holder {
 /// What somebody is called whose operation has no id yet.
 const PREPARING: &str = "an operation that is being planned";
 
+/// Why a GPU is not to be had.
+fn taken(index: u32, uuid: &str, holder: &str) -> ApiError {
+    let in_line = "`gpushctl mig apply --wait` stands in line for it";
+    let hint = match holder.strip_prefix("operation ") {
+        Some(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {in_line}"),
+        None => format!("ask again in a moment, or {in_line}"),
+    };
+    ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
+}
+
 /// GPUs kept for one operation; free again when dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -71,12 +81,7 @@ impl Claims {
         }
         for (index, uuid) in gpus {
             let Some(Holder { who: holder, .. }) = state.held.get(uuid) else { continue };
-            let error = ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}"));
-            return Err(error
-                .hint(
-                    "wait until it has ended, then ask again: `gpushctl status` shows its progress; or ask with --wait",
-                )
-                .retryable());
+            return Err(taken(*index, uuid, holder));
         }
         let uuids: Vec<String> = gpus.iter().map(|(_, uuid)| uuid.clone()).collect();
         state.take(&uuids, PREPARING, false);
@@ -113,6 +118,18 @@ impl Claims {
     /// Why nobody gets a GPU.
     pub(crate) fn closed(&self) -> Option<ApiError> {
         self.state().closed.clone()
+    }
+
+    /// Refuses a GPU that somebody is changing, or stands ready to: what is read of it now is soon
+    /// untrue. One that is only being planned may be read.
+    ///
+    /// # Errors
+    /// Who has it.
+    pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
+        match self.holder(uuid) {
+            Some(holder) if holder != PREPARING => Err(taken(index, uuid, &holder)),
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Who has the GPU, if somebody has.
@@ -168,10 +185,13 @@ mod tests {
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
         assert_eq!((error.code, error.retryable), (Code::Conflict, true));
         assert_eq!(claims.changing("GPU-1"), None, "it is only planned");
+        assert_eq!(claims.at_rest(1, "GPU-1"), Ok(()), "what is only being planned may be planned by others too");
         first.name("operation op-1");
         assert_eq!(claims.changing("GPU-1").as_deref(), Some("operation op-1"));
         let error = claims.claim(&[gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
+        assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`gpushctl operation wait op-1`")), "{error:?}");
+        assert_eq!(claims.at_rest(1, "GPU-1"), Err(error));
         // The refused one kept nothing.
         let _other = claims.claim(&[gpu(2)]).unwrap();
         drop(first);

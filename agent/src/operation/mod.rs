@@ -20,7 +20,9 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary};
+use gpush_api::{
+    Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, StepState,
+};
 use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
@@ -128,6 +130,24 @@ impl Operations {
     /// Who has the GPU, be it only to plan.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
         self.0.claims.holder(uuid)
+    }
+
+    /// Refuses a GPU that an operation is changing.
+    ///
+    /// # Errors
+    /// Which operation.
+    pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
+        self.0.claims.at_rest(index, uuid)
+    }
+
+    /// How far the operation is that is changing the GPU.
+    pub(crate) fn progress(&self, uuid: &str) -> Option<StepState> {
+        self.live().values().find_map(|live| {
+            let operation = live.watch.borrow();
+            let begun = !matches!(operation.state, OperationState::Queued | OperationState::Waiting);
+            let at = operation.plans.iter().position(|plan| plan.uuid == uuid);
+            at.filter(|_| begun && !operation.state.is_final()).and_then(|at| operation.progress.get(at).cloned())
+        })
     }
 
     /// Number of operations that have begun and not ended.

@@ -89,6 +89,10 @@ pub struct ApiError {
     /// Causes, outermost first, none repeating the one before.
     #[serde(default)]
     pub causes: Vec<String>,
+    /// What stands for all that, where it is worth a word: that nothing was changed, or that it was
+    /// put back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<String>,
     /// What to do next, often a command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
@@ -100,7 +104,7 @@ pub struct ApiError {
 impl ApiError {
     /// An error without causes or hint.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), causes: Vec::new(), hint: None, retryable: false }
+        Self { code, message: message.into(), causes: Vec::new(), outcome: None, hint: None, retryable: false }
     }
 
     /// Adds what to do next.
@@ -114,6 +118,13 @@ impl ApiError {
     #[must_use]
     pub fn cause(mut self, cause: impl Into<String>) -> Self {
         self.causes.push(cause.into());
+        self
+    }
+
+    /// Says what stands for all that.
+    #[must_use]
+    pub fn outcome(mut self, outcome: impl Into<String>) -> Self {
+        self.outcome = Some(outcome.into());
         self
     }
 

@@ -186,7 +186,12 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     let error = error.cause(format!("permission denied (mode {:04o})", access.mode));
     let group = &access.group;
     if !to_group || group == "root" || access.mode & other_bit != 0 {
-        return error.hint("run it as that user, for example with sudo; or open the socket with socket_group and socket_mode under [api] in gpushd's config");
+        return error.hint(match directory {
+            Some(directory) => {
+                format!("run it as that user, for example with sudo; or have {} opened for you", directory.display())
+            }
+            None => "run it as that user, for example with sudo; or open the socket with socket_group and socket_mode under [api] in gpushd's config".to_owned(),
+        });
     }
     if access.in_group {
         return error

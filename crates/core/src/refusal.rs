@@ -56,13 +56,22 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
             format!("on {gpu} the compute instances {} don't fit into {profile}", list(&counted(compute), "and")),
         )
         .hint(format!("`{profiles}` shows the compute instances that a {profile} holds")),
-        Refusal::Blocked { blockers } => blocked(gpu, blockers),
+        Refusal::Blocked { blockers } => blocked(gpu, index, blockers),
         Refusal::Held { holders } => holders::explain(gpu, holders),
         Refusal::MigOff { .. } => in_a_guest(gpu, "on"),
         Refusal::MigOn { .. } => in_a_guest(gpu, "off"),
         Refusal::NoMig => ApiError::new(Code::Unsupported, format!("{gpu} has no MIG"))
             .hint("choose GPUs that have it: `gpushctl gpu list` shows them"),
     }
+}
+
+/// How a lost GPU may come back.
+#[must_use]
+pub fn of_a_lost_one(uuid: &str) -> String {
+    format!(
+        "`dmesg | grep -i xid` shows when; reboot the host, or try a reset while gpushd is stopped: `systemctl stop \
+         gpushd`, `nvidia-smi --gpu-reset -i {uuid}`, `systemctl start gpushd`"
+    )
 }
 
 /// The error that a previous layout is which is only partly back. `gpu` is how the sentence names
@@ -77,18 +86,17 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
     };
     let mut error = ApiError::new(Code::Blocked, format!("{gpu}: the previous layout is back {but}"));
     for blocker in &beside.stays {
-        let holders: Vec<String> = blocker.holders.iter().map(holder).collect();
-        error = error.cause(match holders.as_slice() {
+        error = error.cause(match blocker.holders.as_slice() {
             [] if beside.others.contains(&blocker.gi) => {
                 format!("{} stays: somebody else has made it meanwhile", instance(blocker))
             }
             [] => format!("{} stays: it may be in use, by whom is not known", instance(blocker)),
-            holders => format!("{} stays: it is held by {}", instance(blocker), list(holders, "and")),
+            _ => format!("{} stays: it is held by {}", instance(blocker), held_by(blocker, index)),
         });
     }
     for missing in &beside.missing {
         let behind = beside.stays.iter().filter(|blocker| missing.behind.contains(&blocker.placement));
-        let behind: Vec<String> = behind.map(instance).collect();
+        let behind: Vec<String> = behind.map(place).collect();
         let verb = if behind.len() == 1 { "stands" } else { "stand" };
         error = error.cause(format!("{} is not back: {} {verb} in its way", missing.what, list(&behind, "and")));
     }
@@ -109,8 +117,8 @@ fn in_a_guest(gpu: &str, to: &str) -> ApiError {
         .hint("change the mode on the host of the virtual machine, before the GPU is passed through")
 }
 
-fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
-    let names: Vec<String> = blockers.iter().map(instance).collect();
+fn blocked(gpu: &str, index: u32, blockers: &[Blocker]) -> ApiError {
+    let names: Vec<String> = blockers.iter().map(place).collect();
     let verb = if blockers.len() == 1 { "is" } else { "are" };
     let mut error = ApiError::new(
         Code::Blocked,
@@ -118,9 +126,7 @@ fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
     )
     .retryable();
     for blocker in blockers {
-        let holders: Vec<String> = blocker.holders.iter().map(holder).collect();
-        let holders = if holders.is_empty() { "a process".to_owned() } else { list(&holders, "and") };
-        error = error.cause(format!("{} is held by {holders}", instance(blocker)));
+        error = error.cause(format!("{} is held by {}", instance(blocker), held_by(blocker, index)));
     }
     let stop = holders_of(blockers);
     if stop.is_empty() {
@@ -130,21 +136,43 @@ fn blocked(gpu: &str, blockers: &[Blocker]) -> ApiError {
     }
 }
 
-/// All holders, each once.
+/// All holders, each once, as a hint names them: the causes say more.
 fn holders_of(blockers: &[Blocker]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for process in blockers.iter().flat_map(|blocker| &blocker.holders) {
-        let name = holder(process);
+        let name = process.pid.map_or_else(|| "whoever else uses it".to_owned(), |pid| format!("pid {pid}"));
         if !names.contains(&name) {
             names.push(name);
         }
     }
+    names.sort_by_key(|name| !name.starts_with("pid"));
+    if let [one] = names.as_mut_slice()
+        && !one.starts_with("pid")
+    {
+        "what uses it".clone_into(one);
+    }
     names
+}
+
+/// The holders of one; those who must not be named here are named elsewhere to those who may know.
+fn held_by(blocker: &Blocker, index: u32) -> String {
+    let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
+    let mut holders: Vec<String> = named.into_iter().map(holder).collect();
+    if !hidden.is_empty() || holders.is_empty() {
+        let whose = format!("`gpushctl gpu show {index}` names it to its owner and to administrators");
+        holders.push(format!("a process ({whose})"));
+    }
+    list(&holders, "and")
+}
+
+/// `3g.40gb@0`.
+fn place(blocker: &Blocker) -> String {
+    format!("{}@{}", blocker.profile, blocker.placement.start)
 }
 
 /// `3g.40gb@0 (GPU instance 2, compute instance 0)`.
 fn instance(blocker: &Blocker) -> String {
-    let name = format!("{}@{}", blocker.profile, blocker.placement.start);
+    let name = place(blocker);
     match blocker.ci {
         Some(ci) => format!("{name} (GPU instance {}, compute instance {ci})", blocker.gi),
         None => format!("{name} (GPU instance {})", blocker.gi),
@@ -158,7 +186,7 @@ pub fn holder(process: &Process) -> String {
     match (process.pid, about.as_slice()) {
         (Some(pid), []) => format!("pid {pid}"),
         (Some(pid), about) => format!("pid {pid} ({})", about.join(", ")),
-        (None, []) => "a process of another user".to_owned(),
+        (None, []) => "a process".to_owned(),
         (None, about) => format!("a process ({})", about.join(", ")),
     }
 }

@@ -104,7 +104,13 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
             findings.push("no rule claims a GPU for MIG".to_owned());
             None
         }
-        Some(gpus) => Some(desired::plan_host(&config, gpus, &PlanRequest::default())?),
+        Some(gpus) => {
+            let host = host.unwrap_or_default();
+            let planned = desired::plan_host(&config, gpus, &PlanRequest::default());
+            let mut plans = planned.map_err(|error| offline::about(host, error))?;
+            offline::about_all(host, &mut plans);
+            Some(plans)
+        }
     };
     let checked = Checked { config: view, findings, plans };
     out.show(&checked, |look| {

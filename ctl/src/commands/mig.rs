@@ -129,8 +129,8 @@ fn ask_for(
 ) -> Outcome {
     if let Some(host) = &how.offline {
         let gpus = offline::host(host)?;
-        let request = typed.request(wanted, &gpus)?;
-        let plans = offline::plan(&gpus, how.config.as_deref(), &request)?;
+        let request = typed.request(wanted, &gpus).map_err(|error| offline::about(host, error))?;
+        let plans = offline::plan(host, &gpus, how.config.as_deref(), &request)?;
         return tell(&plans, &gpus, out);
     }
     super::ask(global, async |client| {

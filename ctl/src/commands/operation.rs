@@ -7,6 +7,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, Operation, OperationState, OperationSummary};
 use gpush_client::{Client, Kind};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     args,
@@ -193,8 +194,10 @@ async fn follow(
     // Without a limit this sleeps for longer than any operation lasts.
     let unwatched = limit == Some(Duration::ZERO);
     let limit = tokio::time::sleep(limit.unwrap_or(Duration::from_secs(60 * 86_400)));
-    let interrupt = tokio::signal::ctrl_c();
-    tokio::pin!(limit, interrupt);
+    // Listened for before anything is said: whoever reads a line may press Ctrl-C.
+    let mut interrupt = signal(SignalKind::interrupt())
+        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+    tokio::pin!(limit);
     let (mut away, mut told_away): (Option<Instant>, bool) = (None, false);
     loop {
         progress.update(one, &out.look);
@@ -211,7 +214,7 @@ async fn follow(
             let mut silent = true;
             loop {
                 tokio::select! {
-                    _ = &mut interrupt => return Ok(Watched::Interrupted),
+                    _ = interrupt.recv() => return Ok(Watched::Interrupted),
                     () = &mut limit => return Ok(Watched::TooLong),
                     () = &mut silence, if silent => {
                         progress.waiting(one, &out.look);
@@ -238,7 +241,13 @@ async fn follow(
                 // An agent that restarts is back soon; one that is gone shall not be waited for in vain.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
-                    return Err(lost_sight(one, error.error.message).into());
+                    let lost = lost_sight(one, error.error.message);
+                    return Err(lost
+                        .hint(format!(
+                            "gpushd takes it up when it starts again; then follow it with `gpushctl operation wait {}`",
+                            one.id
+                        ))
+                        .into());
                 }
                 if since.elapsed() > super::SILENCE && !told_away {
                     told_away = true;

@@ -292,18 +292,31 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     // A reading is good for a second, and a slow driver may take a while for the next: only what is
     // older than that is worth a word.
     let age = look.now.as_second().saturating_sub(gpu.observed_at.as_second());
-    if gpu.stale && age >= OLD {
-        let since = match gpu.state {
-            GpuState::Maintenance => "nobody has looked since",
+    let read = look.ago(gpu.observed_at);
+    if gpu.stale {
+        match gpu.state {
+            // However young it is: it is of before.
+            GpuState::Lost => {
+                note(BAD, "", &format!("drawn as it was last read, {read}; what is left of it is not known"))
+            }
+            GpuState::Changing => {
+                note(NOTE, "", &format!("drawn as it was last read, {read}, in the course of the change"))
+            }
+            GpuState::Maintenance if age >= OLD => {
+                note(NOTE, "", &format!("old reading, {read}: nobody has looked since"))
+            }
+            GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held | GpuState::Unknown
+                if age >= OLD =>
+            {
+                note(NOTE, "", &format!("old reading, {read}: the driver has not answered since"));
+            }
             GpuState::Ready
             | GpuState::Cordoned
             | GpuState::Degraded
-            | GpuState::Changing
             | GpuState::Held
             | GpuState::Unknown
-            | GpuState::Lost => "the driver has not answered since",
-        };
-        note(NOTE, "", &format!("old reading, {}: {since}", look.ago(gpu.observed_at)));
+            | GpuState::Maintenance => {}
+        }
     }
     notes
 }

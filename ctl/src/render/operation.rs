@@ -59,6 +59,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     if let Some(reason) = &operation.reason {
         out.extend(look.wrap("", &format!("reason: {}", look.clean(reason))).iter().map(|line| paint(QUIET, line)));
     }
+    // The whole's error may repeat a GPU's, or several GPUs' each other's: each is said once.
+    let mut said: Vec<&ApiError> = Vec::new();
     for plan in &changed {
         let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
         let (was, gpu) = (of(before), of(now));
@@ -78,8 +80,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
             }
             OperationState::Failed => out.extend(under_way(operation, plan, look)),
         }
-        if let Some(error) = error_of(operation, plan.gpu) {
+        if let Some(error) = error_of(operation, plan.gpu).filter(|error| !said.contains(error)) {
             out.extend(trouble::lines("error", error, 2, look));
+            said.push(error);
         }
     }
     if !same.is_empty() {
@@ -98,8 +101,6 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         OperationState::Done if just => out.extend(overrides::came_of(operation, before, now, look)),
         OperationState::Done => {}
         OperationState::RolledBack | OperationState::Failed => {
-            // The whole's error may repeat a GPU's: it is said once.
-            let said = changed.iter().filter_map(|plan| error_of(operation, plan.gpu)).collect::<Vec<_>>();
             for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
                 out.extend(trouble::lines("error", error, 0, look));
             }
@@ -126,7 +127,8 @@ fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> 
 /// What went wrong on a GPU. The whole's error says the same and more where it is about this GPU.
 fn error_of(operation: &Operation, gpu: u32) -> Option<&ApiError> {
     let own = operation.progress.iter().find(|p| p.gpu == gpu).and_then(|p| p.error.as_ref())?;
-    Some(operation.error.as_ref().filter(|whole| whole.message == own.message).unwrap_or(own))
+    let tells = |whole: &&ApiError| whole.message == own.message || whole.causes.contains(&own.message);
+    Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
 /// What was destroyed, what was made, what stayed, by the operation's own plan: the GPU may have been
@@ -259,7 +261,11 @@ fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
 /// How far a GPU is.
 fn under_way(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> {
     let Some(progress) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { return Vec::new() };
-    let way = if progress.rolling_back { "steps, taking them back" } else { "steps" };
+    let way = match (progress.rolling_back, operation.state.is_final()) {
+        (false, _) => "steps",
+        (true, false) => "steps, taking them back",
+        (true, true) => "steps were done, and could not all be taken back",
+    };
     let mut text = format!("  {} of {} {way}", progress.done, progress.total);
     if let Some(doing) = &progress.doing {
         text += &format!(": {}", look.clean(doing));

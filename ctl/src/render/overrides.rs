@@ -204,11 +204,21 @@ pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: 
                 format!("{number}: this stands above the config{until}; {clear}")
             }
             (Some(one), None) => format!("{number}: ended the override {}", self::of(&one, look)),
+            // Applied once.
+            (None, None) if drifts(now, &plan.uuid) => format!(
+                "{number}: the config wants another layout; with `auto_reconcile` gpushd gives it that back within a \
+                 minute or so"
+            ),
             (_, Some(_)) | (None, None) => continue,
         };
         out.extend(look.wrap("", &text).iter().map(|line| paint(NOTE, line)));
     }
     out
+}
+
+/// Whether a GPU holds something else than its rule says.
+fn drifts(gpus: &[Gpu], uuid: &str) -> bool {
+    gpus.iter().any(|gpu| gpu.uuid == uuid && gpu.mode == Mode::Mig && !gpu.drift.is_empty())
 }
 
 /// What is to be known of an override below the drawing of its GPU, and whether it is loud.

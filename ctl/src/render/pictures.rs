@@ -1,7 +1,7 @@
 //! Snapshots of every drawing: as people see them, at 80 and 120 columns, in UTF-8 and ASCII.
 
 use gpush_api::{
-    Actor, ApiError, Code, ConfigDiff, ConfigView, GpuDiff, GpuState, Mode, NamedLayout, OperationState,
+    Actor, ApiError, Code, ConfigDiff, ConfigView, Gpu, GpuDiff, GpuState, Mode, NamedLayout, OperationState,
     OperationSummary, Override, OverrideEnded, Overrides, PendingRestart, Placement, Plans, Refusal, Reloaded,
     RuleView, SettingDiff, Step, WantedView,
 };
@@ -308,6 +308,54 @@ fn plans_before_and_after() {
     assert_snapshot!("plan-none", fits(&plan::plans(&Plans { plans: Vec::new() }, &gpus, &look), &look));
 }
 
+/// However young the reading is: what was read before a loss, or in the course of a change, is not
+/// told as what stands now.
+#[test]
+fn a_drawing_from_before_says_so() {
+    let look = fixtures::look(100, UTF8);
+    let mut one = fixtures::mixed().remove(0);
+    one.observed_at = look.now;
+    let devices =
+        |gpu: &Gpu| fixtures::plain(&status::status(&fixtures::status(vec![gpu.clone()], false), false, &look));
+    assert!(devices(&one).contains("MIG devices"));
+    for (state, says) in [
+        (GpuState::Lost, "drawn as it was last read, 0 s ago; what is left of it is not known"),
+        (GpuState::Changing, "drawn as it was last read, 0 s ago, in the course of the change"),
+    ] {
+        one.state = state;
+        one.stale = false;
+        assert!(!devices(&one).contains("drawn as"), "it is as it stands");
+        one.stale = true;
+        let text = devices(&one);
+        assert!(text.contains(says), "{text}");
+        assert_eq!(text.contains("MIG devices"), state != GpuState::Lost, "{text}");
+        let shown = fixtures::plain(&show::gpu(&one, &look));
+        assert!(shown.contains("last read") && shown.contains("not known since"), "{shown}");
+    }
+}
+
+/// A rollback that failed: each thing is said once, and nothing is said to be going on.
+#[test]
+fn a_rollback_that_failed_is_told_once() {
+    let look = fixtures::look(120, UTF8);
+    let mut failed = fixtures::operation(OperationState::Failed);
+    failed.progress[0].done = 3;
+    failed.progress[0].rolling_back = true;
+    let back = "GPU 0: destroying GPU instance 3 failed";
+    failed.progress[0].error = Some(ApiError::new(Code::DriverError, back).cause("out of luck"));
+    failed.error = Some(
+        ApiError::new(Code::DriverError, "GPU 0: creating 1g.10gb@5 failed")
+            .cause("insufficient resources")
+            .cause(back)
+            .cause("out of luck"),
+    );
+    let text = fits(&operation::operation(&failed, &[], &[], true, &look), &look);
+    for once in [back, "out of luck", "insufficient resources", "creating 1g.10gb@5 failed"] {
+        assert_eq!(text.matches(once).count(), 1, "{once}:\n{text}");
+    }
+    assert!(text.contains("3 of 6 steps were done, and could not all be taken back"), "{text}");
+}
+
 #[test]
 fn operations_and_their_ends() {
     let look = fixtures::look(120, UTF8);
@@ -341,7 +389,7 @@ fn operations_and_their_ends() {
     assert_eq!(operation::error(&rolled), Some(error));
 
     // The whole's error adds a cause to the GPU's: together they are told once.
-    let whole = rolled.error.take().map(|error| error.cause("the previous layout stands again, read back"));
+    let whole = rolled.error.take().map(|error| error.outcome("the previous layout stands again, read back"));
     rolled.error = whole;
     let text = fits(&operation::operation(&rolled, &before, &before, true, &look), &look);
     for once in ["the driver refused to create", "insufficient resources", "stands again", "hint:"] {

@@ -1,4 +1,5 @@
-//! An operation while it runs: bars on a terminal, a line a step elsewhere, nothing with `--quiet`.
+//! An operation while it runs: bars on a terminal, elsewhere a line that it has begun and one for what
+//! is out of the ordinary, nothing with `--quiet`.
 //!
 //! All of it goes to stderr: stdout is for the result.
 
@@ -7,14 +8,15 @@ use std::io::Write;
 use gpush_api::{Operation, StepState};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Charset, Look, look::count, plan};
+use super::{Charset, Look, look::count, plan, status::gpu_numbers};
 
 /// How progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
     /// A bar a GPU, redrawn in place.
     Bars,
-    /// A line a step.
+    /// A line at its beginning, for a slow step, and for a GPU that is taken back. Steps are not told:
+    /// the result that follows says what they came to.
     Lines,
     /// Nothing.
     Quiet,
@@ -23,8 +25,10 @@ pub(crate) enum Style {
 /// What was shown so far.
 pub(crate) struct Progress {
     shown: Shown,
-    /// Of each GPU: steps told, and whether its rollback was told.
-    told: Vec<(u32, bool)>,
+    /// Whether it was told that it has begun.
+    begun: bool,
+    /// Of each GPU: whether its rollback was told, and the last step that was told to be slow.
+    told: Vec<(bool, Option<String>)>,
     /// Notes told.
     noted: usize,
     /// Steps of each GPU that are shown: one that waited is planned anew when it begins.
@@ -44,13 +48,17 @@ impl Progress {
             Style::Lines => Shown::Lines(Box::new(anstream::stderr())),
             Style::Quiet => Shown::Quiet,
         };
-        Self { shown, told: vec![(0, false); operation.plans.len()], noted: 0, steps: steps(operation) }
+        Self::of(shown, operation)
+    }
+
+    fn of(shown: Shown, operation: &Operation) -> Self {
+        let told = vec![(false, None); operation.plans.len()];
+        Self { shown, begun: false, told, noted: 0, steps: steps(operation) }
     }
 
     #[cfg(test)]
     fn to(out: Box<dyn Write>, operation: &Operation) -> Self {
-        let told = vec![(0, false); operation.plans.len()];
-        Self { shown: Shown::Lines(out), told, noted: 0, steps: steps(operation) }
+        Self::of(Shown::Lines(out), operation)
     }
 
     /// Shows what is new since the last call.
@@ -61,7 +69,7 @@ impl Progress {
                 let _ = all.clear();
                 self.shown = bars(operation, look);
             }
-            self.told = vec![(0, false); operation.plans.len()];
+            self.told = vec![(false, None); operation.plans.len()];
             self.steps = steps;
         }
         for note in operation.notes.iter().skip(self.noted) {
@@ -69,6 +77,14 @@ impl Progress {
             self.say(&note);
         }
         self.noted = operation.notes.len().max(self.noted);
+        if let Shown::Lines(out) = &mut self.shown
+            && !self.begun
+            && let Some(line) = beginning(operation)
+        {
+            self.begun = true;
+            // Nobody reads it any more: the operation goes on all the same.
+            let _ = writeln!(out, "{line}");
+        }
         let gpus = operation.plans.iter().zip(&mut self.told).enumerate();
         for (at, (plan, told)) in gpus {
             let Some(now) = operation.progress.iter().find(|p| p.gpu == plan.gpu) else { continue };
@@ -80,22 +96,25 @@ impl Progress {
                     }
                 }
                 Shown::Lines(out) => {
-                    for line in lines(plan, now, told) {
-                        // Nobody reads it any more: the operation goes on all the same.
-                        let _ = writeln!(out, "{}", look.clean(&line));
+                    if now.rolling_back && !told.0 {
+                        told.0 = true;
+                        let _ = writeln!(out, "{}", look.clean(&taking_back(now)));
                     }
                 }
                 Shown::Quiet => {}
             }
-            *told = (now.done.max(told.0), now.rolling_back);
         }
     }
 
     /// Says which steps are taking their time. Bars show that anyway.
     pub(crate) fn waiting(&mut self, operation: &Operation, look: &Look) {
         let Shown::Lines(out) = &mut self.shown else { return };
-        for now in &operation.progress {
+        for (now, told) in operation.progress.iter().zip(&mut self.told) {
             let (Some(doing), false) = (&now.doing, now.error.is_some()) else { continue };
+            if told.1.as_ref() == Some(doing) {
+                continue;
+            }
+            told.1 = Some(doing.clone());
             let doing = look.clean(doing);
             let _ = writeln!(out, "GPU {}  {} of {} done, still {doing}", now.gpu, now.done, now.total);
         }
@@ -134,20 +153,17 @@ fn doing(now: &StepState) -> String {
     }
 }
 
-/// Lines for what is new on one GPU.
-fn lines(plan: &gpush_api::GpuPlan, now: &StepState, told: &(u32, bool)) -> Vec<String> {
-    let mut out = Vec::new();
-    let gpu = format!("GPU {}", plan.gpu);
-    if now.done > told.0 {
-        // Several may have landed since the last answer: each has its line.
-        let done = plan::steps(plan).enumerate().take(now.done as usize).skip(told.0 as usize);
-        out.extend(done.map(|(at, (_, one))| format!("{gpu}  {}/{}  {one}", at + 1, now.total)));
-    }
-    if now.rolling_back && !told.1 {
-        let why = now.error.as_ref().map_or_else(String::new, |e| format!(": {}", e.message));
-        out.push(format!("{gpu}  taking back {}{why}", count(now.done as usize, "step")));
-    }
-    out
+/// `op-7: 24 steps on GPUs 0-3`, once there are any.
+fn beginning(operation: &Operation) -> Option<String> {
+    let changed = operation.progress.iter().filter(|gpu| gpu.total > 0);
+    let (gpus, steps): (Vec<u32>, Vec<u32>) = changed.map(|gpu| (gpu.gpu, gpu.total)).unzip();
+    let steps = steps.iter().sum::<u32>() as usize;
+    (steps > 0).then(|| format!("{}: {} on {}", operation.id, count(steps, "step"), gpu_numbers(&gpus)))
+}
+
+fn taking_back(now: &StepState) -> String {
+    let why = now.error.as_ref().map_or_else(String::new, |e| format!(": {}", e.message));
+    format!("GPU {}  taking back {}{why}", now.gpu, count(now.done as usize, "step"))
 }
 
 fn bars(operation: &Operation, look: &Look) -> Shown {
@@ -196,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_is_told_once_and_so_is_a_rollback() {
+    fn that_it_began_is_told_once_and_so_is_a_rollback_and_no_single_step() {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
@@ -213,9 +229,7 @@ mod tests {
         progress.end();
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
-        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
-        GPU 0  2/6  - GPU instance 2g.20gb@4 (GI 3)
-        GPU 0  3/6  + GPU instance 1g.10gb@4
+        op-17: 6 steps on GPU 0
         GPU 0  taking back 3 steps: the driver refused 1g.10gb@6
         ");
     }
@@ -241,7 +255,7 @@ mod tests {
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
         waits: GPU 0 is in use; alice?[2J 4711
-        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
+        op-17: 6 steps on GPU 0
         ");
     }
 
@@ -253,18 +267,11 @@ mod tests {
         operation.plans[0].enables_mig = true;
         operation.progress[0].total += 1;
         let mut progress = Progress::to(Box::new(sink.clone()), &operation);
-        // The agent was asked three times in all: no step is left out for that.
-        for done in [0, 3, 7] {
-            operation.progress[0].done = done;
-            progress.update(&operation, &look);
-        }
+        progress.update(&operation, &look);
         let told = String::from_utf8(sink.0.borrow().clone()).unwrap();
-        let told: Vec<&str> = told.lines().collect();
         let planned: Vec<String> = plan::steps(&operation.plans[0]).map(|(_, step)| step).collect();
         assert_eq!((planned.len(), planned[0].as_str()), (7, "+ MIG mode"));
-        let lines: Vec<String> =
-            planned.iter().enumerate().map(|(at, step)| format!("GPU 0  {}/7  {step}", at + 1)).collect();
-        assert_eq!(told, lines);
+        assert_eq!(told, format!("op-17: {} steps on GPU 0\n", planned.len()));
         let plans = gpush_api::Plans { plans: operation.plans };
         let drawn = fixtures::plain(&plan::plans(&plans, &[], &look));
         assert!(drawn.contains("  1  + MIG mode\n") && drawn.contains("  7 steps: "), "{drawn}");
@@ -280,10 +287,11 @@ mod tests {
         let mut progress = Progress::to(Box::new(sink.clone()), &operation);
         progress.update(&operation, &look);
         progress.waiting(&operation, &look);
+        progress.waiting(&operation, &look);
         progress.say("gpushd does not answer; trying for 5 s");
         let text = String::from_utf8(sink.0.borrow().clone()).unwrap();
         insta::assert_snapshot!(text, @r"
-        GPU 0  1/6  - compute instance 2g.20gb (GI 3 CI 0)
+        op-17: 6 steps on GPU 0
         GPU 0  1 of 6 done, still destroying GPU instance 3 (2g.20gb@4)
         gpushd does not answer; trying for 5 s
         ");

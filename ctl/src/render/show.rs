@@ -46,7 +46,12 @@ pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
         fact("wanted layout", look.clean(&layout.join(", ")));
     }
     fact("MIG", mig(one.mig.as_ref()));
-    fact("read", format!("{} ({})", look.ago(one.observed_at), one.observed_at.strftime("%Y-%m-%d %H:%M:%S UTC")));
+    let read = format!("{} ({})", look.ago(one.observed_at), one.observed_at.strftime("%Y-%m-%d %H:%M:%S UTC"));
+    if one.stale {
+        fact("last read", format!("{read}, not known since"))
+    } else {
+        fact("read", read)
+    }
     out.extend(gpu::notes(one, look));
     let mut text = out.join("\n") + "\n";
 

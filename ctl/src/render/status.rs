@@ -62,8 +62,13 @@ fn header(status: &Status, look: &Look) -> Vec<String> {
         HealthStatus::Degraded => {
             for cause in &status.health.causes {
                 out.extend(look.wrap("! ", &look.clean(&cause.message)).iter().map(|l| paint(BAD, l)));
-                for deeper in &cause.causes {
+                // What a GPU says for itself stands with it, below.
+                let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
+                for deeper in cause.causes.iter().filter(|_| !below) {
                     out.extend(look.wrap("  because: ", &look.clean(deeper)));
+                }
+                if let Some(outcome) = &cause.outcome {
+                    out.extend(look.wrap("  outcome: ", &look.clean(outcome)));
                 }
                 if let Some(hint) = &cause.hint {
                     out.extend(look.wrap("  hint: ", &look.clean(hint)));
@@ -76,7 +81,9 @@ fn header(status: &Status, look: &Look) -> Vec<String> {
 
 fn summary(gpus: &[Gpu]) -> String {
     let mut text = count(gpus.len(), "GPU");
-    let instances = gpus.iter().filter_map(|g| g.mig.as_ref().filter(|m| m.enabled)).flat_map(|m| &m.instances);
+    // Of one that is lost nobody knows what is left.
+    let there = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost);
+    let instances = there.filter_map(|g| g.mig.as_ref().filter(|m| m.enabled)).flat_map(|m| &m.instances);
     let (mut devices, mut used) = (0, 0);
     for instance in instances {
         devices += instance.compute.len();

@@ -7,7 +7,7 @@ use super::{
     look::{BAD, IDLE, QUIET, paint},
 };
 
-/// `error: …`, its causes and its hint; `word` says what happened, `indent` blanks come first.
+/// `error: …`, its causes, what stands for all that, and its hint; `word` says what happened, `indent` blanks come first.
 pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) -> Vec<String> {
     let margin = " ".repeat(indent);
     let mut out = Vec::new();
@@ -32,6 +32,9 @@ pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) ->
     part(word, BAD, &error.message);
     for cause in &error.causes {
         part("  because", QUIET, cause);
+    }
+    if let Some(outcome) = &error.outcome {
+        part("  outcome", QUIET, outcome);
     }
     if let Some(hint) = &error.hint {
         part("  hint", IDLE, hint);

@@ -340,9 +340,9 @@ fn ctrl_c_leaves_the_operation_to_the_agent() {
     let mut child = host.command(&["mig", "apply"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // The first step is told: from then on it watches.
+    // That it has begun is told: from then on it watches.
     stderr.read_line(&mut line).unwrap();
-    assert_eq!(line, "GPU 0  1/4  - compute instance 2g.20gb (GI 5 CI 0)\n");
+    assert_eq!(line, "op-1: 4 steps on GPU 0\n");
     let pid = nix::unistd::Pid::from_raw(child.id().try_into().unwrap());
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
     let mut rest = String::new();

@@ -48,7 +48,7 @@ pub(super) fn plan(gpus: &[Gpu], wishes: &[Wish], selectors: &[String], each: &[
         wanted.push((at, want(&gpus[at], one)?));
     }
     wanted.sort_by_key(|(at, _)| *at);
-    let others = way_out::others(gpus, wishes);
+    let others = way_out::others(gpus, wishes, false);
     for (at, want) in &wanted {
         match want {
             Want::On(_) => claimed_otherwise(&gpus[*at], &wishes[*at], others.as_deref())?,

@@ -11,7 +11,7 @@
 //! Both the agent and `gpushctl` offline (for a preset or a saved host) ask here, so that they
 //! give the same answer.
 
-use gpush_api::{Gpu, Mode};
+use gpush_api::{Gpu, GpuState, Mode};
 
 use crate::{
     config::{Config, Rule},
@@ -81,7 +81,8 @@ pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
 pub fn describe(config: &Config, gpus: &mut [Gpu]) {
     let wishes = wishes(config, gpus);
     for (gpu, wish) in gpus.iter_mut().zip(wishes) {
-        gpu.drift = drift(&wish, gpu);
+        // What a lost one holds is not known.
+        gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&wish, gpu) };
         gpu.mode = wish.mode;
         gpu.rule = wish.rule;
         gpu.layout = wish.layout.map(|layout| layout.canonical());

@@ -39,7 +39,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let given = given(config, &request.layout)?;
     let named = !request.gpus.is_empty();
     let chosen = chosen(gpus, &wishes, request)?;
-    let others = way_out::others(gpus, &wishes);
+    let others = way_out::others(gpus, &wishes, given.is_none());
     let others = others.as_deref();
     let mut wanted = Vec::new();
     for at in chosen {
@@ -101,11 +101,16 @@ fn no_layout(config: &Config, name: &str) -> ApiError {
             Ok(_) => ApiError::new(Code::Unsupported, format!("`{name}` layouts are not built yet")),
         };
     }
-    let known: Vec<&str> = config.layouts.keys().map(String::as_str).chain([NONE]).collect();
-    let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)))
-        .cause(format!("there are: {}", known.join(", ")));
     // `none` takes instances away: nobody is talked into it.
-    match nearest(name, known.into_iter().filter(|name| *name != NONE)) {
+    let known: Vec<&str> = config.layouts.keys().map(String::as_str).filter(|name| *name != NONE).collect();
+    let error = ApiError::new(Code::NotFound, format!("the config has no layout {}", Quoted(name)));
+    if known.is_empty() {
+        return error
+            .cause("it names no layouts")
+            .hint("give the entries themselves, such as --layout '3g.40gb,1g.10gb*2', or name some under [layouts]");
+    }
+    let error = error.cause(format!("there are: {}", known.join(", ")));
+    match nearest(name, known.into_iter()) {
         Some(meant) => error.hint(format!("did you mean `{meant}`?")),
         None => error.hint("name one of these, or give the entries themselves: --layout '3g.40gb,1g.10gb*2'"),
     }
@@ -208,7 +213,7 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Lost => refuse(
             Code::GpuLost,
             "is lost: it has fallen off the bus",
-            "reset it or reboot the host (`dmesg | grep -i xid` shows when); choose other GPUs with --gpu meanwhile",
+            &format!("{}; choose other GPUs with --gpu meanwhile", refusal::of_a_lost_one(&gpu.uuid)),
         ),
     }
 }

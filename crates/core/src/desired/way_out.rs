@@ -20,9 +20,13 @@ pub(super) fn example(gpu: &Gpu) -> Option<&str> {
     several.or(profiles.first()).map(|profile| profile.name.as_str())
 }
 
-/// GPUs that may be named with a layout, as `--gpu 0-2,5`; nothing when there is none.
-pub(super) fn others(gpus: &[Gpu], wishes: &[Wish]) -> Option<String> {
-    let free = |wish: &Wish| wish.mode == Mode::Mig || wish.rule.is_none();
+/// GPUs that may be named with a layout, or without one when it is to be their rule's own, as
+/// `--gpu 0-2,5`; nothing when there is none.
+pub(super) fn others(gpus: &[Gpu], wishes: &[Wish], by_rule: bool) -> Option<String> {
+    let free = |wish: &Wish| match by_rule {
+        true => wish.configured.is_some(),
+        false => wish.mode == Mode::Mig || wish.rule.is_none(),
+    };
     let works = |gpu: &Gpu| match gpu.state {
         GpuState::Ready | GpuState::Changing | GpuState::Degraded => true,
         // It can be named; nobody is sent there.
@@ -87,7 +91,7 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
 /// For a request that names no GPU on a host of which no rule claims one for MIG. `layout` says that
 /// the request has a layout.
 pub(super) fn without_claim(gpus: &[Gpu], wishes: &[Wish], layout: bool) -> String {
-    let Some(others) = others(gpus, wishes) else {
+    let Some(others) = others(gpus, wishes, false) else {
         return "none of them can be cut: `gpushctl gpu list` shows their modes, `gpushctl config show` the rules"
             .to_owned();
     };
