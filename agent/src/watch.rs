@@ -51,9 +51,11 @@ pub(crate) async fn run(agent: Shared, mut events: Receiver<Event>) {
                     let status = status.borrow_and_update();
                     (status.worker, status.driver.clone())
                 };
-                if worker.is_some() {
+                if worker.is_some() && unheard > 0 {
+                    // Somebody's call has started it: that look is not needed any more.
                     unheard = 0;
-                } else if unheard == 0 {
+                    again = next(&agent, unheard);
+                } else if worker.is_none() && unheard == 0 {
                     unheard = 1;
                     again = next(&agent, unheard);
                 }

@@ -56,10 +56,9 @@ fn gpu_of(value: Value) -> Gpu {
 
 /// Waits until both claimed GPUs have their layouts.
 fn laid_out(agent: &Agent) {
-    until(agent, "layouts", || {
-        let _ = agent.settle();
-        agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()).then_some(())
-    });
+    let complete = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
+    until(agent, "layouts", || complete().then_some(()));
+    assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
 }
 
 /// Actions of the audit trail, with their reasons, of an agent that has ended.
