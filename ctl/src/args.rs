@@ -91,6 +91,14 @@ fn wait_seconds(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A time to wait, which may be none at all.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s.is_finite() && (0.0..=86_400.0).contains(&s) => Ok(s),
+        Ok(_) | Err(_) => Err("seconds from 0 to 86400 are meant".to_owned()),
+    }
+}
+
 /// A time in which an answer can come.
 fn some_seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -232,7 +240,7 @@ Examples:
         #[command(flatten)]
         why: Why,
         /// Wait no longer than this; without it for as long as it takes
-        #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
+        #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
         wait: Option<f64>,
         /// Don't say who is waited for
         #[arg(long, short)]
@@ -590,7 +598,7 @@ pub(crate) enum Config {
     #[command(after_help = "\
 Examples:
   gpushctl config check /etc/gpush/config.toml
-  gpushctl config check new.toml --offline dgx-a100    do layouts fit there?
+  gpushctl config check new.toml --offline dgx-a100   do layouts fit?
   gpushctl config check new.toml --offline host.json   or on a saved host?")]
     Check {
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]

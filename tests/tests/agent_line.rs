@@ -81,7 +81,7 @@ fn one_that_waits_ends_when_it_is_cancelled_or_its_time_is_over() {
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     let (state, error) = outcome(agent.follow(waiting.clone()));
     assert_eq!((state, error.code), (OperationState::RolledBack, Code::Cancelled), "{error:?}");
-    assert_eq!(error.causes.last().unwrap(), "nothing of it was done");
+    assert_eq!(error.outcome.as_deref(), Some("nothing of it was done"));
     let again = agent.cancel(&waiting.id);
     assert_eq!((again.status, again.error().code), (409, Code::Conflict));
 

@@ -142,7 +142,7 @@ fn a_mig_parted_label_moves_to_the_example_config_as_the_page_says() {
     let said = [&output.stdout[..], &output.stderr].concat();
     assert!(output.status.success(), "{commands}\n{}", String::from_utf8_lossy(&said));
     let wanted: Vec<Option<Vec<String>>> = agent.gpus().into_iter().take(4).map(|gpu| gpu.layout).collect();
-    let mixed = Some(["3g.40gb", "2g.20gb", "1g.10gb*2"].map(str::to_owned).to_vec());
+    let mixed = Some(["1g.10gb*2", "2g.20gb", "3g.40gb"].map(str::to_owned).to_vec());
     assert_eq!(wanted, [mixed.clone(), mixed, Some(vec!["7g.80gb".to_owned()]), None]);
 }
 

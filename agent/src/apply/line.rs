@@ -183,6 +183,7 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
             // A disk that is full for a moment is no reason to give up what waited for hours.
             Err(error) if error.retryable => {
+                tracing::warn!(op = ongoing.id(), "it can't begin yet: {error}");
                 let since = ongoing.snapshot().created_at;
                 return agent.line.enter(ongoing, order, since);
             }

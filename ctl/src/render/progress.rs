@@ -30,7 +30,7 @@ pub(crate) struct Progress {
     /// Of each GPU: whether its rollback was told, and the last step that was told to be slow.
     told: Vec<(bool, Option<String>)>,
     /// Notes told.
-    noted: usize,
+    noted: Vec<String>,
     /// Steps of each GPU that are shown: one that waited is planned anew when it begins.
     steps: Vec<u32>,
 }
@@ -53,7 +53,7 @@ impl Progress {
 
     fn of(shown: Shown, operation: &Operation) -> Self {
         let told = vec![(false, None); operation.plans.len()];
-        Self { shown, begun: false, told, noted: 0, steps: steps(operation) }
+        Self { shown, begun: false, told, noted: Vec::new(), steps: steps(operation) }
     }
 
     #[cfg(test)]
@@ -72,11 +72,11 @@ impl Progress {
             self.told = vec![(false, None); operation.plans.len()];
             self.steps = steps;
         }
-        for note in operation.notes.iter().skip(self.noted) {
-            let note = look.clean(note);
-            self.say(&note);
+        // What it waits for is replaced by what it waits for then, so they are not told by their number.
+        for note in operation.notes.iter().filter(|note| !self.noted.contains(note)).cloned().collect::<Vec<_>>() {
+            self.say(&look.clean(&note));
         }
-        self.noted = operation.notes.len().max(self.noted);
+        self.noted.clone_from(&operation.notes);
         if let Shown::Lines(out) = &mut self.shown
             && !self.begun
             && let Some(line) = beginning(operation)

@@ -464,7 +464,7 @@ fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
         let error = plan.error.unwrap_or_else(|| panic!("{layout}: {:?}", plan.steps));
         assert!(plan.steps.is_empty() && plan.keeps.is_empty(), "{layout}");
         assert_eq!((error.code, error.causes), (Code::DriverError, vec!["no list".to_owned()]), "{layout}");
-        assert!(error.message.starts_with("GPU 0 (GPU-") && error.hint.is_some(), "{layout}: {}", error.message);
+        assert!(error.message.starts_with("GPU 0") && error.hint.is_some(), "{layout}: {}", error.message);
     }
     let grown = ask("3g.40gb,1g.10gb*2");
     assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
