@@ -114,7 +114,7 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
         }
     };
     let operation = ongoing.snapshot();
-    agent.line.enter(ongoing, order, operation.created_at);
+    agent.line.enter(&ongoing, order, operation.created_at);
     Ok(operation)
 }
 

@@ -83,10 +83,10 @@ impl Line {
     }
 
     /// Puts an operation, recorded as queued or waiting, into the line. It was asked for at `since`.
-    pub(super) fn enter(&self, ongoing: Arc<Ongoing>, order: Order, since: Timestamp) {
+    pub(super) fn enter(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
         let patience = order.wait.unwrap_or_default().saturating_sub(spent);
-        let waiting = Waiting { until: Instant::now() + patience, ongoing: Arc::clone(&ongoing), order, last: None };
+        let waiting = Waiting { until: Instant::now() + patience, ongoing: Arc::clone(ongoing), order, last: None };
         self.waiting().insert(ongoing.number(), waiting);
         self.stirred.notify_one();
     }
@@ -185,7 +185,7 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
             Err(error) if error.retryable => {
                 tracing::warn!(op = ongoing.id(), "it can't begin yet: {error}");
                 let since = ongoing.snapshot().created_at;
-                return agent.line.enter(ongoing, order, since);
+                return agent.line.enter(&ongoing, order, since);
             }
             Err(error) => error,
         };

@@ -121,7 +121,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     let back_wanted = match left.record.stage {
         OperationState::Queued | OperationState::Waiting => {
             return match serde_json::from_value::<More>(left.intent.more) {
-                Ok(More { order, .. }) => agent.line.enter(ongoing, order, left.record.created_at),
+                Ok(More { order, .. }) => agent.line.enter(&ongoing, order, left.record.created_at),
                 Err(error) => {
                     let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
                         .cause(error.to_string())

@@ -106,20 +106,20 @@ impl Ongoing {
     /// Says what else happened to it.
     pub(crate) fn note(&self, note: impl Into<String>) {
         let note = note.into();
-        self.change_notes(note.clone(), |notes| notes.push(note));
+        self.change_notes(&note.clone(), |notes| notes.push(note));
     }
 
     /// Says what it waits for now, in place of what it waited for before.
     pub(crate) fn waits(&self, what: &str) {
         let note = format!("{WAITS}{what}");
-        self.change_notes(note.clone(), |notes| {
+        self.change_notes(&note.clone(), |notes| {
             notes.retain(|earlier| !earlier.starts_with(WAITS));
             notes.push(note);
         });
     }
 
     /// The record must stay small: an end that finds no room in it could not be recorded.
-    fn change_notes(&self, news: String, change: impl FnOnce(&mut Vec<String>)) {
+    fn change_notes(&self, news: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut kept = Vec::new();
         self.update(|operation| {
             change(&mut operation.notes);
@@ -131,7 +131,7 @@ impl Ongoing {
                 operation.notes.remove(MOST_NOTES / 4);
             }
             kept.clone_from(&operation.notes);
-            Some(Told { note: Some(wire::cut(&news)) })
+            Some(Told { note: Some(wire::cut(news)) })
         });
         let id = self.id;
         drop(self.operations.store().write(move |tx| tx.notes(id, kept.clone()).map(|_| ())));

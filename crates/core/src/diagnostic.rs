@@ -41,6 +41,7 @@ impl Problem {
 }
 
 /// The text of a file; what is wrong with one that is no text points into its lossy form.
+#[expect(clippy::result_large_err, reason = "once a file, and mostly not")]
 pub(crate) fn text(bytes: &[u8]) -> Result<&str, (String, Problem)> {
     let utf16 = bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]);
     let hint = |at: usize| {

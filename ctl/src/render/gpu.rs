@@ -297,13 +297,13 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         match gpu.state {
             // However young it is: it is of before.
             GpuState::Lost => {
-                note(BAD, "", &format!("drawn as it was last read, {read}; what is left of it is not known"))
+                note(BAD, "", &format!("drawn as it was last read, {read}; what is left of it is not known"));
             }
             GpuState::Changing => {
-                note(NOTE, "", &format!("drawn as it was last read, {read}, in the course of the change"))
+                note(NOTE, "", &format!("drawn as it was last read, {read}, in the course of the change"));
             }
             GpuState::Maintenance if age >= OLD => {
-                note(NOTE, "", &format!("old reading, {read}: nobody has looked since"))
+                note(NOTE, "", &format!("old reading, {read}: nobody has looked since"));
             }
             GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held | GpuState::Unknown
                 if age >= OLD =>

@@ -48,9 +48,9 @@ pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
     fact("MIG", mig(one.mig.as_ref()));
     let read = format!("{} ({})", look.ago(one.observed_at), one.observed_at.strftime("%Y-%m-%d %H:%M:%S UTC"));
     if one.stale {
-        fact("last read", format!("{read}, not known since"))
+        fact("last read", format!("{read}, not known since"));
     } else {
-        fact("read", read)
+        fact("read", read);
     }
     out.extend(gpu::notes(one, look));
     let mut text = out.join("\n") + "\n";
