@@ -165,7 +165,13 @@ fn one_user_cannot_use_up_the_connections() {
     let host = Host::up("a30x4");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --hang");
     let agent = Agent::start_public(&host, "");
-    let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
+    let mut operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
+    // Until it hangs: from then on nothing changes, and a long poll lasts.
+    while operation.progress[0].doing.is_none() {
+        let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+        operation = serde_json::from_value(agent.get(&path).json()).unwrap();
+    }
+    let poll = format!("http://gpush/v1/operations/op-1?after={}&wait_ms=60000", operation.revision);
     // As many long polls as it can have, held open by one curl; then one more. A question of ours
     // may take a place before curl has all of them: it tries again.
     let mut held = Command::new("curl");
@@ -174,7 +180,7 @@ fn one_user_cannot_use_up_the_connections() {
     held.args(["--retry", "1000", "--retry-delay", "1", "--unix-socket"]);
     held.arg(agent.socket()).stdout(Stdio::null()).stderr(Stdio::null());
     for _ in 0..32 {
-        held.arg("http://gpush/v1/operations/op-1?after=1000000&wait_ms=60000");
+        held.arg(&poll);
     }
     let mut held = held.spawn().expect("curl can be started");
     let mut tries = 0;

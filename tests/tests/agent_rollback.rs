@@ -1,9 +1,11 @@
 //! What becomes of a GPU when a driver call fails, dies or hangs in mid-apply: the target or the
 //! previous layout, said truly, or a named GPU that is neither.
 
+use std::time::Instant;
+
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, Setup, truth},
+    agent::{Agent, PATIENCE, Setup, truth},
     host::{Host, Traced},
 };
 
@@ -352,7 +354,11 @@ fn a_gpu_whose_outcome_was_not_known_is_well_once_it_is_seen_to_be_good() {
         agent.settle_reads();
         let gpu = agent.gpu(0);
         assert_eq!((gpu.state, gpu.reasons), (GpuState::Ready, Vec::new()), "{when}");
-        assert!(agent.log().contains(&format!("it stands {stands}")), "{}", agent.log());
+        // The log is written by a thread of its own.
+        let until = Instant::now() + PATIENCE;
+        while !agent.log().contains(&format!("it stands {stands}")) {
+            assert!(Instant::now() < until, "{}", agent.log());
+        }
         assert_eq!(agent.get("/v1/health").json()["status"], "ok");
     }
 }
