@@ -73,7 +73,7 @@ pub(crate) fn line(processes: &[&Process], room: usize, look: &Look) -> String {
     }
 }
 
-/// Columns below which [`line`] would cut a pid: those of the first name and the count of the others.
+/// Columns below which [`fn@line`] would cut a pid: those of the first name and the count of the others.
 pub(crate) fn least(processes: &[&Process], look: &Look) -> usize {
     let others = processes.len().saturating_sub(1);
     let count = if others > 0 { format!(" +{others}").len() } else { 0 };
