@@ -166,7 +166,7 @@ impl Tx<'_> {
     /// not for the first time, which is [`Tx::start`] with an intent.
     ///
     /// # Errors
-    /// When it can't go there ([`OperationState::may_become`]), or can't be written.
+    /// When it can't go there ([`may_become`]), or can't be written.
     pub fn advance(&mut self, id: OperationId, to: OperationState) -> Result<OperationRecord, StoreError> {
         let record = self.known(id)?;
         let begins =
