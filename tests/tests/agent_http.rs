@@ -223,6 +223,8 @@ fn long_polls_return_with_each_change_and_at_the_end() {
     assert_eq!(operation.state, OperationState::Done);
     assert!(revisions.windows(2).all(|pair| pair[0] < pair[1]), "{revisions:?}");
     println!("{} answers until the end", revisions.len());
+    // The journal answers from now on, and it was not told of every step: it goes on from there.
+    assert_eq!(agent.operation("op-1").revision, operation.revision);
     // Ended: no waiting, whatever revision is asked for.
     let begun = Instant::now();
     let answer = agent.get("/v1/operations/op-1?after=999999&wait_ms=60000");

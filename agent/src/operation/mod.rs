@@ -2,7 +2,7 @@
 //!
 //! The states are those of [`gpush_api::operation`]. Those that go on live in memory, each with its
 //! watchers; all of them are in the journal, which answers for those that ended. What an agent that
-//! died left behind is taken over by `recovery`.
+//! died left behind is taken over by [`crate::apply::recover`].
 //!
 //! | file | subject |
 //! |---|---|
@@ -361,8 +361,7 @@ impl Operations {
         let mut pause = RECORD.0;
         loop {
             tokio::time::sleep(pause).await;
-            let error = error.clone();
-            match self.store().write_ending(move |tx| tx.end(id, state, error.clone()).map(|_| ())).await {
+            match self.end(id, state, error.clone()).await {
                 Ok(()) => {
                     tracing::info!(op = %id, "its end is on record now");
                     return self.forget(id);
@@ -376,10 +375,7 @@ impl Operations {
     /// Ends an operation whose work broke off; its GPUs are free already.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
         let Some(live) = self.live().get(&id).cloned() else { return };
-        let kept = error.clone();
-        let written =
-            self.store().write_ending(move |tx| tx.end(id, OperationState::Failed, Some(kept.clone())).map(|_| ()));
-        let recorded = written.await;
+        let recorded = self.end(id, OperationState::Failed, Some(error.clone())).await;
         live.watch.send_modify(|operation| {
             operation.state = OperationState::Failed;
             operation.error = Some(error);
@@ -391,6 +387,16 @@ impl Operations {
         if recorded.is_ok() {
             self.forget(id);
         }
+    }
+
+    /// Records the end of one that goes on in memory, or has ended there.
+    async fn end(&self, id: OperationId, state: OperationState, error: Option<ApiError>) -> Result<(), StoreError> {
+        let told = self.live().get(&id).map_or(0, |live| live.watch.borrow().revision);
+        let written = self.store().write_ending(move |tx| {
+            tx.end(id, state, error.clone())?;
+            tx.raise_revision(id, told + 1).map(|_| ())
+        });
+        written.await
     }
 
     /// The journal answers for it from now on.

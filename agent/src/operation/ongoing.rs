@@ -203,20 +203,22 @@ impl Ongoing {
     ) {
         let error = error.map(|error| wire::bounded(error, wire::MOST_CAUSES));
         let (id, kept, kept_for_later) = (self.id, error.clone(), error.clone());
+        let watch = self.watch.clone();
         let recorded = self
             .operations
             .store()
             .write_ending(move |tx| {
                 let recorded = also(tx)?;
                 match tx.end(id, state, kept.clone()) {
+                    Ok(_) => {}
                     // Whoever cancelled it before it was begun has recorded that.
                     Err(StoreError::Transition { from: OperationState::RolledBack, .. })
-                        if state == OperationState::RolledBack =>
-                    {
-                        Ok(recorded)
-                    }
-                    ended => ended.map(|_| recorded),
+                        if state == OperationState::RolledBack => {}
+                    Err(error) => return Err(error),
                 }
+                // Two more than the last: that it was cancelled may be on record and not told yet.
+                let told = watch.borrow().revision;
+                Ok((recorded, tx.raise_revision(id, told + 2)?.revision))
             })
             .await;
         let mut error = error;
@@ -229,8 +231,8 @@ impl Ongoing {
         {
             error.causes.push(lost.clone());
         }
-        let is_recorded = recorded.is_ok();
-        if let Ok(recorded) = recorded {
+        let revision = recorded.as_ref().ok().map(|(_, revision)| *revision);
+        if let Ok((recorded, _)) = recorded {
             then(recorded);
         }
         drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -242,10 +244,12 @@ impl Ongoing {
             for progress in &mut operation.progress {
                 progress.doing = None;
             }
+            // As it is recorded, this change counted: the journal answers for it in a moment.
+            operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
             Some(Told::default())
         });
         self.operations.0.events.look_again();
-        if is_recorded {
+        if revision.is_some() {
             self.operations.forget(id);
         } else {
             tokio::spawn(self.operations.clone().record_end(id, state, kept_for_later));

@@ -249,6 +249,21 @@ impl Tx<'_> {
         })
     }
 
+    /// Raises the revision of an operation to `revision`, whatever its stage. Not all that is told of
+    /// one that goes on is recorded; told of its end, nobody shall see the revision fall.
+    ///
+    /// # Errors
+    /// When there is no such operation, or it can't be written.
+    pub fn raise_revision(&mut self, id: OperationId, revision: u64) -> Result<OperationRecord, StoreError> {
+        let mut record = self.known(id)?;
+        if record.revision < revision {
+            record.revision = revision;
+            record.sequence = self.next_sequence();
+            record::put(self.connection, &record)?;
+        }
+        Ok(record)
+    }
+
     /// Records what has to be taken back, before it is done; its position.
     ///
     /// # Errors

@@ -59,6 +59,12 @@ fn an_operation_lives_as_drawn_and_survives_reopening() {
     };
     assert_eq!((ended.error, ended.progress[0].doing.clone()), (Some(error), None));
     assert!(ended.ended_at.is_some());
+    // Others may have been told of more than is recorded, never of less.
+    let told = ended.revision + 5;
+    for (revision, now) in [(told, told), (told - 3, told)] {
+        let raised = store.write_ending(move |tx| tx.raise_revision(id, revision)).wait().unwrap();
+        assert_eq!((raised.revision, raised.stage), (now, OperationState::RolledBack));
+    }
     // It ended, but a service is still to be started again.
     let found = store.read(|view| view.unfinished()).wait().unwrap();
     assert_eq!(
