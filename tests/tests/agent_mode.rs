@@ -1,6 +1,9 @@
 //! Changes of MIG mode through the real programs: on Ampere with a reset, on Hopper without.
 
-use std::time::Instant;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use gpush_api::{ApiError, Code, GpuState, Operation, OperationState, Refusal};
 use gpush_tests::{
@@ -95,9 +98,16 @@ fn whoever_has_the_gpu_open_is_named_and_nothing_is_touched() {
     assert_eq!(holders.len(), 2);
     assert_eq!(holders[0].devices, ["/dev/nvidia0"]);
     assert_eq!(host.trace(), []);
-    // Who waits gets it once they are gone.
+    // Who waits looks once a second, not as fast as it can, and gets it once they are gone.
     let body = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
+    let (begun, mut looks) = (Instant::now(), BTreeSet::new());
+    while looks.len() < 6 {
+        assert!(begun.elapsed() < PATIENCE, "{}", agent.log());
+        looks.insert(agent.gpu(0).observed_at);
+    }
+    // Whoever asks for the GPU makes a reading a second too.
+    assert!(begun.elapsed() >= Duration::from_secs(1), "{looks:?}");
     monitors.iter().for_each(|pid| host.end_process(*pid));
     // The simulated driver resets no GPU while somebody has it open, whichever it is.
     let operation = agent.follow(waiting);

@@ -59,6 +59,9 @@ struct Waiting {
     ongoing: Arc<Ongoing>,
     order: Order,
     until: Instant,
+    /// Not to be tried before: it had its GPUs and let go of them again, which rings for everybody in
+    /// line, itself included.
+    again: Instant,
     /// Why it could not begin so far.
     last: Option<ApiError>,
 }
@@ -84,11 +87,22 @@ impl Line {
 
     /// Puts an operation, recorded as queued or waiting, into the line. It was asked for at `since`.
     pub(super) fn enter(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
+        self.insert(ongoing, order, since, Instant::now());
+    }
+
+    fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, again: Instant) {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
-        let patience = order.wait.unwrap_or_default().saturating_sub(spent);
-        let waiting = Waiting { until: Instant::now() + patience, ongoing: Arc::clone(ongoing), order, last: None };
+        let until = Instant::now() + order.wait.unwrap_or_default().saturating_sub(spent);
+        let waiting = Waiting { ongoing: Arc::clone(ongoing), order, until, again, last: None };
         self.waiting().insert(ongoing.number(), waiting);
         self.stirred.notify_one();
+    }
+
+    /// Lets one rest until the next look.
+    fn rest(&self, id: OperationId) {
+        if let Some(waiting) = self.waiting().get_mut(&id) {
+            waiting.again = Instant::now() + LOOK;
+        }
     }
 
     /// Somebody wants to leave.
@@ -137,6 +151,10 @@ async fn round(agent: &Shared) {
         leave(agent, one, error);
         false
     });
+    all.retain(|one| one.again <= Instant::now());
+    if all.is_empty() {
+        return;
+    }
     // What they wait for is read by everybody, so it is seen with nobody's eyes.
     let nobody = Asker::agent();
     let gpus = match view::gpus(agent, &nobody).await {
@@ -169,7 +187,11 @@ async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu], nobody: &Asker) ->
         return Err(error);
     }
     let claim = agent.operations.claim(&operation::gpus(&meant))?;
-    Ready::look(agent, nobody, &one.order, &meant, claim).await
+    let ready = Ready::look(agent, nobody, &one.order, &meant, claim).await;
+    if ready.is_err() {
+        agent.line.rest(one.ongoing.number());
+    }
+    ready
 }
 
 fn start(agent: &Shared, one: Waiting, ready: Ready) {
@@ -185,7 +207,7 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
             Err(error) if error.retryable => {
                 tracing::warn!(op = ongoing.id(), "it can't begin yet: {error}");
                 let since = ongoing.snapshot().created_at;
-                return agent.line.enter(&ongoing, order, since);
+                return agent.line.insert(&ongoing, order, since, Instant::now() + LOOK);
             }
             Err(error) => error,
         };
