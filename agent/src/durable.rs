@@ -1,12 +1,15 @@
 //! The store as the agent finds it at start: opened, what it remembers, what it has to say.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
-use gpush_api::{ApiError, Code, OperationState};
+use gpush_api::{ApiError, Code};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, Lost, NewAudit, Note, OpenError, Opened, OperationId, Options, Override, Scope,
-    Store, StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, Intent, Lost, NewAudit, Note, OpenError, Opened, OperationId, Options, Override,
+    Scope, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{apply::Part, operation};
@@ -22,8 +25,8 @@ pub(crate) struct Remembered {
     pub(crate) last_boot: Option<BootRecord>,
     /// Operations that have not ended, or not taken back everything, oldest first.
     pub(crate) unfinished: Vec<UnfinishedOperation>,
-    /// Of those that have not ended, the ones on whose GPUs another one has ended since, with that one:
-    /// their own end could not be recorded.
+    /// Of those that were begun and have not ended, the ones on whose GPUs another one was begun later,
+    /// with that one: they had ended, and could not record it.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
     /// Conditions of GPUs, those that an operation left with its part for the GPU.
     pub(crate) conditions: Vec<(Condition, Option<Part>)>,
@@ -150,26 +153,32 @@ fn left_open(view: &View<'_>, condition: &Condition) -> Result<Option<Part>, Sto
     Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
 }
 
-/// Of operations that have not ended, those on whose GPUs a later one has ended.
+/// Of operations that were begun and have not ended, those on whose GPUs another one was begun later.
+/// It got the GPU because they had let go of it: they had ended, though that could not be recorded.
+/// In which order they were asked for says nothing: one may have stood in line.
 fn superseded(
     view: &View<'_>,
     unfinished: &[UnfinishedOperation],
 ) -> Result<BTreeMap<OperationId, OperationId>, StoreError> {
     let mut superseded = BTreeMap::new();
-    if unfinished.is_empty() {
-        return Ok(superseded);
-    }
-    for later in view.operations()?.into_iter().filter(|later| later.stage == OperationState::Done) {
-        for left in unfinished.iter().filter(|left| !left.record.stage.is_final() && left.record.id < later.id) {
-            let begun = !matches!(left.record.stage, OperationState::Queued | OperationState::Waiting);
-            let gpus = view.intent(later.id)?.unwrap_or_default().gpus;
-            let has = |uuid: &str| gpus.iter().any(|gpu| gpu.plan.uuid == uuid);
-            if begun && left.intent.gpus.iter().any(|gpu| has(&gpu.plan.uuid)) {
-                superseded.insert(left.record.id, later.id);
+    let left: Vec<_> = unfinished.iter().filter(|left| !left.record.stage.is_final()).collect();
+    let first = left.iter().filter_map(|left| left.intent.begun).min();
+    // What last changed before any of them was begun can't have begun later.
+    for other in view.operations()?.into_iter().filter(|other| first.is_some_and(|first| other.sequence > first)) {
+        let intent = view.intent(other.id)?.unwrap_or_default();
+        let gpus = claimed(&intent);
+        for left in left.iter().filter(|left| left.intent.begun.is_some() && left.intent.begun < intent.begun) {
+            if !gpus.is_disjoint(&claimed(&left.intent)) {
+                superseded.insert(left.record.id, other.id);
             }
         }
     }
     Ok(superseded)
+}
+
+/// UUIDs of the GPUs that an operation has for itself once it has begun.
+fn claimed(intent: &Intent) -> BTreeSet<String> {
+    operation::gpus(intent.gpus.iter().map(|gpu| &gpu.plan)).into_iter().map(|(_, uuid)| uuid).collect()
 }
 
 fn is_trouble(note: &Note) -> bool {
@@ -205,4 +214,65 @@ pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
             None => ApiError::new(code, text),
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{Actor, GpuPlan, OperationState};
+    use gpush_store::{GpuIntent, NewOperation};
+
+    use super::*;
+
+    fn intent(gpus: &[u32]) -> Intent {
+        let plan = |gpu: &u32| GpuPlan {
+            gpu: *gpu,
+            uuid: format!("GPU-{gpu}"),
+            name: "NVIDIA H100".to_owned(),
+            layout: Vec::new(),
+            steps: Vec::new(),
+            keeps: Vec::new(),
+            enables_mig: false,
+            disables_mig: false,
+            reset: None,
+            refusal: None,
+            error: None,
+        };
+        let gpus = gpus.iter().map(|gpu| GpuIntent { before: None, plan: plan(gpu) });
+        Intent { gpus: gpus.collect(), ..Intent::default() }
+    }
+
+    fn new(gpus: &[u32]) -> NewOperation {
+        NewOperation {
+            kind: "mig.apply".to_owned(),
+            by: Actor { uid: 0, user: None, pid: None },
+            reason: None,
+            intent: intent(gpus),
+            progress: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn who_got_a_gpu_later_proves_that_those_before_had_ended() {
+        let state = tempfile::tempdir().unwrap();
+        let open = || open(state.path(), "a boot").unwrap();
+        let Remembered { store, .. } = open();
+        let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
+        let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();
+        // Stands in line while another one comes and goes, and begins after it.
+        let patient = store.write(|tx| Ok(tx.enqueue(new(&[0]))?.id)).wait().unwrap();
+        end(begin(&[0, 1]));
+        store.write(move |tx| tx.start(patient, intent(&[0]), Vec::new())).wait().unwrap();
+        // Their ends are not on record.
+        let lost = begin(&[2, 3]);
+        let lost_too = begin(&[3, 4]);
+        let last = begin(&[3]);
+        // Stands in line for GPUs that others have.
+        store.write(|tx| tx.enqueue(new(&[0, 2, 3]))).wait().unwrap();
+        // Its end comes late: it was begun before all the same.
+        store.write(move |tx| tx.notes(lost, vec!["late".to_owned()])).wait().unwrap();
+        drop(store);
+        let again = open();
+        assert_eq!(again.superseded, BTreeMap::from([(lost, last), (lost_too, last)]));
+        assert_eq!(again.unfinished.len(), 5);
+    }
 }

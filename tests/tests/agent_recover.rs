@@ -87,6 +87,29 @@ fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
     assert_eq!(truth(&host, 0).len(), 2);
 }
 
+/// Which of two operations on a GPU had ended is told by which of them began later, not by which was
+/// asked for first.
+#[test]
+fn one_that_stood_in_line_is_carried_on_although_a_later_one_has_ended() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", gi_at(&host, 0, 4)));
+    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
+    let waiting = agent.begin_with(&body).expect("it waits");
+    let waiting = agent.follow_until(waiting, |operation| operation.state == OperationState::Waiting);
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --kill before --parent");
+    host.end_process(pid);
+    agent.wait();
+    host.clear_faults();
+    assert_eq!(truth(&host, 0), Vec::<String>::new(), "it died half way");
+    let agent = Agent::start(&host, "");
+    let ended = agent.follow(operation(&agent, &waiting.id));
+    assert_eq!(ended.state, OperationState::Done, "{ended:?}");
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+}
+
 #[test]
 fn why_it_went_back_is_known_after_a_restart_too() {
     let host = Host::up("dgx-a100");

@@ -4,8 +4,9 @@
 //! mark of single steps is needed:
 //!
 //! ```text
-//! queued, waiting ─► in line again
-//! interrupted ─► wait for the driver ─► read each GPU
+//! in line ─► in line again
+//! begun, and its GPUs were another's since ─► failed
+//! begun ─► wait for the driver ─► read each GPU
 //!                                          ├─ all as planned ────────────────────────► done
 //!                                          ├─ same boot, not being taken back, nobody
 //!                                          │  else's work there, and a plan to the
@@ -70,27 +71,54 @@ pub(crate) async fn take_over(
         }
         let same_boot = left.record.boot_id == boot_id;
         let ongoing = agent.operations.take_over(&left);
-        let by = superseded.get(&left.record.id).copied();
+        tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
+        if left.intent.begun.is_none() {
+            line_up_again(agent, ongoing, left);
+            continue;
+        }
         if same_boot && left.record.kind != startup::KIND {
             // Whatever becomes of it: it was somebody's wish, and a later one than the boot's.
             agent.startup.leave(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
         }
-        tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
+        let lost = match superseded.get(&left.record.id) {
+            Some(by) => Some(outlived(&ongoing.id(), *by)),
+            None => ongoing.claim_again().err(),
+        };
         carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
-            match by {
-                Some(by) => outlived(&agent, ongoing, by).await,
+            match lost {
+                Some(error) => finish(&agent, ongoing, &[], OperationState::Failed, Some(error)).await,
                 None => recover(&agent, ongoing, left, same_boot).await,
             }
         });
     }
 }
 
-/// Ends an operation whose end could not be recorded, and whose GPUs another one has changed since.
-async fn outlived(agent: &Shared, ongoing: Arc<Ongoing>, by: OperationId) {
-    let error = ApiError::new(Code::Internal, format!("how operation {} ended is not on record", ongoing.id()))
-        .cause(format!("{by} has changed its GPUs since, so nothing of it is carried on"))
-        .hint(format!("`gpushctl operation show {by}` shows what came after it"));
-    finish(agent, ongoing, &[], OperationState::Failed, Some(error)).await;
+/// Puts one that was not begun in line again.
+fn line_up_again(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperation) {
+    note_the_gap(&ongoing, &left);
+    match serde_json::from_value::<More>(left.intent.more) {
+        Ok(More { order, .. }) => agent.line.enter(&ongoing, order, left.record.created_at),
+        Err(error) => {
+            let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
+                .cause(error.to_string())
+                .hint("ask for it again")
+                .outcome("nothing of it was done");
+            carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
+                finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
+            });
+        }
+    }
+}
+
+fn note_the_gap(ongoing: &Ongoing, left: &UnfinishedOperation) {
+    ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
+}
+
+/// Why an operation is not carried on whose end could not be recorded: `by` got its GPUs since.
+fn outlived(id: &str, by: OperationId) -> ApiError {
+    ApiError::new(Code::Internal, format!("how operation {id} ended is not on record"))
+        .cause(format!("{by} was begun on its GPUs since, so nothing of it is carried on"))
+        .hint(format!("`gpushctl operation show {by}` shows what came after it"))
 }
 
 /// While a reset runs that the gpushd before began, no GPU is opened: not even to be looked at.
@@ -117,31 +145,7 @@ async fn leave_resets_alone(agent: &Shared, unfinished: &[UnfinishedOperation]) 
 }
 
 async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperation, same_boot: bool) {
-    ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
-    let back_wanted = match left.record.stage {
-        OperationState::Queued | OperationState::Waiting => {
-            return match serde_json::from_value::<More>(left.intent.more) {
-                Ok(More { order, .. }) => agent.line.enter(&ongoing, order, left.record.created_at),
-                Err(error) => {
-                    let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
-                        .cause(error.to_string())
-                        .hint("ask for it again; nothing of it was done");
-                    finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
-                }
-            };
-        }
-        OperationState::Cancelling if left.intent.gpus.iter().all(|gpu| gpu.before.is_none()) => {
-            // Cancelled while it stood in line.
-            let error = ongoing.why_cancelled().cause("nothing of it was done");
-            return finish(agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
-        }
-        OperationState::Cancelling => true,
-        OperationState::Running
-        | OperationState::Interrupted
-        | OperationState::Done
-        | OperationState::RolledBack
-        | OperationState::Failed => false,
-    };
+    note_the_gap(&ongoing, &left);
     if left.record.stage == OperationState::Running
         && let Err(error) = ongoing.advance(OperationState::Interrupted).await
     {
@@ -151,7 +155,6 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         ongoing.note(told);
     }
     let Some(looks) = look(agent, &left.intent.gpus).await else { return };
-    let back_wanted = back_wanted || ongoing.cancelled().is_cancelled();
     let mut readings = Vec::new();
     let mut ends = Vec::new();
     for look in looks {
@@ -201,8 +204,8 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
         })
         .collect();
 
-    // Whoever cancelled it meanwhile wants it taken back.
-    let back_wanted = back_wanted || ongoing.cancelled().is_cancelled();
+    // It was being taken back, or somebody has cancelled it since.
+    let back_wanted = left.record.stage == OperationState::Cancelling || ongoing.cancelled().is_cancelled();
     let to_do = plans.as_ref().is_some_and(|plans| plans.iter().all(|plan| plan.error.is_none()));
     let as_planned = to_do && parts.iter().all(Part::is_empty);
     let as_before = std::iter::zip(&parts, &readings).all(|(part, reading)| {

@@ -201,18 +201,9 @@ impl Operations {
         Ok((written.await?, intent))
     }
 
-    /// Takes over what another agent left, as interrupted; it is to be carried on. What was not
-    /// begun claims nothing.
+    /// Takes over one that an agent before this one left, without its GPUs.
     pub(crate) fn take_over(&self, left: &UnfinishedOperation) -> Arc<Ongoing> {
-        let plans: Vec<GpuPlan> = left.intent.gpus.iter().map(|gpu| gpu.plan.clone()).collect();
-        let uuids = gpus(&plans);
-        let begun = !matches!(left.record.stage, OperationState::Queued | OperationState::Waiting);
-        // Operations that ran at the same time had different GPUs.
-        let claim = if begun { self.claim(&uuids).ok() } else { None };
-        if let Some(claim) = &claim {
-            claim.name(&format!("operation {}", left.record.id));
-        }
-        self.admit((left.record.clone(), left.intent.clone()), claim, true)
+        self.admit((left.record.clone(), left.intent.clone()), None, true)
     }
 
     /// Whether an operation that was taken over still has the GPU.
@@ -405,9 +396,10 @@ impl Operations {
     }
 }
 
-/// The GPU of a plan, as a refusal names it.
-pub(crate) fn gpus(plans: &[GpuPlan]) -> Vec<(u32, String)> {
-    let mut gpus: Vec<(u32, String)> = plans.iter().map(|plan| (plan.gpu, plan.uuid.clone())).collect();
+/// The GPUs that plans need for themselves, as a refusal names them.
+pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> Vec<(u32, String)> {
+    let own = plans.clone().into_iter().map(|plan| (plan.gpu, plan.uuid.clone()));
+    let mut gpus: Vec<(u32, String)> = own.collect();
     // What is reset along with one is nobody else's meanwhile.
     for plan in plans {
         for peer in plan.reset.iter().flat_map(|reset| &reset.together) {

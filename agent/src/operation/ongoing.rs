@@ -137,6 +137,17 @@ impl Ongoing {
         drop(self.operations.store().write(move |tx| tx.notes(id, kept.clone()).map(|_| ())));
     }
 
+    /// Claims its GPUs again, for one that was begun by an agent before this one.
+    ///
+    /// # Errors
+    /// When one of them is another operation's.
+    pub(crate) fn claim_again(&self) -> Result<(), ApiError> {
+        let claim = self.operations.claim(&super::gpus(&self.watch.borrow().plans))?;
+        claim.name(&format!("operation {}", self.id));
+        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
+        Ok(())
+    }
+
     /// Starts one that was queued or waiting: its GPUs are `claim`, its plan is as it is now. The
     /// first driver call may be made once this returns.
     ///

@@ -26,7 +26,7 @@ fn intent() -> Intent {
         instances: Vec::new(),
         profiles: Vec::new(),
     };
-    Intent { gpus: Vec::new(), more: serde_json::json!({ "before": mig, "text": "x".repeat(2000) }) }
+    Intent { gpus: Vec::new(), more: serde_json::json!({ "before": mig, "text": "x".repeat(2000) }), begun: None }
 }
 
 fn percentile(times: &mut [Duration], part: usize) -> Duration {

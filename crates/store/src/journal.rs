@@ -113,9 +113,11 @@ impl Tx<'_> {
     fn insert(&mut self, new: NewOperation, stage: OperationState) -> Result<OperationRecord, StoreError> {
         self.head.operation += 1;
         let id = OperationId(self.head.operation);
+        let sequence = self.next_sequence();
+        let begun = (stage == OperationState::Running).then_some(sequence);
         let record = OperationRecord {
             id,
-            sequence: self.next_sequence(),
+            sequence,
             kind: new.kind,
             stage,
             by: new.by,
@@ -129,7 +131,8 @@ impl Tx<'_> {
             notes: Vec::new(),
             error: None,
         };
-        record::put(self.connection, &IntentRow { operation: id.0, intent: new.intent })?;
+        let intent = Intent { begun, ..new.intent };
+        record::put(self.connection, &IntentRow { operation: id.0, intent })?;
         record::put(self.connection, &record)?;
         Ok(record)
     }
@@ -158,8 +161,10 @@ impl Tx<'_> {
                 return Err(StoreError::Transition { operation: id, from: record.stage, to: OperationState::Running });
             }
         }
+        let record = self.update(record, OperationState::Running, |record| record.progress = progress)?;
+        let intent = Intent { begun: Some(record.sequence), ..intent };
         record::put(self.connection, &IntentRow { operation: id.0, intent })?;
-        self.update(record, OperationState::Running, |record| record.progress = progress)
+        Ok(record)
     }
 
     /// Moves an operation to a stage that is not final: `Running` again after an interruption, but

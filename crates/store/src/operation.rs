@@ -76,6 +76,10 @@ pub struct Intent {
     /// Whatever else the kind of operation needs: services to stop, hooks, the request.
     #[serde(default)]
     pub more: serde_json::Value,
+    /// Sequence number at which it was recorded as running; `None` of what stands in line. Set by the
+    /// store. Of two operations on one GPU the one that began later proves that the other had ended.
+    #[serde(default)]
+    pub begun: Option<u64>,
 }
 
 /// An operation that shall be recorded.

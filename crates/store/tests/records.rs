@@ -48,7 +48,8 @@ fn an_operation_lives_as_drawn_and_survives_reopening() {
     let store = open(scratch.path()).store;
     let found = store.read(|view| view.unfinished()).wait().unwrap();
     assert_eq!(found.iter().map(|one| one.record.id).collect::<Vec<_>>(), [first.id, second.id]);
-    assert_eq!((found[0].intent.clone(), found[0].undo.len()), (intent(3), 1));
+    let begun = gpush_store::Intent { begun: Some(found[0].intent.begun.expect("it had begun")), ..intent(3) };
+    assert_eq!((found[0].intent.clone(), found[0].undo.len()), (begun, 1));
     assert_ne!(found[0].record.instance, store.instance());
     let taken = store.write(move |tx| tx.advance(id, OperationState::Interrupted)).wait().unwrap();
     assert_eq!(taken.instance, store.instance());

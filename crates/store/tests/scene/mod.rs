@@ -48,7 +48,11 @@ pub(crate) fn intent(mark: u64) -> Intent {
         refusal: None,
         error: None,
     };
-    Intent { gpus: vec![GpuIntent { before: Some(before), plan }], more: serde_json::json!({ "mark": mark }) }
+    Intent {
+        gpus: vec![GpuIntent { before: Some(before), plan }],
+        more: serde_json::json!({ "mark": mark }),
+        begun: None,
+    }
 }
 
 pub(crate) fn operation(kind: &str, mark: u64) -> NewOperation {
