@@ -149,7 +149,6 @@ fn access(config: &Config) -> Access {
 fn driver(arguments: &Arguments, config: &Config) -> Options {
     // Not by its path: after an upgrade that names another version, whose worker speaks otherwise.
     let mut options = Options::new("/proc/self/exe");
-    options.events = true;
     let configured =
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
@@ -216,14 +215,14 @@ async fn serve(
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
     });
-    let watching = tokio::spawn(events::run(Arc::clone(&agent)));
+    let publishing = tokio::spawn(events::run(Arc::clone(&agent)));
     // Before anybody could ask the driver, and before an operation in line could begin.
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
     apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
     let line = tokio::spawn(apply::line::run(Arc::clone(&agent)));
     // Listens from before there is a worker to be heard.
-    let watch = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));
+    let watching = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
@@ -272,10 +271,10 @@ async fn serve(
     let _ = tokio::join!(startup, expiry);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());
-    watching.abort();
+    publishing.abort();
     // Those who listen hear how the operations ended, and that this is the end.
     agent.events.close();
-    watch.abort();
+    watching.abort();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,

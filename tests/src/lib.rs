@@ -6,3 +6,4 @@ pub mod driver;
 pub mod fixture;
 pub mod host;
 pub mod smi;
+pub mod strace;

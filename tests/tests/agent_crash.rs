@@ -2,12 +2,13 @@
 //! sync of its store, while it takes back, while it recovers. Afterwards the next one has the target
 //! or the previous layout and says which, and what is in use is as it was.
 
-use std::{collections::BTreeMap, process::Command};
+use std::collections::BTreeMap;
 
 use gpush_api::{GpuState, Operation, OperationState, OperationSummary};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at, parse, truth},
     host::{Host, Traced},
+    strace,
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -75,12 +76,6 @@ fn request(change: &Change) -> String {
     )
 }
 
-fn operation(agent: &Agent, id: &str) -> Operation {
-    let answer = agent.get(&format!("/v1/operations/{id}"));
-    assert_eq!(answer.status, 200, "{id}: {}", String::from_utf8_lossy(&answer.body));
-    serde_json::from_value(answer.json()).expect("an operation")
-}
-
 /// Puts a process where the change must leave it.
 fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
     let gi = gi_at(host, 0, change.used?);
@@ -89,7 +84,7 @@ fn occupy(host: &Host, change: &Change) -> Option<(u64, u32)> {
 
 /// What the next agent makes of it: the end of the operation must be so, and told.
 fn judge(host: &Host, agent: &Agent, id: &str, layouts: [&[String]; 2], what: &str) -> OperationState {
-    let operation = agent.follow(operation(agent, id));
+    let operation = agent.follow(agent.operation(id));
     let [before, after] = layouts;
     let now = truth(host, 0);
     let told = || format!("{what}: {operation:?}\n{}", agent.log());
@@ -236,18 +231,9 @@ fn killed_again_while_it_recovers() {
     assert!(points > 20 && deepest > 2, "{points} {deepest}");
 }
 
-fn have_strace() -> bool {
-    let works = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
-    let works = works.is_ok_and(|output| output.status.success());
-    if !works {
-        println!("SKIPPED kills at each write and sync of the store: strace is not installed or may not trace here");
-    }
-    works
-}
-
 #[test]
 fn killed_at_every_write_and_sync_of_the_store() {
-    if !have_strace() {
+    if !strace::works("kills at each write and sync of the store") {
         return;
     }
     let host = Host::up("dgx-a100");
@@ -302,7 +288,7 @@ fn killed_at_every_write_and_sync_of_the_store() {
                 (None, None) => assert_eq!(truth(&host, 0), before, "{what}: changed without a record"),
             }
             if let Some(id) = new.first() {
-                let operation = agent.follow(operation(&agent, id));
+                let operation = agent.follow(agent.operation(id));
                 let expected = if operation.state == OperationState::Done { &after } else { &before };
                 assert!(matches!(operation.state, OperationState::Done | OperationState::RolledBack), "{operation:?}");
                 assert_eq!(truth(&host, 0), *expected, "{what}: {operation:?}");

@@ -1,27 +1,19 @@
 //! What gpushd says is recorded is recorded: the order of syncs, replies and driver calls, and what
 //! it does when its database goes from under it or its disk is full.
 
-use std::{io::Write, path::PathBuf, process::Command, time::Instant};
+use std::{io::Write, path::PathBuf, process::Command};
 
 use gpush_api::{Code, Operation, OperationState, OperationSummary};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, truth},
     host::Host,
+    strace,
 };
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde_json::json;
-
-fn have_strace(what: &str) -> bool {
-    let works = Command::new("strace").args(["-o", "/dev/null", "true"]).output();
-    let works = works.is_ok_and(|output| output.status.success());
-    if !works {
-        println!("SKIPPED {what}: strace is not installed or may not trace here");
-    }
-    works
-}
 
 /// Stops a gpushd that was started through another program.
 fn stop(agent: &mut Agent) {
@@ -32,7 +24,7 @@ fn stop(agent: &mut Agent) {
 
 #[test]
 fn the_sync_comes_before_the_reply_and_before_the_first_driver_call() {
-    if !have_strace("the order of syncs, replies and driver calls") {
+    if !strace::works("the order of syncs, replies and driver calls") {
         return;
     }
     let host = Host::up("dgx-a100");
@@ -99,7 +91,7 @@ fn all(agent: &Agent) -> Vec<Operation> {
 
 #[test]
 fn a_full_disk_refuses_what_is_new_and_lets_end_what_was_begun() {
-    if !have_strace("a full disk") {
+    if !strace::works("a full disk") {
         return;
     }
     let host = Host::up("dgx-a100");
@@ -191,18 +183,18 @@ fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting()
     let look = |agent: &Agent| -> Operation {
         serde_json::from_value(agent.get(&format!("/v1/operations/{}", waiting.id)).json()).expect("an operation")
     };
-    await_that("operation that waits", &agent, || look(&agent).state == OperationState::Waiting);
+    agent.await_that("operation that waits", || look(&agent).state == OperationState::Waiting);
     let says_full = |agent: &Agent| agent.get("/v1/health").json()["causes"].to_string().contains("no space left");
     disk.fill();
     // What little is left is used up first.
-    await_that("refusal", &agent, || agent.begin(&["1"], &["7g.80gb"]).is_err());
+    agent.await_that("refusal", || agent.begin(&["1"], &["7g.80gb"]).is_err());
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
     // It could begin now, were there space.
     host.end_process(pid);
-    await_that("attempt to begin", &agent, || agent.log().contains("it can't begin yet"));
+    agent.await_that("attempt to begin", || agent.log().contains("it can't begin yet"));
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));
     disk.free();
-    await_that("good health", &agent, || !says_full(&agent));
+    agent.await_that("good health", || !says_full(&agent));
     let ended = agent.follow(look(&agent));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     // Started on a full disk it is told until there is space, and no longer.
@@ -212,15 +204,8 @@ fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting()
     let agent = Agent::start(&host, "");
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
     disk.free();
-    await_that("good health", &agent, || !says_full(&agent));
+    agent.await_that("good health", || !says_full(&agent));
     agent.stop();
-}
-
-fn await_that(what: &str, agent: &Agent, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "no {what}:\n{}", agent.log());
-    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use gpush_api::{ApiError, Code, Gpu, Operation, OperationState, Override, OverrideEnded, Overrides, Reloaded};
 use gpush_tests::{
-    agent::{Agent, Answer, PATIENCE, Setup, gi_at, truth},
+    agent::{Agent, Answer, Setup, gi_at, truth},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -24,20 +24,9 @@ const HALVES: [&str; 2] = ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"];
 const WHOLE: [&str; 1] = ["7g.80gb@0[7g.80gb@0]"];
 
 /// Polls until `found` finds something.
-fn until<T>(agent: &Agent, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < end, "no {what}\n{}", agent.log());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Waits until no layout of this boot is due any more.
 fn settled(agent: Agent) -> Agent {
-    until(&agent, "complete record", || {
+    agent.until("complete record", || {
         (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
     });
     let _ = agent.settle();
@@ -264,8 +253,8 @@ fn an_override_expires_for_good_and_nothing_is_reshaped() {
     short(&agent);
     assert_eq!(only(&agent).reason, "for a moment");
     let drifts = |gpu: Gpu| (gpu.overridden.is_none() && gpu.drift.len() == 2).then_some(());
-    until(&agent, "expiry", || drifts(agent.gpu(0)));
-    until(&agent, "record of it", || (overrides(&agent).generation == 2).then_some(()));
+    agent.until("expiry", || drifts(agent.gpu(0)));
+    agent.until("record of it", || (overrides(&agent).generation == 2).then_some(()));
     assert!(agent.log().contains("has expired"), "{}", agent.log());
     agent.stop();
     let agent = Agent::start(&host, CONFIG);
@@ -275,7 +264,7 @@ fn an_override_expires_for_good_and_nothing_is_reshaped() {
     short(&agent);
     agent.kill();
     let agent = Agent::start(&host, CONFIG);
-    until(&agent, "expiry", || (overrides(&agent).generation == 4).then_some(()));
+    agent.until("expiry", || (overrides(&agent).generation == 4).then_some(()));
     assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), WHOLE.map(str::to_owned).to_vec()));
 }
 
@@ -284,15 +273,15 @@ fn with_auto_reconcile_an_override_is_kept_and_its_end_reshapes() {
     let host = Host::up(HOST);
     let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
     short(&agent);
-    until(&agent, "the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
+    agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
     done(&agent, &whole("to be cleared"));
     // Drift from the override is put right to the override.
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
     agent.signal(Signal::SIGHUP);
-    until(&agent, "the override's layout", || (truth(&host, 0) == WHOLE).then_some(()));
+    agent.until("the override's layout", || (truth(&host, 0) == WHOLE).then_some(()));
     let _ = agent.settle();
     assert_eq!(clear(&agent, "0").status, 200);
-    until(&agent, "the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
+    agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
 }
 
 #[test]
@@ -381,7 +370,7 @@ fn a_reload_that_changes_an_overridden_rule_is_refused_until_told_to_end_it() {
     // A signal is refused in the same way.
     let before = agent.log().matches("has an override by").count();
     agent.signal(Signal::SIGHUP);
-    until(&agent, "refusal", || (agent.log().matches("has an override by").count() > before).then_some(()));
+    agent.until("refusal", || (agent.log().matches("has an override by").count() > before).then_some(()));
     assert_eq!((only(&agent).reason.as_str(), agent.gpu(0).rule.as_deref()), ("leave it", Some("other")));
 
     agent.write_config("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*7\"]\n");
@@ -486,8 +475,8 @@ fn what_becomes_of_overrides_is_on_the_trail_and_told() {
     agent.write_config(CONFIG);
     reload(&agent, &json!({})).unwrap();
     short(&agent);
-    until(&agent, "expiry", || overrides(&agent).overrides.is_empty().then_some(()));
-    let told = until(&agent, "the last event", || {
+    agent.until("expiry", || overrides(&agent).overrides.is_empty().then_some(()));
+    let told = agent.until("the last event", || {
         let events = agent.get("/v1/events?follow=false&kinds=change").json();
         events.to_string().contains("override.expire").then_some(events)
     });

@@ -1,31 +1,16 @@
 //! What the next agent makes of an operation when the world has changed since: another boot, another
 //! config, no driver, a lost GPU, a process where there was none.
 
-use gpush_api::{GpuState, Operation, OperationState};
+use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, gi_at, truth},
+    agent::{Agent, gi_at, truth},
     driver,
     host::Host,
 };
 use serde_json::json;
-use std::time::Instant;
 
 const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"2g.20gb\", \"1g.10gb\"]\n";
 const BEFORE: &[&str] = &["3g.40gb@4", "2g.20gb@0"];
-
-fn until<T>(agent: &Agent, what: &str, look: impl Fn() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "no {what}:\n{}", agent.log());
-    }
-}
-
-fn operation(agent: &Agent, id: &str) -> Operation {
-    serde_json::from_value(agent.get(&format!("/v1/operations/{id}")).json()).expect("an operation")
-}
 
 /// Begins a change of GPU 0 that the agent dies of, and waits until it has; the operation's id. The
 /// agent may have died before it could tell.
@@ -48,7 +33,7 @@ fn begin(agent: &mut Agent, entries: &[&str]) -> String {
 /// and a 3g.40gb at 4, once the 2g.20gb was gone; the operation's id.
 fn killed_half_way(host: &Host, config: &str) -> String {
     let mut agent = Agent::start(host, config);
-    until(&agent, "layout at start", || {
+    agent.until("layout at start", || {
         (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
     });
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
@@ -65,12 +50,12 @@ fn after_a_reboot_it_has_failed_and_the_gpu_gets_its_layout_of_the_boot() {
     let id = killed_half_way(&host, CONFIG);
     host.sim::<&str>("reboot", &[]);
     let agent = Agent::start(&host, CONFIG);
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
     let error = ended.error.expect("a reason");
     assert!(error.message.contains("the host was restarted in the middle"), "{error:?}");
-    until(&agent, "layout of the boot", || (truth(&host, 0).len() == 2).then_some(()));
-    until(&agent, "ready GPU", || (agent.gpu(0).state == GpuState::Ready).then_some(()));
+    agent.until("layout of the boot", || (truth(&host, 0).len() == 2).then_some(()));
+    agent.until("ready GPU", || (agent.gpu(0).state == GpuState::Ready).then_some(()));
     let gpu = agent.gpu(0);
     assert!(gpu.drift.is_empty(), "{:?}", gpu.drift);
 }
@@ -80,7 +65,7 @@ fn on_the_same_boot_it_is_carried_on_and_no_layout_of_the_boot_undoes_it() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, CONFIG);
     let agent = Agent::start(&host, CONFIG);
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert!(ended.notes[0].contains("gpushd ended while it was running"), "{:?}", ended.notes);
     assert!(agent.settle().is_empty());
@@ -105,7 +90,7 @@ fn one_that_stood_in_line_is_carried_on_although_a_later_one_has_ended() {
     host.clear_faults();
     assert_eq!(truth(&host, 0), Vec::<String>::new(), "it died half way");
     let agent = Agent::start(&host, "");
-    let ended = agent.follow(operation(&agent, &waiting.id));
+    let ended = agent.follow(agent.operation(&waiting.id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
@@ -123,7 +108,7 @@ fn why_it_went_back_is_known_after_a_restart_too() {
     host.clear_faults();
     assert_ne!(truth(&host, 0), before);
     let agent = Agent::start(&host, "");
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
     assert_eq!(truth(&host, 0), before);
     let error = ended.error.expect("a reason");
@@ -160,7 +145,7 @@ fn what_somebody_else_has_made_since_is_left_alone() {
     let theirs = gi_at(&host, 0, 0);
     host.start_trace();
     let agent = Agent::start(&host, "");
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}\n{}", agent.log());
     // The half of the previous layout that is not in its way is back beside it.
     assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
@@ -186,7 +171,7 @@ fn it_keeps_what_it_was_begun_with_whatever_the_config_says_by_now() {
     let host = Host::up("dgx-a100");
     let id = killed_half_way(&host, "");
     let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert_eq!(truth(&host, 0), ["4g.40gb@0[4g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     // From now on it is the config's.
@@ -199,15 +184,15 @@ fn without_a_driver_it_waits_and_says_so() {
     let id = killed_half_way(&host, "");
     host.fault("nvmlInit* --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, "");
-    let shown = until(&agent, "interrupted operation", || {
-        Some(operation(&agent, &id)).filter(|operation| operation.state == OperationState::Interrupted)
+    let shown = agent.until("interrupted operation", || {
+        Some(agent.operation(&id)).filter(|operation| operation.state == OperationState::Interrupted)
     });
     assert!(shown.ended_at.is_none());
     // A stop does not wait for what can't go on, and forgets nothing.
     agent.stop();
     let agent = Agent::start(&host, "");
     host.clear_faults();
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
 }
 
@@ -217,7 +202,7 @@ fn a_gpu_that_is_gone_by_then_is_named() {
     let id = killed_half_way(&host, "");
     host.fault("nvmlDeviceGetMigMode --gpu 0 --mutate lose --times 1");
     let agent = Agent::start(&host, "");
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::Failed, "{ended:?}");
     let error = ended.error.expect("a reason");
     assert!(error.causes.iter().any(|cause| cause.contains("GPU 0 (GPU-") && cause.contains("is lost")), "{error:?}");
@@ -245,7 +230,7 @@ fn a_process_that_came_into_what_was_to_go_keeps_it() {
     }
     let pid = host.process(&format!("--gpu 0 --gi {gi} --ci 0"));
     let agent = Agent::start(&host, "");
-    let ended = agent.follow(operation(&agent, &id));
+    let ended = agent.follow(agent.operation(&id));
     assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
     assert_eq!(truth(&host, 0), ["2g.20gb@0[2g.20gb@0]", "3g.40gb@4[3g.40gb@0]"]);
     assert_eq!(gi_at(&host, 0, start), gi, "the instance in use is another");

@@ -1,10 +1,8 @@
 //! Layouts at start: a new boot, the same boot, a driver that comes later, drift.
 
-use std::time::{Duration, Instant};
-
 use gpush_api::OperationState;
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, truth},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -20,7 +18,7 @@ layout = ["3g.40gb", "2g.20gb", "1g.10gb*2"]
 
 /// Waits until the layouts at start are applied.
 fn applied(agent: &Agent, operations: usize) {
-    let all = until(agent, "operations", || Some(agent.settle()).filter(|all| all.len() >= operations));
+    let all = agent.until("operations", || Some(agent.settle()).filter(|all| all.len() >= operations));
     assert!(all.iter().all(|op| op.state == OperationState::Done), "{all:?}");
 }
 
@@ -91,21 +89,9 @@ fn auto_reconcile_puts_drift_right_at_start() {
 }
 
 /// Polls until `found` finds something.
-fn until<T>(agent: &Agent, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < end, "no {what}\n{}", agent.log());
-        // Health can't be waited for; asking all the time would take the agent's processor.
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Waits for a cause in health that says this about a GPU.
 fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
-    until(agent, says, || {
+    agent.until(says, || {
         let health = agent.get("/v1/health").json();
         let about = |cause: &&Value| cause["message"].as_str().is_some_and(|m| m.contains(&format!("GPU {gpu} (GPU-")));
         let causes = health["causes"].as_array()?.clone();
@@ -119,7 +105,7 @@ fn record(agent: &Agent) -> Value {
 }
 
 fn complete(agent: &Agent) {
-    until(agent, "complete record", || (record(agent)["complete"] == json!(true)).then_some(()));
+    agent.until("complete record", || (record(agent)["complete"] == json!(true)).then_some(()));
 }
 
 /// The operations on a GPU.
@@ -183,7 +169,7 @@ fn gpus_without_a_name_keep_the_boot_open_and_settled_ones_are_left_alone() {
     let host = Host::up("dgx-a100");
     host.fault("nvmlDeviceGetUUID --gpu 1 --rc UNKNOWN");
     let agent = Agent::start(&host, CONFIG);
-    until(&agent, "GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
+    agent.until("GPU 0 on record", || record(&agent)["settled"].as_array().filter(|s| !s.is_empty()).cloned());
     let health = agent.get("/v1/health").json();
     assert!(health["causes"].to_string().contains("whether a layout is due on GPU 1"), "{health}");
     assert_eq!(truth(&host, 0).len(), 4);
@@ -206,7 +192,7 @@ fn a_stop_during_layouts_at_start_ends_what_was_begun_and_leaves_the_rest_to_the
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
     host.fault("nvmlDeviceGetMigMode --gpu 1 --rc UNKNOWN");
     let mut agent = Agent::start(&host, CONFIG);
-    until(&agent, "operation", || {
+    agent.until("operation", || {
         let all = agent.get("/v1/operations").json();
         all.as_array().filter(|all| !all.is_empty()).cloned()
     });
@@ -248,7 +234,7 @@ fn a_driver_that_comes_after_the_agent_is_found_and_gets_its_layouts() {
     assert_eq!((&health["status"], &health["gpus"]), (&json!("degraded"), &json!(0)), "{health}");
     assert_eq!(agent.get("/v1/version").json()["agent"], env!("CARGO_PKG_VERSION"));
     // It is said once, however often it is looked for.
-    until(&agent, "third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
+    agent.until("third look", || (agent.log().matches("driver worker started").count() >= 3).then_some(()));
     let log = agent.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
     assert!(matches!(warnings[..], [one] if one.contains("no driver yet")), "{warnings:#?}");
@@ -277,7 +263,7 @@ fn a_layout_blocked_at_start_tells_nobody_but_the_log_who_blocks_it() {
     agent.stop();
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"4g.24gb\"]\n";
     let agent = Setup::on(&host).named("second").config(config).start();
-    let health = until(&agent, "blocked layout", || {
+    let health = agent.until("blocked layout", || {
         let health = agent.get("/v1/health").json();
         (health["causes"][0]["code"] == "blocked").then(|| health.to_string())
     });

@@ -5,12 +5,11 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    time::Instant,
 };
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Health, OperationState};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, gi_at, truth},
+    agent::{Agent, Setup, gi_at, truth},
     host::Host,
 };
 use serde_json::{Value, json};
@@ -22,18 +21,6 @@ match = ["0-1"]
 mode = "mig"
 layout = ["3g.40gb", "2g.20gb"]
 "#;
-
-/// Asks until there is an answer; nothing here waits by the clock.
-fn until<T>(agent: &Agent, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "no {what}:\n{}", agent.log());
-        std::thread::yield_now();
-    }
-}
 
 fn health(agent: &Agent) -> Health {
     serde_json::from_value(agent.get("/v1/health").json()).expect("health")
@@ -57,7 +44,7 @@ fn gpu_of(value: Value) -> Gpu {
 /// Waits until both claimed GPUs have their layouts.
 fn laid_out(agent: &Agent) {
     let complete = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
-    until(agent, "layouts", || complete().then_some(()));
+    agent.until("layouts", || complete().then_some(()));
     assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
 }
 
@@ -105,13 +92,13 @@ fn a_cordon_is_kept_over_a_restart_and_binds_all_but_those_who_name_the_gpu() {
 
     // Neither does the next agent, which puts all other drift right.
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
-    until(&agent, "reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
+    agent.until("reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
     let kept = agent.gpu(0);
     assert_eq!(kept.cordons[0].by, gpu.cordons[0].by);
     assert_eq!((kept.state, truth(&host, 0)), (GpuState::Cordoned, vec!["7g.80gb@0[7g.80gb@0]".to_owned()]));
     let gpu = gpu_of(done(&agent, "/v1/gpus/0/uncordon", "fan replaced"));
     assert!(gpu.cordons.is_empty(), "{gpu:?}");
-    until(&agent, "reconciled GPU 0", || agent.gpu(0).drift.is_empty().then_some(()));
+    agent.until("reconciled GPU 0", || agent.gpu(0).drift.is_empty().then_some(()));
     agent.stop();
     let trail: Vec<_> = audit(&state).into_iter().filter(|(action, _)| action.starts_with("gpu.")).collect();
     let wanted = [("gpu.cordon", "fan replacement"), ("gpu.uncordon", "fan replaced")];
@@ -144,9 +131,9 @@ fn an_xid_cordons_its_gpu_and_comes_back_only_when_it_is_reported_anew() {
     agent.settle_reads();
     // A program's own fault costs nobody else the GPU.
     host.sim("xid", &["13", "--gpu", "0"]);
-    until(&agent, "word of Xid 13", || agent.log().contains("Xid 13").then_some(()));
+    agent.until("word of Xid 13", || agent.log().contains("Xid 13").then_some(()));
     host.sim("xid", &["79", "--gpu", "1"]);
-    let gpu = until(&agent, "cordon", || Some(agent.gpu(1)).filter(|gpu| gpu.state == GpuState::Cordoned));
+    let gpu = agent.until("cordon", || Some(agent.gpu(1)).filter(|gpu| gpu.state == GpuState::Cordoned));
     assert_eq!((gpu.cordons[0].cause.as_str(), &gpu.cordons[0].by), ("xid-79", &None));
     assert!(gpu.reasons[0].contains("Xid 79 (the GPU has fallen off the bus)"), "{:?}", gpu.reasons);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
@@ -161,10 +148,10 @@ fn an_xid_cordons_its_gpu_and_comes_back_only_when_it_is_reported_anew() {
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
     host.sim("xid", &["79", "--gpu", "1"]);
     host.sim("xid", &["31", "--gpu", "2"]);
-    until(&agent, "cordon", || (agent.gpu(2).state == GpuState::Cordoned).then_some(()));
+    agent.until("cordon", || (agent.gpu(2).state == GpuState::Cordoned).then_some(()));
     assert_eq!(agent.gpu(1).state, GpuState::Ready, "not one of those that the config names");
     host.sim("xid", &["31", "--gpu", "1"]);
-    until(&agent, "cordon", || (agent.gpu(1).state == GpuState::Cordoned).then_some(()));
+    agent.until("cordon", || (agent.gpu(1).state == GpuState::Cordoned).then_some(()));
 }
 
 #[test]
@@ -176,11 +163,11 @@ fn a_worker_that_dies_leaves_no_xid_unheard_for_long() {
     let worker = i32::try_from(before[0].as_i64().unwrap()).unwrap();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
     // Nobody asks the agent for anything, and it listens again.
-    until(&agent, "another worker", || {
+    agent.until("another worker", || {
         let now = clients(&host);
         (!now.is_empty() && now != before).then_some(())
     });
-    until(&agent, "cordon", || {
+    agent.until("cordon", || {
         host.sim("xid", &["95", "--gpu", "3"]);
         (agent.gpu(3).state == GpuState::Cordoned).then_some(())
     });
@@ -191,7 +178,7 @@ fn a_row_that_waits_for_a_reset_cordons_once_also_over_a_restart() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");
     let cordoned =
-        |agent: &Agent| until(agent, "cordon", || Some(agent.gpu(0)).filter(|gpu| gpu.state == GpuState::Cordoned));
+        |agent: &Agent| agent.until("cordon", || Some(agent.gpu(0)).filter(|gpu| gpu.state == GpuState::Cordoned));
     host.sim("remap", &["--gpu", "0"]);
     let gpu = cordoned(&agent);
     assert_eq!(gpu.cordons[0].cause, "row-remap");
@@ -290,16 +277,14 @@ fn gpus_are_matched_by_uuid_when_another_driver_answers_after_maintenance() {
     // It can be taken away only because nobody has it open.
     host.replace(&description("570.86.10"));
     done(&agent, "/v1/maintenance/leave", "");
-    until(&agent, "the new driver", || {
+    agent.until("the new driver", || {
         (agent.get("/v1/version").json()["driver"]["version"] == "570.86.10").then_some(())
     });
-    until(&agent, "the GPUs", || agent.gpus().iter().all(|gpu| !gpu.stale).then_some(()));
+    agent.until("the GPUs", || agent.gpus().iter().all(|gpu| !gpu.stale).then_some(()));
     assert_eq!(uuids(&agent), before);
     assert_eq!([0, 1].map(|n| agent.gpu(n).state), [GpuState::Ready, GpuState::Cordoned]);
     assert_eq!(agent.gpu(1).mig.unwrap().instances, [], "what the new driver shows");
-    until(&agent, "word of it", || {
-        agent.log().contains("the driver is 570.86.10 now, it was 550.163.01").then_some(())
-    });
+    agent.until("word of it", || agent.log().contains("the driver is 570.86.10 now, it was 550.163.01").then_some(()));
 }
 
 #[test]
@@ -308,18 +293,18 @@ fn a_driver_that_comes_goes_and_mismatches_is_told_by_health() {
     host.fault("nvmlInit --rc DRIVER_NOT_LOADED");
     let agent = Agent::start(&host, "");
     let code = |agent: &Agent| health(agent).causes.first().map(|cause| (cause.code, cause.message.clone()));
-    until(&agent, "no driver", || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
+    agent.until("no driver", || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
     host.clear_faults();
-    until(&agent, "the driver", || code(&agent).is_none().then_some(()));
+    agent.until("the driver", || code(&agent).is_none().then_some(()));
     let before: Vec<String> = agent.gpus().into_iter().map(|gpu| gpu.uuid).collect();
     for (rc, words) in [("DRIVER_NOT_LOADED", "not loaded"), ("LIB_RM_VERSION_MISMATCH", "version")] {
         host.fault(&format!("nvmlInit --rc {rc}"));
         let worker = i32::try_from(clients(&host)[0].as_i64().unwrap()).unwrap();
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), nix::sys::signal::Signal::SIGKILL).unwrap();
-        let (_, said) = until(&agent, rc, || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
+        let (_, said) = agent.until(rc, || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
         assert!(said.to_lowercase().contains(words), "{rc}: {said}");
         host.clear_faults();
-        until(&agent, "the driver again", || code(&agent).is_none().then_some(()));
+        agent.until("the driver again", || code(&agent).is_none().then_some(()));
         assert_eq!(agent.gpus().into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>(), before);
     }
 }
@@ -336,7 +321,7 @@ fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
     host.start_trace();
 
     let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
-    let gpus = until(&agent, "readings", || Some(agent.gpus()).filter(|gpus| gpus.iter().all(|gpu| gpu.mig.is_some())));
+    let gpus = agent.until("readings", || Some(agent.gpus()).filter(|gpus| gpus.iter().all(|gpu| gpu.mig.is_some())));
     assert_eq!([0, 1, 2].map(|n| gpus[n].state), [GpuState::Held, GpuState::Held, GpuState::Ready]);
     assert!(gpus[0].reasons[0].contains("the database was lost"), "{:?}", gpus[0].reasons);
     let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
@@ -354,7 +339,7 @@ fn managed_gpus_are_held_for_a_lost_database_until_somebody_recovers() {
 
     // Another agent on the same boot holds them still, one on another boot does not.
     let agent = Agent::start(&host, CONFIG);
-    assert_eq!(until(&agent, "GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
+    assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
     let recovered = done(&agent, "/v1/recover", "nobody is on it");
     assert_eq!((recovered["released"].as_array().unwrap().len(), recovered["kept"].as_str()), (2, Some(kept)));
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
@@ -379,7 +364,7 @@ fn a_reboot_ends_what_a_loss_holds_gpus_for() {
     agent.stop();
     fs::remove_file(state.join("gpush.db")).unwrap();
     let agent = Agent::start(&host, CONFIG);
-    assert_eq!(until(&agent, "GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
+    assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
     agent.stop();
     host.sim::<&str>("reboot", &[]);
     let agent = Agent::start(&host, CONFIG);
@@ -446,7 +431,7 @@ fn gpus_that_nvidia_mig_manager_manages_are_left_to_it_with_the_way_out() {
     symlink("/usr/lib/systemd/system/nvidia-mig-manager.service", &link).unwrap();
     host.start_trace();
     let agent = Setup::on(&host).config(CONFIG).env("GPUSH_HOST_ROOT", root.to_str().unwrap()).start();
-    let told = until(&agent, "word of it", || cause(&health(&agent), "nvidia-mig-manager").cloned());
+    let told = agent.until("word of it", || cause(&health(&agent), "nvidia-mig-manager").cloned());
     assert!(told.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
     let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
@@ -454,7 +439,7 @@ fn gpus_that_nvidia_mig_manager_manages_are_left_to_it_with_the_way_out() {
     // To ask for what stands changes nothing.
     assert_eq!(agent.apply(&["2"], &["none"]).state, OperationState::Done);
     let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
-    until(&agent, "verdict on the layouts", || settled().then_some(()));
+    agent.until("verdict on the layouts", || settled().then_some(()));
     assert_eq!(host.trace(), []);
     // The way out is one.
     fs::remove_file(&link).unwrap();

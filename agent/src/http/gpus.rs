@@ -97,15 +97,8 @@ pub(super) async fn cordon(
     Body(why): Body<WhyRequest>,
 ) -> Result<Response, Failure> {
     let request = Request::of(&agent, &asker, "cordon GPUs", header, &format!("/v1/gpus/{gpu}/cordon"), why).await?;
-    let change = async move |agent: Shared, asker: Asker| -> Result<Gpu, Failure> {
-        let found = find(&agent, &asker, &gpu).await?;
-        if !request.is_done(&agent).await? {
-            let (shared, gpu) = (Arc::clone(&agent), found.clone());
-            whole(&agent, async move { cordon::set(&shared, &gpu, request).await }).await?;
-        }
-        Ok(find(&agent, &asker, &found.uuid).await?)
-    };
-    desk::answer(agent, asker, StatusCode::OK, change).await
+    changed(agent, asker, gpu, request, |agent, gpu, request| async move { cordon::set(&agent, &gpu, request).await })
+        .await
 }
 
 /// Takes all cordons off a GPU. One that gpushd had set comes back only when the fault is reported anew.
@@ -122,11 +115,26 @@ pub(super) async fn uncordon(
 ) -> Result<Response, Failure> {
     let request =
         Request::of(&agent, &asker, "uncordon GPUs", header, &format!("/v1/gpus/{gpu}/uncordon"), why).await?;
+    changed(agent, asker, gpu, request, |agent, gpu, request| async move { cordon::clear(&agent, &gpu, request).await })
+        .await
+}
+
+/// The GPU once `change` is made of it, or was under the same key.
+async fn changed<C, F>(
+    agent: Shared,
+    asker: Asker,
+    gpu: String,
+    request: Request,
+    change: C,
+) -> Result<Response, Failure>
+where
+    C: FnOnce(Shared, Gpu, Request) -> F + Send + 'static,
+    F: Future<Output = Result<(), ApiError>> + Send + 'static,
+{
     let change = async move |agent: Shared, asker: Asker| -> Result<Gpu, Failure> {
         let found = find(&agent, &asker, &gpu).await?;
         if !request.is_done(&agent).await? {
-            let (shared, gpu) = (Arc::clone(&agent), found.clone());
-            whole(&agent, async move { cordon::clear(&shared, &gpu, request).await }).await?;
+            whole(&agent, change(Arc::clone(&agent), found.clone(), request)).await?;
         }
         Ok(find(&agent, &asker, &found.uuid).await?)
     };

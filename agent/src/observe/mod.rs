@@ -126,33 +126,33 @@ impl Observer {
     pub(crate) fn known(&self) -> Result<Host, DriverError> {
         let list = self.0.list.last();
         let listed = self.take_in(&list)?;
-        let list_at = list.good.as_ref().map(|good| good.1);
-        let entries: Vec<Entry> = self.entries().values().cloned().collect();
-        let gpus = entries.into_iter().map(|entry| {
-            let present = is_listed(&listed, &entry.identity.uuid);
-            let known = entry.readings.last();
-            sight(entry.identity, present, known, list_at)
-        });
-        Ok(self.arrange(gpus.collect(), &listed))
+        Ok(self.remembered(&listed, list.good.map(|good| good.1), |known| known))
+    }
+
+    /// The host as it was last seen, all of it as stale, while there is no driver on purpose; `None`
+    /// when it never was seen.
+    pub(crate) fn last_seen(&self) -> Option<Host> {
+        let (listed, at) = self.0.list.last().good?;
+        Some(self.remembered(&listed, Some(at), |known| Known { error: None, stale: true, ..known }))
+    }
+
+    fn remembered(
+        &self,
+        listed: &[Listed],
+        at: Option<Moment>,
+        as_shown: impl Fn(Known<Arc<Reading>>) -> Known<Arc<Reading>>,
+    ) -> Host {
+        let seen = |entry: &Entry| {
+            let present = is_listed(listed, &entry.identity.uuid);
+            sight(entry.identity.clone(), present, as_shown(entry.readings.last()), at)
+        };
+        let gpus = self.entries().values().map(seen).collect();
+        self.arrange(gpus, listed)
     }
 
     /// Index of a GPU when it was last listed.
     pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
         self.entries().get(uuid).map(|entry| entry.identity.index)
-    }
-
-    /// The host as it was last seen, without asking anybody; `None` when it never was.
-    pub(crate) fn last_seen(&self) -> Option<Host> {
-        let list = self.0.list.last();
-        let (listed, at) = list.good?;
-        let entries: Vec<Entry> = self.entries().values().cloned().collect();
-        let seen = |entry: Entry| {
-            let known = Known { error: None, stale: true, ..entry.readings.last() };
-            let present = is_listed(&listed, &entry.identity.uuid);
-            sight(entry.identity, present, known, Some(at))
-        };
-        let gpus = entries.into_iter().map(seen).collect();
-        Some(self.arrange(gpus, &listed))
     }
 
     /// Makes the next asker read everything anew: what went wrong before counts no more.

@@ -299,6 +299,30 @@ impl Agent {
         serde_json::from_value(answer.json()).expect("a GPU")
     }
 
+    /// Waits until `look` finds something that can't be followed by its revision.
+    ///
+    /// # Panics
+    /// When it finds nothing for too long.
+    pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(Instant::now() < until, "no {what}:\n{}", self.log());
+            // To ask all the time would take the agent's processor.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until something is so that can't be followed by its revision.
+    ///
+    /// # Panics
+    /// When it is not for too long.
+    pub fn await_that(&self, what: &str, is_so: impl Fn() -> bool) {
+        self.until(what, || is_so().then_some(()));
+    }
+
     /// Waits until readings made before this call are no longer shown: something beside the agent
     /// has changed the hardware.
     ///
