@@ -60,6 +60,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
             let gpu = std::process::Command::new(workspace::root().join("tests/gpu/run"));
             steps.push(step::run("a real GPU", gpu, verbose));
             steps.push(step::check("man pages, completions", || said(generate::make_all())));
+            // What the README tells newcomers to type first.
+            steps.push(demo(verbose)?);
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
         }
@@ -88,6 +90,12 @@ fn tests(name: &str, which: &[&str], filter: &[&str], verbose: bool) -> Step {
     // Output of tests that pass tells what they left out.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     step::run(name, command, verbose)
+}
+
+fn demo(verbose: bool) -> Result<Step> {
+    let mut command = std::process::Command::new(std::env::current_exe()?);
+    command.args(["demo", "--every-preset"]);
+    Ok(step::run("demo", command, verbose))
 }
 
 fn docs(verbose: bool) -> Step {

@@ -27,6 +27,9 @@ pub(crate) struct Arguments {
     /// Simulated host: dgx-a100, dgx-h100, dgx-h200, dgx-b200, a30x4, rtx-pro-6000x2 or mixed
     #[arg(long, default_value = "dgx-a100")]
     preset: String,
+    /// Show it on every preset, one after the other
+    #[arg(long, conflicts_with_all = ["preset", "shell"])]
+    every_preset: bool,
     /// Leave you in a shell on the host, with gpushd running, instead of typing for you
     #[arg(long)]
     shell: bool,
@@ -37,21 +40,30 @@ pub(crate) struct Arguments {
 
 /// Runs the demo; true when every command ended as it must.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
-    let tour = Tour::of(&arguments.preset)?;
-    match &arguments.inside {
-        None => outside(arguments),
-        Some(programs) => inside(arguments, &tour, programs),
+    if let Some(programs) = &arguments.inside {
+        return inside(arguments, &Tour::of(&arguments.preset)?, programs);
     }
-}
-
-fn outside(arguments: &Arguments) -> Result<bool> {
+    let presets: Vec<&str> = match arguments.every_preset {
+        true => gpush_geometry::PRESETS.iter().map(|preset| preset.name).collect(),
+        false => vec![&arguments.preset],
+    };
+    for preset in &presets {
+        Tour::of(preset)?;
+    }
     println!("building gpushd, gpushctl and the simulator");
     let programs = workspace::build_programs(Build::Debug)?;
+    let mut good = true;
+    for preset in presets {
+        good &= outside(&programs, preset, arguments.shell)?;
+    }
+    Ok(good)
+}
+
+fn outside(programs: &Path, preset: &str, shell: bool) -> Result<bool> {
     let own = std::env::current_exe().context("this program has no path")?;
     let mut host = Command::new(programs.join("gpush-sim"));
-    host.args(["run", &arguments.preset, "--"]).arg(own).args(["demo", "--preset", &arguments.preset, "--inside"]);
-    host.arg(&programs);
-    if arguments.shell {
+    host.args(["run", preset, "--"]).arg(own).args(["demo", "--preset", preset, "--inside"]).arg(programs);
+    if shell {
         host.arg("--shell");
     }
     Ok(host.status().context("gpush-sim cannot be started")?.success())
@@ -107,7 +119,10 @@ fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
     types(session, &mut wrong, "gpushctl mig show --gpu 0", 0)?;
     say("A layout that has no room for it is refused, with the name of who is in the way. Exit status 4.");
     types(session, &mut wrong, &format!("gpushctl mig apply --gpu 0 --layout {}", tour.whole), 4)?;
-    say("A script asks whether the host is as the config says. Exit status 3: it is not.");
+    say("What was asked for by hand stands above the config until it is taken away, which touches no GPU.");
+    types(session, &mut wrong, "gpushctl config overrides", 0)?;
+    types(session, &mut wrong, "gpushctl config overrides clear 0", 0)?;
+    say("A script asks whether the host is as the config says. Exit status 3: it is not any more.");
     types(session, &mut wrong, "gpushctl mig assert", 3)?;
     say("The program ends; the config's layout goes back on.");
     drop(program);
