@@ -2,7 +2,8 @@
 //!
 //! Whoever asks while a reading is on its way waits for that one; whoever asks within its life
 //! gets it without a driver call. A reading that takes too long, or fails, leaves the last good
-//! one, marked stale.
+//! one, marked stale. What is too long counts from when the reading was begun: one that hangs costs
+//! those who ask at its beginning a moment, and those who ask later nothing.
 
 use std::{
     future::Future,
@@ -75,7 +76,8 @@ struct State<V> {
     begun: Option<Instant>,
     /// When the value last changed by our own doing: what was begun before tells nothing of it now.
     changed: Option<Instant>,
-    running: bool,
+    /// Since when a reading is on its way.
+    running: Option<Instant>,
 }
 
 impl<V> State<V> {
@@ -88,7 +90,7 @@ impl<V> State<V> {
 impl<V: Clone + Send + 'static> Cached<V> {
     /// Nothing known yet; `bell` is rung whenever something is.
     pub(crate) fn ringing(bell: Arc<Notify>) -> Self {
-        let state = State { good: None, error: None, begun: None, changed: None, running: false };
+        let state = State { good: None, error: None, begun: None, changed: None, running: None };
         Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), bell }))
     }
 
@@ -107,10 +109,11 @@ impl<V: Clone + Send + 'static> Cached<V> {
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
     {
         let mut state = self.state();
-        if state.running || (!state.is_outdated() && state.begun.is_some_and(|begun| begun.elapsed() < LIFE)) {
+        if state.running.is_some() || (!state.is_outdated() && state.begun.is_some_and(|begun| begun.elapsed() < LIFE))
+        {
             return;
         }
-        state.running = true;
+        state.running = Some(Instant::now());
         drop(state);
         let reading = read();
         let ended = Ended { cache: self.clone(), begun: Moment::now() };
@@ -120,12 +123,13 @@ impl<V: Clone + Send + 'static> Cached<V> {
         });
     }
 
-    /// Waits for the reading that is on its way, if one is, but not beyond `until`.
-    pub(crate) async fn wait(&self, until: Instant) -> Known<V> {
+    /// Waits for the reading that is on its way, if one is, until it has taken as long as `patience`.
+    pub(crate) async fn wait(&self, patience: Duration) -> Known<V> {
         let mut ended = self.0.ended.subscribe();
         ended.borrow_and_update();
-        if self.state().running {
-            let _ = timeout_at(until, ended.changed()).await;
+        let running = self.state().running;
+        if let Some(begun) = running {
+            let _ = timeout_at(begun + patience, ended.changed()).await;
         }
         self.last()
     }
@@ -133,7 +137,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
     /// What is known, without a reading and without waiting.
     pub(crate) fn last(&self) -> Known<V> {
         let state = self.state();
-        let stale = state.running || state.error.is_some() || state.is_outdated();
+        let stale = state.running.is_some() || state.error.is_some() || state.is_outdated();
         Known { good: state.good.clone(), error: state.error.clone(), stale }
     }
 
@@ -182,7 +186,7 @@ impl<V: Clone + Send + 'static> Ended<V> {
 
 impl<V: Clone + Send + 'static> Drop for Ended<V> {
     fn drop(&mut self) {
-        self.cache.state().running = false;
+        self.cache.state().running = None;
         self.cache.0.ended.send_modify(|count| *count += 1);
     }
 }
@@ -200,9 +204,7 @@ mod tests {
         }
     }
 
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_millis(100)
-    }
+    const SOON: Duration = Duration::from_millis(100);
 
     #[tokio::test(start_paused = true)]
     async fn many_askers_make_one_reading() {
@@ -214,7 +216,7 @@ mod tests {
                 async { Ok(7) }
             });
         }
-        let known = cache.wait(soon()).await;
+        let known = cache.wait(SOON).await;
         assert_eq!((readings, known.good.map(|g| g.0), known.stale), (1, Some(7), false));
         cache.refresh(|| {
             readings += 1;
@@ -223,14 +225,14 @@ mod tests {
         assert_eq!(readings, 1, "it is still good");
         tokio::time::advance(LIFE).await;
         cache.refresh(|| async { Ok(8) });
-        assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(8));
+        assert_eq!(cache.wait(SOON).await.good.map(|g| g.0), Some(8));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_reading_leaves_the_last_one_stale_until_it_lands() {
         let cache = Cached::new();
         cache.refresh(|| async { Ok(1) });
-        assert!(!cache.wait(soon()).await.stale);
+        assert!(!cache.wait(SOON).await.stale);
         tokio::time::advance(LIFE).await;
         let gate = Arc::new(Semaphore::new(0));
         let pass = Arc::clone(&gate);
@@ -238,10 +240,16 @@ mod tests {
             let _ = pass.acquire().await;
             Ok(2)
         });
-        let known = cache.wait(soon()).await;
+        let asked = Instant::now();
+        let known = cache.wait(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
+        assert!(asked.elapsed() >= SOON);
+        // Who asks while it still hangs is answered at once.
+        let asked = Instant::now();
+        assert!(cache.wait(SOON).await.stale);
+        assert_eq!(asked.elapsed(), Duration::ZERO);
         gate.add_permits(1);
-        let known = cache.wait(soon()).await;
+        let known = cache.wait(2 * SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(2), false));
     }
 
@@ -249,10 +257,10 @@ mod tests {
     async fn a_failed_reading_keeps_the_last_good_one_and_says_why() {
         let cache = Cached::new();
         cache.refresh(|| async { Ok(1) });
-        cache.wait(soon()).await;
+        cache.wait(SOON).await;
         tokio::time::advance(LIFE).await;
         cache.refresh(|| async { Err(DriverError::new(ErrorKind::GpuIsLost, "nvmlX")) });
-        let known = cache.wait(soon()).await;
+        let known = cache.wait(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         assert_eq!(known.error.unwrap().kind, ErrorKind::GpuIsLost);
     }
@@ -261,16 +269,16 @@ mod tests {
     async fn a_reading_that_panics_frees_its_place() {
         let cache: Cached<u32> = Cached::new();
         cache.refresh(|| async { panic!("on purpose") });
-        assert_eq!(cache.wait(soon()).await.good, None);
+        assert_eq!(cache.wait(SOON).await.good, None);
         cache.refresh(|| async { Ok(3) });
-        assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(3));
+        assert_eq!(cache.wait(SOON).await.good.map(|g| g.0), Some(3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_begun_before_a_change_is_stale_and_read_again() {
         let cache = Cached::new();
         cache.refresh(|| async { Ok(1) });
-        assert!(!cache.wait(soon()).await.stale);
+        assert!(!cache.wait(SOON).await.stale);
         cache.outdate();
         assert!(cache.last().stale);
         // One that was on its way when the value changed may tell either.
@@ -284,11 +292,11 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         cache.outdate();
         gate.add_permits(1);
-        let known = cache.wait(soon()).await;
+        let known = cache.wait(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         tokio::time::advance(Duration::from_millis(1)).await;
         cache.refresh(|| async { Ok(2) });
-        let known = cache.wait(soon()).await;
+        let known = cache.wait(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(2), false));
     }
 
@@ -299,6 +307,6 @@ mod tests {
         tokio::time::advance(Duration::from_millis(5)).await;
         cache.put(Moment::now(), Ok(2));
         cache.put(before, Ok(1));
-        assert_eq!(cache.wait(soon()).await.good.map(|g| g.0), Some(2));
+        assert_eq!(cache.wait(SOON).await.good.map(|g| g.0), Some(2));
     }
 }

@@ -3,8 +3,9 @@
 //! Two kinds of look:
 //!
 //! - [`Observer::recent`], for whoever reads the API: each GPU's last reading, made anew when it is
-//!   older than a second. Askers at the same time share a reading, and none waits longer than
-//!   100 ms for one: a GPU that hangs is shown as it was, marked stale, and holds up no other.
+//!   older than a second. Askers at the same time share a reading, and none is waited for once it has
+//!   taken 75 ms: a GPU that hangs is shown as it was, marked stale, and holds up no other. So there
+//!   is an answer within 100 ms, whatever the driver does.
 //! - [`Observer::now`], for whoever is about to change something: a reading begun after the call.
 //!
 //! GPUs are known by UUID. One that the driver no longer lists stays known, as lost, until the
@@ -19,16 +20,16 @@ use std::{
 };
 
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 use self::cached::{Cached, Known, Moment};
 use crate::people::People;
 
-/// How long an asker waits for a newer reading.
-const WAIT: Duration = Duration::from_millis(100);
+/// How long a newer reading may take before askers get the last one.
+const WAIT: Duration = Duration::from_millis(75);
 
-/// How long askers wait for the first reading ever, from when the GPU was first listed: without
-/// persistence mode a real driver brings up each GPU first.
+/// How long the first reading ever may take: without persistence mode a real driver brings up each
+/// GPU first.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// A GPU, as last seen.
@@ -75,8 +76,6 @@ struct Inner {
 struct Entry {
     identity: Identity,
     readings: Cached<Arc<Reading>>,
-    /// When it was first listed.
-    since: Instant,
 }
 
 impl Observer {
@@ -95,14 +94,12 @@ impl Observer {
     /// # Errors
     /// When there is no driver, or it has not answered yet.
     pub(crate) async fn recent(&self) -> Result<Host, DriverError> {
-        let asked = Instant::now();
         // Known GPUs are read while the list is made.
         for entry in self.listed_before() {
             self.refresh(&entry);
         }
         self.0.list.refresh(|| self.list());
-        let first = !self.0.list.is_known();
-        let list = self.0.list.wait(asked + if first { FIRST } else { WAIT }).await;
+        let list = self.0.list.wait(patience(&self.0.list)).await;
         let listed = self.take_in(&list)?;
         let entries: Vec<Entry> = self.entries().values().cloned().collect();
         for entry in entries.iter().filter(|entry| is_listed(&listed, &entry.identity.uuid)) {
@@ -110,9 +107,7 @@ impl Observer {
         }
         let mut gpus = Vec::new();
         for entry in entries {
-            let patience = asked + WAIT;
-            let until = if entry.readings.is_known() { patience } else { patience.max(entry.since + FIRST) };
-            let known = entry.readings.wait(until).await;
+            let known = entry.readings.wait(patience(&entry.readings)).await;
             let present = is_listed(&listed, &entry.identity.uuid);
             gpus.push(sight(entry.identity, present, known, list.good.as_ref().map(|good| good.1)));
         }
@@ -235,7 +230,6 @@ impl Observer {
                 .or_insert_with(|| Entry {
                     identity: identity.clone(),
                     readings: Cached::ringing(Arc::clone(&self.0.bell)),
-                    since: Instant::now(),
                 });
         }
         Ok(Arc::clone(listed))
@@ -264,6 +258,11 @@ impl Observer {
         gpus.sort_by_key(|gpu| (!gpu.listed, gpu.identity.index));
         Host { gpus, nameless }
     }
+}
+
+/// How long a reading of this may take.
+fn patience<V: Clone + Send + 'static>(cached: &Cached<V>) -> Duration {
+    if cached.is_known() { WAIT } else { FIRST }
 }
 
 fn is_listed(listed: &[Listed], uuid: &str) -> bool {
