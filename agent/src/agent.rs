@@ -9,9 +9,20 @@ use tokio::sync::{Mutex, Notify};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    answers::UnderWay, apply::line::Line, conditions::Conditions, events::Events, held::Held, http::desk::Desk,
-    observe::Observer, operation::Operations, outside::Outside, overrides::Overrides, people::People, reload::Reloads,
-    settings::Settings, startup::Startup,
+    answers::UnderWay,
+    apply::line::Line,
+    conditions::Conditions,
+    events::Events,
+    held::Held,
+    http::{desk::Desk, kept::Kept},
+    observe::Observer,
+    operation::Operations,
+    outside::Outside,
+    overrides::Overrides,
+    people::People,
+    reload::Reloads,
+    settings::Settings,
+    startup::Startup,
 };
 
 /// The agent, as its parts hold it.
@@ -62,6 +73,8 @@ pub(crate) struct Agent {
     pub(crate) startup: Startup,
     /// Who may make heavy answers now.
     pub(crate) desk: Desk,
+    /// Answers that may be given again.
+    pub(crate) kept: Kept,
     /// Work that must end before the agent does.
     pub(crate) tasks: TaskTracker,
     /// Nothing new is begun.

@@ -13,7 +13,7 @@
 //! wait: whoever wants that waits for the GPU's readings to show nobody, which changes nothing and
 //! needs no operation.
 
-use gpush_api::{ApiError, Cordon, Gpu};
+use gpush_api::{ApiError, Cordon};
 use gpush_nvml::{Event, EventKind, RemappedRows};
 use gpush_store::{ConditionKind, NewAudit, NewCondition, Scope};
 
@@ -42,26 +42,26 @@ pub(crate) fn sentence(cordon: &Cordon) -> String {
 ///
 /// # Errors
 /// When it can't be recorded.
-pub(crate) async fn set(agent: &Shared, gpu: &Gpu, request: Request) -> Result<(), ApiError> {
+pub(crate) async fn set(agent: &Shared, uuid: String, request: Request) -> Result<(), ApiError> {
     let new = NewCondition {
-        scope: Scope::Gpu(gpu.uuid.clone()),
+        scope: Scope::Gpu(uuid.clone()),
         kind: ConditionKind::Cordon,
         cause: ADMIN.to_owned(),
         reason: request.reason.clone().unwrap_or_default(),
         by: Some(request.by.clone()),
     };
-    tracing::info!(gpu = gpu.uuid, uid = request.by.uid, "cordoned: {}", new.reason);
-    agent.conditions.change(Change::Set(new), request.recorded("gpu.cordon", gpu.uuid.clone())).await
+    tracing::info!(gpu = uuid, uid = request.by.uid, "cordoned: {}", new.reason);
+    agent.conditions.change(Change::Set(new), request.recorded("gpu.cordon", uuid)).await
 }
 
 /// Takes all cordons off a GPU.
 ///
 /// # Errors
 /// When it can't be recorded.
-pub(crate) async fn clear(agent: &Shared, gpu: &Gpu, request: Request) -> Result<(), ApiError> {
-    let change = Change::Clear(Scope::Gpu(gpu.uuid.clone()), ConditionKind::Cordon, None);
-    tracing::info!(gpu = gpu.uuid, uid = request.by.uid, "uncordoned");
-    agent.conditions.change(change, request.recorded("gpu.uncordon", gpu.uuid.clone())).await?;
+pub(crate) async fn clear(agent: &Shared, uuid: String, request: Request) -> Result<(), ApiError> {
+    let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Cordon, None);
+    tracing::info!(gpu = uuid, uid = request.by.uid, "uncordoned");
+    agent.conditions.change(change, request.recorded("gpu.uncordon", uuid)).await?;
     // Its layout may have waited for this.
     agent.startup.look_again();
     Ok(())

@@ -25,12 +25,11 @@ impl Held {
     pub(crate) fn lost(&self) -> Option<Lost> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
 
-    /// Why a GPU is held, if it is.
-    pub(crate) fn reason(&self, gpu: &Gpu) -> Option<String> {
-        let lost = self.lost()?;
-        is_managed(gpu).then(|| format!("the database was lost ({})", lost.cause))
-    }
+/// Why a GPU is held, if it is.
+pub(crate) fn reason(lost: &Lost, gpu: &Gpu) -> Option<String> {
+    is_managed(gpu).then(|| format!("the database was lost ({})", lost.cause))
 }
 
 fn is_managed(gpu: &Gpu) -> bool {

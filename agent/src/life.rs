@@ -211,6 +211,7 @@ async fn serve(
         host_root,
         startup,
         desk: Default::default(),
+        kept: Default::default(),
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),

@@ -3,11 +3,14 @@
 //! Only the processes that the driver names are looked at, not all of `/proc`. Reading the command
 //! line of a process that hangs in the kernel can hang too, and a name service can be slow, so all
 //! of it happens on a thread of its own: whoever asks waits a moment at most, and shows pids
-//! without names when that was not enough.
+//! without names when that was not enough. Names that it has found lately are read without asking it.
 
 use std::{
     collections::HashMap,
-    sync::mpsc::{SyncSender, sync_channel},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{SyncSender, sync_channel},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -44,14 +47,36 @@ enum Question {
 #[derive(Debug, Clone)]
 pub(crate) struct People {
     tx: SyncSender<Question>,
+    names: Names,
+}
+
+/// Names of users, `None` of those without one, and when each was found.
+#[derive(Debug, Clone, Default)]
+struct Names(Arc<Mutex<HashMap<u32, Found>>>);
+
+/// When a name was looked for, and what was found.
+type Found = (Instant, Option<String>);
+
+impl Names {
+    fn find(&self, uid: u32) -> Option<Option<String>> {
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.get(&uid).filter(|(at, _)| at.elapsed() < NAMES).map(|(_, name)| name.clone())
+    }
+
+    fn keep(&self, uid: u32, name: Option<String>) {
+        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        names.insert(uid, (Instant::now(), name));
+    }
 }
 
 impl People {
     /// Starts the thread.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (tx, rx) = sync_channel::<Question>(64);
+        let names = Names::default();
+        let found = names.clone();
         thread::Builder::new().name("people".to_owned()).spawn(move || {
-            let mut thread = Thread { system: System::new(), names: HashMap::new() };
+            let mut thread = Thread { system: System::new(), names: found };
             while let Ok(question) = rx.recv() {
                 match question {
                     Question::Processes(pids, answer) => {
@@ -66,12 +91,15 @@ impl People {
                 }
             }
         })?;
-        Ok(Self { tx })
+        Ok(Self { tx, names })
     }
 
     /// The name of a user.
     pub(crate) async fn user(&self, uid: u32) -> Option<String> {
-        self.ask(|answer| Question::User(uid, answer)).await.flatten()
+        match self.names.find(uid) {
+            Some(name) => name,
+            None => self.ask(|answer| Question::User(uid, answer)).await.flatten(),
+        }
     }
 
     /// Writes uid, user and command line into the processes of a reading.
@@ -114,7 +142,7 @@ fn processes_mut(reading: &mut Reading) -> impl Iterator<Item = &mut Process> {
 
 struct Thread {
     system: System,
-    names: HashMap<u32, (Instant, Option<String>)>,
+    names: Names,
 }
 
 impl Thread {
@@ -142,14 +170,11 @@ impl Thread {
     }
 
     fn name(&mut self, uid: u32) -> Option<String> {
-        if let Some((at, name)) = self.names.get(&uid)
-            && at.elapsed() < NAMES
-        {
-            return name.clone();
-        }
-        let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| text::plain(&user.name));
-        self.names.insert(uid, (Instant::now(), name.clone()));
-        name
+        self.names.find(uid).unwrap_or_else(|| {
+            let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| text::plain(&user.name));
+            self.names.keep(uid, name.clone());
+            name
+        })
     }
 }
 
@@ -166,7 +191,7 @@ mod tests {
 
     #[test]
     fn our_own_process_is_known() {
-        let mut thread = Thread { system: System::new(), names: HashMap::new() };
+        let mut thread = Thread { system: System::new(), names: Names::default() };
         let me = std::process::id();
         let known = thread.processes(&[me, u32::MAX - 1]);
         assert_eq!(known.len(), 1);

@@ -29,9 +29,9 @@
 
 use gpush_api::{Gpu, GpuState};
 use gpush_nvml::ErrorKind;
-use gpush_store::ConditionKind;
+use gpush_store::{ConditionKind, Lost};
 
-use crate::{agent::Agent, maintenance, observe::Sight};
+use crate::{agent::Agent, held, maintenance, observe::Sight};
 
 /// How the reason ends why a GPU is `changing`, after who has it.
 const CHANGING: &str = " is changing it";
@@ -99,8 +99,8 @@ pub(crate) fn of(agent: &Agent, unsettled: &[String], sight: &Sight) -> (GpuStat
 }
 
 /// Adds that a GPU is held, once it is known whether the config claims it.
-pub(crate) fn hold(agent: &Agent, gpu: &mut Gpu) {
-    let Some(why) = agent.held.reason(gpu) else { return };
+pub(crate) fn hold(lost: &Lost, gpu: &mut Gpu) {
+    let Some(why) = held::reason(lost, gpu) else { return };
     if matches!(gpu.state, GpuState::Changing) || is_workable(gpu.state) {
         gpu.state = GpuState::Held;
     }

@@ -1,15 +1,18 @@
 //! GPUs as the API shows them: what the hardware says, what is wanted of it, what the agent
 //! is doing with it, less what the asker may not see.
 
-use gpush_api::{ApiError, Gpu, Memory, Mode};
-use gpush_core::desired;
-use gpush_nvml::DriverError;
+use std::sync::Arc;
+
+use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process};
+use gpush_core::{config::Config, desired, selector::Selector};
+use gpush_nvml::{DriverError, Identity, Reading};
+use gpush_store::{Lost, Override};
 
 use crate::{
     agent::Agent,
     auth::Asker,
     cordon, maintenance,
-    observe::{Host, Sight},
+    observe::{Host, Moment, Sight},
     overrides, redact, state,
 };
 
@@ -42,57 +45,185 @@ pub(crate) fn no_driver(error: &DriverError) -> ApiError {
 
 /// The GPUs of `host`, as `asker` may see them.
 pub(crate) fn compose(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
-    let unsettled = agent.hardware.status().unsettled;
-    let mut gpus: Vec<Gpu> = host.gpus.into_iter().map(|sight| gpu(agent, asker, &unsettled, sight)).collect();
-    desired::describe(&agent.settings.config(), &mut gpus);
-    for gpu in &mut gpus {
-        state::hold(agent, gpu);
-        redact::gpu(gpu, asker);
-    }
-    gpus
+    Facts::of(agent, host).seen_by(asker)
 }
 
-fn gpu(agent: &Agent, asker: &Asker, unsettled: &[String], sight: Sight) -> Gpu {
-    let settled = !unsettled.contains(&sight.identity.uuid) && agent.operations.holder(&sight.identity.uuid).is_none();
-    if let Some(reading) = sight.reading.as_ref().filter(|_| settled && sight.listed && sight.error.is_none()) {
-        agent.conditions.consider(reading, sight.at.own);
+/// All that a view of the host is made of, whoever asks: of equal facts, equal views.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Facts {
+    config: Same<Config>,
+    /// For what the GPUs that the config manages are held.
+    lost: Option<Lost>,
+    gpus: Vec<GpuFacts>,
+}
+
+#[derive(Debug, PartialEq)]
+struct GpuFacts {
+    identity: Identity,
+    reading: Option<Same<Reading>>,
+    at: Moment,
+    stale: bool,
+    state: GpuState,
+    reasons: Vec<String>,
+    cordons: Vec<Cordon>,
+    overridden: Option<Override>,
+}
+
+/// Equal when it is the very same: nobody changes what is shared.
+#[derive(Debug)]
+struct Same<T>(Arc<T>);
+
+impl<T> PartialEq for Same<T> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
-    if let Some(rows) = sight.reading.as_ref().and_then(|reading| reading.rows) {
-        cordon::read(agent, &sight.identity.uuid, rows);
+}
+
+/// Those who see the same of the same facts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Viewer {
+    /// Who sees everything.
+    Admin,
+    /// A user of whom something is to be seen.
+    Own(u32),
+    /// Any other.
+    Anybody,
+}
+
+impl Facts {
+    /// Those of the host as it was seen. What the readings say for the first time is taken in.
+    pub(crate) fn of(agent: &Agent, host: Host) -> Self {
+        let unsettled = agent.hardware.status().unsettled;
+        let gpus = host.gpus.into_iter().map(|sight| GpuFacts::of(agent, &unsettled, sight)).collect();
+        Self { config: Same(agent.settings.config()), lost: agent.held.lost(), gpus }
     }
-    let (state, reasons) = state::of(agent, unsettled, &sight);
-    let cordons = agent.conditions.cordons(&sight.identity.uuid);
-    let overridden = agent.overrides.of(&sight.identity.uuid);
-    let overridden = overridden.map(|one| overrides::view(one, Some(sight.identity.index), asker));
-    let Sight { identity, reading, at, stale, .. } = sight;
-    let reading = reading.map(|reading| (*reading).clone());
-    let (memory, mig, processes, processes_known) = match reading {
-        Some(reading) => (reading.memory, reading.mig, reading.processes, reading.processes_known),
-        // Nothing is planned on it before there is a reading.
-        None => (Memory::default(), None, Vec::new(), true),
-    };
-    Gpu {
-        index: identity.index,
-        uuid: identity.uuid,
-        pci: identity.pci,
-        pci_id: Some(format!("0x{:08X}", identity.pci_id)),
-        pci_subsystem: identity.pci_subsystem.map(|id| format!("0x{id:08X}")),
-        minor: identity.minor,
-        name: identity.name,
-        architecture: identity.architecture,
-        memory,
-        mode: Mode::Unmanaged,
-        rule: None,
-        layout: None,
-        overridden,
-        drift: Vec::new(),
-        state,
-        reasons,
-        cordons,
-        mig,
-        processes,
-        processes_known,
-        observed_at: at.wall,
-        stale,
+
+    /// UUID of the one at a position.
+    pub(crate) fn uuid(&self, at: usize) -> &str {
+        &self.gpus[at].identity.uuid
+    }
+
+    /// Whether no GPU is being changed: how far that is, is no fact of a moment ago.
+    pub(crate) fn are_at_rest(&self) -> bool {
+        self.gpus.iter().all(|gpu| gpu.state != GpuState::Changing)
+    }
+
+    /// As whom somebody sees them.
+    pub(crate) fn viewer(&self, asker: &Asker) -> Viewer {
+        let uid = asker.peer.uid;
+        match asker {
+            Asker { blind: true, .. } => Viewer::Anybody,
+            Asker { admin: true, .. } => Viewer::Admin,
+            Asker { .. } if self.gpus.iter().any(|gpu| gpu.concerns(uid)) => Viewer::Own(uid),
+            Asker { .. } => Viewer::Anybody,
+        }
+    }
+
+    /// The GPUs, as `asker` may see them.
+    pub(crate) fn seen_by(&self, asker: &Asker) -> Vec<Gpu> {
+        self.seen(asker, |_| true)
+    }
+
+    /// The one that a selector names, as `asker` may see it.
+    ///
+    /// # Errors
+    /// When it names none, or several.
+    pub(crate) fn find(&self, asker: &Asker, text: &str) -> Result<Gpu, ApiError> {
+        let at = match self.gpus.iter().position(|gpu| gpu.identity.uuid == text) {
+            Some(at) => at,
+            None => self.position(asker, text)?,
+        };
+        Ok(self.seen(asker, |whole| whole == at).swap_remove(at))
+    }
+
+    /// Where the one is that a selector names.
+    ///
+    /// # Errors
+    /// When it names none, or several.
+    pub(crate) fn position(&self, asker: &Asker, text: &str) -> Result<usize, ApiError> {
+        match Selector::resolve(&[text], &self.seen(asker, |_| false))?.as_slice() {
+            [one] => Ok(*one),
+            several => {
+                Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs, one is wanted", several.len()))
+                    .hint("give an index, a UUID or a PCI address: `gpushctl gpu list` shows them"))
+            }
+        }
+    }
+
+    /// Those that `whole` names with what stands and runs on them, the others without.
+    fn seen(&self, asker: &Asker, whole: impl Fn(usize) -> bool) -> Vec<Gpu> {
+        let gpus = self.gpus.iter().enumerate();
+        let mut gpus: Vec<Gpu> = gpus.map(|(at, gpu)| gpu.seen_by(asker, whole(at))).collect();
+        desired::describe(&self.config.0, &mut gpus);
+        for gpu in &mut gpus {
+            if let Some(lost) = &self.lost {
+                state::hold(lost, gpu);
+            }
+            redact::gpu(gpu, asker);
+        }
+        gpus
+    }
+}
+
+impl GpuFacts {
+    fn of(agent: &Agent, unsettled: &[String], sight: Sight) -> Self {
+        let uuid = &sight.identity.uuid;
+        let settled = !unsettled.contains(uuid) && agent.operations.holder(uuid).is_none();
+        if let Some(reading) = sight.reading.as_ref().filter(|_| settled && sight.listed && sight.error.is_none()) {
+            agent.conditions.consider(reading, sight.at.own);
+        }
+        if let Some(rows) = sight.reading.as_ref().and_then(|reading| reading.rows) {
+            cordon::read(agent, uuid, rows);
+        }
+        let (state, reasons) = state::of(agent, unsettled, &sight);
+        let (cordons, overridden) = (agent.conditions.cordons(uuid), agent.overrides.of(uuid));
+        let Sight { identity, reading, at, stale, .. } = sight;
+        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden }
+    }
+
+    /// Whether something of the user's is among them.
+    fn concerns(&self, uid: u32) -> bool {
+        let authors = self.cordons.iter().filter_map(|cordon| cordon.by.as_ref());
+        let mut authors = authors.chain(self.overridden.as_ref().map(|one| &one.author));
+        let own = |processes: &[Process]| processes.iter().any(|process| process.uid == Some(uid));
+        authors.any(|author| author.uid == uid)
+            || self.reading.as_ref().is_some_and(|Same(reading)| {
+                let mut instances = reading.mig.iter().flat_map(|mig| &mig.instances);
+                own(&reading.processes)
+                    || instances.any(|instance| {
+                        own(&instance.processes) || instance.compute.iter().any(|compute| own(&compute.processes))
+                    })
+            })
+    }
+
+    fn seen_by(&self, asker: &Asker, whole: bool) -> Gpu {
+        let Self { identity, reading, at, stale, state, reasons, cordons, overridden } = self;
+        let reading = reading.as_ref().map(|Same(reading)| reading).filter(|_| whole);
+        let overridden = overridden.clone().map(|one| overrides::view(one, Some(identity.index), asker));
+        Gpu {
+            index: identity.index,
+            uuid: identity.uuid.clone(),
+            pci: identity.pci.clone(),
+            pci_id: Some(format!("0x{:08X}", identity.pci_id)),
+            pci_subsystem: identity.pci_subsystem.map(|id| format!("0x{id:08X}")),
+            minor: identity.minor,
+            name: identity.name.clone(),
+            architecture: identity.architecture,
+            memory: reading.map_or_else(Memory::default, |reading| reading.memory),
+            mode: Mode::Unmanaged,
+            rule: None,
+            layout: None,
+            overridden,
+            drift: Vec::new(),
+            state: *state,
+            reasons: reasons.clone(),
+            cordons: cordons.clone(),
+            // Nothing is planned on it before there is a reading.
+            mig: reading.and_then(|reading| reading.mig.clone()),
+            processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
+            processes_known: reading.is_none_or(|reading| reading.processes_known),
+            observed_at: at.wall,
+            stale: *stale,
+        }
     }
 }

@@ -206,7 +206,7 @@ pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
 /// How a GPU is, as far as a rollback needs it.
 fn bare(reading: &Reading) -> Option<Mig> {
     let mut mig = reading.mig.clone()?;
-    mig.profiles.clear();
+    mig.profiles = Arc::default();
     for instance in &mut mig.instances {
         instance.processes.clear();
         instance.memory = None;

@@ -25,6 +25,7 @@ use std::{
 };
 
 use axum::{
+    body::Bytes,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -140,15 +141,31 @@ where
     W: FnOnce(Shared, Asker) -> F + Send + 'static,
     F: Future<Output = Result<T, Failure>> + Send + 'static,
 {
+    let shared = Arc::clone(&agent);
+    let made = async move |asker| written(&work(shared, asker).await?);
+    Ok(json(status, carry(&agent, asker, made).await?))
+}
+
+/// Carries `work` to its end in turns of the asker.
+pub(super) async fn carry<T, W, F>(agent: &Shared, asker: Asker, work: W) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    W: FnOnce(Asker) -> F + Send + 'static,
+    F: Future<Output = Result<T, Failure>> + Send + 'static,
+{
     let privileged = asker.peer.uid == 0 || asker.peer.uid == agent.own_uid;
-    let (shared, who) = (Arc::clone(&agent), asker.clone());
-    let made = async move {
-        let value = work(shared, who).await?;
-        serde_json::to_vec(&value).map_err(|_| Failure::internal())
-    };
-    let bytes = agent.desk.carry(&asker, privileged, made).await??;
-    let json = HeaderValue::from_static("application/json");
-    Ok((status, [(header::CONTENT_TYPE, json)], bytes).into_response())
+    let who = asker.clone();
+    agent.desk.carry(&asker, privileged, async move { work(who).await }).await?
+}
+
+/// A value as JSON.
+pub(super) fn written<T: Serialize>(value: &T) -> Result<Bytes, Failure> {
+    serde_json::to_vec(value).map(Bytes::from).map_err(|_| Failure::internal())
+}
+
+/// An answer that is written already.
+pub(super) fn json(status: StatusCode, written: Bytes) -> Response {
+    (status, [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], written).into_response()
 }
 
 #[cfg(test)]

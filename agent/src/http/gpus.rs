@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::{extract::State, http::StatusCode, response::Response};
+use axum::{Json, body::Bytes, extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, Code, Gpu, GpuProfile, WhyRequest};
-use gpush_core::selector::Selector;
 use serde::Deserialize;
 
 use super::{
@@ -18,7 +17,8 @@ use crate::{
     auth::Asker,
     cordon,
     request::{Request, whole},
-    view,
+    state, view,
+    view::Facts,
 };
 
 /// Parameters of `GET /v1/gpus`.
@@ -41,16 +41,31 @@ pub(super) async fn list(
     asker: Asker,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
-    let list = async move |agent: Shared, asker: Asker| -> Result<Vec<Gpu>, Failure> {
-        let mut gpus = view::gpus(&agent, &asker).await?;
-        if !parameters.profiles {
-            for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
-                mig.profiles.clear();
-            }
+    if parameters.profiles {
+        let list = async move |agent: Shared, asker: Asker| -> Result<Vec<Gpu>, Failure> {
+            Ok(view::gpus(&agent, &asker).await?)
+        };
+        return desk::answer(agent, asker, StatusCode::OK, list).await;
+    }
+    let facts = Facts::of(&agent, view::host(&agent).await?);
+    let viewer = facts.viewer(&asker);
+    if let Some(written) = agent.kept.answer(&facts, viewer) {
+        return Ok(desk::json(StatusCode::OK, written));
+    }
+    let shared = Arc::clone(&agent);
+    let list = async move |asker: Asker| -> Result<Bytes, Failure> {
+        let mut gpus = facts.seen_by(&asker);
+        for gpu in &mut gpus {
+            state::progress(&shared, gpu);
+            leave_out_profiles(gpu);
         }
-        Ok(gpus)
+        let written = desk::written(&gpus)?;
+        if facts.are_at_rest() {
+            shared.kept.keep(facts, viewer, written.clone());
+        }
+        Ok(written)
     };
-    desk::answer(agent, asker, StatusCode::OK, list).await
+    Ok(desk::json(StatusCode::OK, desk::carry(&agent, asker, list).await?))
 }
 
 /// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
@@ -58,10 +73,8 @@ pub(super) async fn list(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Response, Failure> {
-    let one =
-        async move |agent: Shared, asker: Asker| -> Result<Gpu, Failure> { Ok(find(&agent, &asker, &gpu).await?) };
-    desk::answer(agent, asker, StatusCode::OK, one).await
+pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Json<Gpu>, Failure> {
+    Ok(Json(find(&agent, &asker, &gpu).await?))
 }
 
 /// The MIG profiles of one GPU, as its driver tells them.
@@ -69,19 +82,20 @@ pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Pa
     get, path = "/v1/gpus/{gpu}/profiles", operation_id = "listProfiles", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn profiles(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Response, Failure> {
-    let profiles = async move |agent: Shared, asker: Asker| -> Result<Vec<GpuProfile>, Failure> {
-        let gpu = find(&agent, &asker, &gpu).await?;
-        match gpu.mig {
-            Some(mig) => Ok(mig.profiles),
-            None => {
-                let message = format!("GPU {} ({}, {}) has no MIG", gpu.index, gpu.name, gpu.uuid);
-                let error = ApiError::new(Code::Unsupported, message);
-                Err(error.hint("choose a GPU that has it: `gpushctl gpu list` shows them").into())
-            }
+pub(super) async fn profiles(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Part(gpu): Part,
+) -> Result<Json<Arc<Vec<GpuProfile>>>, Failure> {
+    let gpu = find(&agent, &asker, &gpu).await?;
+    match gpu.mig {
+        Some(mig) => Ok(Json(mig.profiles)),
+        None => {
+            let message = format!("GPU {} ({}, {}) has no MIG", gpu.index, gpu.name, gpu.uuid);
+            let error = ApiError::new(Code::Unsupported, message);
+            Err(error.hint("choose a GPU that has it: `gpushctl gpu list` shows them").into())
         }
-    };
-    desk::answer(agent, asker, StatusCode::OK, profiles).await
+    }
 }
 
 /// Keeps new work off a GPU; what runs on it goes on. Repeated, the new reason takes the old one's place.
@@ -95,10 +109,16 @@ pub(super) async fn cordon(
     header: Header,
     Part(gpu): Part,
     Body(why): Body<WhyRequest>,
-) -> Result<Response, Failure> {
+) -> Result<Json<Gpu>, Failure> {
     let request = Request::of(&agent, &asker, "cordon GPUs", header, &format!("/v1/gpus/{gpu}/cordon"), why).await?;
-    changed(agent, asker, gpu, request, |agent, gpu, request| async move { cordon::set(&agent, &gpu, request).await })
-        .await
+    changed(
+        &agent,
+        &asker,
+        &gpu,
+        request,
+        |agent, uuid, request| async move { cordon::set(&agent, uuid, request).await },
+    )
+    .await
 }
 
 /// Takes all cordons off a GPU. One that gpushd had set comes back only when the fault is reported anew.
@@ -112,43 +132,49 @@ pub(super) async fn uncordon(
     header: Header,
     Part(gpu): Part,
     Body(why): Body<WhyRequest>,
-) -> Result<Response, Failure> {
+) -> Result<Json<Gpu>, Failure> {
     let request =
         Request::of(&agent, &asker, "uncordon GPUs", header, &format!("/v1/gpus/{gpu}/uncordon"), why).await?;
-    changed(agent, asker, gpu, request, |agent, gpu, request| async move { cordon::clear(&agent, &gpu, request).await })
-        .await
+    changed(
+        &agent,
+        &asker,
+        &gpu,
+        request,
+        |agent, uuid, request| async move { cordon::clear(&agent, uuid, request).await },
+    )
+    .await
 }
 
 /// The GPU once `change` is made of it, or was under the same key.
 async fn changed<C, F>(
-    agent: Shared,
-    asker: Asker,
-    gpu: String,
+    agent: &Shared,
+    asker: &Asker,
+    gpu: &str,
     request: Request,
     change: C,
-) -> Result<Response, Failure>
+) -> Result<Json<Gpu>, Failure>
 where
-    C: FnOnce(Shared, Gpu, Request) -> F + Send + 'static,
+    C: FnOnce(Shared, String, Request) -> F + Send,
     F: Future<Output = Result<(), ApiError>> + Send + 'static,
 {
-    let change = async move |agent: Shared, asker: Asker| -> Result<Gpu, Failure> {
-        let found = find(&agent, &asker, &gpu).await?;
-        if !request.is_done(&agent).await? {
-            whole(&agent, change(Arc::clone(&agent), found.clone(), request)).await?;
-        }
-        Ok(find(&agent, &asker, &found.uuid).await?)
-    };
-    desk::answer(agent, asker, StatusCode::OK, change).await
+    let facts = Facts::of(agent, view::host(agent).await?);
+    let uuid = facts.uuid(facts.position(asker, gpu)?).to_owned();
+    if !request.is_done(agent).await? {
+        whole(agent, change(Arc::clone(agent), uuid.clone(), request)).await?;
+    }
+    let mut gpu = find(agent, asker, &uuid).await?;
+    leave_out_profiles(&mut gpu);
+    Ok(Json(gpu))
+}
+
+fn leave_out_profiles(gpu: &mut Gpu) {
+    if let Some(mig) = &mut gpu.mig {
+        mig.profiles = Arc::default();
+    }
 }
 
 async fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<Gpu, ApiError> {
-    let mut gpus = view::gpus(agent, asker).await?;
-    let found = Selector::resolve(&[text], &gpus)?;
-    match found.as_slice() {
-        [one] => Ok(gpus.swap_remove(*one)),
-        several => {
-            Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs, one is wanted", several.len()))
-                .hint("give an index, a UUID or a PCI address: `gpushctl gpu list` shows them"))
-        }
-    }
+    let mut gpu = Facts::of(agent, view::host(agent).await?).find(asker, text)?;
+    state::progress(agent, &mut gpu);
+    Ok(gpu)
 }

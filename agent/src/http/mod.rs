@@ -14,6 +14,7 @@ mod gpus;
 mod health;
 mod host;
 mod if_match;
+pub(crate) mod kept;
 mod mig;
 pub(crate) mod openapi;
 mod operations;

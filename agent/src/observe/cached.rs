@@ -125,11 +125,14 @@ impl<V: Clone + Send + 'static> Cached<V> {
 
     /// Waits for the reading that is on its way, if one is, until it has taken as long as `patience`.
     pub(crate) async fn wait(&self, patience: Duration) -> Known<V> {
-        let mut ended = self.0.ended.subscribe();
-        ended.borrow_and_update();
-        let running = self.state().running;
-        if let Some(begun) = running {
-            let _ = timeout_at(begun + patience, ended.changed()).await;
+        if self.state().running.is_some() {
+            let mut ended = self.0.ended.subscribe();
+            ended.borrow_and_update();
+            // Looked at again: it may have ended before anybody listened.
+            let running = self.state().running;
+            if let Some(begun) = running {
+                let _ = timeout_at(begun + patience, ended.changed()).await;
+            }
         }
         self.last()
     }

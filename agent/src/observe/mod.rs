@@ -22,7 +22,8 @@ use std::{
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
 use tokio::sync::Notify;
 
-use self::cached::{Cached, Known, Moment};
+pub(crate) use self::cached::Moment;
+use self::cached::{Cached, Known};
 use crate::people::People;
 
 /// How long a newer reading may take before askers get the last one.
@@ -95,13 +96,12 @@ impl Observer {
     /// When there is no driver, or it has not answered yet.
     pub(crate) async fn recent(&self) -> Result<Host, DriverError> {
         // Known GPUs are read while the list is made.
-        for entry in self.listed_before() {
-            self.refresh(&entry);
-        }
+        self.entries().values().for_each(|entry| self.refresh(entry));
         self.0.list.refresh(|| self.list());
         let list = self.0.list.wait(patience(&self.0.list)).await;
         let listed = self.take_in(&list)?;
         let entries: Vec<Entry> = self.entries().values().cloned().collect();
+        // Those that are new by now.
         for entry in entries.iter().filter(|entry| is_listed(&listed, &entry.identity.uuid)) {
             self.refresh(entry);
         }
@@ -190,14 +190,11 @@ impl Observer {
         }
     }
 
-    fn listed_before(&self) -> Vec<Entry> {
-        self.entries().values().cloned().collect()
-    }
-
     fn refresh(&self, entry: &Entry) {
-        let observer = self.clone();
-        let uuid = entry.identity.uuid.clone();
-        entry.readings.refresh(move || async move { observer.read(&uuid).await });
+        entry.readings.refresh(|| {
+            let (observer, uuid) = (self.clone(), entry.identity.uuid.clone());
+            async move { observer.read(&uuid).await }
+        });
     }
 
     async fn read(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {

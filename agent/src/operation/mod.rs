@@ -2,7 +2,7 @@
 //!
 //! The states are those of [`gpush_api::operation`]. Those that go on live in memory, each with its
 //! watchers; all of them are in the journal, which answers for those that ended. What an agent that
-//! died left behind is taken over by [`crate::apply::recover`].
+//! died left behind is taken over by [`crate::apply::take_over`].
 //!
 //! | file | subject |
 //! |---|---|

@@ -1,5 +1,7 @@
 //! A GPU as the agent sees it: identity, MIG state, instances, and who uses them.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -218,9 +220,11 @@ pub struct Mig {
     pub compute_slices: u8,
     /// GPU instances by placement.
     pub instances: Vec<GpuInstance>,
-    /// Profiles, largest last. Left out of lists unless asked for with `?profiles=true`.
+    /// Profiles, largest last. Left out of lists unless asked for with `?profiles=true`. Shared, since
+    /// they are most of a GPU and rarely looked at.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub profiles: Vec<GpuProfile>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<GpuProfile>))]
+    pub profiles: Arc<Vec<GpuProfile>>,
 }
 
 /// Whether the agent works with a GPU. Several may hold at once: the first of them, from below, is

@@ -5,6 +5,8 @@
 //! A preset GPU has MIG on and no instance, and an identity that no real GPU has: its UUID is
 //! `GPU-00000000-…`, so that an answer about a preset is never mistaken for one about a host.
 
+use std::sync::Arc;
+
 use gpush_api::{
     ApiError, Architecture, Code, ComputeProfile, Engines, Gpu, GpuProfile, GpuState, Memory, Mig, Mode, Placement,
 };
@@ -72,7 +74,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
             memory_slices: model.memory_slices,
             compute_slices: model.compute_slices,
             instances: Vec::new(),
-            profiles: model.gi_profiles.iter().map(profile).collect(),
+            profiles: Arc::new(model.gi_profiles.iter().map(profile).collect()),
         }),
         processes: Vec::new(),
         cordons: Vec::new(),
@@ -196,7 +198,7 @@ fn possible(gpu: &Gpu) -> Result<(), String> {
     if !(1..=MOST_SLICES).contains(&mig.memory_slices) || !(1..=MOST_SLICES).contains(&mig.compute_slices) {
         return Err(format!("{} memory and {} compute slices can't be", mig.memory_slices, mig.compute_slices));
     }
-    for profile in &mig.profiles {
+    for profile in mig.profiles.iter() {
         for placement in &profile.placements {
             within(&profile.name, *placement, mig.memory_slices)?;
         }
@@ -277,12 +279,13 @@ mod tests {
             ("another JSON", b"[{\"a\": 1}]".to_vec(), "missing field"),
             ("no GPU", b"[]".to_vec(), "lists no GPU"),
             ("not UTF-8", b"[\xff]".to_vec(), "byte 1"),
-            ("no profiles", changed(&|h| h[3].mig.as_mut().unwrap().profiles.clear()), "GPU 3"),
+            ("no profiles", changed(&|h| h[3].mig.as_mut().unwrap().profiles = Arc::default()), "GPU 3"),
             ("twice", changed(&|h| h[1].index = 0), "twice"),
             (
                 "beyond the part",
                 changed(&|h| {
-                    h[0].mig.as_mut().unwrap().profiles[0].placements[0] = Placement { start: 255, size: 255 }
+                    Arc::make_mut(&mut h[0].mig.as_mut().unwrap().profiles)[0].placements[0] =
+                        Placement { start: 255, size: 255 }
                 }),
                 "slices 255 to 510",
             ),

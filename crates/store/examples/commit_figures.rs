@@ -24,7 +24,7 @@ fn intent() -> Intent {
         memory_slices: 8,
         compute_slices: 7,
         instances: Vec::new(),
-        profiles: Vec::new(),
+        profiles: std::sync::Arc::default(),
     };
     Intent { gpus: Vec::new(), more: serde_json::json!({ "before": mig, "text": "x".repeat(2000) }), begun: None }
 }

@@ -102,7 +102,7 @@ pub(crate) fn mig(slices: u8, instances: Vec<GpuInstance>) -> Mig {
         memory_slices: slices,
         compute_slices: if slices == 8 { 7 } else { slices },
         instances,
-        profiles: Vec::new(),
+        profiles: std::sync::Arc::default(),
     }
 }
 

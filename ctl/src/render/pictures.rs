@@ -1,5 +1,7 @@
 //! Snapshots of every drawing: as people see them, at 80 and 120 columns, in UTF-8 and ASCII.
 
+use std::sync::Arc;
+
 use gpush_api::{
     Actor, ApiError, Code, ConfigDiff, ConfigView, Gpu, GpuDiff, GpuState, Mode, NamedLayout, OperationState,
     OperationSummary, Override, OverrideEnded, Overrides, PendingRestart, Placement, Plans, Refusal, Reloaded,
@@ -188,7 +190,7 @@ fn a_gpu_in_full() {
     assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &look), &look));
 }
 
-fn profiles_of(preset: &str) -> Vec<gpush_api::GpuProfile> {
+fn profiles_of(preset: &str) -> Arc<Vec<gpush_api::GpuProfile>> {
     gpush_core::preset::gpus(preset).unwrap()[0].mig.clone().unwrap().profiles
 }
 
@@ -199,7 +201,7 @@ fn profiles_as_tables() {
     let mut twin = gpus[0].clone();
     twin.index = 6;
     for (gpu, left) in [(&mut gpus[0], 3), (&mut twin, 7)] {
-        gpu.mig.as_mut().unwrap().profiles[0].remaining = Some(left);
+        Arc::make_mut(&mut gpu.mig.as_mut().unwrap().profiles)[0].remaining = Some(left);
     }
     gpus.push(twin);
     let off = gpus[2].mig.as_mut().unwrap();
@@ -210,7 +212,7 @@ fn profiles_as_tables() {
 #[test]
 fn names_of_profiles_never_wrap_and_pipes_get_a_line_a_row() {
     let gpus = gpush_core::preset::gpus("rtx-pro-6000x2").unwrap();
-    let names: Vec<_> = gpus[0].mig.iter().flat_map(|mig| &mig.profiles).map(|p| p.name.clone()).collect();
+    let names: Vec<_> = gpus[0].mig.iter().flat_map(|mig| mig.profiles.iter()).map(|p| p.name.clone()).collect();
     let mut tried = 0;
     for (width, wraps) in [(60, true), (72, true), (80, true), (60, false), (80, false)] {
         let look = Look { wraps, ..fixtures::look(width, UTF8) };

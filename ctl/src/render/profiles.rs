@@ -92,7 +92,7 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
 /// Whether two GPUs offer the same, whatever is free on them now.
 fn alike(a: &Gpu, b: &Gpu) -> bool {
     let profiles = |gpu: &Gpu| {
-        let mut profiles = gpu.mig.as_ref().map(|m| m.profiles.clone()).unwrap_or_default();
+        let mut profiles = gpu.mig.as_ref().map(|m| m.profiles.to_vec()).unwrap_or_default();
         profiles.iter_mut().for_each(|p| p.remaining = None);
         profiles
     };

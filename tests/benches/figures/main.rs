@@ -4,9 +4,14 @@
 //! compared with another machine's times.
 
 mod apply;
+mod bare;
+mod client;
 mod ctl;
+mod durable;
+mod footprint;
 mod minimum;
 mod permute;
+mod reads;
 mod report;
 mod speed;
 
@@ -19,6 +24,11 @@ fn main() -> ExitCode {
         Some("apply") => apply::run().print(),
         Some("status") => speed::status().print(),
         Some("start") => speed::start().print(),
+        Some("reads") => reads::run().print(),
+        Some("durable") => durable::run().print(),
+        Some("footprint") => footprint::run().print(),
+        Some("serve-static") => bare::serve(&arguments[1..]),
+        Some("initialise") => bare::initialise(&arguments[1..]),
         Some("permute") => {
             if let Err(why) = apply::permute_main(&arguments[1..]) {
                 eprintln!("{why}");
@@ -26,7 +36,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start");
+            eprintln!("one of: apply, status, start, reads, durable, footprint");
             return ExitCode::FAILURE;
         }
     }

@@ -37,7 +37,14 @@ impl Report {
 }
 
 /// The middle one of some measurements.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(values: Vec<f64>) -> f64 {
+    percentile(values, 0.5)
+}
+
+/// The one below which this share of them is.
+pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a small number")]
+    let at = (values.len() as f64 * share) as usize;
+    values.get(at).copied().unwrap_or(f64::NAN)
 }

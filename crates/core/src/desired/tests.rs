@@ -199,7 +199,7 @@ fn drift_in_sentences() {
 #[test]
 fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
     let mut gpu = host().remove(0);
-    gpu.mig.as_mut().unwrap().profiles.clear();
+    gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
     let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()), configured: None };
     assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
 }

@@ -84,7 +84,7 @@ impl Gpu<'_> {
                 .unwrap_or_default(),
             compute_slices: profiles.iter().map(|p| p.slices).max().unwrap_or_default(),
             instances,
-            profiles,
+            profiles: profiles.into(),
         };
         let rows = self.remapped_rows(&mut warnings);
         Ok(Reading { identity, memory, mig: Some(mig), processes, processes_known, rows, warnings })

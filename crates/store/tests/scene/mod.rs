@@ -33,7 +33,7 @@ pub(crate) fn intent(mark: u64) -> Intent {
         memory_slices: 8,
         compute_slices: 7,
         instances: (0..7).map(instance).collect(),
-        profiles: Vec::new(),
+        profiles: std::sync::Arc::default(),
     };
     let plan = GpuPlan {
         gpu: 0,

@@ -1,0 +1,82 @@
+//! What our figures are compared with, in processes of their own: an HTTP server that has nothing to
+//! do, and a program that has initialised NVML and does nothing.
+
+use std::{
+    io::Read,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use axum::{Router, body::Bytes, http::header::CONTENT_TYPE, routing::get};
+use gpush_tests::host::Host;
+
+/// A process that ends with this value.
+pub(crate) struct Bare(pub(crate) Child);
+
+impl Drop for Bare {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn own(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// Starts it, and waits until it says a byte.
+fn started(mut command: Command) -> Bare {
+    let mut child = command.spawn().expect("this program can be started again");
+    let mut ready = [0];
+    child.stdout.as_mut().expect("a pipe").read_exact(&mut ready).expect("it gets ready");
+    Bare(child)
+}
+
+fn is_ready() {
+    use std::io::Write;
+    let _ = std::io::stdout().write_all(b"+").and_then(|()| std::io::stdout().flush());
+}
+
+/// A server on this socket that answers everything with so many bytes, on the agent's HTTP stack.
+pub(crate) fn server(socket: &Path, length: usize) -> Bare {
+    started(own(&["serve-static", &socket.display().to_string(), &length.to_string()]))
+}
+
+/// The server itself.
+pub(crate) fn serve(arguments: &[String]) {
+    let [socket, length] = arguments else { panic!("a socket and a length") };
+    let body = Bytes::from(vec![b'x'; length.parse().expect("a length")]);
+    // As many threads as the agent has.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let listener = tokio::net::UnixListener::bind(socket).expect("a socket");
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666)).expect("it can be opened to all");
+        let answer = move || {
+            let body = body.clone();
+            async move { ([(CONTENT_TYPE, "application/json")], body) }
+        };
+        let router = Router::new().fallback(get(answer.clone()).post(answer));
+        is_ready();
+        axum::serve(listener, router).await.expect("it serves");
+    });
+}
+
+/// A program that has initialised the host's NVML, and waits.
+pub(crate) fn initialised(host: &Host) -> Bare {
+    let mut command = own(&["initialise"]);
+    command.arg(host.library()).envs(host.env());
+    started(command)
+}
+
+/// The program itself.
+pub(crate) fn initialise(arguments: &[String]) {
+    let library = arguments.first().expect("a library");
+    let _nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_ref()).init().expect("NVML");
+    is_ready();
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,80 @@
+//! What a change costs beyond its driver calls: it is on disk before it is answered.
+
+use std::path::Path;
+
+use gpush_tests::{agent::Agent, host::Host};
+use rusqlite::Connection;
+
+use crate::{
+    bare,
+    client::Client,
+    report::{Report, median},
+};
+
+/// Changes of each kind.
+const CHANGES: usize = 500;
+
+const CORDON: &str = "/v1/gpus/0/cordon";
+
+/// A change is a row of what it is about, one of the audit trail, and the head of the journal.
+const TABLES: [&str; 3] = ["conditions", "audit", "head"];
+
+/// A database as plain as can be, whose commits are durable.
+fn plain(file: &Path) -> Connection {
+    let database = Connection::open(file).expect("a database");
+    database.pragma_update(None, "journal_mode", "WAL").expect("a log");
+    database.pragma_update(None, "synchronous", "FULL").expect("it is synced");
+    for table in TABLES {
+        let create = format!("CREATE TABLE {table} (number INTEGER PRIMARY KEY, what TEXT NOT NULL)");
+        database.execute(&create, ()).expect("a table");
+    }
+    database
+}
+
+/// Changes by turns with what they are made of.
+pub(crate) fn run() -> Report {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start_public(&host, "");
+    let mut ours = Client::connect(agent.socket()).expect("a connection");
+    let socket = host.scratch("static.sock");
+    let (_, answer, _) = ours.ask("POST", CORDON, "{}").expect("an answer");
+    let _server = bare::server(&socket, answer.len());
+    let database = plain(&host.scratch("plain.db"));
+    let text = "x".repeat(150);
+    let commit = || {
+        let begun = std::time::Instant::now();
+        let transaction = database.unchecked_transaction().expect("a transaction");
+        for table in TABLES {
+            let insert = format!("INSERT INTO {table} (what) VALUES (?1)");
+            transaction.prepare_cached(&insert).and_then(|mut insert| insert.execute([&text])).expect("a row");
+        }
+        transaction.commit().expect("a commit");
+        begun.elapsed().as_secs_f64()
+    };
+    let mut bare = Client::connect(&socket).expect("a connection");
+    let (mut commits, mut trips, mut cordons) = (vec![], vec![], vec![]);
+    for at in 0..CHANGES {
+        commits.push(commit());
+        let reason = format!("{{\"reason\": \"bench {at}\"}}");
+        trips.push(bare.timed("POST", "/", &reason, 200));
+        cordons.push(ours.timed("POST", CORDON, &reason, 200));
+    }
+    let (commit, trip, cordon) = (median(commits), median(trips), median(cordons));
+    let ratio = cordon / (commit + trip);
+    let ms = |seconds: f64| format!("{:.2}", seconds * 1e3);
+    let mut report = Report::new(
+        "A durable change",
+        &format!(
+            "`POST {CORDON}`, which needs no driver call, on disk before it is answered; beside it, by turns, \
+             a commit of as many rows to a plain SQLite database on the same file system that is synced (WAL, \
+             synchronous FULL), and a request that changes nothing and is answered as long. {CHANGES} of each, medians."
+        ),
+        &["", "ms", "ratio"],
+    );
+    report.rows.push(vec!["plain commit".into(), ms(commit), String::new()]);
+    report.rows.push(vec!["plain request".into(), ms(trip), String::new()]);
+    report.rows.push(vec!["both".into(), ms(commit + trip), "1".into()]);
+    report.rows.push(vec!["cordon".into(), ms(cordon), format!("{ratio:.1}")]);
+    report.target("a durable change, p50", "at most 2 times both", &format!("{ratio:.1} times"), ratio <= 2.0);
+    report
+}
