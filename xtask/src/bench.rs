@@ -25,6 +25,9 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "apply"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "status"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "start"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "reads"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "durable"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "footprint"],
 ];
 
 /// Measures; true when every target is met.

@@ -19,8 +19,8 @@ use crate::entry::exports;
 const SUPPORTED: u64 = XID_CRITICAL_ERROR | MIG_CONFIG_CHANGE;
 /// Instance id of an event that concerns none.
 const NO_INSTANCE: u32 = u32::MAX;
-/// How often a waiting call looks whether a GPU fell off the bus, which is no event.
-const SLICE: Duration = Duration::from_millis(50);
+/// How often a waiting call looks whether another thread has ended its set.
+const SLICE: Duration = Duration::from_secs(1);
 
 /// What `nvmlEventSetWait` filled before MIG: no instance ids.
 #[repr(C)]

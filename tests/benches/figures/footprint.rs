@@ -9,11 +9,34 @@ use crate::{bare, ctl, report::Report};
 /// How long it is left alone: longer than its slow poll.
 const IDLE: Duration = Duration::from_secs(70);
 
+/// How long an agent without a slow poll is left alone.
+const SILENT: Duration = Duration::from_secs(20);
+
+/// Driver calls that an agent without a slow poll makes while nobody asks, and while one asks for all GPUs.
+fn calls() -> (u64, u64) {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
+    assert_eq!(agent.gpus().len(), 8);
+    // What it begins with is over when it knows of nothing that is stale.
+    agent.settle_reads();
+    // A rule that never fires counts what it sees.
+    host.fault("nvml* --after 1000000000 --rc UNKNOWN");
+    std::thread::sleep(SILENT);
+    let counted = || {
+        let list = host.sim("fault", &["list"]);
+        let matched = list.split("[matched ").nth(1).and_then(|rest| rest.split(',').next());
+        matched.and_then(|number| number.parse::<u64>().ok()).expect("a count")
+    };
+    let silent = counted();
+    agent.settle_reads();
+    (silent, counted() - silent)
+}
+
 /// KiB of a line of /proc/PID/smaps_rollup.
 fn kib(pid: u32, line: &str) -> f64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a process");
     let found = text.lines().find_map(|candidate| candidate.strip_prefix(line));
-    let number = found.and_then(|rest| rest.split_whitespace().nth(1)).expect("the line");
+    let number = found.and_then(|rest| rest.split_whitespace().next()).expect("the line");
     number.parse().expect("a number")
 }
 
@@ -27,10 +50,14 @@ fn ran(pid: u32) -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Its driver worker.
+/// Its driver worker, which is its only child.
 fn worker(agent: &Agent) -> u32 {
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", agent.pid())).expect("its children");
-    children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a worker")
+    let parent = format!("PPid:\t{}", agent.pid());
+    let is_child = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.lines().any(|line| line == parent))
+    };
+    let all = fs::read_dir("/proc").expect("processes").flatten();
+    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_child).expect("a worker")
 }
 
 /// Memory and processor time.
@@ -71,5 +98,12 @@ pub(crate) fn run() -> Report {
     let above = sums[3] - sums[0];
     report.target("resident memory above a bare program", "at most 20 MiB", &format!("{above:.1} MiB"), above <= 20.0);
     report.target("idle", "under 0.2 % of a core", &format!("{share:.3} %"), share < 0.2);
+    let (silent, look) = calls();
+    report.target(
+        "driver calls while nobody asks, without the slow poll",
+        "none but the wait for events, once a minute",
+        &format!("{silent} in {} s; a look at all GPUs takes {look}", SILENT.as_secs()),
+        silent <= 1 && look > 8,
+    );
     report
 }

@@ -346,7 +346,8 @@ impl Host {
         write_whole(&self.dir.join("boot_id"), format!("{boot_id}\n").as_bytes())
     }
 
-    /// Waits for the first event after a cursor that the listener wants, at most for `timeout`.
+    /// Waits for the first event after a cursor that the listener wants, at most for `timeout`; `None`
+    /// also when something else has changed meanwhile.
     ///
     /// # Errors
     /// As [`Host::read`].
@@ -357,18 +358,21 @@ impl Host {
         wants: impl Fn(&Event) -> bool,
     ) -> Result<Option<Event>, HostError> {
         let until = Instant::now().checked_add(timeout);
-        loop {
-            let generation = self.region.published();
-            if let Some(event) = self.published()?.events().next(cursor, &wants) {
-                return Ok(Some(*event));
-            }
-            while self.region.published() == generation {
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return Ok(None);
-                }
-                std::thread::sleep(Duration::from_millis(2));
-            }
+        let generation = self.region.published();
+        let event = || Ok(self.published()?.events().next(cursor, &wants).copied());
+        let found = event()?;
+        if found.is_some() {
+            return Ok(found);
         }
+        while self.region.published() == generation {
+            // Without an end when the timeout is beyond what a clock can tell.
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.region.wait_past(generation, left);
+        }
+        event()
     }
 }
 

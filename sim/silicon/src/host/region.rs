@@ -24,6 +24,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -35,6 +36,8 @@ const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
 const LAYOUT: u64 = 1;
 /// Header length in bytes: a page.
 const HEADER: usize = 4096;
+/// How long a wait lasts at most, since a writer may be killed before it wakes those that wait.
+const MISSED: Duration = Duration::from_secs(1);
 /// Words before a slot's bytes.
 const SLOT_WORDS: usize = 3;
 
@@ -205,7 +208,31 @@ impl Region {
             self.word(at + SLOT_WORDS + i).store(word, Ordering::Relaxed);
         }
         self.word(word::PUBLISHED).store(generation, Ordering::Release);
+        self.futex(libc::FUTEX_WAKE, i32::MAX.cast_unsigned(), None);
         Ok(generation)
+    }
+
+    /// Waits until another generation than this one is published, at most for `timeout`. It may
+    /// return before, and late by a second when a writer was killed before it could say so.
+    pub(super) fn wait_past(&self, generation: u64, timeout: Duration) {
+        let timeout = timeout.min(MISSED);
+        // Wrapped around: what is compared is the lower half, which no waiter sees come round.
+        self.futex(libc::FUTEX_WAIT, generation as u32, Some(timeout));
+    }
+
+    /// Waits at, or wakes those that wait at, the lower half of the published generation. Not
+    /// `FUTEX_PRIVATE_FLAG`: they are other processes.
+    fn futex(&self, operation: i32, value: u32, timeout: Option<Duration>) {
+        let half = usize::from(cfg!(target_endian = "big"));
+        let timeout = timeout.map(|timeout| libc::timespec {
+            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let until = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let word = self.word(word::PUBLISHED).as_ptr().cast::<u32>();
+        // SAFETY: the address is within the mapping and aligned, `until` is null or outlives the call.
+        // Whatever it returns, the caller looks at the generation again.
+        unsafe { libc::syscall(libc::SYS_futex, word.add(half), operation, value, until) };
     }
 }
 
