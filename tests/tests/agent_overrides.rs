@@ -23,7 +23,6 @@ layout = ["3g.40gb*2"]
 const HALVES: [&str; 2] = ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"];
 const WHOLE: [&str; 1] = ["7g.80gb@0[7g.80gb@0]"];
 
-/// Polls until `found` finds something.
 /// Waits until no layout of this boot is due any more.
 fn settled(agent: Agent) -> Agent {
     agent.until("complete record", || {

@@ -88,7 +88,6 @@ fn auto_reconcile_puts_drift_right_at_start() {
     assert_eq!(truth(&host, 1).len(), 4);
 }
 
-/// Polls until `found` finds something.
 /// Waits for a cause in health that says this about a GPU.
 fn told(agent: &Agent, gpu: u32, says: &str) -> Value {
     agent.until(says, || {

@@ -125,7 +125,8 @@ impl<V: Clone + Send + 'static> Cached<V> {
 
     /// Waits for the reading that is on its way, if one is, until it has taken as long as `patience`.
     pub(crate) async fn wait(&self, patience: Duration) -> Known<V> {
-        if self.state().running.is_some() {
+        let lasts = |begun: &Instant| begun.elapsed() < patience;
+        if self.state().running.as_ref().is_some_and(lasts) {
             let mut ended = self.0.ended.subscribe();
             ended.borrow_and_update();
             // Looked at again: it may have ended before anybody listened.

@@ -143,3 +143,26 @@ impl std::fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_error_codes_has_each_with_its_statuses() {
+        let page = include_str!("../../../docs/error-codes.md");
+        let mut rows = 0;
+        for row in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let [code, http, exit, _, way_out, ..] = cells[..] else { continue };
+            let name = code.trim_end_matches('`');
+            let code: Code = serde_json::from_value(name.into()).unwrap_or_else(|_| panic!("{name} is no code"));
+            assert_eq!((http, exit), (&*code.http_status().to_string(), &*code.exit_status().to_string()), "{name}");
+            assert!(!way_out.is_empty(), "{name}");
+            rows += 1;
+        }
+        // What serde would take.
+        let known = serde_json::from_str::<Code>("\"x\"").unwrap_err().to_string();
+        assert_eq!(rows, known.matches('`').count() / 2 - 1, "{known}");
+    }
+}

@@ -1,0 +1,137 @@
+//! What a transaction does to overrides: made, replaced or ended on record, with the audit trail.
+
+use gpush_api::{Actor, ApiError, Change, Code, Operation};
+use gpush_store::{NewAudit, NewOverride, Override, StoreError, Tx};
+
+use super::Lasting;
+
+/// How the audit trail names the making of one.
+const MAKE: &str = "override.make";
+
+/// What a transaction did to the override of a GPU.
+#[derive(Debug, Clone)]
+pub(crate) enum Effect {
+    /// This one stands.
+    Made(Override),
+    /// This one does no more.
+    Ended {
+        /// As it was.
+        one: Override,
+        /// Generation that this made.
+        generation: u64,
+        /// What ended it, as the audit trail names it.
+        action: String,
+        /// Who did; `None` for the agent itself.
+        by: Option<Actor>,
+    },
+}
+
+impl Effect {
+    pub(super) fn generation(&self) -> u64 {
+        match self {
+            Self::Made(one) => one.generation,
+            Self::Ended { generation, .. } => *generation,
+        }
+    }
+
+    pub(super) fn uuid(&self) -> &str {
+        match self {
+            Self::Made(one) | Self::Ended { one, .. } => &one.gpu,
+        }
+    }
+
+    /// As everybody is told who listens.
+    pub(super) fn told(&self) -> Change {
+        let (action, one, by) = match self {
+            Self::Made(one) => (MAKE, one, Some(one.author.clone())),
+            Self::Ended { one, action, by, .. } => (action.as_str(), one, by.clone()),
+        };
+        Change {
+            action: action.to_owned(),
+            object: one.gpu.clone(),
+            by,
+            reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
+            uuids: vec![one.gpu.clone()],
+        }
+    }
+}
+
+/// Records what an operation that ended well makes of overrides, given by UUID.
+///
+/// # Errors
+/// When it can't be written.
+pub(crate) fn settle(
+    tx: &mut Tx<'_>,
+    operation: &Operation,
+    lasting: &[(String, Lasting)],
+) -> Result<Vec<Effect>, StoreError> {
+    let mut effects = Vec::new();
+    for (uuid, one) in lasting {
+        match one {
+            // It waited for longer than it was to stand.
+            Lasting::Make { expires_at: Some(at), .. } if *at <= tx.now() => {}
+            Lasting::Make { rule, layout, expires_at } => {
+                let reason = operation.reason.clone().unwrap_or_default();
+                let made = tx.set_override(NewOverride {
+                    gpu: uuid.clone(),
+                    rule: rule.clone(),
+                    layout: layout.clone(),
+                    author: operation.by.clone(),
+                    reason: reason.clone(),
+                    expires_at: *expires_at,
+                })?;
+                let detail = serde_json::json!({
+                    "operation": operation.id, "rule": rule, "layout": layout, "reason": reason,
+                    "expires_at": expires_at,
+                });
+                tx.audit(audit(MAKE, Some(&operation.by), uuid, detail))?;
+                effects.push(Effect::Made(made));
+            }
+            Lasting::End => {
+                let why = serde_json::json!({ "operation": operation.id });
+                effects.extend(end(tx, uuid, "override.clear", Some(&operation.by), &why)?);
+            }
+        }
+    }
+    Ok(effects)
+}
+
+/// Ends the override of a GPU, on record; `None` when there was none.
+///
+/// # Errors
+/// When it can't be written.
+pub(crate) fn end(
+    tx: &mut Tx<'_>,
+    uuid: &str,
+    action: &str,
+    by: Option<&Actor>,
+    why: &serde_json::Value,
+) -> Result<Option<Effect>, StoreError> {
+    let Some(ended) = tx.clear_override(uuid)? else { return Ok(None) };
+    let detail = serde_json::json!({
+        "layout": ended.layout, "author": ended.author, "reason": ended.reason, "why": why,
+    });
+    tx.audit(audit(action, by, uuid, detail))?;
+    let (generation, action) = (tx.generation(), action.to_owned());
+    Ok(Some(Effect::Ended { one: ended, generation, action, by: by.cloned() }))
+}
+
+fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value) -> NewAudit {
+    NewAudit { by: by.cloned(), action: action.to_owned(), object: uuid.to_owned(), result: "done".to_owned(), detail }
+}
+
+/// Refuses when what is wanted is of another generation than the asker believes.
+///
+/// # Errors
+/// When it is.
+pub(crate) fn expect(tx: &Tx<'_>, expected: Option<u64>) -> Result<(), StoreError> {
+    let generation = tx.generation();
+    match expected.filter(|expected| *expected != generation) {
+        None => Ok(()),
+        Some(expected) => {
+            let message = format!("what is wanted has changed: its generation is {generation}, not {expected}");
+            let error = ApiError::new(Code::Conflict, message).cause("nothing was done");
+            Err(error.hint("look again (`gpushctl config overrides`), then ask with the new generation").into())
+        }
+    }
+}

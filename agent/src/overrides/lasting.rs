@@ -1,0 +1,56 @@
+//! What an order makes of overrides once it is carried out: told when it is asked for, true when it
+//! ends well.
+
+use gpush_api::{ApiError, Code, Gpu, GpuPlan};
+use gpush_core::{
+    config::Config,
+    desired::{self, Standing},
+};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::apply::Order;
+
+/// What an operation makes of the override of a GPU when it ends well. In its intent until then.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Lasting {
+    /// This one stands.
+    Make {
+        /// Rule that claims the GPU.
+        rule: Option<String>,
+        /// Layout in canonical text.
+        layout: Vec<String>,
+        /// When it ends by itself.
+        expires_at: Option<Timestamp>,
+    },
+    /// None stands.
+    End,
+}
+
+/// What an order makes of the override of each GPU, in the order of its plans.
+pub(crate) fn lasting(order: &Order, config: &Config, gpus: &[Gpu], plans: &[GpuPlan]) -> Vec<Option<Lasting>> {
+    if order.once {
+        return plans.iter().map(|_| None).collect();
+    }
+    let lasting = |standing| match standing {
+        Standing::Stays => None,
+        Standing::Made { rule, layout } => Some(Lasting::Make { rule, layout, expires_at: order.expires_at }),
+        Standing::Ended => Some(Lasting::End),
+    };
+    desired::standing(config, gpus, &order.request, plans).into_iter().map(lasting).collect()
+}
+
+/// Refuses an expiry of which nobody knows what shall expire.
+///
+/// # Errors
+/// When the order has one and makes no override.
+pub(crate) fn expiry_has_an_object(order: &Order, lasting: &[Option<Lasting>]) -> Result<(), ApiError> {
+    let makes = |one: &Option<Lasting>| matches!(one, Some(Lasting::Make { .. }));
+    if order.expires_at.is_none() || lasting.iter().any(makes) {
+        return Ok(());
+    }
+    Err(ApiError::new(Code::BadRequest, "there is nothing that could expire: this makes no override")
+        .cause("an override is an explicit layout, other than its rule's own, on a GPU that a rule gives to mode mig")
+        .hint("leave the expiry out; `gpushctl config show` says which rule claims which GPU"))
+}
