@@ -1,0 +1,306 @@
+//! gpushd killed at every point of a change of MIG mode: around each program that it runs, around each
+//! driver call, at each write and sync of its store. Afterwards GPU 0 is as it was or as wanted, which
+//! of them is told, the services that ran run, and nothing waits for a reset.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{GpuState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, PATIENCE, Setup, truth},
+    around::Around,
+    host::Host,
+    strace,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
+const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
+const WHOLE: [&str; 1] = ["MIG off"];
+
+fn off(agent: &Agent, gpu: u32) -> Value {
+    json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
+}
+
+/// The operation asked for last, when there is somebody to answer.
+fn last(agent: &Agent) -> Option<Operation> {
+    let get = |path: &str| {
+        use std::io::{Read, Write};
+        let mut stream = std::os::unix::net::UnixStream::connect(agent.socket()).ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).ok()?;
+        gpush_tests::agent::parse(&answer).filter(|answer| answer.status == 200).map(|answer| answer.json())
+    };
+    let list = get("/v1/operations?limit=1")?;
+    serde_json::from_value(get(&format!("/v1/operations/{}", list[0]["id"].as_str()?))?).ok()
+}
+
+fn is_dead(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
+}
+
+/// Starts gpushd again and again, until one lives to see the last operation end.
+fn outlive(host: &Host, config: &str, starts: &mut u32) -> Agent {
+    loop {
+        *starts += 1;
+        let Ok(agent) = Setup::on(host).config(config).try_start() else { continue };
+        let until = Instant::now() + PATIENCE;
+        while !is_dead(agent.pid()) {
+            if last(&agent).is_some_and(|operation| operation.state.is_final()) {
+                return agent;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(Instant::now() < until, "{}", agent.log());
+        }
+    }
+}
+
+/// Asks without caring for the answer: gpushd may be killed before it gives one.
+fn ask(agent: &Agent, body: &Value) {
+    let body = body.to_string();
+    let head = "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json";
+    let _ = agent.raw(format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+}
+
+/// What became of the points at which gpushd was killed.
+#[derive(Default)]
+struct Tally {
+    starts: u32,
+    ends: BTreeMap<String, u32>,
+}
+
+impl Tally {
+    /// Judges what the next gpushd made of the last operation: GPU 0 is as it was `before`, or as
+    /// wanted, whichever is said; services run that ran, and nothing waits for a reset.
+    fn take(&mut self, host: &Host, agent: &Agent, around: &Around, layouts: [&[String]; 2], point: &str) {
+        let operation = last(agent).expect("an operation");
+        let point = format!("{point}: {operation:?}\n{}", agent.log());
+        let [before, wanted] = layouts;
+        let stands = match operation.state {
+            OperationState::Done => wanted,
+            OperationState::RolledBack => before,
+            OperationState::Queued
+            | OperationState::Waiting
+            | OperationState::Running
+            | OperationState::Cancelling
+            | OperationState::Interrupted
+            | OperationState::Failed => panic!("{point}"),
+        };
+        assert_eq!(truth(host, 0), stands, "{point}");
+        assert!(around.runs("nvidia-dcgm") && !around.runs("nvsm"), "{point}");
+        let gpu = agent.gpu(0);
+        assert_eq!(gpu.state, GpuState::Ready, "{point}");
+        let mig = gpu.mig.expect("MIG");
+        assert_eq!(mig.enabled, mig.pending, "nothing waits for a reset: {point}");
+        *self.ends.entry(operation.state.to_string()).or_default() += 1;
+    }
+
+    fn points(&self) -> u32 {
+        self.ends.values().sum()
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} points, {} starts: {:?}", self.points(), self.starts, self.ends)
+    }
+}
+
+/// A host with a GPU 0 that is whole, its service running, what it is when it is cut, and the config.
+struct Scene {
+    host: Host,
+    around: Around,
+    config: String,
+    cut: Vec<String>,
+    on: Value,
+}
+
+impl Scene {
+    fn new() -> (Self, Agent) {
+        let host = Host::up(AMPERE);
+        let around = Around::of(&host);
+        around.run("nvidia-dcgm");
+        let config = around.config(&["nvidia-dcgm", "nvsm"], "");
+        let agent = Agent::start(&host, &config);
+        assert_eq!(agent.apply(&["0"], LAYOUT).state, OperationState::Done);
+        let cut = truth(&host, 0);
+        assert_eq!(agent.follow(agent.begin_with(&off(&agent, 0)).expect("an operation")).state, OperationState::Done);
+        let on = json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } });
+        let _ = around.take_calls();
+        (Self { host, around, config, cut, on }, agent)
+    }
+
+    /// What to ask for, and what then stands: whole when it is cut, cut when it is whole.
+    fn turn(&self, agent: &Agent) -> (Value, Vec<String>) {
+        if truth(&self.host, 0) == WHOLE {
+            (self.on.clone(), self.cut.clone())
+        } else {
+            (off(agent, 0), WHOLE.map(str::to_owned).to_vec())
+        }
+    }
+}
+
+/// Kills gpushd before and after each outer step of switching MIG mode on, and off again; with
+/// `again` also the next one, at the first step that it takes. Says how it went.
+fn killed_at_each_step(fault: Option<&str>, again: bool) -> String {
+    let (scene, mut agent) = Scene::new();
+    let Scene { host, around, config, on, .. } = &scene;
+    if let Some(fault) = fault {
+        host.fault(fault);
+    }
+    let operation = agent.follow(agent.begin_with(on).expect("an operation"));
+    assert_eq!(operation.state == OperationState::Done, fault.is_none(), "{operation:?}");
+    let steps = around.take_calls();
+    let mut tally = Tally::default();
+    for n in 1..=steps.len() {
+        for when in ["before", "after"] {
+            let before = truth(host, 0);
+            let (body, wanted) = scene.turn(&agent);
+            let mut moments = vec![(n, when)];
+            if again {
+                moments.extend([(n + 1, "before"), (n + 2, "after")]);
+            }
+            around.kill_at(&moments);
+            ask(&agent, &body);
+            agent.wait();
+            agent = outlive(host, config, &mut tally.starts);
+            let point = format!("{when} {} ({n} of {})", steps[n - 1], steps.len());
+            tally.take(host, &agent, around, [&before, &wanted], &point);
+            let _ = around.take_calls();
+        }
+    }
+    format!("{} outer steps, {tally}", steps.len())
+}
+
+#[test]
+fn gpushd_killed_before_and_after_each_outer_step_leaves_the_target_or_what_was_before() {
+    println!("killed once: {}", killed_at_each_step(None, false));
+}
+
+#[test]
+fn gpushd_killed_again_while_it_recovers_does_so_too() {
+    println!("killed thrice: {}", killed_at_each_step(None, true));
+}
+
+#[test]
+fn gpushd_killed_while_a_failed_change_is_taken_back_does_so_too() {
+    println!("the reset fails: {}", killed_at_each_step(Some("gpu-reset --rc UNKNOWN"), false));
+    // Back with a second reset, and services that are still stopped.
+    let fault = "nvmlGpuInstanceCreateComputeInstance* --rc UNKNOWN";
+    println!("an instance fails: {}", killed_at_each_step(Some(fault), false));
+}
+
+#[test]
+fn gpushd_and_worker_killed_before_and_after_each_driver_call_of_a_mode_change() {
+    let (scene, mut agent) = Scene::new();
+    let Scene { host, around, config, .. } = &scene;
+    let mut tally = Tally::default();
+    for direction in ["on", "off"] {
+        let calls = calls(&scene, &agent);
+        for (k, call) in calls.iter().enumerate() {
+            // The reset is not the worker's call; it is among the outer steps.
+            if call == "gpu-reset" {
+                continue;
+            }
+            for when in ["before", "after"] {
+                bring(&scene, &agent, direction);
+                let before = truth(host, 0);
+                let (body, wanted) = scene.turn(&agent);
+                let passed = calls[..k].iter().filter(|other| *other == call).count();
+                host.fault(&format!("{call} --gpu 0 --after {passed} --times 1 --kill {when} --parent"));
+                ask(&agent, &body);
+                agent.wait();
+                host.clear_faults();
+                agent = outlive(host, config, &mut tally.starts);
+                let point = format!("{direction}, {when} {call} ({k} of {})", calls.len());
+                tally.take(host, &agent, around, [&before, &wanted], &point);
+            }
+        }
+        // The other direction.
+        bring(&scene, &agent, "off");
+    }
+    println!("killed around each driver call: {tally}");
+    assert!(tally.points() > 20, "{tally}");
+}
+
+/// Makes GPU 0 such that the next turn goes in this direction.
+fn bring(scene: &Scene, agent: &Agent, direction: &str) {
+    if (truth(&scene.host, 0) == WHOLE) != (direction == "on") {
+        let (body, _) = scene.turn(agent);
+        assert_eq!(agent.follow(agent.begin_with(&body).expect("an operation")).state, OperationState::Done);
+    }
+}
+
+/// The functions that change something on GPU 0 in the next turn, in order.
+fn calls(scene: &Scene, agent: &Agent) -> Vec<String> {
+    scene.host.start_trace();
+    let (body, _) = scene.turn(agent);
+    assert_eq!(agent.follow(agent.begin_with(&body).expect("an operation")).state, OperationState::Done);
+    scene.host.trace().into_iter().filter(|call| call.gpu == Some(0)).map(|call| call.function).collect()
+}
+
+#[test]
+fn gpushd_killed_at_every_write_and_sync_of_its_store_in_a_mode_change() {
+    if !strace::works("kills at each write and sync of the store in a mode change") {
+        return;
+    }
+    let (scene, mut agent) = Scene::new();
+    let Scene { host, around, config, .. } = &scene;
+    let mut tally = Tally::default();
+    let mut unbegun = 0;
+    for call in ["pwrite64", "fdatasync"] {
+        for number in 1..400 {
+            // The state directory alone: the programs beside gpushd write too, and are left alone.
+            let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
+            let state = Setup::on(host).state_dir();
+            let files = ["gpush.db", "gpush.db-wal", "watermark"].map(|name| state.join(name).display().to_string());
+            let mut strace = vec!["strace", "-f", "-qq", "-o", "/dev/null", "-e", &trace, "-e", &inject];
+            files.iter().for_each(|file| strace.extend(["-P", file]));
+            let before = truth(host, 0);
+            let (body, wanted) = scene.turn(&agent);
+            let known = last(&agent).map(|one| one.id);
+            agent.stop();
+            let survived = match Setup::on(host).config(config).through(&strace).try_start() {
+                Err(_) => false,
+                Ok(mut agent) => {
+                    ask(&agent, &body);
+                    let id = last(&agent).map(|one| one.id);
+                    let ended = id.filter(|id| known.as_ref() != Some(id)).and_then(|id| agent.outlives(&id));
+                    let own = ended.and_then(|_| own_pid(&agent));
+                    if let Some(own) = own {
+                        let _ = kill(Pid::from_raw(own), Signal::SIGTERM);
+                    }
+                    agent.wait().success() && own.is_some()
+                }
+            };
+            agent = outlive(host, config, &mut tally.starts);
+            if last(&agent).map(|one| one.id) == known {
+                assert_eq!(truth(host, 0), before, "{call} {number}: changed without a record");
+                unbegun += 1;
+            } else {
+                tally.take(host, &agent, around, [&before, &wanted], &format!("{call} {number}"));
+            }
+            let _ = around.take_calls();
+            if survived {
+                break;
+            }
+        }
+    }
+    println!("killed at each write and sync of the store: {tally}, {unbegun} before it was begun");
+    assert!(tally.points() > 20, "{tally}");
+}
+
+/// Pid of a gpushd that was started through another program.
+fn own_pid(agent: &Agent) -> Option<i32> {
+    let answer = agent.try_raw(b"GET /v1/health HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n\r\n")?;
+    gpush_tests::agent::parse(&answer)?.json()["pid"].as_i64()?.try_into().ok()
+}
