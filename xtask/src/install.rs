@@ -20,9 +20,9 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
-/// Programs that tests run, each in the Debian package of its name: a client of the driver, and what
-/// kills at system calls.
-const PROGRAMS: [&str; 2] = ["nvtop", "strace"];
+/// Programs that tests run, each in the Debian package of its name: a client of the driver, what kills
+/// at system calls, what sets the clock of one program.
+const PROGRAMS: [&str; 3] = ["nvtop", "strace", "faketime"];
 
 /// Installs what is missing; returns what could not be had, each as `what: why`.
 pub(crate) fn all() -> Vec<String> {

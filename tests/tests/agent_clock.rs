@@ -1,0 +1,115 @@
+//! A clock on the wall that is set back, or was wrong before: gpushd's own clock, by libfaketime.
+
+use std::{fs, path::PathBuf};
+
+use gpush_api::{AuditRecord, GpuState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::Host,
+};
+use serde_json::json;
+
+const CONFIG: &str = "[[gpu]]\nname = \"lab\"\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"3g.40gb*2\"]\n";
+
+/// The library that Debian's package `faketime` has.
+fn faketime(what: &str) -> Option<PathBuf> {
+    let found = fs::read_dir("/usr/lib").ok()?.flatten().map(|dir| dir.path().join("faketime/libfaketimeMT.so.1"));
+    let library = found.into_iter().find(|library| library.is_file());
+    if library.is_none() {
+        println!("SKIPPED {what}: Debian's package faketime is not installed");
+    }
+    library
+}
+
+/// An agent whose clock is set by a file: `+2d` is two days ahead. How time passes is left true.
+struct Clock {
+    library: PathBuf,
+    file: PathBuf,
+}
+
+impl Clock {
+    fn of(host: &Host, library: PathBuf) -> Self {
+        Self { library, file: host.scratch("clock") }
+    }
+
+    fn set(&self, offset: &str) {
+        // Whole at once: it is read while it is written.
+        let new = self.file.with_extension("new");
+        fs::write(&new, format!("{offset}\n")).and_then(|()| fs::rename(&new, &self.file)).expect("a clock");
+    }
+
+    fn start(&self, host: &Host) -> Agent {
+        let setup = Setup::on(host).config(CONFIG).env("LD_PRELOAD", self.library.display().to_string());
+        let setup = setup.env("FAKETIME_TIMESTAMP_FILE", self.file.display().to_string());
+        let agent = setup.env("FAKETIME_NO_CACHE", "1").env("DONT_FAKE_MONOTONIC", "1").start();
+        agent.until("complete record", || {
+            (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
+        });
+        agent
+    }
+}
+
+fn done(agent: &Agent, entries: &[&str]) -> Operation {
+    let operation = agent.apply(&["0"], entries);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}");
+    operation
+}
+
+fn audit(agent: &Agent) -> Vec<AuditRecord> {
+    serde_json::from_value(agent.get("/v1/audit?limit=1000").json()).expect("an audit trail")
+}
+
+#[test]
+fn a_clock_that_is_set_back_under_way_stops_nothing_and_keeps_the_order() {
+    let Some(library) = faketime("a clock that is set back under way") else { return };
+    let host = Host::up("dgx-a100");
+    let clock = Clock::of(&host, library);
+    clock.set("+2d");
+    let agent = clock.start(&host);
+    let ahead = done(&agent, &["7g.80gb"]);
+    let seconds_ahead = (ahead.created_at - jiff::Timestamp::now()).get_seconds();
+    assert!(seconds_ahead > 86_400, "the clock of gpushd is ahead: {ahead:?}");
+    // It ends after three seconds, whatever the wall's clock says then.
+    let now = ahead.created_at.max(ahead.ended_at.expect("an end"));
+    let body = json!({
+        "gpus": ["1"], "layout": { "entries": ["7g.80gb"] },
+        "expires_at": (now + jiff::SignedDuration::from_secs(3)).to_string(),
+    });
+    assert_eq!(agent.follow(agent.begin_with(&body).expect("an operation")).state, OperationState::Done);
+    assert!(agent.gpu(1).overridden.is_some());
+    clock.set("-1d");
+    let back = done(&agent, &["3g.40gb", "1g.10gb"]);
+    assert!(back.created_at < ahead.created_at, "{back:?}");
+    agent.until("end of the override", || agent.gpu(1).overridden.is_none().then_some(()));
+    // Readings are told apart by how time passes: none is taken for one of the future.
+    let gpu = agent.gpu(0);
+    assert_eq!((gpu.state, gpu.stale), (GpuState::Ready, false), "{:?}", gpu.reasons);
+    let trail = audit(&agent);
+    assert!(trail.is_sorted_by_key(|record| record.sequence), "{trail:?}");
+    agent.stop();
+}
+
+#[test]
+fn an_agent_that_starts_with_an_earlier_clock_keeps_all_and_says_so() {
+    let Some(library) = faketime("a start with an earlier clock") else { return };
+    let host = Host::up("dgx-a100");
+    let clock = Clock::of(&host, library);
+    clock.set("+2d");
+    let agent = clock.start(&host);
+    let ahead = done(&agent, &["7g.80gb"]);
+    let trail = audit(&agent).len();
+    agent.kill();
+    clock.set("-1d");
+    let agent = clock.start(&host);
+    assert!(agent.log().contains("clock"), "{}", agent.log());
+    let back = done(&agent, &["3g.40gb", "1g.10gb"]);
+    assert!(back.created_at < ahead.created_at, "{back:?}");
+    assert_ne!(back.id, ahead.id);
+    // Newer by number, not by the clock.
+    let listed = agent.get("/v1/operations?limit=1").json();
+    assert_eq!(listed[0]["id"], json!(back.id));
+    let after = audit(&agent);
+    assert!(after.len() > trail && after.is_sorted_by_key(|record| record.sequence), "{after:?}");
+    assert_eq!(agent.operation(&ahead.id).state, OperationState::Done);
+    agent.stop();
+}

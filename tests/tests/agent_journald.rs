@@ -1,0 +1,99 @@
+//! A journald that is stopped, comes back, and goes away for good: gpushd works on, and says what it
+//! could not tell.
+//!
+//! The journal is this test: a socket where journald's would be, in a mount namespace of gpushd's own.
+
+use std::{
+    fs::{self, File},
+    os::unix::{fs::MetadataExt, net::UnixDatagram, process::CommandExt},
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use gpush_api::OperationState;
+use gpush_tests::{
+    agent::{Agent, PATIENCE, Setup},
+    host::Host,
+};
+
+/// Puts the directory with our socket where journald's is, and becomes the rest of the command line.
+const INSIDE: &str = "mount -t tmpfs none /run && mkdir -p /run/systemd/journal && mount --bind \"$0\" \
+                      /run/systemd/journal && exec \"$@\"";
+
+/// Whether mounts of one's own can be had; says that `what` is skipped when not.
+fn can_mount(what: &str) -> bool {
+    let mut tried = Command::new("unshare");
+    tried.args(["-m", "sh", "-c", "mount -t tmpfs none /run"]).process_group(0);
+    let can = tried.output().is_ok_and(|output| output.status.success());
+    if !can {
+        println!("SKIPPED {what}: no mount namespace can be had here (root can, where the kernel lets it)");
+    }
+    can
+}
+
+/// The messages that wait in the journal's socket, until one says this.
+fn read_until(journal: &UnixDatagram, says: &str) -> Vec<String> {
+    let until = Instant::now() + PATIENCE;
+    let (mut messages, mut buffer) = (Vec::new(), vec![0; 256 << 10]);
+    journal.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout can be set");
+    loop {
+        assert!(Instant::now() < until, "nothing of {says:?} in {} messages: {:?}", messages.len(), messages.last());
+        let Ok(length) = journal.recv(&mut buffer) else { continue };
+        messages.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        if messages.last().is_some_and(|message| message.contains(says)) {
+            return messages;
+        }
+    }
+}
+
+fn start(host: &Host, directory: &Path) -> Agent {
+    let stderr = File::create(host.scratch("stderr")).expect("a file");
+    let stat = stderr.metadata().expect("it is there");
+    let through = ["unshare", "-m", "sh", "-c", INSIDE, directory.to_str().expect("a path of ours")];
+    let setup = Setup::on(host).through(&through).stderr(stderr.into());
+    // As systemd says that standard error is the journal.
+    setup.env("JOURNAL_STREAM", format!("{}:{}", stat.dev(), stat.ino())).start()
+}
+
+/// Changes GPU 0 there and back, which logs some lines each time.
+fn work(agent: &Agent, rounds: usize) {
+    for _ in 0..rounds {
+        for layout in [&["7g.80gb"][..], &["1g.10gb*2"]] {
+            assert_eq!(agent.apply_once(&["0"], layout).state, OperationState::Done);
+        }
+    }
+}
+
+#[test]
+fn a_journal_that_is_stopped_holds_up_nothing_and_hears_what_it_missed() {
+    if !can_mount("a journal that is stopped") {
+        return;
+    }
+    let host = Host::up("dgx-a100");
+    let directory = host.scratch("journal");
+    fs::create_dir(&directory).expect("a directory");
+    let socket = directory.join("socket");
+    let journal = UnixDatagram::bind(&socket).expect("a socket");
+    let agent = start(&host, &directory);
+    work(&agent, 1);
+    let told = read_until(&journal, "GPUSH_OP");
+    // The first is empty: somebody looked whether a journal is there.
+    assert!(told.iter().skip(1).all(|message| message.contains("SYSLOG_IDENTIFIER")), "{told:?}");
+    // Nobody reads: the kernel takes a few messages, the queue a thousand more, and then they are dropped.
+    let begun = Instant::now();
+    let mut rounds = 0;
+    while rounds < 120 {
+        work(&agent, 10);
+        rounds += 10;
+        assert!(begun.elapsed() < PATIENCE, "{rounds} rounds");
+    }
+    assert!(agent.get("/v1/health").status == 200);
+    let told = read_until(&journal, "log lines were dropped");
+    println!("{rounds} rounds with a journal that is stopped; it then heard {} messages", told.len());
+    // Gone for good.
+    drop(journal);
+    fs::remove_file(&socket).expect("the socket is there");
+    work(&agent, 2);
+    agent.stop();
+}
