@@ -111,7 +111,9 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             Code::DriverError,
             "is degraded",
             format!(
-                "see what stands with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}`"
+                "see what stands with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
+                // Without a rule nobody but who asks knows which.
+                if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),
         ),
         GpuState::Unknown => (

@@ -92,6 +92,18 @@ pub(crate) async fn enter(agent: &Shared, request: Request) -> Result<Maintenanc
     Ok(agent.conditions.maintenance().unwrap_or(maintenance))
 }
 
+/// Sees to it that no handle is open while the host is in maintenance.
+///
+/// # Errors
+/// When the worker can't be ended.
+pub(crate) async fn let_go(agent: &Shared) -> Result<(), ApiError> {
+    let _turn = agent.turn.lock().await;
+    match agent.conditions.maintenance() {
+        Some(_) => end_worker(agent).await,
+        None => Ok(()),
+    }
+}
+
 /// Leaves maintenance. Nothing happens when the host is in none.
 ///
 /// # Errors

@@ -27,6 +27,9 @@ const WAIT: Duration = Duration::from_millis(50);
 /// How long a user's name is remembered.
 const NAMES: Duration = Duration::from_secs(300);
 
+/// How many are: anybody may come with uids of their own.
+const MOST_NAMES: usize = 1024;
+
 /// Characters of a command line that are kept.
 const COMMAND: usize = 256;
 
@@ -65,6 +68,9 @@ impl Names {
 
     fn keep(&self, uid: u32, name: Option<String>) {
         let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.len() >= MOST_NAMES {
+            names.clear();
+        }
         names.insert(uid, (Instant::now(), name));
     }
 }
@@ -171,7 +177,9 @@ impl Thread {
 
     fn name(&mut self, uid: u32) -> Option<String> {
         self.names.find(uid).unwrap_or_else(|| {
-            let name = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| text::plain(&user.name));
+            // That the name service is down now is not remembered.
+            let user = User::from_uid(Uid::from_raw(uid)).ok()?;
+            let name = user.map(|user| text::plain(&user.name));
             self.names.keep(uid, name.clone());
             name
         })

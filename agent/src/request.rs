@@ -1,5 +1,7 @@
 //! What somebody asks that is done at once, and how it is recorded: who, why, and under which key.
 
+use std::sync::Arc;
+
 use gpush_api::{Actor, ApiError, Code, WhyRequest};
 use gpush_store::{NewAudit, StoreError, Tx};
 
@@ -48,15 +50,30 @@ impl Request {
         Ok(Self { by: asker.actor(user), reason, key })
     }
 
-    /// Whether it was carried out before, under its key.
+    /// Carries it out to its end, unless it was under its key before: `None` then. Of those with the same
+    /// key one at a time, so that who sends it again meanwhile waits for the first.
     ///
     /// # Errors
-    /// When the key was used for another request.
-    pub(crate) async fn is_done(&self, agent: &Shared) -> Result<bool, ApiError> {
-        match &self.key {
-            Some(key) => key.is_done(agent).await,
-            None => Ok(false),
-        }
+    /// When the key was used for another request; those of `work`.
+    pub(crate) async fn once<T, F>(
+        self,
+        agent: &Shared,
+        work: impl FnOnce(Shared, Self) -> F + Send + 'static,
+    ) -> Result<Option<T>, ApiError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, ApiError>> + Send,
+    {
+        let shared = Arc::clone(agent);
+        let once = async move {
+            let Some(key) = self.key.clone() else { return work(shared, self).await.map(Some) };
+            let _turn = key.turn(&shared).await;
+            if key.is_done(&shared).await? {
+                return Ok(None);
+            }
+            work(shared, self).await.map(Some)
+        };
+        whole(agent, once).await
     }
 
     /// What is recorded beside the change: the answer under its key, and the audit trail.

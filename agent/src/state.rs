@@ -36,6 +36,11 @@ use crate::{agent::Agent, held, maintenance, observe::Sight};
 /// How the reason ends why a GPU is `changing`, after who has it.
 const CHANGING: &str = " is changing it";
 
+/// Whether somebody is changing the GPU, whatever else is to be said of it.
+pub(crate) fn is_changing(reasons: &[String]) -> bool {
+    reasons.iter().any(|reason| reason.ends_with(CHANGING))
+}
+
 /// Adds how far the operation is that is changing the GPU: for who looks, and for no event.
 pub(crate) fn progress(agent: &Agent, gpu: &mut Gpu) {
     let Some(reason) = gpu.reasons.iter_mut().find(|reason| reason.ends_with(CHANGING)) else { return };

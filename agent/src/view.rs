@@ -105,7 +105,7 @@ impl Facts {
 
     /// Whether no GPU is being changed: how far that is, is no fact of a moment ago.
     pub(crate) fn are_at_rest(&self) -> bool {
-        self.gpus.iter().all(|gpu| gpu.state != GpuState::Changing)
+        self.gpus.iter().all(|gpu| !state::is_changing(&gpu.reasons))
     }
 
     /// As whom somebody sees them.

@@ -57,7 +57,7 @@ fn one_that_waits_begins_by_itself_when_the_instance_is_idle() {
     let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
     assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
     let operation = agent.follow_until(wait_for(&agent, &["0"], &["7g.80gb"], 3600), is_waiting);
-    assert!(operation.notes[0].starts_with("waits: "), "{:?}", operation.notes);
+    assert!(!operation.begun && operation.notes[0].starts_with("waits: "), "{operation:?}");
     assert!(!operation.notes[0].contains(&pid.to_string()), "everybody may read it: {:?}", operation.notes);
     // It holds nothing meanwhile: what is in nobody's way goes on.
     assert_eq!(agent.apply(&["0"], &["3g.40gb@4", "1g.10gb"]).state, OperationState::Done);
@@ -65,6 +65,10 @@ fn one_that_waits_begins_by_itself_when_the_instance_is_idle() {
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    // What it waited for is over, as the agent remembers it and as the journal has it.
+    for told in [&operation, &agent.operation(&operation.id)] {
+        assert!(told.begun && told.notes[0].starts_with("it waited: "), "{told:?}");
+    }
     // What it did is what it shows: planned anew when it began.
     assert!(operation.progress[0].done > 0 && operation.progress[0].done == operation.progress[0].total);
 }

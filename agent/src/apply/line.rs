@@ -26,7 +26,7 @@ use gpush_store::OperationId;
 use jiff::Timestamp;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -203,6 +203,12 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
             Ok(()) => return carry_out(&agent, ongoing, &parts).await,
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
+            // It is on record that it was cancelled, and will be told in a moment: nothing else ends what
+            // stands in line.
+            Err(error) if error.code == Code::Conflict => match timeout(LOOK, ongoing.cancelled().cancelled()).await {
+                Ok(()) => ongoing.why_cancelled(),
+                Err(_) => error,
+            },
             // A disk that is full for a moment is no reason to give up what waited for hours.
             Err(error) if error.retryable => {
                 tracing::warn!(op = ongoing.id(), "it can't begin yet: {error}");

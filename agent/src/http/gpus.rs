@@ -11,15 +11,7 @@ use super::{
     extract::{Body, Parameters, Part},
     failure::Failure,
 };
-use crate::{
-    agent::Shared,
-    answers::Header,
-    auth::Asker,
-    cordon,
-    request::{Request, whole},
-    state, view,
-    view::Facts,
-};
+use crate::{agent::Shared, answers::Header, auth::Asker, cordon, request::Request, state, view, view::Facts};
 
 /// Parameters of `GET /v1/gpus`.
 #[derive(Debug, Default, Deserialize)]
@@ -154,14 +146,13 @@ async fn changed<C, F>(
     change: C,
 ) -> Result<Json<Gpu>, Failure>
 where
-    C: FnOnce(Shared, String, Request) -> F + Send,
+    C: FnOnce(Shared, String, Request) -> F + Send + 'static,
     F: Future<Output = Result<(), ApiError>> + Send + 'static,
 {
     let facts = Facts::of(agent, view::host(agent).await?);
     let uuid = facts.uuid(facts.position(asker, gpu)?).to_owned();
-    if !request.is_done(agent).await? {
-        whole(agent, change(Arc::clone(agent), uuid.clone(), request)).await?;
-    }
+    let which = uuid.clone();
+    request.once(agent, move |agent, request| change(agent, which, request)).await?;
     let mut gpu = find(agent, asker, &uuid).await?;
     leave_out_profiles(&mut gpu);
     Ok(Json(gpu))

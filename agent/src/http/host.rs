@@ -28,9 +28,11 @@ pub(super) async fn enter(
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "put the host into maintenance";
     let request = Request::of(&agent, &asker, what, header, "/v1/maintenance/enter", why).await?;
-    if !request.is_done(&agent).await? {
+    let entered = request.once(&agent, |agent, request| async move { maintenance::enter(&agent, request).await });
+    if entered.await?.is_none() {
+        // It was recorded before the handles were closed, which may have failed.
         let shared = Arc::clone(&agent);
-        whole(&agent, async move { maintenance::enter(&shared, request).await }).await?;
+        whole(&agent, async move { maintenance::let_go(&shared).await }).await?;
     }
     Ok(state(&agent, &asker))
 }
@@ -48,10 +50,7 @@ pub(super) async fn leave(
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "take the host out of maintenance";
     let request = Request::of(&agent, &asker, what, header, "/v1/maintenance/leave", why).await?;
-    if !request.is_done(&agent).await? {
-        let shared = Arc::clone(&agent);
-        whole(&agent, async move { maintenance::leave(&shared, request).await }).await?;
-    }
+    request.once(&agent, |agent, request| async move { maintenance::leave(&agent, request).await }).await?;
     Ok(state(&agent, &asker))
 }
 
@@ -67,11 +66,8 @@ pub(super) async fn recover(
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Recovered>, Failure> {
     let request = Request::of(&agent, &asker, "accept a loss", header, "/v1/recover", why).await?;
-    if request.is_done(&agent).await? {
-        return Ok(Json(Recovered::default()));
-    }
-    let shared = Arc::clone(&agent);
-    Ok(Json(whole(&agent, async move { held::recover(&shared, request).await }).await?))
+    let recovered = request.once(&agent, |agent, request| async move { held::recover(&agent, request).await });
+    Ok(Json(recovered.await?.unwrap_or_default()))
 }
 
 fn state(agent: &Shared, asker: &Asker) -> Json<MaintenanceState> {

@@ -1,6 +1,6 @@
 //! The API over HTTP: routes, and what all of them have in common.
 //!
-//! Every answer is JSON, errors included, whatever was wrong with the request; every error is an
+//! Every answer to what is HTTP is JSON, errors included, whatever was wrong with it; every error is an
 //! [`gpush_api::ApiError`]. What a path does is in the module of its noun; answers whose size grows
 //! with the host are made at the `desk`, so that the small ones need not wait for them.
 

@@ -170,9 +170,10 @@ impl Operations {
     /// When it can't be recorded; then there is none.
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
-        let record = self.record(new, |tx, new| tx.begin(new)).await?;
-        claim.name(&format!("operation {}", record.0.id));
-        Ok(self.admit(record, Some(claim), false))
+        let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
+        claim.name(&format!("operation {}", record.id));
+        intent.begun = Some(record.sequence);
+        Ok(self.admit((record, intent), Some(claim), false))
     }
 
     /// Records an operation that stands in line.

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gpush_api::{Actor, ApiError, GpuPlan, Operation, OperationState, StepState};
-use gpush_store::{Intent, OperationId, StoreError, Tx};
+use gpush_store::{Intent, OperationId, StoreError, Tx, may_become};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -22,9 +22,6 @@ struct Told {
 
 /// Notes that are kept.
 const MOST_NOTES: usize = 16;
-
-/// How a note begins that says what an operation waits for.
-const WAITS: &str = "waits: ";
 
 /// An operation that goes on. Its GPUs are free once it is dropped.
 #[derive(Debug)]
@@ -111,9 +108,9 @@ impl Ongoing {
 
     /// Says what it waits for now, in place of what it waited for before.
     pub(crate) fn waits(&self, what: &str) {
-        let note = format!("{WAITS}{what}");
+        let note = format!("{}{what}", wire::WAITS);
         self.change_notes(&note.clone(), |notes| {
-            notes.retain(|earlier| !earlier.starts_with(WAITS));
+            notes.retain(|earlier| !earlier.starts_with(wire::WAITS));
             notes.push(note);
         });
     }
@@ -162,6 +159,8 @@ impl Ongoing {
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         self.update(|operation| {
             operation.state = OperationState::Running;
+            operation.begun = true;
+            waits_no_more(operation);
             operation.plans = plans;
             operation.progress = progress;
             Some(Told::default())
@@ -178,7 +177,10 @@ impl Ongoing {
         let id = self.id;
         self.operations.store().write_ending(move |tx| tx.advance(id, to).map(|_| ())).await?;
         self.update(|operation| {
-            operation.state = to;
+            // The record went on meanwhile, and memory with it.
+            if may_become(operation.state, to) {
+                operation.state = to;
+            }
             Some(Told::default())
         });
         Ok(())
@@ -249,6 +251,7 @@ impl Ongoing {
         drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.update(|operation| {
             operation.state = state;
+            waits_no_more(operation);
             operation.error = error;
             operation.ended_at = Some(jiff::Timestamp::now());
             operation.notes.extend(lost.filter(|_| operation.error.is_none()));
@@ -266,4 +269,8 @@ impl Ongoing {
             tokio::spawn(self.operations.clone().record_end(id, state, kept_for_later));
         }
     }
+}
+
+fn waits_no_more(operation: &mut Operation) {
+    operation.notes = std::mem::take(&mut operation.notes).into_iter().map(wire::past).collect();
 }

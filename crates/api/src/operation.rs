@@ -117,6 +117,10 @@ pub struct StepState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }
+/// What agents say that do not tell it: theirs were not told apart.
+fn begun() -> bool {
+    true
+}
 
 /// An operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,6 +130,10 @@ pub struct Operation {
     pub id: String,
     /// Another one after each change, for `GET /v1/operations/{id}?after=N&wait_ms=M`.
     pub revision: u64,
+    /// Whether it was begun. Until then nothing of it is done, and its plans tell only what is wanted;
+    /// one that ends without it has done nothing.
+    #[serde(default = "begun")]
+    pub begun: bool,
     /// What it does: `mig.apply`.
     pub kind: String,
     /// State.

@@ -127,6 +127,7 @@ async fn a_connection_closed_while_idle_is_opened_again_for_reads_only() {
 fn operation() -> Vec<u8> {
     let by = Actor { uid: 0, user: None, pid: None };
     let operation = Operation {
+        begun: true,
         id: "op-1".into(),
         revision: 1,
         kind: "mig.apply".into(),

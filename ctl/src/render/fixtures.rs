@@ -284,6 +284,7 @@ pub(crate) fn operation(state: OperationState) -> Operation {
         error: None,
     });
     Operation {
+        begun: true,
         id: "op-17".into(),
         revision: 4,
         kind: "mig.apply".into(),

@@ -46,8 +46,10 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
 /// are, which tells ids only if the operation has `just` been carried out.
 pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Look) -> String {
     let (word, style) = state(operation.state);
-    let changed: Vec<_> = operation.plans.iter().filter(|p| !plan::as_wanted(p)).collect();
-    let same: Vec<u32> = operation.plans.iter().filter(|p| plan::as_wanted(p)).map(|p| p.gpu).collect();
+    // Of what was not begun there is no plan yet.
+    let is_same = |p: &&GpuPlan| operation.begun && plan::as_wanted(p);
+    let changed: Vec<_> = operation.plans.iter().filter(|p| !is_same(p)).collect();
+    let same: Vec<u32> = operation.plans.iter().filter(is_same).map(|p| p.gpu).collect();
     let by = operation.by.user.as_ref().map_or_else(|| format!("uid {}", operation.by.uid), |u| look.clean(u));
     let mut out = vec![format!(
         "{} {}: {} by {by}, {}",
@@ -68,12 +70,12 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let number = gpu_numbers(&[plan.gpu]);
         out.push(plan::headline(&number, &look.clean(product(&plan.name)), &look.clean(address), look));
         match operation.state {
+            OperationState::Queued | OperationState::Waiting => out.extend(not_begun(plan, look)),
+            OperationState::RolledBack if !operation.begun => out.extend(not_begun(plan, look)),
             OperationState::Done => out.extend(done(plan, was.as_ref(), gpu.as_ref().filter(|_| just), look)),
-            OperationState::Queued
-            | OperationState::Waiting
-            | OperationState::Running
-            | OperationState::Cancelling
-            | OperationState::Interrupted => out.extend(under_way(operation, plan, look)),
+            OperationState::Running | OperationState::Cancelling | OperationState::Interrupted => {
+                out.extend(under_way(operation, plan, look));
+            }
             OperationState::RolledBack => out.extend(as_before(operation, plan, look)),
             OperationState::Failed if was_taken_back(operation, plan.gpu) => {
                 out.extend(as_before(operation, plan, look));
@@ -107,6 +109,16 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         }
     }
     out.join("\n") + "\n"
+}
+
+/// That a GPU is as it was, and what it shall hold, in the words of the command line.
+fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
+    let wanted = match plan.layout.as_slice() {
+        [] if plan.disables_mig => "MIG mode off".to_owned(),
+        [] => "none".to_owned(),
+        entries => look.clean(&entries.join(", ")),
+    };
+    look.wrap("  ", &format!("not begun; wanted: {wanted}"))
 }
 
 /// Whether a GPU's steps were taken back with success, in an operation that failed on another GPU.

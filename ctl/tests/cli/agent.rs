@@ -99,6 +99,7 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     // One operation has one time, in every answer; to come, its age in the output is 0 in each run.
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
+        begun: true,
         id: "op-1".into(),
         revision,
         kind: "mig.apply".into(),

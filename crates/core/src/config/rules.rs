@@ -249,7 +249,8 @@ fn reference(reader: &mut Reader<'_>, name: &str, value: Value<'_, '_>, known: &
         return Some(WantedLayout::Named(name.to_owned()));
     }
     let names: Vec<&str> = known.iter().map(String::as_str).chain([NONE]).collect();
-    let hint = match nearest(name, names.iter().copied()) {
+    // Never `none`, which takes every instance away.
+    let hint = match nearest(name, known.iter().map(String::as_str)) {
         Some(meant) => format!("did you mean \"{meant}\"? There are: {}", names.join(", ")),
         None if known.is_empty() => {
             format!("add {name} = [\"3g.40gb\"] under [layouts], or write the entries here as a list")
