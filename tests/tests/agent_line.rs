@@ -259,3 +259,41 @@ fn a_request_that_is_sent_again_is_answered_and_not_done_again() {
         agent.get("/v1/operations").json().as_array().unwrap().iter().map(|one| one["id"].to_string()).collect();
     assert_eq!(all, ["\"op-1\"", "\"op-2\""]);
 }
+
+#[test]
+fn a_state_is_changed_once_under_one_key_however_many_ask_at_once() {
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let ask = |path: &str, key: &str| {
+        let headers = format!("content-type: application/json\r\nidempotency-key: {key}\r\n");
+        agent.request("POST", path, &headers, b"{\"reason\": \"once\"}").status
+    };
+    let at_once = |path: &str, key: &str, then: &(dyn Fn() + Sync)| {
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    assert_eq!(ask(path, key), 200, "{}", agent.log());
+                    then();
+                });
+            }
+        });
+    };
+    let recorded = |action: &str| {
+        let trail = agent.get("/v1/audit?limit=1000").json();
+        trail.as_array().unwrap().iter().filter(|record| record["action"] == action).count()
+    };
+    at_once("/v1/gpus/2/cordon", "k-3", &|| {});
+    assert_eq!(recorded("gpu.cordon"), 1);
+    // Whoever is told that the host is in maintenance may rely on it, though a worker hung at first.
+    host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --hang");
+    agent.until("a reading that hangs", || agent.gpu(0).stale.then_some(()));
+    let no_handle_is_open = || {
+        let listed: serde_json::Value = serde_json::from_str(&host.sim("process", &["list", "--json"])).unwrap();
+        let clients = listed["clients"].as_array().unwrap().iter();
+        let alive: Vec<_> = clients.filter(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists()).collect();
+        assert!(alive.is_empty(), "{alive:?}");
+    };
+    at_once("/v1/maintenance/enter", "k-4", &no_handle_is_open);
+    assert_eq!(recorded("maintenance.enter"), 1);
+}
