@@ -329,7 +329,8 @@ impl Operations {
                 key.keep(tx, number)?;
             }
             tx.audit(audit.clone())?;
-            tx.cancel(number, cancelled(number, Some(&author)))
+            // Recorded as its end only if it was not begun.
+            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing of it was done"))
         });
         let stage = recorded.await?.stage;
         self.0.events.publish(Happening::Change(change));
