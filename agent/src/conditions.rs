@@ -287,19 +287,7 @@ mod tests {
             rows: None,
             warnings: Vec::new(),
         };
-        let plan = gpush_api::GpuPlan {
-            gpu: 0,
-            uuid: uuid.to_owned(),
-            name: "a GPU".to_owned(),
-            layout: Vec::new(),
-            steps: Vec::new(),
-            keeps: Vec::new(),
-            enables_mig: false,
-            disables_mig: false,
-            reset: None,
-            refusal: None,
-            error: None,
-        };
+        let plan = gpush_api::GpuPlan { uuid: uuid.to_owned(), name: "a GPU".to_owned(), ..Default::default() };
         (Part::new(0, plan, None, &reading), reading)
     }
 

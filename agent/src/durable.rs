@@ -224,19 +224,7 @@ mod tests {
     use super::*;
 
     fn intent(gpus: &[u32]) -> Intent {
-        let plan = |gpu: &u32| GpuPlan {
-            gpu: *gpu,
-            uuid: format!("GPU-{gpu}"),
-            name: "NVIDIA H100".to_owned(),
-            layout: Vec::new(),
-            steps: Vec::new(),
-            keeps: Vec::new(),
-            enables_mig: false,
-            disables_mig: false,
-            reset: None,
-            refusal: None,
-            error: None,
-        };
+        let plan = |gpu: &u32| GpuPlan { gpu: *gpu, uuid: format!("GPU-{gpu}"), ..GpuPlan::default() };
         let gpus = gpus.iter().map(|gpu| GpuIntent { before: None, plan: plan(gpu) });
         Intent { gpus: gpus.collect(), ..Intent::default() }
     }

@@ -156,16 +156,8 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
         // A change may have begun meanwhile.
         let changing = || agent.operations.at_rest(plan.gpu, &plan.uuid).err();
         if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
-            *plan = GpuPlan {
-                steps: Vec::new(),
-                keeps: Vec::new(),
-                enables_mig: false,
-                disables_mig: false,
-                reset: None,
-                refusal: None,
-                error: Some(error),
-                ..plan.clone()
-            };
+            let GpuPlan { gpu, uuid, name, layout, .. } = std::mem::take(plan);
+            *plan = GpuPlan { gpu, uuid, name, layout, error: Some(error), ..GpuPlan::default() };
         }
     }
     Ok(plans)

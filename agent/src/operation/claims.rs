@@ -75,10 +75,23 @@ impl Claims {
     /// # Errors
     /// When one of them is another's, who is named.
     pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
-        let mut state = self.state();
-        if let Some(closed) = &state.closed {
-            return Err(closed.clone());
+        let state = self.state();
+        match &state.closed {
+            Some(closed) => Err(closed.clone()),
+            None => self.hold(state, gpus),
         }
+    }
+
+    /// Claims GPUs for an operation that an agent before this one had begun: they are its own also
+    /// while nobody gets any.
+    ///
+    /// # Errors
+    /// When one of them is another's, who is named.
+    pub(crate) fn claim_again(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+        self.hold(self.state(), gpus)
+    }
+
+    fn hold(&self, mut state: MutexGuard<'_, State>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         for (index, uuid) in gpus {
             let Some(Holder { who: holder, .. }) = state.held.get(uuid) else { continue };
             return Err(taken(*index, uuid, holder));
@@ -210,6 +223,8 @@ mod tests {
         drop(holder);
         claims.close(why()).unwrap();
         assert_eq!(claims.claim(&[gpu(0)]).unwrap_err(), why());
+        // What was begun before is not begun anew.
+        drop(claims.claim_again(&[gpu(0)]).unwrap());
         claims.open();
         drop(claims.claim(&[gpu(0)]).unwrap());
     }

@@ -139,7 +139,7 @@ impl Ongoing {
     /// # Errors
     /// When one of them is another operation's.
     pub(crate) fn claim_again(&self) -> Result<(), ApiError> {
-        let claim = self.operations.claim(&super::gpus(&self.watch.borrow().plans))?;
+        let claim = self.operations.0.claims.claim_again(&super::gpus(&self.watch.borrow().plans))?;
         claim.name(&format!("operation {}", self.id));
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         Ok(())

@@ -320,7 +320,7 @@ pub struct Holder {
 }
 
 /// The plan of one GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuPlan {
     /// Index of the GPU.

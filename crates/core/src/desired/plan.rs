@@ -225,13 +225,7 @@ pub(super) fn no_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
         uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
         layout: layout.canonical(),
-        steps: Vec::new(),
-        keeps: Vec::new(),
-        enables_mig: false,
-        disables_mig: false,
-        reset: None,
-        refusal: None,
-        error: None,
+        ..GpuPlan::default()
     }
 }
 
