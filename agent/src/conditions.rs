@@ -284,6 +284,7 @@ mod tests {
             mig: None,
             processes: Vec::new(),
             processes_known: true,
+            nvlink: None,
             rows: None,
             warnings: Vec::new(),
         };

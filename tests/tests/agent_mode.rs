@@ -292,6 +292,44 @@ fn gpus_that_are_reset_together_must_be_free_and_are_named() {
 }
 
 #[test]
+fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
+    for runs in [true, false] {
+        let host = Host::up(&format!("fabric_manager = {runs}\n{AMPERE}"));
+        let agent = Agent::start(&host, "");
+        let nvlink = agent.gpu(0).nvlink.expect("links");
+        assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
+        let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
+        assert_eq!(plan["plans"][0]["reset"]["together"].as_array().map(Vec::len), Some(if runs { 0 } else { 2 }));
+        host.start_trace();
+        let operation = agent.apply(&["0"], LAYOUT);
+        assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+        let mut reset = resets(&host);
+        reset.sort_unstable();
+        assert_eq!(reset, if runs { vec![Some(0)] } else { vec![Some(0), Some(1), Some(2)] });
+        if runs {
+            assert_eq!(agent.apply(&["1"], LAYOUT).state, OperationState::Done);
+            continue;
+        }
+        let error = refused(&agent, "1");
+        assert!(error.causes.iter().any(|cause| cause.contains("GPU 0")), "{error:?}");
+        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("nvidia-fabricmanager")), "{error:?}");
+        assert_eq!(truth(&host, 0).len(), 3);
+    }
+}
+
+#[test]
+fn links_between_gpus_are_told_and_join_no_reset() {
+    let host = Host::up("[[gpu]]\nmodel = \"a30-24\"\ncount = 4\nnvlink = \"pairs\"\nmig = false\n");
+    let agent = Agent::start(&host, "");
+    let (own, peer) = (agent.gpu(2).nvlink.expect("links"), agent.gpu(3));
+    assert_eq!((own.links, own.switched, own.peers), (4, false, vec![peer.pci]));
+    host.start_trace();
+    let operation = agent.apply(&["2"], &["1g.6gb*4"]);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert_eq!(resets(&host), [Some(2)]);
+}
+
+#[test]
 fn a_guest_refuses_what_only_its_host_can_do() {
     let host = Host::up(AMPERE);
     std::fs::write(host.dir().join("proc/cpuinfo"), "processor\t: 0\nflags\t\t: fpu vme hypervisor sse\n").unwrap();

@@ -206,6 +206,20 @@ pub struct Memory {
     pub used_mib: u64,
 }
 
+/// What the NVLink ports of a GPU lead to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct NvLink {
+    /// Ports that lead somewhere.
+    pub links: u32,
+    /// Whether some lead to an NVSwitch, and so to every GPU on it.
+    #[serde(default)]
+    pub switched: bool,
+    /// PCI addresses of the GPUs that some lead to directly.
+    #[serde(default)]
+    pub peers: Vec<String>,
+}
+
 /// MIG side of a GPU that can do MIG.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -330,6 +344,9 @@ pub struct Gpu {
     /// MIG side; `None` on parts without MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
+    /// NVLink; `None` where no port leads anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink: Option<NvLink>,
     /// Processes on the GPU as a whole (not in a MIG device).
     #[serde(default)]
     pub processes: Vec<Process>,

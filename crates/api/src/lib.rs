@@ -25,7 +25,7 @@ pub use event::{
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,
-    Mig, Placement, Process, ProcessKind, USERS_UNKNOWN,
+    Mig, NvLink, Placement, Process, ProcessKind, USERS_UNKNOWN,
 };
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,

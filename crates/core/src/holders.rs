@@ -1,7 +1,7 @@
 //! Who stands in the way of a reset: processes that have a GPU open, judged and put into words.
 //!
 //! A service that the config lets gpushd stop is no obstacle. Any other holder is, and is named with
-//! what to do about it, which differs: a monitor is stopped lightly, a fabric manager is not.
+//! what to do about it, which differs: a monitor is stopped lightly, a kubelet is not.
 
 use gpush_api::{ApiError, Code, Holder};
 
@@ -10,8 +10,6 @@ use gpush_api::{ApiError, Code, Holder};
 enum Way {
     /// It may be stopped for a moment and started again.
     Stop,
-    /// It serves all GPUs of the host.
-    Fabric,
     /// It runs other people's work.
     Drain,
     /// It is the host's display.
@@ -28,7 +26,6 @@ const KNOWN: &[(&str, Way)] = &[
     ("nvsm", Way::Stop),
     ("nvsm-core", Way::Stop),
     ("nvsm-mqtt", Way::Stop),
-    ("nvidia-fabricmanager", Way::Fabric),
     ("kubelet", Way::Drain),
     ("containerd", Way::Drain),
     ("docker", Way::Drain),
@@ -40,6 +37,9 @@ const KNOWN: &[(&str, Way)] = &[
     ("sddm", Way::Display),
     ("xdm", Way::Display),
 ];
+
+/// The service that looks after a host's NVSwitches. It has part in resets: it is not in their way.
+pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
 /// Service of a process by its control groups (`/proc/PID/cgroup`): the innermost that is one,
 /// without `.service`.
@@ -54,8 +54,18 @@ pub fn service(cgroups: &str) -> Option<String> {
 /// Those that stay in the way when `stopped` services are stopped.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
-    let named = |service: &str| stopped.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service);
-    found.into_iter().filter(|holder| !holder.service.as_deref().is_some_and(named)).collect()
+    let stopped = |holder: &Holder| holder.service.as_deref().is_some_and(|service| names(stopped, service));
+    found.into_iter().filter(|holder| !stopped(holder) && !is_fabric_manager(holder)).collect()
+}
+
+/// Whether a list of services, as a config has them, names one.
+#[must_use]
+pub fn names(services: &[String], service: &str) -> bool {
+    services.iter().any(|name| name.strip_suffix(".service").unwrap_or(name) == service)
+}
+
+fn is_fabric_manager(holder: &Holder) -> bool {
+    holder.uid == Some(0) && holder.service.as_deref() == Some(FABRIC_MANAGER)
 }
 
 /// The refusal of a change of MIG mode that these are in the way of. `gpu` is how the sentence
@@ -74,9 +84,6 @@ pub fn explain(gpu: &str, holders: &[Holder]) -> ApiError {
     let mut hints = Vec::new();
     if !stops.is_empty() {
         hints.push(format!("let gpushd stop and start: services = [{}] under [mode_change]", stops.join(", ")));
-    }
-    if let Some(name) = of(Way::Fabric) {
-        hints.push(format!("{name} serves all GPUs: stop it by hand, once nothing runs on any"));
     }
     if let Some(name) = of(Way::Drain) {
         hints.push(format!("drain the node, then stop {name}"));
@@ -138,13 +145,15 @@ mod tests {
             holder(3, "python train.py", None),
         ];
         let left = obstacles(all.clone(), &["nvidia-dcgm.service".to_owned()]);
-        assert_eq!(left.iter().map(|h| h.pid).collect::<Vec<_>>(), [Some(2), Some(3)]);
+        assert_eq!(left.iter().map(|h| h.pid).collect::<Vec<_>>(), [Some(3)], "resets go through the fabric manager");
+        let users = Holder { uid: Some(1000), ..all[1].clone() };
+        assert_eq!(obstacles(vec![users], &[]).len(), 1, "only root's is one");
         let error = explain("GPU 0", &all);
         assert_eq!(error.code, Code::Blocked);
         assert_eq!(error.causes[2], "held by pid 3 (root, python train.py, /dev/nvidia0)");
         assert_eq!(error.causes[0], "held by pid 1 (root, nv-hostengine, service nvidia-dcgm, /dev/nvidia0)");
         let hint = error.hint.unwrap();
-        for part in ["services = [\"nvidia-dcgm\"]", "serves all GPUs", "end these processes"] {
+        for part in ["services = [\"nvidia-dcgm\"]", "end these processes"] {
             assert!(hint.contains(part), "{hint}");
         }
         assert!(!explain("GPU 0", &all[..1]).hint.unwrap().contains("end these"));

@@ -1,6 +1,6 @@
 //! Everything about a GPU (`gpu show`), and all MIG devices with their full names (`mig show`).
 
-use gpush_api::{Architecture, Gpu, GpuState, Mig, Mode, Process};
+use gpush_api::{Architecture, Gpu, GpuState, Mig, Mode, NvLink, Process};
 
 use super::{
     Look, gpu,
@@ -46,6 +46,9 @@ pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
         fact("wanted layout", look.clean(&layout.join(", ")));
     }
     fact("MIG", mig(one.mig.as_ref()));
+    if let Some(links) = &one.nvlink {
+        fact("NVLink", nvlink(links, look));
+    }
     let read = format!("{} ({})", look.ago(one.observed_at), one.observed_at.strftime("%Y-%m-%d %H:%M:%S UTC"));
     if one.stale {
         fact("last read", format!("{read}, not known since"));
@@ -95,6 +98,12 @@ fn mig(mig: Option<&Mig>) -> String {
             )
         }
     }
+}
+
+fn nvlink(of: &NvLink, look: &Look) -> String {
+    let switches = of.switched.then(|| "NVSwitches".to_owned());
+    let ends: Vec<String> = switches.into_iter().chain(of.peers.iter().map(|peer| look.clean(peer))).collect();
+    format!("{} to {}", count(of.links as usize, "link"), ends.join(", "))
 }
 
 fn architecture(of: Architecture) -> &'static str {

@@ -14,6 +14,8 @@ const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 const AGENT: &str = "gpushd";
 /// Directory, in a host's own, of the processes that have GPUs open, as `/proc` would show them.
 pub(crate) const PROC: &str = "proc";
+/// Pid of a host's fabric manager there: higher than any that Linux gives out.
+const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
 const LIBRARY_VARIABLE: &str = "GPUSH_SIM_LIBRARY";
 
@@ -53,6 +55,9 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
                 Ok(()) | Err(_) => std::os::unix::fs::symlink(target, link)?,
             }
         }
+        if host.hardware().fabric_manager {
+            fabric_manager(&host.dir().join(PROC).join(FABRIC_MANAGER))?;
+        }
         if trace {
             std::fs::write(host.dir().join("trace"), "")?;
         }
@@ -60,6 +65,18 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
     };
     laid().with_context(|| format!("cannot lay out {}", host.dir().display()))?;
     Ok(host)
+}
+
+/// Lets the host's `proc` show the service that looks after its NVSwitches. No process of that name runs.
+fn fabric_manager(dir: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(dir.join("fd"))?;
+    // The kernel cuts names of processes to 15 characters.
+    std::fs::write(dir.join("comm"), "nv-fabricmanage\n")?;
+    std::fs::write(
+        dir.join("cmdline"),
+        "/usr/bin/nv-fabricmanager\0-c\0/usr/share/nvidia/nvswitch/fabricmanager.cfg\0",
+    )?;
+    std::fs::write(dir.join("cgroup"), "0::/system.slice/nvidia-fabricmanager.service\n")
 }
 
 /// The environment of programs on a host.

@@ -148,12 +148,26 @@ fn reset_all(host: &Host, ids: Option<Vec<String>>) -> Result<ExitCode, HostErro
         eprintln!("Resetting a GPU is not allowed: insufficient permissions (the host's owner is not root on it)");
         return Ok(ExitCode::from(4));
     }
+    let mut gpus = Vec::new();
     for id in ids.unwrap_or_else(all) {
         let Some(gpu) = find(host, &id) else {
             eprintln!("No devices were found: there is no GPU {id}");
             return Ok(ExitCode::from(6));
         };
-        let pci = host.hardware().slots[gpu as usize].identity.pci_address();
+        gpus.push(gpu);
+    }
+    let address = |gpu: u32| host.hardware().slots[gpu as usize].identity.pci_address();
+    let machine = host.read()?;
+    for &gpu in &gpus {
+        let with = machine.reset_with(gpu).unwrap_or_default();
+        let left: Vec<String> = with.into_iter().filter(|peer| !gpus.contains(peer)).map(address).collect();
+        if !left.is_empty() {
+            eprintln!("GPU 0000{} could not be reset: 0000{} must be reset with it", address(gpu), left.join(", 0000"));
+            return Ok(ExitCode::from(255));
+        }
+    }
+    for gpu in gpus {
+        let pci = address(gpu);
         match reset(host, gpu)? {
             Ok(()) => println!("GPU 0000{pci} was successfully reset."),
             Err(why) => {

@@ -1,14 +1,10 @@
-//! Settings and health: persistence, compute mode, ECC, display, links, affinity.
+//! Settings and health: persistence, compute mode, ECC, display, affinity.
 
 use silicon::Return;
-use silicon::machine::Board;
 
 use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::{Change, exports};
-use crate::readings::board;
 
-/// Most NVLink links of any part that the 550 driver knows.
-const NVLINK_MAX_LINKS: u32 = 18;
 /// Kinds of memory that have error counters, by NVML's numbers: all below this.
 const MEMORY_LOCATIONS: u32 = 8;
 
@@ -109,16 +105,6 @@ exports! {
             64.. => u64::MAX,
         };
         set.put_all((0..size as usize).map(word).collect())
-    }
-
-    /// Whether an NVLink link is up.
-    fn nvmlDeviceGetNvLinkState(device: Opaque, link: u32, active: Ptr<u32>) |call| {
-        let links = call.gpu(device, |m, gpu| board(m, gpu).map(|board: Board| board.nvlinks))?;
-        match (links, link) {
-            (_, NVLINK_MAX_LINKS..) => Err(Return::InvalidArgument),
-            (links, link) if link >= links => Err(Return::NotSupported),
-            _ => active.put(1),
-        }
     }
 }
 

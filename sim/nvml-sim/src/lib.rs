@@ -28,6 +28,7 @@ mod gpu_instance;
 mod health;
 mod lookup;
 mod mig_mode;
+mod nvlink;
 mod processes;
 mod readings;
 mod session;

@@ -215,7 +215,24 @@ fn long_address(who: &Identity) -> String {
     format!("{:08X}:{:02X}:{:02X}.0", who.pci_domain, who.pci_bus, who.pci_device)
 }
 
-fn pci_info(who: &Identity) -> nvmlPciInfo_t {
+/// PCI address of an NVSwitch: on buses that no GPU has.
+pub(crate) fn switch_info(number: u32) -> nvmlPciInfo_t {
+    const FIRST_BUS: u32 = 0xc5;
+    /// An NVSwitch of the second generation.
+    const DEVICE: u32 = 0x1af1_10de;
+    let bus = FIRST_BUS + number;
+    nvmlPciInfo_t {
+        busIdLegacy: text_field(&format!("0000:{bus:02X}:00.0")),
+        domain: 0,
+        bus,
+        device: 0,
+        pciDeviceId: DEVICE,
+        pciSubSystemId: DEVICE,
+        busId: text_field(&format!("00000000:{bus:02X}:00.0")),
+    }
+}
+
+pub(crate) fn pci_info(who: &Identity) -> nvmlPciInfo_t {
     nvmlPciInfo_t {
         busIdLegacy: text_field(&format!("{:04X}:{:02X}:{:02X}.0", who.pci_domain, who.pci_bus, who.pci_device)),
         domain: who.pci_domain,

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use gpush_api::{ApiError, Code, Holder, text};
-use gpush_core::holders::service;
+use gpush_core::holders::{FABRIC_MANAGER, service};
 
 use crate::agent::Shared;
 
@@ -15,6 +15,9 @@ const LOOK: Duration = Duration::from_secs(10);
 
 /// Characters of a command line that are kept.
 const COMMAND: usize = 256;
+
+/// Name of a fabric manager's process, as the kernel cuts it.
+const FABRIC_MANAGER_COMM: &str = "nv-fabricmanage";
 
 /// First capability node of GPU instances, and how many a GPU has: `nvidia-cap<minor>`.
 const CAPS: (u32, u32) = (3, 135);
@@ -41,6 +44,30 @@ pub(super) async fn scan(agent: &Shared, minors: &[u32]) -> Result<Vec<Holder>, 
         }
     }
     Ok(found)
+}
+
+/// Whether root runs a fabric manager. What can't be told is taken for none: then more GPUs must be
+/// free for a reset, not fewer.
+pub(super) async fn fabric_manager_runs(agent: &Shared) -> bool {
+    let proc = agent.outside.proc.clone();
+    let looked = tokio::task::spawn_blocking(move || find_fabric_manager(&proc));
+    matches!(tokio::time::timeout(LOOK, looked).await, Ok(Ok(Ok(true))))
+}
+
+fn find_fabric_manager(proc: &Path) -> std::io::Result<bool> {
+    let own = nix::unistd::geteuid().as_raw();
+    let is_one = |dir: &Path| {
+        // A user's process may call itself what it likes.
+        let trusted = fs::metadata(dir).is_ok_and(|of| of.uid() == 0 || of.uid() == own);
+        let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+        trusted
+            && (read("comm").trim_end() == FABRIC_MANAGER_COMM
+                || service(&read("cgroup")).as_deref() == Some(FABRIC_MANAGER))
+    };
+    let processes = fs::read_dir(proc)?.filter_map(Result::ok);
+    Ok(processes
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()))
+        .any(|entry| is_one(&entry.path())))
 }
 
 fn blind(why: &str) -> ApiError {

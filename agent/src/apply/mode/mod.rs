@@ -150,7 +150,7 @@ async fn reset(agent: &Shared, operation: &str, parts: &[&Part]) -> Result<(), A
             .cause(error.to_string())
             .hint("a driver call hangs in the kernel: only a reboot of the host ends it")
     })?;
-    let found = holders::scan(agent, &minors).await?;
+    let found = gpush_core::holders::obstacles(holders::scan(agent, &minors).await?, &[]);
     if !found.is_empty() {
         let label = parts.iter().map(|part| part.label()).collect::<Vec<_>>().join(", ");
         let in_full = gpush_core::holders::explain(&label, &found);

@@ -2,7 +2,10 @@
 //! GPU open and that gpushd may not stop, and a virtual machine around us.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal};
-use gpush_core::{holders as judged, refusal};
+use gpush_core::{
+    desired::{is_switched, without_fabric_manager},
+    holders as judged, refusal,
+};
 
 use super::holders;
 use crate::{agent::Shared, auth::Asker};
@@ -10,6 +13,11 @@ use crate::{agent::Shared, auth::Asker};
 /// Refuses those plans with a reset that can't be carried out now. `gpus` are the host's.
 pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let config = agent.settings.config();
+    if plans.iter().any(|plan| plan.reset.is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu)))
+        && !holders::fabric_manager_runs(agent).await
+    {
+        without_fabric_manager(&config, gpus, plans);
+    }
     let guest = plans.iter().any(|plan| plan.reset.is_some()) && is_guest(agent);
     for plan in plans {
         let Some(reset) = plan.reset.as_ref() else { continue };

@@ -28,7 +28,7 @@ mod way_out;
 
 pub use compare::{changed_under, compare};
 pub use drift::drift;
-pub use mode::needs_reset;
+pub use mode::{is_switched, needs_reset, without_fabric_manager};
 pub use plan::plan_host;
 pub use standing::{Standing, standing};
 

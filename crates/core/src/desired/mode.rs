@@ -4,7 +4,7 @@
 use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, Holder, Mig, Peer, Refusal, Reset};
 
 use super::plan::label;
-use crate::config::Config;
+use crate::{config::Config, holders};
 
 /// Whether a change of MIG mode comes into force only with a reset of the GPU.
 #[must_use]
@@ -40,8 +40,29 @@ pub(super) fn used_whole(gpu: &Gpu) -> Option<Refusal> {
     (!gpu.processes.is_empty()).then(|| Refusal::Held { holders: gpu.processes.iter().map(holder).collect() })
 }
 
+/// Whether the host's NVSwitches are looked after, without which the GPUs on them are reset only all
+/// together (nvidia-smi's manual, `--gpu-reset`). GPUs with MIG that are joined directly never are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fabric {
+    /// A fabric manager runs, or there is nothing to look after.
+    Managed,
+    /// None runs, or none will at the time of the reset.
+    Unmanaged,
+}
+
 /// Fills in what each reset disturbs, and refuses those that would take others' instances along.
+/// Whether a fabric manager runs is not known here: where NVSwitches are, it is taken to.
 pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
+    let stopped = holders::names(&config.mode_change.services, holders::FABRIC_MANAGER);
+    fill_in(config, gpus, plans, if stopped { Fabric::Unmanaged } else { Fabric::Managed });
+}
+
+/// Plans anew what is reset together, on a host without a running fabric manager.
+pub fn without_fabric_manager(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
+    fill_in(config, gpus, plans, Fabric::Unmanaged);
+}
+
+fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric) {
     let change = &config.mode_change;
     let changing: Vec<(String, bool)> =
         plans.iter().filter(|plan| plan.reset.is_some()).map(|plan| (plan.uuid.clone(), plan.enables_mig)).collect();
@@ -50,15 +71,7 @@ pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         reset.services.clone_from(&change.services);
         reset.hooks = [&change.before, &change.after].into_iter().flatten().cloned().collect();
         let own = gpus.iter().position(|gpu| gpu.uuid == plan.uuid);
-        let mut peers: Vec<usize> = Vec::new();
-        for group in &change.reset_together {
-            let group = group.matching(gpus);
-            if own.is_some_and(|own| group.contains(&own)) {
-                peers.extend(group.into_iter().filter(|at| Some(*at) != own));
-            }
-        }
-        peers.sort_unstable();
-        peers.dedup();
+        let peers = own.map(|own| together(config, gpus, own, fabric)).unwrap_or_default();
         reset.together = peers.iter().map(|at| Peer { gpu: gpus[*at].index, uuid: gpus[*at].uuid.clone() }).collect();
         let with_it = |gpu: &Gpu| changing.contains(&(gpu.uuid.clone(), plan.enables_mig));
         let in_the_way: Vec<String> =
@@ -69,7 +82,15 @@ pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         let label = gpus.iter().find(|gpu| gpu.uuid == plan.uuid).map(label).unwrap_or_default();
         let mut error = ApiError::new(Code::Blocked, format!("{label} can only be reset together with others"));
         error.causes.extend(in_the_way);
-        let error = error.hint("free them, or change the MIG mode of all of them at once").retryable();
+        let by_switch = fabric == Fabric::Unmanaged && own.is_some_and(|own| is_switched(&gpus[own]));
+        let error = error.hint(match by_switch {
+            false => "free them, or change the MIG mode of all of them at once",
+            true => {
+                "they hang on NVSwitches without a running fabric manager: `systemctl start nvidia-fabricmanager`, or free \
+                 them, or change the MIG mode of all of them at once"
+            }
+        });
+        let error = error.retryable();
         *plan = GpuPlan {
             steps: Vec::new(),
             keeps: Vec::new(),
@@ -80,6 +101,25 @@ pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             ..plan.clone()
         };
     }
+}
+
+/// Positions of the GPUs that are reset with the one at `own`: those that the config says, and those
+/// that hang on the same NVSwitches while nobody looks after these.
+fn together(config: &Config, gpus: &[Gpu], own: usize, fabric: Fabric) -> Vec<usize> {
+    let groups = config.mode_change.reset_together.iter().map(|group| group.matching(gpus));
+    let mut peers: Vec<usize> = groups.filter(|group| group.contains(&own)).flatten().collect();
+    if fabric == Fabric::Unmanaged && is_switched(&gpus[own]) {
+        peers.extend((0..gpus.len()).filter(|at| is_switched(&gpus[*at])));
+    }
+    peers.retain(|at| *at != own);
+    peers.sort_unstable();
+    peers.dedup();
+    peers
+}
+
+/// Whether a GPU hangs on NVSwitches.
+pub fn is_switched(gpu: &Gpu) -> bool {
+    gpu.nvlink.as_ref().is_some_and(|nvlink| nvlink.switched)
 }
 
 /// Why a GPU must not be reset; `None` when nothing is lost by it.

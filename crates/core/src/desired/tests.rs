@@ -10,6 +10,7 @@ use super::*;
 use crate::{layout::Layout, preset};
 
 mod overridden;
+mod switched;
 
 const CONFIG: &str = r#"
 [layouts]

@@ -8,7 +8,7 @@
 //!
 //! One file a subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a
 //! whole GPU, `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode`,
-//! `processes`, `events`, and `names` for drivers too old to name their profiles.
+//! `processes`, `events`, `nvlink`, and `names` for drivers too old to name their profiles.
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
 use nvml_wrapper::{Nvml, error::NvmlError};
@@ -34,6 +34,7 @@ mod load;
 mod lookup;
 mod mode;
 mod names;
+mod nvlink;
 mod processes;
 mod profiles;
 mod reading;

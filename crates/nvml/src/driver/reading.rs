@@ -5,7 +5,9 @@
 //! warnings. Only what a plan can't do without fails the reading: the memory, MIG mode, profiles,
 //! and the list of instances.
 
-use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, Placement, USERS_UNKNOWN};
+use gpush_api::{
+    ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement, USERS_UNKNOWN,
+};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
 use super::{
@@ -26,6 +28,8 @@ pub struct ProfileCache {
     uuid: String,
     profiles: Vec<GpuProfile>,
     told: Vec<(u32, Vec<ComputeProfile>)>,
+    /// Where the NVLink ports lead, by UUID: what is soldered or plugged does not change.
+    links: Option<(String, Option<NvLink>)>,
 }
 
 impl ProfileCache {
@@ -50,11 +54,12 @@ impl Gpu<'_> {
         let identity = self.identity()?;
         let memory = self.memory()?;
         let mut warnings = Vec::new();
+        let nvlink = self.cached_links(cache);
         let Some(mode) = self.mig_mode()? else {
             let (entries, processes_known) = self.read_processes(&[], &mut warnings);
             let processes = merge(&entries).iter().map(Entry::describe).collect();
             let rows = self.remapped_rows(&mut warnings);
-            return Ok(Reading { identity, memory, mig: None, processes, processes_known, rows, warnings });
+            return Ok(Reading { identity, memory, mig: None, nvlink, processes, processes_known, rows, warnings });
         };
         self.fill(cache, memory)?;
         let open = if mode.enabled {
@@ -87,7 +92,7 @@ impl Gpu<'_> {
             profiles: profiles.into(),
         };
         let rows = self.remapped_rows(&mut warnings);
-        Ok(Reading { identity, memory, mig: Some(mig), processes, processes_known, rows, warnings })
+        Ok(Reading { identity, memory, mig: Some(mig), nvlink, processes, processes_known, rows, warnings })
     }
 
     /// What the row remapper has done. Parts before Ampere have none.
@@ -124,10 +129,23 @@ impl Gpu<'_> {
         }
     }
 
+    /// Where the NVLink ports lead, asked for until it is told. Nothing but a reset needs it, so that a
+    /// driver which fails to tell makes no reading worse.
+    fn cached_links(&self, cache: &mut ProfileCache) -> Option<NvLink> {
+        if let Some((uuid, links)) = &cache.links
+            && *uuid == self.uuid
+        {
+            return links.clone();
+        }
+        let links = self.nvlink().ok()?;
+        cache.links = Some((self.uuid.clone(), links.clone()));
+        links
+    }
+
     fn fill(&self, cache: &mut ProfileCache, memory: Memory) -> Result<(), DriverError> {
         if cache.uuid != self.uuid || cache.profiles.is_empty() {
             let profiles = self.gpu_profiles(memory.total_mib)?;
-            *cache = ProfileCache { uuid: self.uuid.clone(), profiles, told: Vec::new() };
+            *cache = ProfileCache { uuid: self.uuid.clone(), profiles, told: Vec::new(), links: cache.links.take() };
         }
         Ok(())
     }

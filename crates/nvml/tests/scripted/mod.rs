@@ -119,6 +119,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
             mig: None,
             processes: Vec::new(),
             processes_known: true,
+            nvlink: None,
             rows: None,
             warnings: Vec::new(),
         })),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Chip, Hardware, Identity, Part, Slot, uuid};
+use crate::machine::{Chip, Hardware, Identity, Links, Part, Slot, Wiring, uuid};
 use crate::spelling;
 
 mod driver;
@@ -51,6 +51,9 @@ pub struct Description {
     /// Whether calls take as long as on hardware.
     #[serde(default)]
     pub latencies: bool,
+    /// Whether a fabric manager runs on the host, where GPUs hang on an NVSwitch.
+    #[serde(default = "yes")]
+    pub fabric_manager: bool,
     /// GPUs, in order.
     #[serde(rename = "gpu", default)]
     pub gpus: Vec<GpuDescription>,
@@ -80,6 +83,10 @@ pub struct GpuDescription {
     /// Board, by its PCI device id in hex; `None`: the model's first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub board: Option<String>,
+    /// How NVLink joins the GPUs of this entry; `None`: by a switch where the board is a module of an HGX
+    /// baseboard, else not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink: Option<Wiring>,
     /// Serial number, for a single GPU; `None`: from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
@@ -105,6 +112,7 @@ impl GpuDescription {
             mig_at_boot: false,
             resets_itself: false,
             board: None,
+            nvlink: None,
             serial: None,
         }
     }
@@ -114,7 +122,7 @@ impl Description {
     /// A host with these GPUs, all else as usual.
     #[must_use]
     pub fn of(gpus: Vec<GpuDescription>) -> Self {
-        Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, gpus }
+        Self { driver: None, cuda: None, seed: 0, owner_is_root: true, latencies: false, fabric_manager: true, gpus }
     }
 
     /// A host with one GPU of a model under a driver.
@@ -179,7 +187,14 @@ impl Description {
         for (entry, gpu) in self.gpus.iter().enumerate() {
             self.add(gpu, entry, &driver, &mut slots)?;
         }
-        Ok(Hardware { driver, cuda, owner_is_root: self.owner_is_root, latencies: self.latencies, slots })
+        Ok(Hardware {
+            driver,
+            cuda,
+            owner_is_root: self.owner_is_root,
+            latencies: self.latencies,
+            fabric_manager: self.fabric_manager && slots.iter().any(|slot| slot.nvlink.wiring == Wiring::Switch),
+            slots,
+        })
     }
 
     fn add(
@@ -247,6 +262,8 @@ impl Description {
             )
         })?;
         let name = board.product.clone();
+        let wiring = gpu.nvlink.unwrap_or_else(|| Wiring::usual(&part.model, &name));
+        let nvlink = Links { wiring, first: slots.len() as u32, count: gpu.count };
         for _ in 0..gpu.count {
             let index = slots.len() as u32;
             let seed = self.seed.wrapping_mul(0x9e37_79b9).wrapping_add(u64::from(index));
@@ -269,6 +286,7 @@ impl Description {
                     resets_itself: gpu.resets_itself,
                 },
                 part: Arc::clone(&part),
+                nvlink,
             });
         }
         Ok(())

@@ -27,6 +27,7 @@ mod event;
 mod gpu;
 mod gpu_instance;
 mod handle;
+mod nvlink;
 mod part;
 mod process;
 mod reading;
@@ -37,6 +38,7 @@ pub use event::{Event, Events, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
 pub use gpu::{Gpu, Memory, RemappedRows};
 pub use gpu_instance::{GpuInstance, MigDevice};
 pub use handle::{ComputeInstanceHandle, GpuHandle, GpuInstanceHandle, Handle};
+pub use nvlink::{End, Links, Wiring};
 pub use part::{Chip, Part, Profile};
 pub use process::{Client, Pid, Process, ProcessKind};
 pub use reading::{Board, Reading};
@@ -108,6 +110,8 @@ pub struct Slot {
     pub identity: Identity,
     /// What it offers.
     pub part: Arc<Part>,
+    /// How it hangs together with others.
+    pub nvlink: Links,
 }
 
 /// What never changes about the host.
@@ -121,6 +125,8 @@ pub struct Hardware {
     pub owner_is_root: bool,
     /// Whether calls take as long as on hardware.
     pub latencies: bool,
+    /// Whether a fabric manager looks after the host's NVSwitches.
+    pub fabric_manager: bool,
     /// GPUs.
     pub slots: Vec<Slot>,
 }

@@ -1,0 +1,37 @@
+//! What is reset together on NVSwitches.
+
+use gpush_api::NvLink;
+
+use super::*;
+
+#[test]
+fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    for gpu in &mut gpus {
+        let mig = gpu.mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (false, false);
+        gpu.nvlink = Some(NvLink { links: 12, switched: gpu.index < 4, peers: Vec::new() });
+    }
+    let none = Config::default();
+    let plan = |config: &Config, gpus: &[Gpu]| {
+        plan_host(config, gpus, &request(&["0"], entries("7g.80gb"))).unwrap().plans.remove(0)
+    };
+    let together =
+        |plan: &GpuPlan| plan.reset.as_ref().unwrap().together.iter().map(|peer| peer.gpu).collect::<Vec<_>>();
+    assert_eq!(together(&plan(&none, &gpus)), [] as [u32; 0], "where there are switches, it is taken to run");
+    let mut alone = [plan(&none, &gpus)];
+    without_fabric_manager(&none, &gpus, &mut alone);
+    assert_eq!(together(&alone[0]), [1, 2, 3], "GPU 4 and up hang on none");
+    let stops = "[mode_change]\nservices = [\"nvidia-fabricmanager.service\"]\n";
+    assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
+    gpus[2].processes.push(process(4711));
+    without_fabric_manager(&none, &gpus, &mut alone);
+    let error = alone[0].error.as_ref().unwrap();
+    assert!(error.causes[0].contains("GPU 2"), "{error:?}");
+    assert!(error.hint.as_deref().unwrap().contains("systemctl start nvidia-fabricmanager"), "{error:?}");
+    // Joined directly, each is reset by itself.
+    gpus[0].nvlink = Some(NvLink { links: 4, switched: false, peers: vec![gpus[2].pci.clone()] });
+    alone = [plan(&none, &gpus)];
+    without_fabric_manager(&none, &gpus, &mut alone);
+    assert_eq!(together(&alone[0]), [] as [u32; 0]);
+}
