@@ -8,7 +8,11 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
 use gpush_nvml::DriverError;
 
-use crate::{agent::Agent, auth::Asker, durable, held, maintenance, redact, rival, view};
+use crate::{
+    agent::{Agent, Shared},
+    auth::Asker,
+    durable, held, maintenance, redact, request, rival, view,
+};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
@@ -30,18 +34,17 @@ pub(crate) async fn driver(agent: &Agent) -> Result<Driver, DriverError> {
 }
 
 /// Everything that is wrong.
-pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
+pub(crate) async fn health(agent: &Shared, asker: &Asker) -> Health {
     let driver = driver(agent).await;
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
+    causes.extend(request::not_stopping(agent).err());
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;
     let mut maintenance = agent.conditions.maintenance();
     if let Some(maintenance) = &mut maintenance {
-        let said = maintenance::refusal(maintenance);
-        // With the code that a read without a snapshot has: it is why there is none.
-        causes.push(ApiError { code: Code::DriverUnavailable, ..said });
+        causes.push(maintenance::refusal(maintenance));
         if let Some(by) = &mut maintenance.by {
             redact::actor(by, asker);
         }

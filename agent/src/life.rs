@@ -65,6 +65,10 @@ type Serving = JoinHandle<std::io::Result<()>>;
 /// How long the driver worker may take to end.
 const WORKER_END: Duration = Duration::from_millis(500);
 
+/// How long those who follow an operation to its end are still answered after it, where it was waited
+/// for: between two of their questions, they must not find the door closed.
+const LAST_WORD: Duration = Duration::from_millis(250);
+
 /// How long the runtime waits for its last tasks.
 const RUNTIME_END: Duration = Duration::from_millis(200);
 
@@ -269,6 +273,9 @@ async fn serve(
     let _ = line.await;
     agent.tasks.close();
     agent.tasks.wait().await;
+    if unfinished > 0 {
+        tokio::time::sleep(LAST_WORD).await;
+    }
     let _ = tokio::join!(startup, expiry);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());

@@ -51,7 +51,6 @@ pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
 /// Why the host can't be shown: it has not been seen since the agent started.
 pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
     ApiError {
-        code: Code::DriverUnavailable,
         causes: vec!["gpushd was started in it, and has not looked at the GPUs".to_owned()],
         ..refusal(maintenance)
     }

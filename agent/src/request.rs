@@ -99,6 +99,22 @@ impl Request {
     }
 }
 
+/// Refuses what would begin or change something while the agent is about to end.
+///
+/// # Errors
+/// [`Code::Unavailable`] then.
+pub(crate) fn not_stopping(agent: &Shared) -> Result<(), ApiError> {
+    if !agent.stopping.is_cancelled() {
+        return Ok(());
+    }
+    let still = agent.operations.unfinished();
+    let mut error = ApiError::new(Code::Unavailable, "gpushd is stopping: it begins nothing, and changes nothing else");
+    if still > 0 {
+        error = error.cause(format!("it finishes {still} operations first: `gpushctl operation list`"));
+    }
+    Err(error.hint("ask again when it has started: `systemctl status gpushd`").retryable())
+}
+
 /// Carries something out to its end, whether or not whoever asked still waits for it.
 ///
 /// # Errors
@@ -107,11 +123,7 @@ pub(crate) async fn whole<T: Send + 'static>(
     agent: &Shared,
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
-    if agent.stopping.is_cancelled() {
-        return Err(ApiError::new(Code::Unavailable, "gpushd is stopping and changes nothing any more")
-            .hint("ask again when it has started: `systemctl status gpushd`")
-            .retryable());
-    }
+    not_stopping(agent)?;
     agent.tasks.spawn(work).await.unwrap_or_else(|error| {
         Err(ApiError::new(Code::Internal, "it broke off by a fault of gpushd")
             .cause(error.to_string())

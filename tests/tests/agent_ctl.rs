@@ -10,7 +10,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use gpush_api::{AuditRecord, Event, EventKind, Happening, OperationState, OperationSummary};
+use gpush_api::{AuditRecord, Code, Event, EventKind, Happening, OperationState, OperationSummary};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at, truth},
     host::{Host, program},
@@ -257,6 +257,32 @@ fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
     assert_eq!((theirs.len(), pids(&theirs)), (own.len(), 0));
     let denied = ask(&["operation", "cancel", "op-1"]);
     assert_eq!(denied.status.code(), Some(5), "{denied:?}");
+}
+
+#[test]
+fn who_asks_and_who_follows_an_agent_that_stops_for_good_hear_how_it_was() {
+    let host = Host::up("dgx-a100");
+    let mut agent = Setup::on(&host).start();
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --times 1 --delay-ms 1500");
+    let following = gpushctl(&agent, &["mig", "apply", "--gpu", "0", "--layout", "7g.80gb"]).spawn().unwrap();
+    agent.until("it runs", || {
+        let all: Vec<OperationSummary> = serde_json::from_value(agent.get("/v1/operations").json()).unwrap();
+        all.into_iter().find(|one| one.state == OperationState::Running)
+    });
+    agent.signal(Signal::SIGTERM);
+    agent.wait_for("STATUS=finishing operations");
+    let health: gpush_api::Health = serde_json::from_value(agent.get("/v1/health").json()).unwrap();
+    assert!(health.causes.iter().any(|cause| cause.message.contains("is stopping")), "{health:?}");
+    let asking = gpushctl(&agent, &["mig", "apply", "--gpu", "1", "--layout", "7g.80gb"]).spawn().unwrap();
+    assert!(agent.wait().success(), "{}", agent.log());
+    let (status, text) = ended(following);
+    assert_eq!(status, Some(0), "{text}");
+    assert!(text.contains("op-1 done"), "{text}");
+    let asked = asking.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&asked.stderr);
+    assert_eq!(asked.status.code(), Some(i32::from(Code::Unavailable.exit_status())), "{text}");
+    assert!(text.contains("gpushd is stopping") && !text.contains("may have been done"), "{text}");
+    assert_eq!(truth(&host, 1), [] as [String; 0]);
 }
 
 #[test]

@@ -245,7 +245,7 @@ fn maintenance_closes_every_handle_and_lasts_over_a_restart() {
 
     let agent = Agent::start(&host, "");
     let unseen = agent.get("/v1/gpus").error();
-    assert_eq!(unseen.code, Code::DriverUnavailable, "{unseen:?}");
+    assert_eq!(unseen.code, Code::Conflict, "{unseen:?}");
     assert!(unseen.message.contains("new riser"), "{unseen:?}");
     assert_eq!(agent.get("/v1/version").json()["driver"], Value::Null);
     assert_eq!(clients(&host), [] as [Value; 0], "the driver was not even loaded");

@@ -117,6 +117,7 @@ fn maintenance_and_recover() {
     agent.stop();
     let agent = Agent::start(&host, CONFIG);
     all += &run(&agent, &["status"]);
+    all += &run(&agent, &["mig", "plan", "--gpu", "1", "--layout", "3g.40gb"]);
     all += &run(&agent, &["maintenance", "leave"]);
     all += &run(&agent, &["recover"]);
     agent.stop();

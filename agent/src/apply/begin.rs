@@ -19,7 +19,7 @@ use crate::{
     auth::Asker,
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
-    rival, view,
+    request, rival, view,
 };
 
 /// What somebody wants carried out.
@@ -96,7 +96,7 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
         Ok(claim) => Ready::look(agent, asker, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
-    refuse_when_stopping(agent)?;
+    request::not_stopping(agent)?;
     let ongoing = match ready {
         Ok(ready) => {
             let Ready { parts, claim } = ready;
@@ -120,20 +120,11 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
 
 /// Why nothing at all is begun now.
 fn refuse_now(agent: &Shared) -> Result<(), ApiError> {
-    refuse_when_stopping(agent)?;
+    request::not_stopping(agent)?;
     match agent.read_only.clone().or_else(|| agent.operations.closed()) {
         Some(why) => Err(why),
         None => Ok(()),
     }
-}
-
-fn refuse_when_stopping(agent: &Shared) -> Result<(), ApiError> {
-    if !agent.stopping.is_cancelled() {
-        return Ok(());
-    }
-    Err(ApiError::new(Code::Unavailable, "gpushd is stopping and begins nothing new")
-        .hint("ask again when it has started: `systemctl status gpushd`")
-        .retryable())
 }
 
 /// Whether a refusal may pass while somebody waits: another operation ends, an instance becomes

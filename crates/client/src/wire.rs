@@ -67,8 +67,43 @@ impl std::fmt::Display for Question<'_> {
     }
 }
 
+/// What came of a change that is sent again, the last time that anything did.
+enum Before {
+    /// Nothing that matters.
+    Nothing,
+    /// Somebody may have begun it: the doubt stays if nobody answers any more.
+    Lost(Error),
+    /// An agent said that it did not begin it.
+    Refused(Answer),
+}
+
+impl Before {
+    /// What is known after another try. Which agent refused is known of its connection alone.
+    fn and(self, last: &Result<Answer, Error>, same_connection: bool) -> Self {
+        match (last, self) {
+            // Another agent's refusal says nothing about what the first one did.
+            (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
+            (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
+            (Err(error), Self::Refused(answer)) if error.kind == Kind::Lost && same_connection => Self::Refused(answer),
+            (Err(error), _) if error.kind == Kind::Lost => Self::Lost(error.clone()),
+            (Err(_), before) => before,
+        }
+    }
+
+    /// What is told when it is not sent again.
+    fn told_with(self, last: Result<Answer, Error>) -> Result<Answer, Error> {
+        match (last, self) {
+            (Err(error), Self::Lost(doubt)) if error.kind == Kind::Connect => {
+                Err(Error::map_cause(doubt, error.error.message))
+            }
+            (Err(error), Self::Refused(answer)) if matches!(error.kind, Kind::Connect | Kind::Lost) => Ok(answer),
+            (last, Self::Nothing | Self::Lost(_) | Self::Refused(_)) => last,
+        }
+    }
+}
+
 /// A status and the bytes that came with it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
@@ -111,27 +146,20 @@ impl Wire {
     ) -> Result<Answer, Error> {
         let give_up = until.min(Instant::now() + AWAY);
         let mut last = first;
-        // Why it was sent again at first: the doubt that stays if nobody answers any more.
-        let mut doubt = None;
+        let (mut before, mut same_connection) = (Before::Nothing, false);
         loop {
+            before = before.and(&last, same_connection);
             let again = match &last {
                 Ok(answer) => is_passing(answer),
-                Err(error) => error.kind == Kind::Lost || (error.kind == Kind::Connect && doubt.is_some()),
+                Err(error) => {
+                    error.kind == Kind::Lost || (error.kind == Kind::Connect && !matches!(before, Before::Nothing))
+                }
             };
             if !again || Instant::now() + RETRY >= give_up {
-                return match (last, doubt) {
-                    (Err(error), Some(doubt)) if error.kind == Kind::Connect => {
-                        Err(Error::map_cause(doubt, error.error.message))
-                    }
-                    (last, _) => last,
-                };
-            }
-            if let Err(error) = &last
-                && error.kind == Kind::Lost
-            {
-                doubt = Some(error.clone());
+                return before.told_with(last);
             }
             tokio::time::sleep(RETRY).await;
+            same_connection = self.open.is_some();
             last = self.attempt(question, until, deadline).await;
         }
     }

@@ -210,6 +210,28 @@ async fn a_change_that_stays_in_doubt_says_so_and_a_refusal_for_good_is_final() 
 }
 
 #[tokio::test]
+async fn what_a_stopping_agent_refused_stays_refused_when_it_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let (listener, file) = (UnixListener::bind(&path).unwrap(), path.clone());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        for _ in 0..2 {
+            let _ = stream.read(&mut [0; 4096]).await;
+            stream.write_all(&refusal(true)).await.unwrap();
+        }
+        // The third comes over the same connection, whose end is this agent's.
+        let _ = stream.read(&mut [0; 4096]).await;
+        std::fs::remove_file(file).unwrap();
+    });
+    let mut writer = client(&path).deadline(Duration::from_millis(900));
+    let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
+    assert_eq!((error.kind, error.error.code), (Kind::Answer, Code::Unavailable), "{error:?}");
+    assert_eq!(error.error.message, "gpushd is stopping");
+    assert!(error.error.causes.is_empty(), "no doubt: {error:?}");
+}
+
+#[tokio::test]
 async fn absent_stale_and_not_a_socket_are_three_things() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpushd.sock");

@@ -241,13 +241,7 @@ async fn follow(
                 // An agent that restarts is back soon; one that is gone shall not be waited for in vain.
                 let since = *away.get_or_insert_with(Instant::now);
                 if since.elapsed() > AWAY {
-                    let lost = lost_sight(one, error.error.message);
-                    return Err(lost
-                        .hint(format!(
-                            "gpushd takes it up when it starts again; then follow it with `gpushctl operation wait {}`",
-                            one.id
-                        ))
-                        .into());
+                    return Err(lost_sight(one, error.error.message).into());
                 }
                 if since.elapsed() > super::SILENCE && !told_away {
                     told_away = true;
@@ -277,8 +271,8 @@ fn lost_sight(one: &Operation, cause: String) -> ApiError {
     ApiError::new(Code::Unreachable, format!("lost sight of {} on {which}: the agent went away while it ran", one.id))
         .cause(cause)
         .hint(format!(
-            "the next gpushd on that state directory finishes it or takes it back: start it, then \
-             `gpushctl operation wait {}`",
+            "what had not ended is finished or taken back by the next gpushd on that state directory: start it, then \
+             `gpushctl operation wait {}` tells the end",
             one.id
         ))
 }

@@ -15,11 +15,12 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
     let health = client.health().await?;
     let gpus = match client.gpus(false).await {
         Ok(gpus) => super::select(gpus, &args.which)?,
-        // An agent without a driver is up and says why: that is its status, and no GPUs.
+        // An agent without a driver, or in maintenance, is up and says why: that is its status, and no GPUs.
         Err(error)
             if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) =>
         {
-            let code = error.code().exit_status();
+            // Maintenance is no failure: somebody wants it so.
+            let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
             let shown = Status { version, health, gpus: Vec::new() };
             out.show(&shown, |look| status(&shown, args.brief, look))?;
             return Ok(code);
