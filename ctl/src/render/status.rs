@@ -118,13 +118,7 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
     step(&uncut, "has no MIG", "have no MIG", rule);
     let whole = those(&|g| drifts(g) && !wants(g));
-    // MIG mode goes off only without instances, and those do not survive a reset.
-    let instances = |g: &Gpu| whole.contains(&g.index) && g.mig.as_ref().is_some_and(|m| !m.instances.is_empty());
-    let mut off = vec![format!("nvidia-smi -i {} -mig 0", list(&whole)), reset(&whole)];
-    if gpus.iter().any(instances) {
-        off.insert(0, reset(&whole));
-    }
-    let off = while_stopped(&off);
+    let off = format!("`gpushctl mig apply --gpu {}` switches it off", list(&whole));
     step(&whole, "has MIG mode on against the config", "have MIG mode on against the config", &off);
     let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !whole.contains(&g.index));
     let off = while_stopped(&[reset(&pending)]);

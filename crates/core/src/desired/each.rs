@@ -80,6 +80,11 @@ fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
     }
 }
 
+/// The plan of a GPU that shall have MIG mode off.
+pub(super) fn whole(gpu: &Gpu) -> GpuPlan {
+    of(gpu, &Want::Off)
+}
+
 fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
     let layout = match want {
         Want::Off => &Layout::none(),

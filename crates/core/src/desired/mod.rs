@@ -45,6 +45,17 @@ pub struct Wish {
     pub configured: Option<Layout>,
 }
 
+impl Wish {
+    /// Whether the config wants the GPU uncut.
+    #[must_use]
+    pub fn wants_whole(&self) -> bool {
+        match self.mode {
+            Mode::Exclusive | Mode::Mps | Mode::Timeslice => true,
+            Mode::Mig | Mode::Unmanaged => false,
+        }
+    }
+}
+
 /// For each GPU, in order, the position of the rule that claims it.
 #[must_use]
 pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {

@@ -24,7 +24,8 @@ use crate::{
 /// Plans what a request asks of a host.
 ///
 /// With no selector it means every GPU that a `mig` rule claims. A GPU that a rule of another mode
-/// claims is refused; one that no rule claims may be named with an explicit layout.
+/// claims is refused a layout; named without one, it becomes the whole GPU that its rule wants: MIG mode
+/// off. One that no rule claims may be named with an explicit layout.
 ///
 /// # Errors
 /// The request can't be understood, names no GPU, or names one that is another mode's. That one GPU
@@ -44,21 +45,28 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let mut wanted = Vec::new();
     for at in chosen {
         let (gpu, wish) = (&gpus[at], &wishes[at]);
+        if given.is_none() && wish.wants_whole() {
+            wanted.push((gpu, wish, None));
+            continue;
+        }
         let layout = match &given {
             Some(layout) => layout.clone(),
             None => configured(gpu, wish, named && request.layout == LayoutSource::Config, others)?,
         };
         claimed_otherwise(gpu, wish, others)?;
-        wanted.push((gpu, wish, layout));
+        wanted.push((gpu, wish, Some(layout)));
     }
     let explicit = given.is_some();
-    let plan = |(gpu, wish, layout): &(&Gpu, &Wish, Layout)| match workable(gpu, named) {
-        Ok(()) if gpu.mig.is_none() => {
-            let refusal = Some(Refusal::NoMig);
-            GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..no_plan(gpu, layout) }
+    let plan = |(gpu, wish, layout): &(&Gpu, &Wish, Option<Layout>)| {
+        let Some(layout) = layout else { return each::whole(gpu) };
+        match workable(gpu, named) {
+            Ok(()) if gpu.mig.is_none() => {
+                let refusal = Some(Refusal::NoMig);
+                GpuPlan { refusal, error: Some(no_mig(gpu, wish, others)), ..no_plan(gpu, layout) }
+            }
+            Ok(()) => plan_gpu(gpu, layout, explicit),
+            Err(error) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
         }
-        Ok(()) => plan_gpu(gpu, layout, explicit),
-        Err(error) => GpuPlan { error: Some(error), ..no_plan(gpu, layout) },
     };
     let mut plans: Vec<GpuPlan> = wanted.iter().map(plan).collect();
     mode::complete(config, gpus, &mut plans);
