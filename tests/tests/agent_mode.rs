@@ -318,6 +318,24 @@ fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
 }
 
 #[test]
+fn a_group_that_is_reset_together_goes_back_together() {
+    let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
+    // Longer than the attempts to go back take: no GPU waits for another.
+    host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
+    let operation = agent.apply(&["all"], &["1g.10gb*7"]);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    for gpu in 0..3 {
+        assert_eq!(
+            (truth(&host, gpu as usize), agent.gpu(gpu).state),
+            (vec!["MIG off".to_owned()], GpuState::Ready),
+            "{gpu}"
+        );
+    }
+}
+
+#[test]
 fn links_between_gpus_are_told_and_join_no_reset() {
     let host = Host::up("[[gpu]]\nmodel = \"a30-24\"\ncount = 4\nnvlink = \"pairs\"\nmig = false\n");
     let agent = Agent::start(&host, "");

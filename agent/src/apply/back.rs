@@ -49,6 +49,43 @@ impl From<Trouble> for Setback {
     }
 }
 
+/// How much of what stood before an attempt restores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UpTo {
+    /// The instances; a MIG mode that is to go off stays on, for now.
+    Instances,
+    /// All.
+    Mode,
+}
+
+/// Gives GPUs that are reset only together their modes from before at once: one by one, each would be in the
+/// way of the other's reset. What fails here is left to [`back`], which every one of them has still to go.
+pub(super) async fn modes_together(agent: &Shared, operation: &str, parts: &[&Part]) {
+    let mut other: Vec<&Part> = Vec::new();
+    for &part in parts.iter().filter(|part| part.plan.reset.as_ref().is_some_and(|reset| !reset.together.is_empty())) {
+        let Ok(reading) = step::read(agent, part).await else { continue };
+        if let (Some(before), Some(now)) = (&part.before, &reading.mig)
+            && before.enabled != now.enabled
+        {
+            other.push(part);
+        }
+    }
+    let was_on = |part: &&Part| part.before.as_ref().is_some_and(|before| before.enabled);
+    let (on, off): (Vec<&Part>, Vec<&Part>) = other.into_iter().partition(was_on);
+    if on.len() > 1 {
+        mode::switch(agent, operation, &on, true).await;
+    }
+    if off.len() > 1 {
+        let mut cleared = 0;
+        for part in &off {
+            cleared += usize::from(matches!(once(agent, operation, part, None, UpTo::Instances).await, Ok(None)));
+        }
+        if cleared == off.len() {
+            mode::switch(agent, operation, &off, false).await;
+        }
+    }
+}
+
 /// Restores what stood before.
 ///
 /// # Errors
@@ -58,7 +95,7 @@ pub(super) async fn back(agent: &Shared, operation: &str, part: &Part) -> Result
     let mut attempt = 1;
     loop {
         let stays = (attempt >= ATTEMPTS).then_some(&refused);
-        let setback = match once(agent, operation, part, stays).await {
+        let setback = match once(agent, operation, part, stays, UpTo::Mode).await {
             Ok(None) => return Ok(()),
             Ok(Some(beside)) => return Err(Trouble::Failed(partly(part, beside))),
             Err(setback) => setback,
@@ -88,6 +125,7 @@ async fn once(
     operation: &str,
     part: &Part,
     stays: Option<&BTreeSet<u32>>,
+    up_to: UpTo,
 ) -> Result<Option<Beside>, Setback> {
     let mut reading = step::read(agent, part).await?;
     if same(part.before.as_ref(), reading.mig.as_ref()) {
@@ -153,6 +191,9 @@ async fn once(
                 trouble,
             })?;
         }
+    }
+    if up_to == UpTo::Instances {
+        return Ok(short);
     }
     if short.is_none() && (now.enabled, now.pending) != (before.enabled, before.pending) {
         restore_mode(agent, operation, part, before.enabled).await?;

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use super::{
     Part,
-    back::back,
+    back::{back, modes_together},
     forward::{Forward, forward},
     mode,
     step::Trouble,
@@ -250,6 +250,13 @@ async fn all_back(
     let mut changes = Vec::new();
     let mut tasks = JoinSet::new();
     let mut left = Vec::new();
+    let goes_back = |part: &Part, end: &Forward| match end {
+        Forward::Troubled(Trouble::Lost(_) | Trouble::Unknown(_)) => false,
+        Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => !part.is_untouched(),
+    };
+    let going: Vec<&Part> =
+        parts.iter().zip(ends).filter(|(part, end)| goes_back(part, end)).map(|(part, _)| part).collect();
+    modes_together(agent, &id, &going).await;
     for (part, end) in parts.iter().zip(ends) {
         match end {
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
