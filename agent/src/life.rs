@@ -99,6 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
         driverless: Default::default(),
+        services: Default::default(),
     };
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);

@@ -18,6 +18,8 @@ pub(crate) struct Outside {
     pub(crate) nvidia_smi: Option<PathBuf>,
     /// Held while the driver worker is ended for the sake of a reset.
     pub(crate) driverless: Arc<Mutex<()>>,
+    /// Held while services are stopped or started around a reset.
+    pub(crate) services: Mutex<()>,
 }
 
 impl Outside {

@@ -348,6 +348,26 @@ fn links_between_gpus_are_told_and_join_no_reset() {
 }
 
 #[test]
+fn a_service_that_two_operations_need_stopped_is_started_by_the_last() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    // The first waits in its hook, the service stopped, until the second has begun its own.
+    around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
+    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
+    let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
+    for operation in operations {
+        let ended = agent.follow(operation);
+        assert_eq!(ended.state, OperationState::Done, "{ended:?}\n{}", agent.log());
+    }
+    assert!(around.runs("nvidia-dcgm"));
+    let calls = around.take_calls();
+    let at = |wanted: &str| calls.iter().rposition(|call| call.starts_with(wanted)).expect("a call");
+    assert_eq!(calls.iter().filter(|call| call.starts_with("systemctl start")).count(), 1, "{calls:?}");
+    assert!(at("systemctl start") > at("nvidia-smi"), "not while the other resets: {calls:?}");
+}
+
+#[test]
 fn a_guest_refuses_what_only_its_host_can_do() {
     let host = Host::up(AMPERE);
     std::fs::write(host.dir().join("proc/cpuinfo"), "processor\t: 0\nflags\t\t: fpu vme hypervisor sse\n").unwrap();

@@ -6,6 +6,9 @@
 //!  services started ◄──────────────── hook after ◄──────── last noted, first undone ◄───────────┘
 //! ```
 //!
+//! Several operations may need one service stopped at a time: each notes it, and the last of them that
+//! ends starts it. Whoever stops or starts one does so alone on this host.
+//!
 //! Each is noted durably before it is done, so whatever happens in between, somebody undoes it:
 //! the operation at its end, good or bad, or the next gpushd. Undoing twice does no harm: a service
 //! that runs is started to no effect. What can't be undone stays noted, and is told.
@@ -13,7 +16,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, OperationState};
-use gpush_store::OperationId;
+use gpush_store::{OperationId, UnfinishedOperation};
 use serde::{Deserialize, Serialize};
 
 use super::Part;
@@ -62,10 +65,12 @@ pub(in crate::apply) async fn prepare(agent: &Shared, ongoing: &Ongoing, parts: 
     let change = &config.mode_change;
     let noted: Vec<Undo> = pending(agent, ongoing.number()).await?.into_iter().map(|(_, undo)| undo).collect();
     for service in &change.services {
+        let _alone = agent.outside.services.lock().await;
         let undo = Undo::Start { service: service.clone() };
         // Noted by the gpushd before, which may have died before it stopped it.
         if !noted.contains(&undo) {
-            if !is_active(agent, &ongoing.id(), service).await? {
+            let runs = is_active(agent, &ongoing.id(), service).await?;
+            if !runs && owed_by_others(agent, ongoing.number(), &undo).await?.is_empty() {
                 continue;
             }
             note(agent, ongoing.number(), &undo).await?;
@@ -117,7 +122,12 @@ pub(in crate::apply) async fn take_back(agent: &Shared, operation: OperationId, 
         }
     };
     for (position, undo) in noted.into_iter().rev() {
+        let _alone = match &undo {
+            Undo::Start { .. } => Some(agent.outside.services.lock().await),
+            Undo::Hook { .. } => None,
+        };
         let undone = match &undo {
+            Undo::Start { .. } if still_needed_stopped(agent, operation, &undo).await => true,
             Undo::Start { service } => match start(agent, &operation.to_string(), service).await {
                 Ok(()) => true,
                 Err(why) => {
@@ -148,6 +158,22 @@ pub(in crate::apply) async fn take_back(agent: &Shared, operation: OperationId, 
         tracing::error!(op = %operation, "{one}");
     }
     told
+}
+
+/// Whether an operation that goes on needs the same, and will undo it.
+async fn still_needed_stopped(agent: &Shared, operation: OperationId, undo: &Undo) -> bool {
+    // In doubt it is started: one that runs when it should not is in the way, and is told.
+    owed_by_others(agent, operation, undo).await.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
+}
+
+/// Stages of the other operations that have the same to undo.
+async fn owed_by_others(agent: &Shared, operation: OperationId, undo: &Undo) -> Result<Vec<OperationState>, ApiError> {
+    let others = agent.store.read(|view| view.unfinished()).await?;
+    let owes = |other: &UnfinishedOperation| {
+        other.undo.iter().any(|one| serde_json::from_value::<Undo>(one.what.clone()).is_ok_and(|one| one == *undo))
+    };
+    let others = others.into_iter().filter(|other| other.record.id != operation && owes(other));
+    Ok(others.map(|other| other.record.stage).collect())
 }
 
 async fn start(agent: &Shared, operation: &str, service: &str) -> Result<(), String> {
