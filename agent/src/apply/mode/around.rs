@@ -16,7 +16,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, OperationState};
-use gpush_store::{OperationId, UnfinishedOperation};
+use gpush_store::{OperationId, UnfinishedOperation, View};
 use serde::{Deserialize, Serialize};
 
 use super::Part;
@@ -168,7 +168,7 @@ async fn still_needed_stopped(agent: &Shared, operation: OperationId, undo: &Und
 
 /// Stages of the other operations that have the same to undo.
 async fn owed_by_others(agent: &Shared, operation: OperationId, undo: &Undo) -> Result<Vec<OperationState>, ApiError> {
-    let others = agent.store.read(|view| view.unfinished()).await?;
+    let others = agent.store.read(View::unfinished).await?;
     let owes = |other: &UnfinishedOperation| {
         other.undo.iter().any(|one| serde_json::from_value::<Undo>(one.what.clone()).is_ok_and(|one| one == *undo))
     };
