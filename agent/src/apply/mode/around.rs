@@ -168,12 +168,15 @@ async fn still_needed_stopped(agent: &Shared, operation: OperationId, undo: &Und
 
 /// Stages of the other operations that have the same to undo.
 async fn owed_by_others(agent: &Shared, operation: OperationId, undo: &Undo) -> Result<Vec<OperationState>, ApiError> {
-    let others = agent.store.read(View::unfinished).await?;
-    let owes = |other: &UnfinishedOperation| {
-        other.undo.iter().any(|one| serde_json::from_value::<Undo>(one.what.clone()).is_ok_and(|one| one == *undo))
+    let undo = undo.clone();
+    let stages = move |view: &View<'_>| {
+        let owes = |other: &UnfinishedOperation| {
+            other.undo.iter().any(|one| serde_json::from_value::<Undo>(one.what.clone()).is_ok_and(|one| one == undo))
+        };
+        let others = view.unfinished()?.into_iter().filter(|other| other.record.id != operation && owes(other));
+        Ok(others.map(|other| other.record.stage).collect())
     };
-    let others = others.into_iter().filter(|other| other.record.id != operation && owes(other));
-    Ok(others.map(|other| other.record.stage).collect())
+    Ok(agent.store.read(stages).await?)
 }
 
 async fn start(agent: &Shared, operation: &str, service: &str) -> Result<(), String> {
