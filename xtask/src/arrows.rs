@@ -22,6 +22,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-api", &[]),
     ("gpush-core", &["gpush-api", "gpush-geometry"]),
     ("gpush-nvml", &["gpush-api", "gpush-core"]),
+    ("gpush-mps", &[]),
     ("gpush-client", &["gpush-api"]),
     ("gpush-store", &["gpush-api"]),
     ("gpush-man", &[]),

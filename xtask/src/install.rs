@@ -1,9 +1,9 @@
 //! Installs what the tests need beyond cargo, where that is possible, and says so where it is not.
 //!
 //! Two things: a private Python environment under `target/venv` with the independent NVML clients
-//! of `tests/clients/requirements.txt`, and nvtop from Debian. The system's Python is never
-//! touched. Packages come through apt, and only as root; nvtop lives in Debian's `contrib`, which
-//! is asked for through package lists of our own, so that the machine's sources stay as they are.
+//! of `tests/clients/requirements.txt`, and programs from Debian. The system's Python is never
+//! touched. Packages come through apt, and only as root; some live in Debian's `contrib` and `non-free`,
+//! which are asked for through package lists of our own, so that the machine's sources stay as they are.
 
 use std::{
     fs,
@@ -20,16 +20,21 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
-/// Programs that tests run, each in the Debian package of its name: a client of the driver, what kills
-/// at system calls, what sets the clock of one program.
-const PROGRAMS: [&str; 3] = ["nvtop", "strace", "faketime"];
+/// Programs that tests run, with their Debian packages: a client of the driver, what kills at system
+/// calls, what sets the clock of one program, NVIDIA's control daemon.
+const PROGRAMS: [(&str, &str); 4] = [
+    ("nvtop", "nvtop"),
+    ("strace", "strace"),
+    ("faketime", "faketime"),
+    ("nvidia-cuda-mps-control", "nvidia-cuda-mps"),
+];
 
 /// Installs what is missing; returns what could not be had, each as `what: why`.
 pub(crate) fn all() -> Vec<String> {
     let mut missing = Vec::new();
-    for program in PROGRAMS {
+    for (program, package) in PROGRAMS {
         if !on_path(program)
-            && let Err(error) = debian(&[program])
+            && let Err(error) = debian(&[package])
         {
             missing.push(format!("{program}: {error:#}"));
         }
@@ -43,7 +48,7 @@ pub(crate) fn all() -> Vec<String> {
 /// What is missing, when nothing shall be installed.
 pub(crate) fn absent() -> Vec<String> {
     let mut missing = Vec::new();
-    for program in PROGRAMS.iter().filter(|program| !on_path(program)) {
+    for (program, _) in PROGRAMS.iter().filter(|(program, _)| !on_path(program)) {
         missing.push(format!("{program}: not installed, and --no-install was given"));
     }
     if !venv().join("bin/python").is_file() {
@@ -106,10 +111,12 @@ fn debian(packages: &[&str]) -> Result<()> {
         bail!("not installed, and this is no Debian; install it by this system's own means");
     }
     if !is_root() {
-        bail!("not installed, and only root may; type `sudo {by_hand}` (nvtop is in Debian's contrib)");
+        bail!(
+            "not installed, and only root may; type `sudo {by_hand}` (nvtop is in Debian's contrib, nvidia-cuda-mps in non-free)"
+        );
     }
     println!("installing {} through apt", packages.join(" "));
-    let lists = Lists::with_contrib()?;
+    let lists = Lists::with_all_components()?;
     lists.apt(&["update"])?;
     let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
     arguments.extend(packages);
@@ -120,13 +127,13 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// apt's package lists of our own: the machine's sources, `contrib` added.
+/// apt's package lists of our own: the machine's sources, `contrib` and `non-free` added.
 struct Lists {
     folder: PathBuf,
 }
 
 impl Lists {
-    fn with_contrib() -> Result<Self> {
+    fn with_all_components() -> Result<Self> {
         let folder = workspace::scratch()?.join("apt");
         let parts = folder.join("parts");
         fs::create_dir_all(&parts).with_context(|| format!("cannot make {}", parts.display()))?;
@@ -138,7 +145,7 @@ impl Lists {
         for source in sources {
             let known = source.extension().is_some_and(|extension| extension == "list" || extension == "sources");
             if let (true, Ok(text)) = (known, fs::read_to_string(&source)) {
-                fs::write(parts.join(source.file_name().unwrap_or_default()), add_contrib(&text))?;
+                fs::write(parts.join(source.file_name().unwrap_or_default()), add_components(&text))?;
             }
         }
         Ok(Self { folder })
@@ -168,16 +175,19 @@ fn option(name: &str, path: &Path) -> String {
     format!("{name}={}", path.display())
 }
 
-/// Adds `contrib` to every source that offers `main`, in both of apt's notations.
-fn add_contrib(text: &str) -> String {
+/// Adds `contrib` and `non-free` to every source that offers `main`, in both of apt's notations.
+fn add_components(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
         let bare = line.trim_start();
         let has = |word: &str| line.split_whitespace().any(|part| part == word);
         let offers = bare.starts_with("Components:") || bare.starts_with("deb ");
         out.push_str(line);
-        if offers && has("main") && !has("contrib") {
-            out.push_str(" contrib");
+        for component in ["contrib", "non-free"] {
+            if offers && has("main") && !has(component) {
+                out.push(' ');
+                out.push_str(component);
+            }
         }
         out.push('\n');
     }
@@ -191,18 +201,18 @@ fn last_line(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::add_contrib;
+    use super::add_components;
 
     #[test]
-    fn contrib_is_added_once_and_only_beside_main() {
-        assert_eq!(add_contrib("Components: main\n"), "Components: main contrib\n");
-        assert_eq!(add_contrib("Components: main contrib\n"), "Components: main contrib\n");
+    fn components_are_added_once_and_only_beside_main() {
+        assert_eq!(add_components("Components: main\n"), "Components: main contrib non-free\n");
+        assert_eq!(add_components("Components: main contrib non-free\n"), "Components: main contrib non-free\n");
         assert_eq!(
-            add_contrib("deb [trusted=yes] file:/srv stable main\n"),
-            "deb [trusted=yes] file:/srv stable main contrib\n"
+            add_components("deb [trusted=yes] file:/srv stable main\n"),
+            "deb [trusted=yes] file:/srv stable main contrib non-free\n"
         );
         assert_eq!(
-            add_contrib("# deb file:/srv stable main\nSuites: main\n"),
+            add_components("# deb file:/srv stable main\nSuites: main\n"),
             "# deb file:/srv stable main\nSuites: main\n"
         );
     }

@@ -1,0 +1,275 @@
+//! A daemon's ear, shared: one question at a time, each with a deadline, again while somebody else has it;
+//! answers as values, and what was set read back.
+//!
+//! ```text
+//! asked ──► our turn ──► session ─┬─ answered ─────────────────────► refusal by its words? ──► value
+//!                          ▲      ├─ closed: somebody has its ear, ask again ─┐
+//!                          └──────┼───────────────────────────────────────────┘ until the deadline: busy
+//!                                 └─ absent, silent, foreign: told as it is
+//! ```
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use thiserror::Error;
+use tokio::{sync::Mutex, time::Instant};
+
+use crate::{
+    command::{Command, Pid},
+    session::{self, Answer, Daemon, SessionError},
+    value::{MemoryLimit, Percentage, Priority},
+};
+
+/// Between two tries while somebody else has its ear.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Why a command was not done.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// No answer.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// Somebody else had its ear until the deadline: an open front-end, or a connection that hangs.
+    #[error("somebody else has the control daemon's ear")]
+    Busy,
+    /// The daemon did not do it.
+    #[error("the control daemon refused `{command}`: {said}")]
+    Refused {
+        /// What it was told.
+        command: String,
+        /// Its words, or that its status was not 0.
+        said: String,
+    },
+    /// This daemon does not know the command.
+    #[error("this control daemon does not know `{0}`")]
+    Unknown(String),
+    /// No such server, or none at all.
+    #[error("the control daemon has no such server")]
+    NoServer,
+    /// It said that all was well, and has another value.
+    #[error("the control daemon was told {told} and has {has}")]
+    NotSet {
+        /// What it was told.
+        told: String,
+        /// What it reads back; empty when it has none.
+        has: String,
+    },
+    /// An answer that can't be read.
+    #[error("the control daemon answered `{command}` with `{said}`")]
+    Strange {
+        /// What it was told.
+        command: String,
+        /// Its words.
+        said: String,
+    },
+}
+
+/// State of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerState {
+    /// It starts.
+    Initializing,
+    /// It serves.
+    Active,
+    /// A client's fatal fault; it takes nobody until those concerned have ended.
+    Fault,
+}
+
+/// The one who may speak to a daemon. All of an agent's questions to it go through one of these.
+#[derive(Debug)]
+pub struct Control {
+    socket: PathBuf,
+    turn: Mutex<()>,
+}
+
+impl Control {
+    /// For the daemon of a pipe directory; nothing is opened yet.
+    #[must_use]
+    pub fn of(directory: &Path) -> Self {
+        Self { socket: directory.join("control_privileged"), turn: Mutex::new(()) }
+    }
+
+    /// Says a command and hears the answer, all within `deadline`, waiting for our turn included.
+    ///
+    /// # Errors
+    /// See [`ControlError`]. After [`SessionError::Silent`] it may have been done all the same.
+    pub async fn say(&self, command: &Command, deadline: Duration) -> Result<Answer, ControlError> {
+        let until = Instant::now() + deadline;
+        let _turn = tokio::time::timeout_at(until, self.turn.lock()).await.map_err(|_| ControlError::Busy)?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let line = command.to_string();
+            match session::ask(&self.socket, &line, left).await {
+                Ok(answer) => return judged(&line, answer),
+                Err(SessionError::Closed) if command.ends_the_daemon() => return Err(SessionError::Closed.into()),
+                Err(SessionError::Closed) if Instant::now() + AGAIN >= until => return Err(ControlError::Busy),
+                Err(SessionError::Closed) => tokio::time::sleep(AGAIN).await,
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+
+    /// Who answers.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn daemon(&self, deadline: Duration) -> Result<Daemon, ControlError> {
+        Ok(self.say(&Command::ServerList, deadline).await?.daemon)
+    }
+
+    /// Pids of its servers.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn servers(&self, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
+        self.pids(Command::ServerList, deadline).await
+    }
+
+    /// Pids of a server's clients.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn clients(&self, server: Pid, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
+        self.pids(Command::ClientList(server), deadline).await
+    }
+
+    async fn pids(&self, command: Command, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
+        let text = self.text(command, deadline).await?;
+        text.split_whitespace().map(|word| word.parse().map_err(|_| strange(command, &text))).collect()
+    }
+
+    /// State of a server.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::Unknown`] from daemons before version 550.
+    pub async fn server_state(&self, server: Pid, deadline: Duration) -> Result<ServerState, ControlError> {
+        let command = Command::ServerStatus(server);
+        let text = self.text(command, deadline).await?;
+        let upper = text.trim().to_ascii_uppercase();
+        match upper.as_str() {
+            "INITIALIZING" => Ok(ServerState::Initializing),
+            "ACTIVE" => Ok(ServerState::Active),
+            "FAULT" => Ok(ServerState::Fault),
+            _ => Err(strange(command, &text)),
+        }
+    }
+
+    /// Active thread percentage of the next server.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn default_percentage(&self, deadline: Duration) -> Result<Percentage, ControlError> {
+        let text = self.text(Command::DefaultPercentage, deadline).await?;
+        text.trim().parse().map_err(|_| strange(Command::DefaultPercentage, &text))
+    }
+
+    /// Sets the active thread percentage of the next server, and reads it back.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    pub async fn set_default_percentage(&self, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetDefaultPercentage(to), deadline).await?;
+        let has = self.default_percentage(deadline).await?;
+        if has == to { Ok(()) } else { Err(not_set(to, has)) }
+    }
+
+    /// Priority of the next clients.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn default_priority(&self, deadline: Duration) -> Result<Priority, ControlError> {
+        let text = self.text(Command::DefaultPriority, deadline).await?;
+        let number = text.trim().parse().ok();
+        number.and_then(Priority::of_number).ok_or_else(|| strange(Command::DefaultPriority, &text))
+    }
+
+    /// Sets the priority of the next clients, and reads it back.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    pub async fn set_default_priority(&self, to: Priority, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetDefaultPriority(to), deadline).await?;
+        let has = self.default_priority(deadline).await?;
+        if has == to { Ok(()) } else { Err(not_set(to, has)) }
+    }
+
+    /// Pinned memory limit of the next server in the daemon's words, in which a GiB and a half is `1G`;
+    /// `None` without one.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn default_memory_limit(&self, deadline: Duration) -> Result<Option<String>, ControlError> {
+        let text = self.text(Command::DefaultMemoryLimit, deadline).await?;
+        let text = text.trim();
+        Ok((!text.is_empty()).then(|| text.to_owned()))
+    }
+
+    /// Sets the pinned memory limit of the next server, and reads it back as far as the daemon shows it.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    pub async fn set_default_memory_limit(&self, to: MemoryLimit, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetDefaultMemoryLimit(to), deadline).await?;
+        let has = self.default_memory_limit(deadline).await?;
+        if has.as_deref() == Some(shown(to).as_str()) { Ok(()) } else { Err(not_set(to, has.unwrap_or_default())) }
+    }
+
+    /// Has a server started for a user. Whether it lives is for [`Control::servers`] to say.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn start_server(&self, uid: u32, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
+    }
+
+    /// Ends the daemon. That it answers, or hangs up, says little: its process tells.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn quit(&self, force_after_s: Option<u32>, deadline: Duration) -> Result<(), ControlError> {
+        match self.say(&Command::Quit { force_after_s }, deadline).await {
+            Ok(_) | Err(ControlError::Session(SessionError::Closed)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
+        Ok(self.say(&command, deadline).await?.text.concat())
+    }
+}
+
+/// How the daemon shows a limit: whole GiB from one on, rounded down.
+fn shown(limit: MemoryLimit) -> String {
+    match limit.mib() {
+        mib @ ..1024 => format!("{mib}M"),
+        mib => format!("{}G", mib / 1024),
+    }
+}
+
+/// Tells refusals from answers: they come as text, with status 0.
+fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
+    let said = answer.text.concat();
+    let said = said.trim();
+    let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];
+    if said.starts_with("Unknown command") {
+        Err(ControlError::Unknown(line.to_owned()))
+    } else if said.starts_with("Server") && said.ends_with("not found") {
+        Err(ControlError::NoServer)
+    } else if refused.iter().any(|words| said.starts_with(words)) {
+        Err(ControlError::Refused { command: line.to_owned(), said: said.to_owned() })
+    } else if answer.status != 0 {
+        Err(ControlError::Refused { command: line.to_owned(), said: format!("status {} {said}", answer.status) })
+    } else {
+        Ok(answer)
+    }
+}
+
+fn strange(command: Command, said: &str) -> ControlError {
+    ControlError::Strange { command: command.to_string(), said: said.trim().to_owned() }
+}
+
+fn not_set(told: impl ToString, has: impl ToString) -> ControlError {
+    ControlError::NotSet { told: told.to_string(), has: has.to_string() }
+}

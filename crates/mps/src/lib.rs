@@ -1,0 +1,22 @@
+//! `nvidia-cuda-mps-control`, the daemon that lets processes share a GPU, spoken to directly.
+//!
+//! NVIDIA's front-end is a process per command that returns 0 for what was refused, and prints nothing
+//! when another one has the daemon's only ear. So this crate speaks the daemon's socket itself.
+//!
+//! ```text
+//!            values ──► command ──► wire ──► session ──► control       one actor a daemon, in turn
+//!            checked    a line      frames   one question   deadline, again while another has its ear,
+//!            by us                  as bytes one answer     what was set is read back
+//!                                                   │
+//!            lock: who the daemon of a directory is ┘
+//! ```
+//!
+//! The daemon accepts nonsense without a word (`512K` of memory becomes `512M`, 0 percent prints the old
+//! value): whatever reaches it has passed [`value`]. Nothing here starts or ends a daemon.
+
+pub mod command;
+pub mod control;
+pub mod lock;
+pub mod session;
+pub mod value;
+pub mod wire;

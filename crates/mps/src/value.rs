@@ -1,0 +1,233 @@
+//! What can be set, checked before the daemon sees it, which takes nonsense without a word.
+
+use std::{fmt, str::FromStr};
+
+use thiserror::Error;
+
+/// Why a text is no value that may be set.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("`{text}` is no {what}: {why}")]
+pub struct BadValue {
+    /// What was given.
+    pub text: String,
+    /// What was wanted, in words.
+    pub what: &'static str,
+    /// What is wrong with it, and what is right.
+    pub why: &'static str,
+}
+
+/// An active thread percentage: over 0, at most 100, in tenths.
+///
+/// The daemon keeps a float and shows one decimal; more than it shows could not be read back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Percentage {
+    tenths: u16,
+}
+
+impl Percentage {
+    /// All of the GPU: the daemon's default.
+    pub const ALL: Self = Self { tenths: 1000 };
+
+    /// From tenths of a percent: 1 to 1000.
+    #[must_use]
+    pub fn of_tenths(tenths: u16) -> Option<Self> {
+        (1..=1000).contains(&tenths).then_some(Self { tenths })
+    }
+
+    /// In tenths of a percent.
+    #[must_use]
+    pub fn tenths(self) -> u16 {
+        self.tenths
+    }
+}
+
+impl fmt::Display for Percentage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.tenths / 10, self.tenths % 10) {
+            (whole, 0) => write!(f, "{whole}"),
+            (whole, tenth) => write!(f, "{whole}.{tenth}"),
+        }
+    }
+}
+
+impl FromStr for Percentage {
+    type Err = BadValue;
+
+    /// `25`, `12.5`, `50%`.
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let bad = |why| BadValue { text: text.to_owned(), what: "active thread percentage", why };
+        let number = text.trim();
+        let number = number.strip_suffix('%').unwrap_or(number).trim_end();
+        let (whole, tenth) = match number.split_once('.') {
+            None => (number, "0"),
+            Some((_, tenth)) if tenth.len() != 1 => return Err(bad("give one decimal at most, as in 12.5")),
+            Some(parts) => parts,
+        };
+        // `parse` would take a sign.
+        let digits = |text: &str| !text.is_empty() && text.len() <= 3 && text.bytes().all(|b| b.is_ascii_digit());
+        if !digits(whole) || !digits(tenth) {
+            return Err(bad("give a number over 0 and up to 100"));
+        }
+        let tenths = whole.parse::<u16>().ok().zip(tenth.parse::<u16>().ok()).map(|(whole, tenth)| whole * 10 + tenth);
+        tenths.and_then(Self::of_tenths).ok_or_else(|| bad("it must be over 0 and up to 100"))
+    }
+}
+
+/// A limit of pinned device memory: whole MiB, at least one.
+///
+/// The daemon reads `1.5G`, `1 G` and `1T` as 1 MiB and `512K` as 512 MiB, so it is only ever given `NM`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryLimit {
+    mib: u64,
+}
+
+/// More than any GPU has, and far from where the daemon overflows.
+const MOST_MIB: u64 = 16 << 20;
+
+impl MemoryLimit {
+    /// From MiB: 1 to 16 TiB.
+    #[must_use]
+    pub fn of_mib(mib: u64) -> Option<Self> {
+        (1..=MOST_MIB).contains(&mib).then_some(Self { mib })
+    }
+
+    /// In MiB.
+    #[must_use]
+    pub fn mib(self) -> u64 {
+        self.mib
+    }
+}
+
+impl fmt::Display for MemoryLimit {
+    /// As the daemon is told: `1536M`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}M", self.mib)
+    }
+}
+
+impl FromStr for MemoryLimit {
+    type Err = BadValue;
+
+    /// `8G`, `1536M`, `8GiB`, `1536 MiB`: binary units, whole numbers.
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let bad = |why| BadValue { text: text.to_owned(), what: "memory limit", why };
+        let upper = text.trim().to_ascii_uppercase();
+        let split = upper.find(|c: char| !c.is_ascii_digit()).unwrap_or(upper.len());
+        let (number, unit) = upper.split_at(split);
+        let factor = match unit.trim_start() {
+            "M" | "MIB" => 1,
+            "G" | "GIB" => 1024,
+            "" => return Err(bad("say of what: 8G or 8192M")),
+            unit if unit.starts_with('.') => return Err(bad("give whole GiB or MiB: 1536M for 1.5 GiB")),
+            _ => return Err(bad("give whole MiB or GiB, such as 8192M or 8G")),
+        };
+        let number: u64 = number.parse().map_err(|_| bad("give whole MiB or GiB, such as 8192M or 8G"))?;
+        let mib = number.checked_mul(factor).ok_or_else(|| bad("no GPU has as much"))?;
+        match Self::of_mib(mib) {
+            Some(limit) => Ok(limit),
+            None if mib == 0 => Err(bad("at least 1M is needed; leave it out for no limit")),
+            None => Err(bad("no GPU has as much")),
+        }
+    }
+}
+
+/// Priority of a client's kernels; a hint to the driver.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// 0: as processes without MPS have it.
+    #[default]
+    Normal,
+    /// 1: behind those.
+    BelowNormal,
+}
+
+impl Priority {
+    /// By the daemon's number.
+    #[must_use]
+    pub fn of_number(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::Normal),
+            1 => Some(Self::BelowNormal),
+            _ => None,
+        }
+    }
+
+    /// The daemon's number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Normal => 0,
+            Self::BelowNormal => 1,
+        }
+    }
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Normal => "normal",
+            Self::BelowNormal => "below-normal",
+        })
+    }
+}
+
+impl FromStr for Priority {
+    type Err = BadValue;
+
+    /// `normal` or `below-normal`.
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        match text.trim() {
+            "normal" => Ok(Self::Normal),
+            "below-normal" => Ok(Self::BelowNormal),
+            _ => Err(BadValue { text: text.to_owned(), what: "priority", why: "give `normal` or `below-normal`" }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn percentages_are_over_0_and_up_to_100_with_one_decimal() {
+        for (text, tenths) in [("25", 250), ("100", 1000), ("100.0", 1000), ("0.1", 1), ("12.5%", 125), (" 50 % ", 500)]
+        {
+            assert_eq!(text.parse::<Percentage>().map(Percentage::tenths), Ok(tenths), "{text}");
+        }
+        for text in [
+            "0", "0.0", "101", "100.1", "-5", "+5", "NaN", "inf", "abc", "", "%", "1e2", "33.37", "5.", ".5", "１０",
+            "99999",
+        ] {
+            assert!(text.parse::<Percentage>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_limits_are_whole_and_have_a_unit() {
+        for (text, mib) in [("8G", 8192), ("1536M", 1536), ("8 GiB", 8192), ("1mib", 1)] {
+            assert_eq!(text.parse::<MemoryLimit>().map(MemoryLimit::mib), Ok(mib), "{text}");
+        }
+        for text in
+            ["1.5G", "0", "0M", "-1G", "512", "512K", "1T", "abc", "", "G", "99999999G", "18446744073709551615G"]
+        {
+            assert!(text.parse::<MemoryLimit>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_reads_back(tenths in 1..=1000_u16, mib in 1..=MOST_MIB) {
+            let percentage = Percentage::of_tenths(tenths).unwrap();
+            prop_assert_eq!(percentage.to_string().parse::<Percentage>().unwrap(), percentage);
+            let limit = MemoryLimit::of_mib(mib).unwrap();
+            prop_assert_eq!(limit.to_string().parse::<MemoryLimit>().unwrap(), limit);
+        }
+
+        #[test]
+        fn no_text_makes_a_reader_panic(text in ".{0,12}") {
+            let _ = (text.parse::<Percentage>(), text.parse::<MemoryLimit>(), text.parse::<Priority>());
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The bytes on the daemon's socket (AF_UNIX, SEQPACKET, little-endian), as recorded with versions 535
+//! and 550.
+//!
+//! ```text
+//! daemon ► OUTBHELL\0                       its pid and uid come with it (SO_PASSCRED)
+//!   us   ► OUTBCRED\0 + our credentials     (SCM_CREDENTIALS)
+//!   us   ► u32 4                            what we are: a user interface
+//!   us   ► u64 length, then `command\n\0`   the length counts the NUL
+//! daemon ► u32 0, text                      none, one, or several; none for an empty answer
+//!   us   ► u64 0                            that was all
+//! daemon ► u32 1, i32 status                then it closes
+//! ```
+//!
+//! An empty answer sends nothing, so the end of an answer is only known by the status frame: one session
+//! asks one thing.
+
+/// What the daemon says first.
+pub const HELLO: &[u8] = b"OUTBHELL\0";
+
+/// What goes with our credentials.
+pub const CREDENTIALS: &[u8] = b"OUTBCRED\0";
+
+/// That we are a user interface.
+pub const USER_INTERFACE: [u8; 4] = 4_u32.to_le_bytes();
+
+/// That there are no more commands.
+pub const NO_MORE: [u8; 8] = 0_u64.to_le_bytes();
+
+/// Largest frame that is read. Answers come in frames of a few lines.
+pub const LARGEST_FRAME: usize = 64 << 10;
+
+/// Longest command line. A length far beyond what follows ends some daemons.
+pub const LONGEST_COMMAND: usize = 512;
+
+/// The two frames of a command; `None` when it can't be one.
+#[must_use]
+pub fn command(line: &str) -> Option<([u8; 8], Vec<u8>)> {
+    let plain = !line.is_empty() && line.len() <= LONGEST_COMMAND && line.bytes().all(|b| (b' '..=b'~').contains(&b));
+    if !plain {
+        return None;
+    }
+    let body = [line.as_bytes(), b"\n\0"].concat();
+    Some(((body.len() as u64).to_le_bytes(), body))
+}
+
+/// A frame of the daemon's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    /// A part of the answer.
+    Text(String),
+    /// The end: 0 when all went well.
+    Status(i32),
+}
+
+/// Reads a frame; `None` when it is none that is known.
+#[must_use]
+pub fn frame(bytes: &[u8]) -> Option<Frame> {
+    let (kind, rest) = bytes.split_first_chunk::<4>()?;
+    match u32::from_le_bytes(*kind) {
+        0 => {
+            let text = rest.split(|byte| *byte == 0).next().unwrap_or_default();
+            Some(Frame::Text(String::from_utf8_lossy(text).into_owned()))
+        }
+        1 => Some(Frame::Status(i32::from_le_bytes(rest.try_into().ok()?))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_command_is_its_length_with_the_nul_and_its_line() {
+        let (length, body) = command("get_server_list").unwrap();
+        assert_eq!((length, body.as_slice()), (17_u64.to_le_bytes(), b"get_server_list\n\0".as_slice()));
+        for bad in ["", "a\nb", "a\0", "ä", &"x".repeat(LONGEST_COMMAND + 1)] {
+            assert_eq!(command(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn frames_as_recorded() {
+        assert_eq!(frame(b"\0\0\0\x0033.4"), Some(Frame::Text("33.4".to_owned())));
+        assert_eq!(frame(b"\0\0\0\0"), Some(Frame::Text(String::new())));
+        assert_eq!(frame(b"\x01\0\0\0\0\0\0\0"), Some(Frame::Status(0)));
+        assert_eq!(frame(b"\x01\0\0\0\xff\xff\xff\xff"), Some(Frame::Status(-1)));
+        for foreign in [b"".as_slice(), b"\0\0", b"\x01\0\0\0\0", b"\x07\0\0\0\0\0\0\0", HELLO] {
+            assert_eq!(frame(foreign), None, "{foreign:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = frame(&bytes);
+        }
+    }
+}
