@@ -136,7 +136,7 @@ fn connect(at: &Path) -> Result<AsyncFd<OwnedFd>, SessionError> {
     socket::setsockopt(&fd, sockopt::PassCred, &true).map_err(system)?;
     let address = UnixAddr::new(at).map_err(system)?;
     match socket::connect(fd.as_raw_fd(), &address) {
-        Ok(()) => AsyncFd::register(fd).map_err(SessionError::System),
+        Ok(()) => AsyncFd::register(fd).map_err(|error| SessionError::System(error.into())),
         // Its backlog is full: somebody has its ear.
         Err(Errno::EAGAIN) => Err(SessionError::Closed),
         Err(errno @ (Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR)) => {
