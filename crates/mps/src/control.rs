@@ -270,6 +270,6 @@ fn strange(command: Command, said: &str) -> ControlError {
     ControlError::Strange { command: command.to_string(), said: said.trim().to_owned() }
 }
 
-fn not_set(told: impl ToString, has: impl ToString) -> ControlError {
+fn not_set(told: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
     ControlError::NotSet { told: told.to_string(), has: has.to_string() }
 }

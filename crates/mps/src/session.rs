@@ -12,7 +12,7 @@
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -26,7 +26,7 @@ use nix::{
     },
 };
 use thiserror::Error;
-use tokio::io::unix::AsyncFd;
+use tokio::{io::Interest, net::UnixStream};
 
 use crate::wire::{self, Frame};
 
@@ -129,14 +129,16 @@ pub async fn ask(at: &Path, line: &str, deadline: Duration) -> Result<Answer, Se
     }
 }
 
-fn connect(at: &Path) -> Result<AsyncFd<OwnedFd>, SessionError> {
+/// A socket of packets in tokio's clothes of a stream, which only wait for it: bytes go by
+/// [`send`] and [`receive`].
+fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let system = |errno: Errno| SessionError::System(errno.into());
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(system)?;
     socket::setsockopt(&fd, sockopt::PassCred, &true).map_err(system)?;
     let address = UnixAddr::new(at).map_err(system)?;
     match socket::connect(fd.as_raw_fd(), &address) {
-        Ok(()) => AsyncFd::register(fd).map_err(|error| SessionError::System(error.into())),
+        Ok(()) => UnixStream::from_std(fd.into()).map_err(SessionError::System),
         // Its backlog is full: somebody has its ear.
         Err(Errno::EAGAIN) => Err(SessionError::Closed),
         Err(errno @ (Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR)) => {
@@ -146,46 +148,34 @@ fn connect(at: &Path) -> Result<AsyncFd<OwnedFd>, SessionError> {
     }
 }
 
-async fn send(wire: &AsyncFd<OwnedFd>, bytes: &[u8], with: &[ControlMessage<'_>]) -> Result<(), SessionError> {
-    loop {
-        let mut ready = wire.writable().await.map_err(SessionError::System)?;
-        let sent = ready.try_io(|fd| {
-            let parts = [IoSlice::new(bytes)];
-            Ok(socket::sendmsg::<()>(fd.as_raw_fd(), &parts, with, MsgFlags::MSG_NOSIGNAL, None)?)
-        });
-        match sent {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) => return Err(ended_or(error)),
-            Err(_would_block) => {}
-        }
-    }
+async fn send(wire: &UnixStream, bytes: &[u8], with: &[ControlMessage<'_>]) -> Result<(), SessionError> {
+    let parts = [IoSlice::new(bytes)];
+    let sent = wire.async_io(Interest::WRITABLE, || {
+        Ok(socket::sendmsg::<()>(wire.as_raw_fd(), &parts, with, MsgFlags::MSG_NOSIGNAL, None)?)
+    });
+    sent.await.map(|_| ()).map_err(ended_or)
 }
 
 /// One frame, and who sent it when the kernel says so.
-async fn receive(wire: &AsyncFd<OwnedFd>) -> Result<(Vec<u8>, Option<Daemon>), SessionError> {
+async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), SessionError> {
     let mut buffer = vec![0; wire::LARGEST_FRAME];
-    loop {
-        let mut ready = wire.readable().await.map_err(SessionError::System)?;
-        let got = ready.try_io(|fd| {
-            let mut parts = [IoSliceMut::new(&mut buffer)];
-            let mut room = cmsg_space!(UnixCredentials);
-            let message =
-                socket::recvmsg::<()>(fd.as_raw_fd(), &mut parts, Some(&mut room), MsgFlags::MSG_CMSG_CLOEXEC)?;
-            let daemon = message.cmsgs()?.find_map(|one| match one {
-                ControlMessageOwned::ScmCredentials(who) => Some(Daemon { pid: who.pid(), uid: who.uid() }),
-                _ => None,
-            });
-            Ok((message.bytes, message.flags.contains(MsgFlags::MSG_TRUNC), daemon))
+    let got = wire.async_io(Interest::READABLE, || {
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let mut room = cmsg_space!(UnixCredentials);
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = socket::recvmsg::<()>(wire.as_raw_fd(), &mut parts, Some(&mut room), flags)?;
+        let daemon = message.cmsgs()?.find_map(|one| match one {
+            ControlMessageOwned::ScmCredentials(who) => Some(Daemon { pid: who.pid(), uid: who.uid() }),
+            _ => None,
         });
-        match got {
-            Ok(Ok((0, _, _))) => return Err(SessionError::Closed),
-            Ok(Ok((_, true, _))) => return Err(SessionError::Foreign("a frame is larger than any of its".to_owned())),
-            Ok(Ok((length, false, daemon))) => {
-                buffer.truncate(length);
-                return Ok((buffer, daemon));
-            }
-            Ok(Err(error)) => return Err(ended_or(error)),
-            Err(_would_block) => {}
+        Ok((message.bytes, message.flags.contains(MsgFlags::MSG_TRUNC), daemon))
+    });
+    match got.await.map_err(ended_or)? {
+        (0, _, _) => Err(SessionError::Closed),
+        (_, true, _) => Err(SessionError::Foreign("a frame is larger than any of its".to_owned())),
+        (length, false, daemon) => {
+            buffer.truncate(length);
+            Ok((buffer, daemon))
         }
     }
 }
