@@ -187,20 +187,20 @@ impl Ready {
     }
 }
 
-/// Why the plans as a whole can't be carried out: the first refusal, with the others as causes.
+/// Why the plans as a whole can't be carried out: the refusal, or all of them where there are several.
 pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
-    let mut errors = plans.iter().filter_map(|plan| plan.error.as_ref());
-    let mut first = errors.next()?.clone();
-    for other in errors {
-        first.causes.push(other.message.clone());
-        first.causes.extend(other.causes.iter().cloned());
-        // Waiting helps only if it helps all of them.
-        first.retryable &= other.retryable;
-    }
-    if plans.len() > 1 {
-        first = first.outcome("no GPU was touched, since not every plan stands");
-    }
-    Some(first)
+    let refused: Vec<&GpuPlan> = plans.iter().filter(|plan| plan.error.is_some()).collect();
+    let mut errors: Vec<ApiError> = refused.iter().filter_map(|plan| plan.error.clone()).collect();
+    let whole = match errors.len() {
+        0 => return None,
+        1 => errors.remove(0),
+        count => {
+            let indexes: Vec<String> = refused.iter().map(|plan| plan.gpu.to_string()).collect();
+            let message = format!("{count} of {} GPUs refuse: {}", plans.len(), indexes.join(", "));
+            ApiError::several(message, errors)
+        }
+    };
+    Some(if plans.len() > 1 { whole.outcome("no GPU was touched, since not every plan stands") } else { whole })
 }
 
 /// How a GPU is, as far as a rollback needs it.

@@ -144,7 +144,10 @@ fn ask_for(
 
 fn show_plan(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| plan::plans(plans, gpus, look))?;
-    Ok(refusals(plans).map(|(code, _)| code.exit_status()).next().unwrap_or(0))
+    // As an apply would end, which is refused for all of them at once.
+    let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);
+    let code = refusals(plans).find(lasting).or_else(|| refusals(plans).next());
+    Ok(code.map_or(0, |(code, _)| code.exit_status()))
 }
 
 /// Each refused plan with its code.
