@@ -23,6 +23,17 @@ pub(crate) async fn gpus(agent: &Agent, asker: &Asker) -> Result<Vec<Gpu>, ApiEr
     Ok(gpus)
 }
 
+/// UUIDs of the GPUs that selectors with commas between mean, of those that were seen so far.
+///
+/// # Errors
+/// When one of them means none, or no GPU was seen yet.
+pub(crate) fn meant(agent: &Agent, text: &str) -> Result<Vec<String>, ApiError> {
+    let host = agent.observer.known().map_err(|error| no_driver(&error))?;
+    let gpus = compose(agent, &Asker::agent(), host);
+    let meant = Selector::resolve(&[text], &gpus)?;
+    Ok(meant.into_iter().map(|at| gpus[at].uuid.clone()).collect())
+}
+
 /// The host, or why it can't be seen.
 pub(crate) async fn host(agent: &Agent) -> Result<Host, ApiError> {
     if let Some(maintenance) = agent.conditions.maintenance() {
