@@ -36,6 +36,10 @@ fn status_of_a_mixed_host() {
     assert_snapshot!("status-120", drawn(&shown, false, &fixtures::look(120, UTF8)));
     assert_snapshot!("status-ascii", drawn(&shown, false, &fixtures::look(80, Charset::Ascii)));
     assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
+    // However wide the terminal: figures stand over the drawing that they belong to.
+    let wide = drawn(&shown, true, &fixtures::look(200, UTF8));
+    let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(look::width).max().unwrap();
+    assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn odd_readings_do_not_break_the_drawing() {
 #[test]
 fn gpus_as_a_table() {
     let gpus = fixtures::mixed();
-    for width in [80, 120, 140] {
+    for width in [60, 80, 120, 140] {
         let look = fixtures::look(width, UTF8);
         assert_snapshot!(format!("gpu-list-{width}"), fits(&table::gpus(&gpus, &look), &look));
     }
@@ -207,6 +211,8 @@ fn profiles_as_tables() {
     let off = gpus[2].mig.as_mut().unwrap();
     (off.enabled, off.pending) = (false, false);
     assert_snapshot!("mig-profiles", fits(&profiles::profiles(&gpus, &look), &look));
+    let narrow = fixtures::look(60, UTF8);
+    assert_snapshot!("mig-profiles-60", fits(&profiles::profiles(&gpus, &narrow), &narrow));
 }
 
 #[test]
