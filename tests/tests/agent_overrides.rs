@@ -364,6 +364,7 @@ fn a_reload_that_changes_an_overridden_rule_is_refused_until_told_to_end_it() {
         assert!(causes(&agent).contains("the config read before stays in force"), "{}", causes(&agent));
         let diff = agent.get("/v1/config/diff").json();
         assert_eq!(diff["trouble"]["code"], "conflict", "{diff}");
+        assert_eq!(agent.get("/v1/config").json()["trouble"]["code"], "conflict");
         assert_eq!(agent.gpu(0).rule.as_deref(), Some("other"));
     }
     // A signal is refused in the same way.

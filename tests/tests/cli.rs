@@ -448,4 +448,11 @@ fn the_config_in_force_can_be_checked_and_read_again() {
     let check = run(&agent, &["config", "check", file.to_str().expect("a path"), "--offline", "dgx-a100"]);
     assert!(check.contains("no errors, 1 rule, 1 layout") && check.contains("GPU 0: the layout fits"), "{check}");
     assert!(check.ends_with("[exit 0]\n"));
+    agent.write_config("libary = 1\n");
+    assert!(run(&agent, &["config", "reload"]).ends_with("[exit 2]\n"));
+    let (after, effective) = (run(&agent, &["config", "show"]), run(&agent, &["config", "show", "--effective"]));
+    for text in [after, effective] {
+        assert!(text.contains("reload failed: ") && text.contains("libary") && text.contains("training"), "{text}");
+        assert!(text.ends_with("[exit 0]\n"), "{text}");
+    }
 }

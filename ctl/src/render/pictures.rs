@@ -460,6 +460,12 @@ fn the_config_in_force() {
             },
             PendingRestart { key: "api.admin_socket".into(), in_force: None, in_file: Some("\"/run/a.sock\"".into()) },
         ],
+        trouble: Some(
+            ApiError::new(Code::ConfigInvalid, "the config /etc/gpush/config.toml is wrong")
+                .cause("line 3, column 1: unknown key `libary` in [driver] (did you mean `library`?)")
+                .outcome("the config read before stays in force")
+                .hint("mend it, test it with `gpushctl config check /etc/gpush/config.toml`, then `systemctl reload gpushd`"),
+        ),
         generation: 1,
     };
     assert_snapshot!("config-show", fits(&config::config(&view, &look), &look));
@@ -469,6 +475,7 @@ fn the_config_in_force() {
         layouts: Vec::new(),
         effective: String::new(),
         pending_restart: Vec::new(),
+        trouble: None,
         generation: 0,
     };
     assert_snapshot!("config-show-defaults", fits(&config::config(&defaults, &look), &look));
