@@ -423,6 +423,24 @@ fn a_gpu_that_falls_off_the_bus() {
     // The other one works on.
     let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
     assert!(other.ends_with("[exit 0]\n"), "{other}");
+    // An agent that never saw it knows no more than the index that the driver lists: that it takes.
+    drop(agent);
+    let agent = Agent::start(&host, "");
+    assert!(run(&agent, &["status"]).contains("! GPU 0 can't be identified"));
+    for args in [
+        &["status", "--gpu", "0"][..],
+        &["gpu", "show", "0"],
+        &["mig", "show", "--gpu", "0-1"],
+        &["mig", "plan", "--gpu", "0", "--layout", "1g.10gb"],
+        &["mig", "apply", "--gpu", "1,0", "--layout", "1g.10gb"],
+        &["gpu", "cordon", "0"],
+        &["events", "--gpu", "0"],
+    ] {
+        let text = run(&agent, args);
+        assert!(text.contains("error: GPU 0 can't be identified") && text.contains("the GPU has fallen off"), "{text}");
+        assert!(text.ends_with("[exit 1]\n"), "{text}");
+    }
+    assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: no GPU 7"));
 }
 
 #[test]

@@ -89,7 +89,7 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
     refuse_now(agent)?;
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
-    let meant = plan_host(&config, &gpus, &order.request)?.plans;
+    let meant = plan_host(&config, &gpus, &order.request).map_err(|error| view::absent(agent, error))?.plans;
     overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
     let ready = match agent.operations.claim(&operation::gpus(&meant)) {

@@ -214,6 +214,17 @@ impl Selector {
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
     }
 
+    /// The first index that it names and none of these GPUs has.
+    #[must_use]
+    pub fn absent(&self, gpus: &[Gpu]) -> Option<u32> {
+        match self {
+            Self::Indexes(first, last) => {
+                (*first..=*last).take(gpus.len() + 1).find(|index| !gpus.iter().any(|gpu| gpu.index == *index))
+            }
+            Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => None,
+        }
+    }
+
     /// Whether the beginning of a UUID is that of several of these GPUs.
     #[must_use]
     pub fn is_ambiguous(&self, gpus: &[Gpu]) -> bool {
@@ -252,17 +263,13 @@ impl Selector {
             let error = ApiError::new(Code::NotFound, message).cause(inventory(gpus));
             Err(error.hint("`gpushctl gpu list` shows index, UUID, PCI address and product name of each"))
         };
-        let absent = match self {
-            Self::Indexes(first, last) => {
-                (*first..=*last).take(gpus.len() + 1).find(|i| !gpus.iter().any(|g| g.index == *i))
-            }
-            Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => None,
-        };
-        if let Some(index) = absent {
+        if let Some(index) = self.absent(gpus) {
             return match self {
-                Self::Indexes(first, last) if first != last => missing(format!("no GPU {index}, in the range {text}")),
+                Self::Indexes(first, last) if first != last => {
+                    missing(format!("{}, in the range {text}", no_gpu(index)))
+                }
                 Self::Indexes(..) | Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => {
-                    missing(format!("no GPU {index}"))
+                    missing(no_gpu(index))
                 }
             };
         }
@@ -293,6 +300,17 @@ impl Selector {
             Self::Indexes(..) => missing(format!("no GPU {text}")),
         }
     }
+}
+
+fn no_gpu(index: u32) -> String {
+    format!("no GPU {index}")
+}
+
+/// Whether an error of [`Selector::resolve`] says that there is no GPU of this index.
+#[must_use]
+pub fn is_absent(error: &ApiError, index: u32) -> bool {
+    let rest = error.message.strip_prefix(&no_gpu(index));
+    error.code == Code::NotFound && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
 }
 
 /// What there is, in one sentence: runs of equal GPUs together.

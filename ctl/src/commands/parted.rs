@@ -50,7 +50,7 @@ pub(super) fn export(global: &Global, which: &Which, label: &str, output: Option
     }
     super::ask(global, async |client| {
         let host = client.gpus(true).await?;
-        let chosen = super::select(host.clone(), which)?;
+        let chosen = super::select_of(client, host.clone(), which).await?;
         let chosen: Vec<&str> = chosen.iter().map(|gpu| gpu.uuid.as_str()).collect();
         let exported = parted::export(&host, label, |gpu| chosen.contains(&gpu.uuid.as_str()))?;
         match output {
