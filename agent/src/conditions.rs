@@ -17,7 +17,7 @@ use gpush_store::{Condition, ConditionKind, NewCondition, Scope, Store, StoreErr
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use crate::apply::Part;
+use crate::{apply::Part, operation::named_once};
 
 /// All conditions in force.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Change {
             scope: Scope::Gpu(part.plan.uuid.clone()),
             kind: ConditionKind::Degraded,
             cause: operation.to_owned(),
-            reason: error.sentences().join("; "),
+            reason: named_once(error.clone(), std::slice::from_ref(&part.plan)).sentences().join("; "),
             by: None,
         };
         Self::Degrade(new, Box::new(part.clone()))

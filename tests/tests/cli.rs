@@ -416,6 +416,7 @@ fn a_gpu_that_falls_off_the_bus() {
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 0 --mutate lose");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb"]);
     assert!(text.ends_with("[exit 1]\n") && text.contains("lost"), "{text}");
+    assert_eq!(text.matches("GPU-").count(), 1, "its UUID is said once: {text}");
     let status = run(&agent, &["status"]);
     let heading = status.lines().find(|line| line.starts_with("GPU 0")).expect("the lost GPU is shown");
     assert!(heading.contains("lost"), "{status}");
