@@ -7,7 +7,7 @@
 //! GPU-3ad1…             UUID, or the beginning of one when only one GPU has it
 //! 0000:07:00.0          PCI address; the domain and the function may be left out
 //! *A100*                product name, `*` and `?` as in a shell, case ignored
-//! NVIDIA L4             product name in full
+//! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; `NVIDIA ` may stand before it
 //! ```
 //!
 //! The config is written for a host that may lose a GPU; so a selector of a rule that matches
@@ -203,7 +203,7 @@ impl Selector {
                 gpu.uuid.get(..prefix.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(prefix))
             }
             Self::Pci { .. } => pci(&gpu.pci.to_ascii_lowercase()).as_ref() == Some(self),
-            Self::Model(glob) => glob_matches(glob, &gpu.name.to_ascii_lowercase()),
+            Self::Model(glob) => is_model(glob, &gpu.name.to_ascii_lowercase()),
         }
     }
 
@@ -341,6 +341,16 @@ pub fn inventory(gpus: &[Gpu]) -> String {
         at += run;
     }
     text
+}
+
+/// Whether a product name is meant. The maker's name, which most drivers write before it and people leave out,
+/// makes no difference.
+fn is_model(glob: &str, name: &str) -> bool {
+    let bare = |text: &'_ str| text.strip_prefix("nvidia ").unwrap_or(text).to_owned();
+    if glob.contains(['*', '?']) {
+        return glob_matches(glob, name) || glob_matches(glob, &bare(name));
+    }
+    bare(glob) == bare(name)
 }
 
 /// Shell wildcards `*` and `?` over a whole text, in time proportional to the product of lengths.
