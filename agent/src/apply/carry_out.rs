@@ -154,9 +154,9 @@ fn log(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
         None => tracing::info!(op = operation.id, "{} is done", operation.kind),
         Some(error) => tracing::error!(
             op = operation.id,
-            "{} ended {state}: {error}{}",
+            "{} ended {state}: {}",
             operation.kind,
-            error.causes.iter().chain(&error.outcome).map(|more| format!("; {more}")).collect::<String>()
+            error.sentences().into_iter().chain(error.outcome.as_deref()).collect::<Vec<_>>().join("; ")
         ),
     }
 }

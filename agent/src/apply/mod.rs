@@ -126,7 +126,7 @@ fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
 pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<gpush_api::Plans, ApiError> {
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
-    let meant = plan_host(&config, &gpus, request)?;
+    let meant = plan_host(&config, &gpus, request).map_err(|error| view::absent(agent, error))?;
     if agent.conditions.maintenance().is_some() {
         // Nothing can be read; each plan says so.
         return Ok(meant);
