@@ -21,7 +21,6 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, OperationState};
-use gpush_core::desired::plan_host;
 use gpush_store::OperationId;
 use jiff::Timestamp;
 use tokio::{
@@ -32,6 +31,7 @@ use tokio::{
 use super::{
     begin::{Order, Ready, intent, may_pass, refusal},
     carry_out::{self, carry_out, finish},
+    mode, planned,
 };
 use crate::{
     agent::Shared,
@@ -181,7 +181,8 @@ fn passes(error: &ApiError) -> bool {
 }
 
 async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu], nobody: &Asker) -> Result<Ready, ApiError> {
-    let meant = plan_host(&agent.settings.config(), gpus, &one.order.request)?.plans;
+    mode::not_resetting(agent)?;
+    let meant = planned(agent, gpus, &one.order.request).await?;
     // As last seen; only what seems possible is worth a claim and a fresh reading.
     if let Some(error) = refusal(&meant) {
         return Err(error);
