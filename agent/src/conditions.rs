@@ -17,7 +17,7 @@ use gpush_store::{Condition, ConditionKind, NewCondition, Scope, Store, StoreErr
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use crate::apply::Part;
+use crate::{apply::Part, operation::named_once};
 
 /// All conditions in force.
 #[derive(Debug)]
@@ -64,12 +64,11 @@ pub(crate) enum Change {
 impl Change {
     /// A change failed on the GPU, and its rollback too, or what became of it is not known.
     pub(crate) fn degrade(part: &Part, operation: &str, error: &ApiError) -> Self {
-        let sentences: Vec<&str> = std::iter::once(&error.message).chain(&error.causes).map(String::as_str).collect();
         let new = NewCondition {
             scope: Scope::Gpu(part.plan.uuid.clone()),
             kind: ConditionKind::Degraded,
             cause: operation.to_owned(),
-            reason: sentences.join("; "),
+            reason: named_once(error.clone(), std::slice::from_ref(&part.plan)).sentences().join("; "),
             by: None,
         };
         Self::Degrade(new, Box::new(part.clone()))

@@ -59,10 +59,7 @@ pub(crate) async fn health(agent: &Shared, asker: &Asker) -> Health {
         (Ok(_), Err(error)) => causes.push(error),
         (Ok(_), Ok(host)) => {
             for (index, error) in &host.nameless {
-                let mut cause = error.to_api();
-                cause.causes.insert(0, cause.message);
-                cause.message = format!("GPU {index} can't be identified");
-                causes.push(cause);
+                causes.push(view::nameless(*index, error));
                 count += 1;
             }
             let gpus = view::compose(agent, asker, host);

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use gpush_core::config::ModeChange;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, RwLock};
 
 use crate::beside::Beside;
 
@@ -16,8 +16,8 @@ pub(crate) struct Outside {
     pub(crate) proc: PathBuf,
     /// `nvidia-smi`, when the command line names another than the config's default.
     pub(crate) nvidia_smi: Option<PathBuf>,
-    /// Held while the driver worker is ended for the sake of a reset.
-    pub(crate) driverless: Arc<Mutex<()>>,
+    /// Written while the driver worker is ended for the sake of a reset.
+    pub(crate) driverless: Arc<RwLock<()>>,
     /// Held while services are stopped or started around a reset.
     pub(crate) services: Mutex<()>,
 }

@@ -124,6 +124,17 @@ pub(crate) async fn whole<T: Send + 'static>(
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
     not_stopping(agent)?;
+    to_the_end(agent, work).await
+}
+
+/// The same, also while the agent is stopping.
+///
+/// # Errors
+/// Its own.
+pub(crate) async fn to_the_end<T: Send + 'static>(
+    agent: &Shared,
+    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
     agent.tasks.spawn(work).await.unwrap_or_else(|error| {
         Err(ApiError::new(Code::Internal, "it broke off by a fault of gpushd")
             .cause(error.to_string())

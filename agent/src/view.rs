@@ -4,7 +4,11 @@
 use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process};
-use gpush_core::{config::Config, desired, selector::Selector};
+use gpush_core::{
+    config::Config,
+    desired,
+    selector::{Selector, is_absent},
+};
 use gpush_nvml::{DriverError, Identity, Reading};
 use gpush_store::{Lost, Override};
 
@@ -21,6 +25,31 @@ pub(crate) async fn gpus(agent: &Agent, asker: &Asker) -> Result<Vec<Gpu>, ApiEr
     let mut gpus = compose(agent, asker, host(agent).await?);
     gpus.iter_mut().for_each(|gpu| state::progress(agent, gpu));
     Ok(gpus)
+}
+
+/// UUIDs of the GPUs that selectors with commas between mean, of those that were seen so far.
+///
+/// # Errors
+/// When one of them means none, or no GPU was seen yet.
+pub(crate) fn meant(agent: &Agent, text: &str) -> Result<Vec<String>, ApiError> {
+    let host = agent.observer.known().map_err(|error| no_driver(&error))?;
+    let gpus = compose(agent, &Asker::agent(), host);
+    let meant = Selector::resolve(&[text], &gpus).map_err(|error| absent(agent, error))?;
+    Ok(meant.into_iter().map(|at| gpus[at].uuid.clone()).collect())
+}
+
+/// Why the driver can't say which GPU the one of an index is that it lists.
+pub(crate) fn nameless(index: u32, error: &DriverError) -> ApiError {
+    let said = error.to_api();
+    let causes = [vec![said.message], said.causes].concat();
+    ApiError { message: format!("GPU {index} can't be identified"), causes, ..said }
+}
+
+/// An error of a selector: where the driver lists a GPU of the index that seems to be none's, that one's.
+pub(crate) fn absent(agent: &Agent, error: ApiError) -> ApiError {
+    let Ok(host) = agent.observer.known() else { return error };
+    let listed = host.nameless.iter().find(|(index, _)| is_absent(&error, *index));
+    listed.map(|(index, why)| nameless(*index, why)).unwrap_or(error)
 }
 
 /// The host, or why it can't be seen.

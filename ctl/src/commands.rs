@@ -17,7 +17,7 @@ mod version;
 use std::{io::Write, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu};
-use gpush_client::{Client, Origin, Socket};
+use gpush_client::{Client, Kind, Origin, Socket};
 use gpush_core::selector::Selector;
 
 use crate::{
@@ -82,6 +82,21 @@ fn select(gpus: Vec<Gpu>, which: &Which) -> Result<Vec<Gpu>, Failure> {
     let positions = Selector::resolve(&which.gpus, &gpus)?;
     let chosen = gpus.into_iter().enumerate().filter(|(at, _)| positions.contains(at));
     Ok(chosen.map(|(_, gpu)| gpu).collect())
+}
+
+/// The same of an agent's GPUs. One that the driver lists and can't identify is none of them: of that the
+/// agent says why.
+async fn select_of(client: &mut Client, gpus: Vec<Gpu>, which: &Which) -> Result<Vec<Gpu>, Failure> {
+    let selectors = which.gpus.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
+    let absent = selectors.filter_map(|selector| selector.absent(&gpus)).next();
+    if let Some(index) = absent
+        && let Err(error) = client.gpu(&index.to_string()).await
+        && error.kind == Kind::Answer
+        && error.code() != Code::NotFound
+    {
+        return Err(error.into());
+    }
+    select(gpus, which)
 }
 
 /// The error of a host on which there is nothing to show.

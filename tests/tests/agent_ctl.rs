@@ -220,6 +220,17 @@ fn the_audit_trail_is_for_administrators_and_events_tell_nobodys_pid() {
     let table = stdout(&run(&agent, &["audit", "--since", "1h", "--object", "op-1"]));
     assert_eq!(table.lines().count(), 3, "{table}");
     assert!(table.contains("accepted") && table.contains("7g.80gb") && table.contains("gpushd"), "{table}");
+    // Under the GPU that it concerned, however that is named, and under no other.
+    let gpu = agent.gpu(0);
+    for object in ["0", &gpu.uuid, &gpu.uuid[..12], &gpu.pci, "0,1", "op-7,0"] {
+        let found: Vec<AuditRecord> = json(&run(&agent, &["audit", "--json", "--object", object]));
+        assert_eq!(found, trail, "{object}");
+    }
+    assert_eq!(json::<Vec<AuditRecord>>(&run(&agent, &["audit", "--json", "--object", "1-7"])), []);
+    for wrong in ["9", "GPU-ffffffff", "7-3"] {
+        let wrong = run(&agent, &["audit", "--object", wrong]);
+        assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    }
     let none = run(&agent, &["audit", "--object", "op-7"]);
     assert_eq!((none.status.code(), none.stdout.len()), (Some(0), 0));
     // Page by page, as the API has it.

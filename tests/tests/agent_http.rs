@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Code, OperationState};
+use gpush_api::{ApiError, Code, OperationState};
 use gpush_tests::{
     agent::{Agent, parse},
     host::Host,
@@ -321,6 +321,11 @@ fn a_plan_changes_nothing_and_says_of_each_gpu_what_would_be() {
     // To carry that out is refused as a whole.
     let refused = agent.begin(&["all"], &["1g.10gb"]).unwrap_err();
     assert_eq!(refused.code, Code::UnknownProfile);
+    assert_eq!(refused.message, "4 of 6 GPUs refuse: 1, 3, 4, 5");
+    let own: Vec<ApiError> =
+        plans.iter().filter_map(|plan| serde_json::from_value(plan["error"].clone()).ok()).collect();
+    assert_eq!((refused.errors.len(), refused.causes.len()), (4, 0), "{refused:?}");
+    assert_eq!(refused.errors.to_vec(), own, "each as its own plan has it");
     assert!(refused.outcome.as_ref().is_some_and(|outcome| outcome.contains("no GPU was touched")), "{refused:?}");
     assert_eq!(host.trace(), []);
 }

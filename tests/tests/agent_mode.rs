@@ -170,21 +170,22 @@ fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
     let operation = agent.apply(&["0"], LAYOUT);
     taken_back(&host, &around, &agent, &operation);
     let error = operation.error.as_ref().expect("an error");
-    assert!(error.message.contains("did not end in time") && error.message.contains("godot"), "{error:?}");
+    assert!(error.message.contains("did not end in time") && agent.log().contains("godot"), "{error:?}");
     assert_eq!(host.trace(), [], "nothing was changed");
 
     around.hook("echo 'no licence' >&2; exit 7");
     let operation = agent.apply(&["0"], LAYOUT);
     taken_back(&host, &around, &agent, &operation);
     let error = operation.error.as_ref().expect("an error");
-    assert!(error.message.contains("status 7: no licence"), "{error:?}");
+    assert!(error.message.contains("status 7") && agent.log().contains("status 7: no licence"), "{error:?}");
     around.hook(":");
 
     host.fault("gpu-reset --rc UNKNOWN --times 1");
     let operation = agent.apply(&["0"], LAYOUT);
     taken_back(&host, &around, &agent, &operation);
     let error = operation.error.as_ref().expect("an error");
-    assert!(error.causes.iter().any(|cause| cause.contains("could not be reset")), "{error:?}");
+    assert!(error.causes.iter().any(|cause| cause.starts_with("the reset ended")), "{error:?}");
+    assert!(agent.log().contains("could not be reset"), "{}", agent.log());
     host.clear_faults();
 
     // The first instance can't be made: off again, with a second reset.
@@ -273,98 +274,6 @@ fn a_hopper_needs_no_reset_and_its_holders_are_named_when_the_first_instance_is_
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), ["MIG off"]);
     assert_eq!(around.take_calls(), Vec::<String>::new(), "nobody was disturbed");
-}
-
-#[test]
-fn gpus_that_are_reset_together_must_be_free_and_are_named() {
-    let host = Host::up(AMPERE);
-    let agent = Agent::start(&host, "[mode_change]\nreset_together = [\"0-1\"]\n");
-    host.start_trace();
-    let operation = agent.apply(&["0"], LAYOUT);
-    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    let mut both = resets(&host);
-    both.sort_unstable();
-    assert_eq!(both, [Some(0), Some(1)]);
-    let error = refused(&agent, "1");
-    assert_eq!(error.code, Code::Blocked);
-    assert!(error.causes.iter().any(|cause| cause.contains("GPU 0") && cause.contains("3 GPU instances")), "{error:?}");
-    assert_eq!(truth(&host, 0).len(), 3);
-}
-
-#[test]
-fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
-    for runs in [true, false] {
-        let host = Host::up(&format!("fabric_manager = {runs}\n{AMPERE}"));
-        let agent = Agent::start(&host, "");
-        let nvlink = agent.gpu(0).nvlink.expect("links");
-        assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
-        let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
-        assert_eq!(plan["plans"][0]["reset"]["together"].as_array().map(Vec::len), Some(if runs { 0 } else { 2 }));
-        host.start_trace();
-        let operation = agent.apply(&["0"], LAYOUT);
-        assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-        let mut reset = resets(&host);
-        reset.sort_unstable();
-        assert_eq!(reset, if runs { vec![Some(0)] } else { vec![Some(0), Some(1), Some(2)] });
-        if runs {
-            assert_eq!(agent.apply(&["1"], LAYOUT).state, OperationState::Done);
-            continue;
-        }
-        let error = refused(&agent, "1");
-        assert!(error.causes.iter().any(|cause| cause.contains("GPU 0")), "{error:?}");
-        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("nvidia-fabricmanager")), "{error:?}");
-        assert_eq!(truth(&host, 0).len(), 3);
-    }
-}
-
-#[test]
-fn a_group_that_is_reset_together_goes_back_together() {
-    let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
-    let agent = Agent::start(&host, "");
-    host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
-    // Longer than the attempts to go back take: no GPU waits for another.
-    host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
-    let operation = agent.apply(&["all"], &["1g.10gb*7"]);
-    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
-    for gpu in 0..3 {
-        assert_eq!(
-            (truth(&host, gpu as usize), agent.gpu(gpu).state),
-            (vec!["MIG off".to_owned()], GpuState::Ready),
-            "{gpu}"
-        );
-    }
-}
-
-#[test]
-fn links_between_gpus_are_told_and_join_no_reset() {
-    let host = Host::up("[[gpu]]\nmodel = \"a30-24\"\ncount = 4\nnvlink = \"pairs\"\nmig = false\n");
-    let agent = Agent::start(&host, "");
-    let (own, peer) = (agent.gpu(2).nvlink.expect("links"), agent.gpu(3));
-    assert_eq!((own.links, own.switched, own.peers), (4, false, vec![peer.pci]));
-    host.start_trace();
-    let operation = agent.apply(&["2"], &["1g.6gb*4"]);
-    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    assert_eq!(resets(&host), [Some(2)]);
-}
-
-#[test]
-fn a_service_that_two_operations_need_stopped_is_started_by_the_last() {
-    let host = Host::up(AMPERE);
-    let around = Around::of(&host);
-    around.run("nvidia-dcgm");
-    // The first waits in its hook, the service stopped, until the second has begun its own.
-    around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
-    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
-    let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
-    for operation in operations {
-        let ended = agent.follow(operation);
-        assert_eq!(ended.state, OperationState::Done, "{ended:?}\n{}", agent.log());
-    }
-    assert!(around.runs("nvidia-dcgm"));
-    let calls = around.take_calls();
-    let at = |wanted: &str| calls.iter().rposition(|call| call.starts_with(wanted)).expect("a call");
-    assert_eq!(calls.iter().filter(|call| call.starts_with("systemctl start")).count(), 1, "{calls:?}");
-    assert!(at("systemctl start") > at("nvidia-smi"), "not while the other resets: {calls:?}");
 }
 
 #[test]

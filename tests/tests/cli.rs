@@ -416,6 +416,7 @@ fn a_gpu_that_falls_off_the_bus() {
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 0 --mutate lose");
     let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb"]);
     assert!(text.ends_with("[exit 1]\n") && text.contains("lost"), "{text}");
+    assert_eq!(text.matches("GPU-").count(), 1, "its UUID is said once: {text}");
     let status = run(&agent, &["status"]);
     let heading = status.lines().find(|line| line.starts_with("GPU 0")).expect("the lost GPU is shown");
     assert!(heading.contains("lost"), "{status}");
@@ -423,6 +424,24 @@ fn a_gpu_that_falls_off_the_bus() {
     // The other one works on.
     let other = run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "1g.10gb", "--quiet"]);
     assert!(other.ends_with("[exit 0]\n"), "{other}");
+    // An agent that never saw it knows no more than the index that the driver lists: that it takes.
+    drop(agent);
+    let agent = Agent::start(&host, "");
+    assert!(run(&agent, &["status"]).contains("! GPU 0 can't be identified"));
+    for args in [
+        &["status", "--gpu", "0"][..],
+        &["gpu", "show", "0"],
+        &["mig", "show", "--gpu", "0-1"],
+        &["mig", "plan", "--gpu", "0", "--layout", "1g.10gb"],
+        &["mig", "apply", "--gpu", "1,0", "--layout", "1g.10gb"],
+        &["gpu", "cordon", "0"],
+        &["events", "--gpu", "0"],
+    ] {
+        let text = run(&agent, args);
+        assert!(text.contains("error: GPU 0 can't be identified") && text.contains("the GPU has fallen off"), "{text}");
+        assert!(text.ends_with("[exit 1]\n"), "{text}");
+    }
+    assert!(run(&agent, &["status", "--gpu", "7"]).contains("error: no GPU 7"));
 }
 
 #[test]
@@ -448,4 +467,11 @@ fn the_config_in_force_can_be_checked_and_read_again() {
     let check = run(&agent, &["config", "check", file.to_str().expect("a path"), "--offline", "dgx-a100"]);
     assert!(check.contains("no errors, 1 rule, 1 layout") && check.contains("GPU 0: the layout fits"), "{check}");
     assert!(check.ends_with("[exit 0]\n"));
+    agent.write_config("libary = 1\n");
+    assert!(run(&agent, &["config", "reload"]).ends_with("[exit 2]\n"));
+    let (after, effective) = (run(&agent, &["config", "show"]), run(&agent, &["config", "show", "--effective"]));
+    for text in [after, effective] {
+        assert!(text.contains("reload failed: ") && text.contains("libary") && text.contains("training"), "{text}");
+        assert!(text.ends_with("[exit 0]\n"), "{text}");
+    }
 }

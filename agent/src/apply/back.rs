@@ -73,7 +73,7 @@ pub(super) async fn modes_together(agent: &Shared, operation: &str, parts: &[&Pa
     let was_on = |part: &&Part| part.before.as_ref().is_some_and(|before| before.enabled);
     let (on, off): (Vec<&Part>, Vec<&Part>) = other.into_iter().partition(was_on);
     if on.len() > 1 {
-        mode::switch(agent, operation, &on, true).await;
+        mode::switch(agent, operation, &on, true, None).await;
     }
     if off.len() > 1 {
         let mut cleared = 0;
@@ -81,7 +81,7 @@ pub(super) async fn modes_together(agent: &Shared, operation: &str, parts: &[&Pa
             cleared += usize::from(matches!(once(agent, operation, part, None, UpTo::Instances).await, Ok(None)));
         }
         if cleared == off.len() {
-            mode::switch(agent, operation, &off, false).await;
+            mode::switch(agent, operation, &off, false, None).await;
         }
     }
 }
@@ -218,7 +218,7 @@ async fn once(
 }
 
 async fn restore_mode(agent: &Shared, operation: &str, part: &Part, enable: bool) -> Result<(), Trouble> {
-    let mut troubled = mode::switch(agent, operation, &[part], enable).await;
+    let mut troubled = mode::switch(agent, operation, &[part], enable, None).await;
     troubled.remove(&part.position).map_or(Ok(()), Err)
 }
 

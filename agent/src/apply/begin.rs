@@ -6,13 +6,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{Actor, ApiError, Code, GpuPlan, Mig, Operation, PlanRequest};
-use gpush_core::desired::plan_host;
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, carry_out, mode, renewed, unreadable};
+use super::{Part, carry_out, mode, planned, renewed, unreadable};
 use crate::{
     agent::Shared,
     answers::Key,
@@ -89,10 +88,11 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
     refuse_now(agent)?;
     let config = agent.settings.config();
     let gpus = view::gpus(agent, asker).await?;
-    let meant = plan_host(&config, &gpus, &order.request)?.plans;
+    let meant = planned(agent, &gpus, &order.request).await.map_err(|error| view::absent(agent, error))?;
     overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
-    let ready = match agent.operations.claim(&operation::gpus(&meant)) {
+    let claimed = mode::not_resetting(agent).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
+    let ready = match claimed {
         Ok(claim) => Ready::look(agent, asker, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
@@ -158,9 +158,12 @@ impl Ready {
         }
         let gpus = renewed(agent, asker, &readings).await?;
         let config = agent.settings.config();
-        let mut plans = plan_host(&config, &gpus, &order.request)?.plans;
+        let mut plans = planned(agent, &gpus, &order.request).await?;
         rival::refuse(&agent.host_root, &mut plans);
-        if plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
+        // Nor is anything reset along that is not claimed.
+        let claimed = operation::gpus(meant);
+        let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
+        if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
         }
@@ -178,20 +181,20 @@ impl Ready {
     }
 }
 
-/// Why the plans as a whole can't be carried out: the first refusal, with the others as causes.
+/// Why the plans as a whole can't be carried out: the refusal, or all of them where there are several.
 pub(super) fn refusal(plans: &[GpuPlan]) -> Option<ApiError> {
-    let mut errors = plans.iter().filter_map(|plan| plan.error.as_ref());
-    let mut first = errors.next()?.clone();
-    for other in errors {
-        first.causes.push(other.message.clone());
-        first.causes.extend(other.causes.iter().cloned());
-        // Waiting helps only if it helps all of them.
-        first.retryable &= other.retryable;
-    }
-    if plans.len() > 1 {
-        first = first.outcome("no GPU was touched, since not every plan stands");
-    }
-    Some(first)
+    let refused: Vec<&GpuPlan> = plans.iter().filter(|plan| plan.error.is_some()).collect();
+    let mut errors: Vec<ApiError> = refused.iter().filter_map(|plan| plan.error.clone()).collect();
+    let whole = match errors.len() {
+        0 => return None,
+        1 => errors.remove(0),
+        count => {
+            let indexes: Vec<String> = refused.iter().map(|plan| plan.gpu.to_string()).collect();
+            let message = format!("{count} of {} GPUs refuse: {}", plans.len(), indexes.join(", "));
+            ApiError::several(message, errors)
+        }
+    };
+    Some(if plans.len() > 1 { whole.outcome("no GPU was touched, since not every plan stands") } else { whole })
 }
 
 /// How a GPU is, as far as a rollback needs it.

@@ -48,6 +48,9 @@ pub(super) fn in_background<F>(
             tracing::error!(op = %number, "the operation broke off: {error}");
             let message = format!("operation {number} broke off by a fault of gpushd");
             let error = ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
+            for told in mode::around::take_back(&agent, number, OperationState::Failed).await {
+                tracing::error!(op = %number, "{told}");
+            }
             agent.operations.abandon(number, error).await;
         }
     });
@@ -154,9 +157,9 @@ fn log(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
         None => tracing::info!(op = operation.id, "{} is done", operation.kind),
         Some(error) => tracing::error!(
             op = operation.id,
-            "{} ended {state}: {error}{}",
+            "{} ended {state}: {}",
             operation.kind,
-            error.causes.iter().chain(&error.outcome).map(|more| format!("; {more}")).collect::<String>()
+            error.sentences().into_iter().chain(error.outcome.as_deref()).collect::<Vec<_>>().join("; ")
         ),
     }
 }

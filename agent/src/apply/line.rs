@@ -21,7 +21,6 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, OperationState};
-use gpush_core::desired::plan_host;
 use gpush_store::OperationId;
 use jiff::Timestamp;
 use tokio::{
@@ -32,6 +31,7 @@ use tokio::{
 use super::{
     begin::{Order, Ready, intent, may_pass, refusal},
     carry_out::{self, carry_out, finish},
+    mode, planned,
 };
 use crate::{
     agent::Shared,
@@ -181,7 +181,8 @@ fn passes(error: &ApiError) -> bool {
 }
 
 async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu], nobody: &Asker) -> Result<Ready, ApiError> {
-    let meant = plan_host(&agent.settings.config(), gpus, &one.order.request)?.plans;
+    mode::not_resetting(agent)?;
+    let meant = planned(agent, gpus, &one.order.request).await?;
     // As last seen; only what seems possible is worth a claim and a fresh reading.
     if let Some(error) = refusal(&meant) {
         return Err(error);
@@ -225,14 +226,13 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
 fn still(agent: &Shared, one: &Waiting, why: &ApiError) {
     let mut waiting = agent.line.waiting();
     let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };
-    let news = kept.last.as_ref().is_none_or(|last| (&last.message, &last.causes) != (&why.message, &why.causes));
+    let news = kept.last.as_ref().is_none_or(|last| last.sentences() != why.sentences());
     kept.last = Some(why.clone());
     drop(waiting);
     if !news {
         return;
     }
-    let causes: String = why.causes.iter().map(|cause| format!("; {cause}")).collect();
-    one.ongoing.waits(&format!("{}{causes}", why.message));
+    one.ongoing.waits(&why.sentences().join("; "));
     if one.ongoing.snapshot().state == OperationState::Queued {
         let ongoing = Arc::clone(&one.ongoing);
         tokio::spawn(async move {
@@ -246,8 +246,11 @@ fn still(agent: &Shared, one: &Waiting, why: &ApiError) {
 /// It is not to be, or can't be.
 fn leave(agent: &Shared, one: &Waiting, mut error: ApiError) {
     let kept = agent.line.waiting().remove(&one.ongoing.number());
-    let waited_for = kept.and_then(|kept| kept.last);
-    error.causes.extend(waited_for.into_iter().flat_map(|last| [vec![last.message], last.causes].concat()));
+    if let Some(last) = kept.and_then(|kept| kept.last) {
+        error.causes.push(last.message);
+        error.causes.extend(last.causes);
+        error.errors = last.errors;
+    }
     let error = error.outcome("nothing of it was done");
     carry_out::in_background(agent, Arc::clone(&one.ongoing), move |agent, ongoing| async move {
         finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;

@@ -30,14 +30,15 @@ mod step;
 
 pub(crate) use self::{
     begin::{Order, begin},
+    mode::is_resetting,
     recover::take_over,
 };
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest};
+use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest, Plans};
 use gpush_core::{
-    desired::{needs_reset, plan_host},
+    desired::{is_switched, needs_reset, plan_host, without_fabric_manager},
     plan,
 };
 use gpush_nvml::Reading;
@@ -57,6 +58,8 @@ pub(crate) struct Part {
     pub(crate) before: Option<Mig>,
     /// What stood when the plan was made: what its steps begin with.
     pub(super) found: Vec<GpuInstance>,
+    /// MIG mode then, in force and pending; `None` on a part without MIG.
+    pub(super) mode: Option<(bool, bool)>,
     /// What stands when all of the operation's plan is carried out; ids of what is new mean nothing.
     pub(super) outcome: Vec<GpuInstance>,
     /// What becomes of the GPU's override when the operation ends well.
@@ -71,20 +74,22 @@ impl Part {
         let found = reading.mig.as_ref().map(|mig| mig.instances.clone()).unwrap_or_default();
         let resets = plan.reset.is_some() || needs_reset(reading.identity.architecture);
         let outcome = plan::outcome(&found, &plan.steps);
-        Self { position, plan, before, found, outcome, lasting: None, resets }
+        Self { position, plan, before, found, mode: modes(reading.mig.as_ref()), outcome, lasting: None, resets }
     }
 
     /// Of a plan that was made without claiming the GPU: it can't be carried out, only shown.
     pub(super) fn unseen(position: usize, plan: GpuPlan) -> Self {
         // Who is in the way was seen with the eyes of whoever asked; an operation is read by everybody.
         let plan = GpuPlan { refusal: None, error: None, steps: Vec::new(), keeps: Vec::new(), ..plan };
-        Self { position, plan, before: None, found: Vec::new(), outcome: Vec::new(), lasting: None, resets: false }
+        let none = Vec::new;
+        Self { position, plan, before: None, found: none(), mode: None, outcome: none(), lasting: None, resets: false }
     }
 
     /// As the journal has it, to be compared with what stands now.
     pub(crate) fn recorded(position: usize, intent: &GpuIntent) -> Self {
         let (plan, before) = (intent.plan.clone(), intent.before.clone());
-        Self { position, plan, before, found: Vec::new(), outcome: outcome(intent), lasting: None, resets: false }
+        let (found, outcome) = (Vec::new(), outcome(intent));
+        Self { position, plan, before, found, mode: None, outcome, lasting: None, resets: false }
     }
 
     /// The GPU in messages.
@@ -109,8 +114,13 @@ impl Part {
     /// Whether nothing is, and nothing was, to be done: then there is nothing to take back.
     pub(super) fn is_untouched(&self) -> bool {
         let before = self.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
-        self.is_empty() && back::shape(before) == back::shape(&self.found)
+        self.is_empty() && modes(self.before.as_ref()) == self.mode && back::shape(before) == back::shape(&self.found)
     }
+}
+
+/// MIG mode in force and pending.
+fn modes(mig: Option<&Mig>) -> Option<(bool, bool)> {
+    mig.map(|mig| (mig.enabled, mig.pending))
 }
 
 /// What stands when the plan of an operation on record is carried out on a GPU.
@@ -123,15 +133,14 @@ fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
 /// apply: a plan that says an instance is idle because it was so a second ago is no plan. A GPU
 /// that can't be read, or that an operation is changing, has an error in place of steps and costs the
 /// others nothing.
-pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<gpush_api::Plans, ApiError> {
-    let config = agent.settings.config();
+pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<Plans, ApiError> {
     let gpus = view::gpus(agent, asker).await?;
-    let meant = plan_host(&config, &gpus, request)?;
+    let meant = planned(agent, &gpus, request).await.map_err(|error| view::absent(agent, error))?;
     if agent.conditions.maintenance().is_some() {
         // Nothing can be read; each plan says so.
-        return Ok(meant);
+        return Ok(Plans { plans: meant });
     }
-    let meant = meant.plans;
+    mode::not_resetting(agent)?;
     let mut fresh = Vec::new();
     let mut unread = BTreeMap::new();
     // In the middle of a change nothing is read: that would wait for a step, and show half a layout.
@@ -149,16 +158,29 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
         }
     }
     let gpus = renewed(agent, asker, &fresh).await?;
-    let mut plans = plan_host(&config, &gpus, request)?;
-    rival::refuse(&agent.host_root, &mut plans.plans);
-    mode::preflight::examine(agent, asker, &gpus, &mut plans.plans).await;
-    for plan in &mut plans.plans {
+    let mut plans = planned(agent, &gpus, request).await?;
+    rival::refuse(&agent.host_root, &mut plans);
+    mode::preflight::examine(agent, asker, &gpus, &mut plans).await;
+    for plan in &mut plans {
         // A change may have begun meanwhile.
         let changing = || agent.operations.at_rest(plan.gpu, &plan.uuid).err();
         if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
             let GpuPlan { gpu, uuid, name, layout, .. } = std::mem::take(plan);
             *plan = GpuPlan { gpu, uuid, name, layout, error: Some(error), ..GpuPlan::default() };
         }
+    }
+    Ok(Plans { plans })
+}
+
+/// Plans a request on GPUs as they were seen. Whether GPUs on NVSwitches are reset by themselves depends
+/// on who looks after these: that is looked up where a plan has such a reset.
+pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
+    let config = agent.settings.config();
+    let mut plans = plan_host(&config, gpus, request)?.plans;
+    let on_switches =
+        |plan: &GpuPlan| plan.reset.is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu));
+    if plans.iter().any(on_switches) && !mode::preflight::fabric_manager_runs(agent).await {
+        without_fabric_manager(&config, gpus, &mut plans);
     }
     Ok(plans)
 }

@@ -64,6 +64,13 @@ pub(crate) async fn take_over(
             let (shared, (id, stage)) = (Arc::clone(agent), (left.record.id, left.record.stage));
             agent.tasks.spawn(async move {
                 shared.outside.beside.adopt(&id.to_string()).await;
+                // What was stopped may open the GPUs, which maintenance is there to keep closed.
+                while shared.conditions.maintenance().is_some() {
+                    tokio::select! {
+                        () = shared.stopping.cancelled() => return,
+                        () = tokio::time::sleep(LOOK.1) => {}
+                    }
+                }
                 mode::around::take_back(&shared, id, stage).await;
                 shared.outside.beside.forget(&id.to_string());
             });
@@ -130,7 +137,7 @@ async fn leave_resets_alone(agent: &Shared, unfinished: &[UnfinishedOperation]) 
     if resetting.is_empty() {
         return;
     }
-    let alone = Arc::clone(&agent.outside.driverless).lock_owned().await;
+    let alone = Arc::clone(&agent.outside.driverless).write_owned().await;
     if let Err(error) = agent.hardware.pause().await {
         tracing::warn!("the driver can't be left alone: {error}");
     }
@@ -200,6 +207,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
                 before: gpu.before.clone(),
                 outcome: outcome(gpu),
                 found: now.map(|mig| mig.instances.clone()).unwrap_or_default(),
+                mode: now.map(|mig| (mig.enabled, mig.pending)),
             }
         })
         .collect();
@@ -207,7 +215,9 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     // It was being taken back, or somebody has cancelled it since.
     let back_wanted = left.record.stage == OperationState::Cancelling || ongoing.cancelled().is_cancelled();
     let to_do = plans.as_ref().is_some_and(|plans| plans.iter().all(|plan| plan.error.is_none()));
-    let as_planned = to_do && parts.iter().all(Part::is_empty);
+    // One that failed is taken back though all may stand as planned on the GPUs that did not.
+    let failed_before = left.record.error.is_some() && back_wanted;
+    let as_planned = to_do && !failed_before && parts.iter().all(Part::is_empty);
     let as_before = std::iter::zip(&parts, &readings).all(|(part, reading)| {
         reading.as_ref().is_some_and(|reading| back::same(part.before.as_ref(), reading.mig.as_ref()))
     });
@@ -355,16 +365,21 @@ async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) ->
     // It keeps what it was begun with, whatever the config says by now.
     let config = Config::default();
     let again = |gpu: &GpuIntent| {
-        let uuid = gpu.plan.uuid.clone();
-        let request = if gpu.plan.disables_mig {
-            let off = GpuLayout { gpu: uuid, mig: false, layout: Vec::new() };
-            PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![off]) }
-        } else {
-            PlanRequest { gpus: vec![uuid], layout: LayoutSource::Entries(plan::entries(&outcome(gpu))) }
-        };
+        let was_on = gpu.before.as_ref().is_some_and(|before| before.enabled);
+        let mig = !gpu.plan.disables_mig && (was_on || gpu.plan.enables_mig);
+        if !mig && !gpu.plan.disables_mig {
+            // Nothing was to be done on it.
+            return gpu.plan.clone();
+        }
+        let layout = if mig { plan::entries(&outcome(gpu)) } else { Vec::new() };
+        let wanted = GpuLayout { gpu: gpu.plan.uuid.clone(), mig, layout };
+        let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![wanted]) };
         match plan_host(&config, &host, &request) {
             Ok(mut plans) if plans.plans.len() == 1 => {
-                GpuPlan { layout: gpu.plan.layout.clone(), ..plans.plans.remove(0) }
+                let plan = plans.plans.remove(0);
+                // What goes with a reset is as it was planned, also for the way back.
+                let reset = gpu.plan.reset.clone().or_else(|| plan.reset.clone());
+                GpuPlan { layout: gpu.plan.layout.clone(), reset, ..plan }
             }
             Ok(_) => GpuPlan { error: Some(ApiError::new(Code::NotFound, "the GPU is gone")), ..gpu.plan.clone() },
             Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },

@@ -1,13 +1,17 @@
 //! `/v1/audit`: who changed what, for administrators.
 
 use axum::{extract::State, http::StatusCode, response::Response};
-use gpush_api::AuditRecord;
+use gpush_api::{ApiError, AuditRecord};
+use gpush_core::selector::Selector;
 use gpush_store::AuditQuery;
 use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::{desk, extract::Parameters, failure::Failure};
-use crate::{agent::Shared, auth::Asker};
+use crate::{agent::Shared, auth::Asker, view};
+
+/// Characters of a GPU's UUID.
+const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
 
 /// Records in one answer: usually, and at most.
 const PAGE: (usize, usize) = (100, 1000);
@@ -23,7 +27,8 @@ pub(super) struct AuditParameters {
     after: Option<u64>,
     /// How many at most, 1 to 1000; 100 without it.
     limit: Option<usize>,
-    /// Only those about this object: an operation, a GPU's UUID, `config`.
+    /// Only those about this: an operation, `config`, `host`, or GPUs by their selectors, with commas
+    /// between. Operations that concern a GPU are found under it.
     object: Option<String>,
     /// Only those made at this time or later, as `2026-01-02T03:04:05Z`.
     #[cfg_attr(feature = "openapi", param(value_type = Option<String>, format = DateTime))]
@@ -50,12 +55,38 @@ pub(super) async fn list(
             .hint("ask for the others page by page: `after` takes the sequence number of the last record of a page"));
     }
     let AuditParameters { after, object, since, .. } = parameters;
-    let query = AuditQuery { after: after.unwrap_or(0), limit, latest: after.is_none(), object, since };
+    let objects = object.map(|text| objects(&agent, &text)).transpose()?.unwrap_or_default();
+    let query = AuditQuery { after: after.unwrap_or(0), limit, latest: after.is_none(), objects, since };
     let list = async move |agent: Shared, _| -> Result<Vec<AuditRecord>, Failure> {
         let records = agent.store.read(move |view| view.audit(&query)).await.map_err(gpush_api::ApiError::from)?;
         Ok(records.into_iter().map(shown).collect())
     };
     desk::answer(agent, asker, StatusCode::OK, list).await
+}
+
+/// What records name by `text`. A GPU that is gone is found by the whole of its UUID.
+fn objects(agent: &Shared, text: &str) -> Result<Vec<String>, ApiError> {
+    let one = |word: &str| {
+        let selector: Selector = match word.parse() {
+            Ok(selector) => selector,
+            Err(_) => return view::meant(agent, word),
+        };
+        match selector {
+            Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
+            // An operation, `config`, or a product name.
+            Selector::Model(name) if !name.contains(['*', '?']) => {
+                Ok(view::meant(agent, word).unwrap_or_else(|_| vec![word.to_owned()]))
+            }
+            Selector::All | Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => {
+                view::meant(agent, word)
+            }
+        }
+    };
+    let mut found = Vec::new();
+    for word in text.split(',') {
+        found.extend(one(word.trim())?);
+    }
+    Ok(found)
 }
 
 fn shown(record: gpush_store::AuditRecord) -> AuditRecord {

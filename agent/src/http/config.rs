@@ -32,6 +32,7 @@ pub(super) async fn show(State(agent): State<Shared>, asker: Asker) -> Result<Re
         let gpus = view::gpus(&agent, &asker).await.unwrap_or_default();
         let mut view = agent.settings.config().view(agent.settings.file().as_deref(), &gpus);
         view.pending_restart = agent.settings.pending_restart();
+        view.trouble = agent.settings.trouble();
         view.generation = generation;
         Ok(view)
     };

@@ -27,8 +27,8 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use gpush_api::{ApiError, Code, Event, EventKind, Gpu, Happening, Resync};
-use gpush_core::{quote::Quoted, selector::Selector};
+use gpush_api::{ApiError, Code, Event, EventKind, Happening, Resync};
+use gpush_core::quote::Quoted;
 use hyper::body::Frame;
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -81,7 +81,7 @@ pub(super) async fn stream(
 ) -> Result<Response, Failure> {
     let filter = Filter {
         kinds: parameters.kinds.as_deref().map(kinds).transpose()?,
-        gpus: parameters.gpu.as_deref().map(|text| gpus(&agent, text)).transpose()?,
+        gpus: parameters.gpu.as_deref().map(|text| view::meant(&agent, text)).transpose()?,
     };
     // What is no text is the id of no event of ours.
     let last = headers.get(LAST).map(|id| id.to_str().unwrap_or_default());
@@ -181,15 +181,6 @@ fn kinds(text: &str) -> Result<Vec<EventKind>, ApiError> {
         })
     };
     text.split(',').map(|name| kind(name.trim())).collect()
-}
-
-/// UUIDs of the GPUs that are meant, of those that were seen so far.
-fn gpus(agent: &Shared, text: &str) -> Result<Vec<String>, ApiError> {
-    let host = agent.observer.known().map_err(|error| view::no_driver(&error))?;
-    let gpus: Vec<Gpu> = view::compose(agent, &Asker::agent(), host);
-    let selectors: Vec<&str> = text.split(',').map(str::trim).collect();
-    let meant = Selector::resolve(&selectors, &gpus)?;
-    Ok(meant.into_iter().map(|at| gpus[at].uuid.clone()).collect())
 }
 
 /// The body of a stream.

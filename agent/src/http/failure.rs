@@ -10,13 +10,13 @@ use gpush_api::{ApiError, Code};
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     status: StatusCode,
-    error: ApiError,
+    error: Box<ApiError>,
 }
 
 impl Failure {
     /// With a status of its own, where HTTP has a finer word than the code.
     pub(crate) fn new(status: StatusCode, error: ApiError) -> Self {
-        Self { status, error }
+        Self { status, error: Box::new(error) }
     }
 
     /// A request that is not as it should be.
@@ -53,7 +53,7 @@ impl Failure {
 
     /// Adds what to do next.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.error = self.error.hint(hint);
+        self.error = Box::new(self.error.hint(hint));
         self
     }
 
@@ -79,7 +79,7 @@ impl Failure {
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
         let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Self { status, error }
+        Self::new(status, error)
     }
 }
 

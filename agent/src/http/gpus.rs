@@ -165,7 +165,8 @@ fn leave_out_profiles(gpu: &mut Gpu) {
 }
 
 async fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<Gpu, ApiError> {
-    let mut gpu = Facts::of(agent, view::host(agent).await?).find(asker, text)?;
+    let facts = Facts::of(agent, view::host(agent).await?);
+    let mut gpu = facts.find(asker, text).map_err(|error| view::absent(agent, error))?;
     state::progress(agent, &mut gpu);
     Ok(gpu)
 }

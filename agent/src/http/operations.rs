@@ -1,6 +1,6 @@
 //! `/v1/operations`: what is being done, and what was.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, Code, Operation, OperationSummary};
@@ -12,7 +12,7 @@ use super::{
     extract::{Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, answers::Header, auth::Asker, operation, redact};
+use crate::{agent::Shared, answers::Header, auth::Asker, operation, redact, request};
 
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -120,19 +120,25 @@ pub(super) async fn cancel(
     }
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
     let key = header.of(asker.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
-    let _turn = match &key {
-        Some(key) => Some(key.turn(&agent).await),
-        None => None,
-    };
-    let answered = match &key {
-        Some(key) => key.answered(&agent).await?,
-        None => None,
-    };
-    let mut operation = match answered {
-        Some(operation) => operation,
-        None => agent.operations.cancel(&id, by, key).await?,
-    };
-    agent.line.stir();
+    let shared = Arc::clone(&agent);
+    // On record and in memory, whether or not the asker is still there.
+    let cancelling = request::to_the_end(&agent, async move {
+        let _turn = match &key {
+            Some(key) => Some(key.turn(&shared).await),
+            None => None,
+        };
+        let answered = match &key {
+            Some(key) => key.answered(&shared).await?,
+            None => None,
+        };
+        let operation = match answered {
+            Some(operation) => operation,
+            None => shared.operations.cancel(&id, by, key).await?,
+        };
+        shared.line.stir();
+        Ok(operation)
+    });
+    let mut operation = cancelling.await?;
     redact::actor(&mut operation.by, &asker);
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }

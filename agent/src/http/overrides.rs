@@ -1,5 +1,7 @@
 //! `/v1/overrides`: what stands above the config, and ending it.
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     extract::State,
@@ -15,7 +17,7 @@ use super::{
     failure::Failure,
     if_match::{IfMatch, tagged},
 };
-use crate::{agent::Shared, auth::Asker, overrides, view};
+use crate::{agent::Shared, auth::Asker, overrides, request, view};
 
 /// Overrides that stand, in the order in which they were made.
 #[cfg_attr(feature = "openapi", utoipa::path(
@@ -52,7 +54,10 @@ pub(super) async fn end(
     }
     let gpus = view::gpus(&agent, &asker).await;
     let (uuid, index, label) = meant(&agent, &gpus, &gpu)?;
-    let ended = overrides::clear(&agent, uuid, &label, asker.actor(user), if_match.0).await;
+    let (shared, by, expected) = (Arc::clone(&agent), asker.actor(user), if_match.0);
+    // On record and in memory, whether or not the asker is still there.
+    let ending = async move { overrides::clear(&shared, uuid, &label, by, expected).await };
+    let ended = request::whole(&agent, ending).await;
     let (ended, generation) = ended.map_err(|error| if_match.failure(&agent, error))?;
     let answer = OverrideEnded { generation, ended: overrides::view(ended, index, &asker) };
     Ok(tagged(Json(answer).into_response(), generation))

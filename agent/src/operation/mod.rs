@@ -7,10 +7,12 @@
 //! | file | subject |
 //! |---|---|
 //! | `claims` | which GPU is whose |
+//! | `naming` | GPUs in the error of an operation |
 //! | `ongoing` | one operation that has not ended, for whoever carries it out |
 //! | `wire` | a record of the journal as the API shows it |
 
 mod claims;
+mod naming;
 mod ongoing;
 mod wire;
 
@@ -31,7 +33,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
-pub(crate) use self::{claims::Claim, ongoing::Ongoing, wire::id};
+pub(crate) use self::{claims::Claim, naming::once as named_once, ongoing::Ongoing, wire::id};
 use crate::{answers::Key, events::Events, overrides::who};
 
 /// Between two attempts to record an end, at first and at most.

@@ -11,7 +11,7 @@ use gpush_store::{Intent, OperationId, StoreError, Tx, may_become};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Claim, Operations, wire};
+use super::{Claim, Operations, naming, wire};
 
 /// An event of an operation.
 #[derive(Debug, Default)]
@@ -82,7 +82,9 @@ impl Ongoing {
             let before = progress.clone();
             change(progress);
             // A step that landed is told with what is done next, which follows at once.
-            progress.error = progress.error.take().map(|error| wire::bounded(error, wire::FEW_CAUSES));
+            let plan = operation.plans.get(position).map(std::slice::from_ref).unwrap_or_default();
+            let told = |error| wire::bounded(naming::once(error, plan), wire::FEW_CAUSES);
+            progress.error = progress.error.take().map(told);
             let begins = progress.doing.is_some() && before.doing != progress.doing;
             let turns = (before.rolling_back, &before.error) != (progress.rolling_back, &progress.error);
             if (before.done, before.rolling_back, &before.error)
@@ -191,6 +193,7 @@ impl Ongoing {
     /// # Errors
     /// When it can't be recorded.
     pub(crate) async fn turn_back(&self, why: &ApiError) -> Result<(), ApiError> {
+        let why = naming::once(why.clone(), &self.snapshot().plans);
         let (id, recorded) = (self.id, why.clone());
         self.operations.store().write_ending(move |tx| tx.turn_back(id, recorded.clone()).map(|_| ())).await?;
         self.update(|operation| {
@@ -214,7 +217,8 @@ impl Ongoing {
         mut also: impl FnMut(&mut Tx<'_>) -> Result<T, StoreError> + Send + 'static,
         then: impl FnOnce(T),
     ) {
-        let error = error.map(|error| wire::bounded(error, wire::MOST_CAUSES));
+        let plans = self.snapshot().plans;
+        let error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
         let (id, kept, kept_for_later) = (self.id, error.clone(), error.clone());
         let watch = self.watch.clone();
         let recorded = self

@@ -62,6 +62,7 @@ pub(super) fn cut(text: &str) -> String {
 
 /// An error that is not too large to be recorded.
 pub(super) fn bounded(mut error: ApiError, causes: usize) -> ApiError {
+    error.errors = error.errors.into_iter().map(|one| bounded(one, FEW_CAUSES)).collect();
     let more = error.causes.len().saturating_sub(causes);
     error.causes.truncate(causes);
     error.causes.iter_mut().for_each(|cause| *cause = cut(cause));
@@ -103,6 +104,8 @@ mod tests {
         assert_eq!(bounded.message.chars().count(), LONGEST + 1);
         assert_eq!((bounded.causes.len(), bounded.causes[FEW_CAUSES].as_str()), (FEW_CAUSES + 1, "88 more"));
         assert!(bounded.causes.iter().all(|cause| cause.chars().count() <= LONGEST + 1));
+        let whole = super::bounded(ApiError::several("several", vec![bounded.clone(); 2]), 3);
+        assert!(whole.errors.iter().all(|one| one.message == bounded.message && one.causes.len() == FEW_CAUSES + 1));
         let small = ApiError::new(gpush_api::Code::Blocked, "short").cause("so");
         assert_eq!(super::bounded(small.clone(), 3), small);
     }

@@ -50,6 +50,7 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
     let mut operation = match begun {
         Ok(operation) => operation,
         Err(_) if agent.stopping.is_cancelled() => return Outcome::Stopping,
+        Err(error) if apply::is_resetting(&error) => return Outcome::NotYet(error),
         Err(error) => {
             if error.code == Code::Blocked {
                 name_holders(agent, &request).await;

@@ -89,6 +89,10 @@ pub struct ApiError {
     /// Causes, outermost first, none repeating the one before.
     #[serde(default)]
     pub causes: Vec<String>,
+    /// Where several GPUs have each an error of their own: those, whole. The message says how many.
+    #[serde(default, skip_serializing_if = "<[ApiError]>::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<ApiError>, no_recursion))]
+    pub errors: Box<[ApiError]>,
     /// What stands for all that, where it is worth a word: that nothing was changed, or that it was
     /// put back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,7 +108,25 @@ pub struct ApiError {
 impl ApiError {
     /// An error without causes or hint.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), causes: Vec::new(), outcome: None, hint: None, retryable: false }
+        let (causes, errors) = (Vec::new(), Box::default());
+        Self { code, message: message.into(), causes, errors, outcome: None, hint: None, retryable: false }
+    }
+
+    /// Several errors as one. It is worth trying again only if each of them is, and its code is that of
+    /// the first that is not.
+    pub fn several(message: impl Into<String>, errors: Vec<Self>) -> Self {
+        let lasting = errors.iter().find(|error| !error.retryable);
+        let code = lasting.or(errors.first()).map_or(Code::Internal, |error| error.code);
+        let retryable = lasting.is_none() && !errors.is_empty();
+        Self { errors: errors.into(), retryable, ..Self::new(code, message) }
+    }
+
+    /// What went wrong and why, where there is room for sentences only: each error's causes behind its own
+    /// message.
+    #[must_use]
+    pub fn sentences(&self) -> Vec<&str> {
+        let own = std::iter::once(&self.message).chain(&self.causes).map(String::as_str);
+        own.chain(self.errors.iter().flat_map(Self::sentences)).collect()
     }
 
     /// Adds what to do next.
@@ -147,6 +169,18 @@ impl std::error::Error for ApiError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_errors_are_as_lasting_as_the_most_lasting_of_them() {
+        let blocked = ApiError::new(Code::Blocked, "GPU 0 is in use").cause("by pid 7").retryable();
+        let conflict = ApiError::new(Code::Conflict, "GPU 1 is another's").retryable();
+        let never = ApiError::new(Code::UnknownProfile, "GPU 2 has no such profile");
+        let two = ApiError::several("2 refuse", vec![blocked.clone(), conflict.clone()]);
+        assert_eq!((two.code, two.retryable), (Code::Blocked, true));
+        assert_eq!(two.sentences(), ["2 refuse", "GPU 0 is in use", "by pid 7", "GPU 1 is another's"]);
+        let three = ApiError::several("3 refuse", vec![blocked, conflict, never]);
+        assert_eq!((three.code, three.retryable), (Code::UnknownProfile, false));
+    }
 
     #[test]
     fn the_page_of_error_codes_has_each_with_its_statuses() {

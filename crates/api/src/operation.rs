@@ -208,7 +208,10 @@ impl From<&Operation> for OperationSummary {
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),
             // Of each GPU there may be several.
-            error: one.error.as_ref().map(|error| ApiError { causes: Vec::new(), ..error.clone() }),
+            error: one.error.as_ref().map(|error| {
+                let (causes, errors) = (Vec::new(), Box::default());
+                ApiError { causes, errors, ..error.clone() }
+            }),
         }
     }
 }

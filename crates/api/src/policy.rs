@@ -77,6 +77,9 @@ pub struct ConfigView {
     /// Settings of which the file says something else since the agent started.
     #[serde(default)]
     pub pending_restart: Vec<PendingRestart>,
+    /// Why the last reload was refused, so that what the file said before is in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<ApiError>,
     /// Generation of what is wanted, as in [`crate::Overrides`].
     #[serde(default)]
     pub generation: u64,

@@ -96,6 +96,10 @@ impl Before {
             (Err(error), Self::Lost(doubt)) if error.kind == Kind::Connect => {
                 Err(Error::map_cause(doubt, error.error.message))
             }
+            (Ok(answer), Self::Lost(doubt)) if is_passing(&answer) => {
+                let said = serde_json::from_slice::<ApiError>(&answer.body).map(|error| error.message);
+                Err(Error::map_cause(doubt, said.unwrap_or_default()))
+            }
             (Err(error), Self::Refused(answer)) if matches!(error.kind, Kind::Connect | Kind::Lost) => Ok(answer),
             (last, Self::Nothing | Self::Lost(_) | Self::Refused(_)) => last,
         }

@@ -232,6 +232,26 @@ async fn what_a_stopping_agent_refused_stays_refused_when_it_is_gone() {
 }
 
 #[tokio::test]
+async fn another_agents_refusal_does_not_take_a_doubt_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let first = AtomicUsize::new(0);
+    serve_raw(&path, move |mut stream| {
+        let is_first = first.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            let _ = stream.read(&mut [0; 4096]).await;
+            if !is_first {
+                let _ = stream.write_all(&refusal(true)).await;
+            }
+        }
+    });
+    let mut writer = client(&path).deadline(Duration::from_millis(900));
+    let error = writer.apply(&ApplyRequest::default()).await.unwrap_err();
+    assert_eq!(error.kind, Kind::Lost, "{error:?}");
+    assert!(hint(&error).contains("it may have been done"), "{error:?}");
+}
+
+#[tokio::test]
 async fn absent_stale_and_not_a_socket_are_three_things() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("gpushd.sock");

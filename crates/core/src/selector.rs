@@ -7,7 +7,7 @@
 //! GPU-3ad1…             UUID, or the beginning of one when only one GPU has it
 //! 0000:07:00.0          PCI address; the domain and the function may be left out
 //! *A100*                product name, `*` and `?` as in a shell, case ignored
-//! NVIDIA L4             product name in full
+//! A100-SXM4-80GB        product name in full, as `gpushctl status` shows it; `NVIDIA ` may stand before it
 //! ```
 //!
 //! The config is written for a host that may lose a GPU; so a selector of a rule that matches
@@ -203,7 +203,7 @@ impl Selector {
                 gpu.uuid.get(..prefix.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(prefix))
             }
             Self::Pci { .. } => pci(&gpu.pci.to_ascii_lowercase()).as_ref() == Some(self),
-            Self::Model(glob) => glob_matches(glob, &gpu.name.to_ascii_lowercase()),
+            Self::Model(glob) => is_model(glob, &gpu.name.to_ascii_lowercase()),
         }
     }
 
@@ -212,6 +212,17 @@ impl Selector {
     pub fn matching(&self, gpus: &[Gpu]) -> Vec<usize> {
         let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(&gpus[*at])).collect();
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
+    }
+
+    /// The first index that it names and none of these GPUs has.
+    #[must_use]
+    pub fn absent(&self, gpus: &[Gpu]) -> Option<u32> {
+        match self {
+            Self::Indexes(first, last) => {
+                (*first..=*last).take(gpus.len() + 1).find(|index| !gpus.iter().any(|gpu| gpu.index == *index))
+            }
+            Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => None,
+        }
     }
 
     /// Whether the beginning of a UUID is that of several of these GPUs.
@@ -252,17 +263,13 @@ impl Selector {
             let error = ApiError::new(Code::NotFound, message).cause(inventory(gpus));
             Err(error.hint("`gpushctl gpu list` shows index, UUID, PCI address and product name of each"))
         };
-        let absent = match self {
-            Self::Indexes(first, last) => {
-                (*first..=*last).take(gpus.len() + 1).find(|i| !gpus.iter().any(|g| g.index == *i))
-            }
-            Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => None,
-        };
-        if let Some(index) = absent {
+        if let Some(index) = self.absent(gpus) {
             return match self {
-                Self::Indexes(first, last) if first != last => missing(format!("no GPU {index}, in the range {text}")),
+                Self::Indexes(first, last) if first != last => {
+                    missing(format!("{}, in the range {text}", no_gpu(index)))
+                }
                 Self::Indexes(..) | Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => {
-                    missing(format!("no GPU {index}"))
+                    missing(no_gpu(index))
                 }
             };
         }
@@ -295,6 +302,17 @@ impl Selector {
     }
 }
 
+fn no_gpu(index: u32) -> String {
+    format!("no GPU {index}")
+}
+
+/// Whether an error of [`Selector::resolve`] says that there is no GPU of this index.
+#[must_use]
+pub fn is_absent(error: &ApiError, index: u32) -> bool {
+    let rest = error.message.strip_prefix(&no_gpu(index));
+    error.code == Code::NotFound && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+}
+
 /// What there is, in one sentence: runs of equal GPUs together.
 #[must_use]
 pub fn inventory(gpus: &[Gpu]) -> String {
@@ -323,6 +341,16 @@ pub fn inventory(gpus: &[Gpu]) -> String {
         at += run;
     }
     text
+}
+
+/// Whether a product name is meant. The maker's name, which most drivers write before it and people leave out,
+/// makes no difference.
+fn is_model(glob: &str, name: &str) -> bool {
+    let bare = |text: &'_ str| text.strip_prefix("nvidia ").unwrap_or(text).to_owned();
+    if glob.contains(['*', '?']) {
+        return glob_matches(glob, name) || glob_matches(glob, &bare(name));
+    }
+    bare(glob) == bare(name)
 }
 
 /// Shell wildcards `*` and `?` over a whole text, in time proportional to the product of lengths.

@@ -22,7 +22,8 @@ pub struct NewAudit {
     pub object: String,
     /// What came of it: `accepted`, `done`, `refused`.
     pub result: String,
-    /// Whatever else.
+    /// Whatever else. Under `gpus` a list of objects, of which each has a `gpu`, it says which GPUs an
+    /// operation concerns: they find all records of it.
     pub detail: Value,
 }
 
@@ -54,8 +55,9 @@ pub struct AuditQuery {
     pub limit: usize,
     /// The last ones and not the first.
     pub latest: bool,
-    /// Only those about this object.
-    pub object: Option<String>,
+    /// Only those about one of these objects, or about an operation that concerns one of them; all when
+    /// empty.
+    pub objects: Vec<String>,
     /// Only those made at this time or later, by the wall clock.
     pub since: Option<Timestamp>,
 }
@@ -94,13 +96,22 @@ impl View<'_> {
     /// When the store can't be read.
     pub fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditRecord>, StoreError> {
         let order = if query.latest { "DESC" } else { "ASC" };
-        let rest = format!(
-            "WHERE sequence > ?1 AND (?2 IS NULL OR object = ?2) AND at >= ?4 ORDER BY sequence {order} LIMIT ?3"
+        // Damaged JSON is no reason not to look further: a record that is given out has a seal.
+        let wanted = "(SELECT value FROM json_each(?2))";
+        let concerned = format!(
+            "SELECT told.object FROM audit AS told, \
+             json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
+             WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
         );
+        let rest = format!(
+            "WHERE sequence > ?1 AND at >= ?4 AND (?2 = '[]' OR object IN {wanted} OR object IN ({concerned})) \
+             ORDER BY sequence {order} LIMIT ?3"
+        );
+        let objects = serde_json::Value::from(query.objects.clone()).to_string();
         let limit = if query.limit == 0 { -1 } else { i64::try_from(query.limit).unwrap_or(i64::MAX) };
         let after = i64::try_from(query.after).unwrap_or(i64::MAX);
         let since = query.since.map_or(i64::MIN, Timestamp::as_millisecond);
-        let mut records = record::select(self.connection, &rest, (after, &query.object, limit, since), self.sealed)?;
+        let mut records = record::select(self.connection, &rest, (after, objects, limit, since), self.sealed)?;
         if query.latest {
             records.reverse();
         }

@@ -314,9 +314,25 @@ fn what_is_kept_is_bounded_and_a_wrong_clock_empties_no_trail() {
     let last = AuditQuery { latest: true, limit: 2, ..AuditQuery::default() };
     let last = store.read(move |view| view.audit(&last)).wait().unwrap();
     assert_eq!(last.iter().map(|one| one.object.as_str()).collect::<Vec<_>>(), ["ahead", "back"]);
-    let about = AuditQuery { object: Some("69".to_owned()), ..AuditQuery::default() };
+    let about = AuditQuery { objects: vec!["69".to_owned()], ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&about)).wait().unwrap().len(), 1);
-    let after = AuditQuery { after: last[0].sequence, limit: 5, ..AuditQuery::default() };
+    let gpus = serde_json::json!({ "gpus": [{ "gpu": "GPU-a" }, { "gpu": "GPU-b" }, 7] });
+    let by_gpu = move |tx: &mut gpush_store::Tx<'_>| {
+        tx.audit(gpush_store::NewAudit { detail: gpus.clone(), ..audit("x", "op-1") })?;
+        tx.audit(audit("y", "op-1"))?;
+        tx.audit(audit("z", "GPU-b"))
+    };
+    store.write(by_gpu).wait().unwrap();
+    let about = |objects: &[&str]| {
+        let objects = objects.iter().map(|object| (*object).to_owned()).collect();
+        let query = AuditQuery { objects, ..AuditQuery::default() };
+        let found = store.read(move |view| view.audit(&query)).wait().unwrap();
+        found.into_iter().map(|one| one.action).collect::<Vec<_>>()
+    };
+    assert_eq!(about(&["GPU-a"]), ["x", "y"]);
+    assert_eq!(about(&["GPU-b"]), ["x", "y", "z"]);
+    assert_eq!((about(&["op-1"]), about(&["GPU-c"])), (vec!["x".to_owned(), "y".to_owned()], vec![]));
+    let after = AuditQuery { after: last[0].sequence, limit: 1, ..AuditQuery::default() };
     assert_eq!(store.read(move |view| view.audit(&after)).wait().unwrap(), last[1..]);
     // By the wall clock, which was set back: what was made before that lies ahead.
     let back = last[1].at;

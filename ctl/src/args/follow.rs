@@ -78,7 +78,8 @@ pub(crate) struct AuditArgs {
     /// Only since then: a time such as 2026-01-31T08:00, or so long ago: 30m, 12h, 7d
     #[arg(long, value_name = "WHEN", value_parser = since)]
     pub(crate) since: Option<Since>,
-    /// Only about this: an operation, or a GPU's UUID
+    /// Only about this: an operation, `config`, `host`, or GPUs, named as with --gpu; what an operation
+    /// did on a GPU is found under both
     #[arg(long, value_name = "OBJECT")]
     pub(crate) object: Option<String>,
     /// The last so many, up to 1000 [default: 50, or all with --since]

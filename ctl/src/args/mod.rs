@@ -185,6 +185,25 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_exit_codes_has_every_command() {
+        fn leaves(command: &clap::Command, path: &str, found: &mut Vec<String>) {
+            let path = format!("{path} {}", command.get_name());
+            if command.has_subcommands() {
+                command.get_subcommands().for_each(|one| leaves(one, &path, found));
+            } else {
+                found.push(path.trim_start().trim_start_matches("gpushctl ").to_owned());
+            }
+        }
+        let page = include_str!("../../../docs/exit-codes.md");
+        let table: String = page.lines().filter(|line| line.starts_with("| `")).collect();
+        let mut found = Vec::new();
+        leaves(&<Cli as clap::CommandFactory>::command(), "", &mut found);
+        assert!(found.len() > 20, "{found:?}");
+        let missing: Vec<_> = found.iter().filter(|path| !table.contains(&format!("`{path}`"))).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
     fn no_answer_comes_in_no_time() {
         assert!(some_seconds("0").is_err() && some_seconds("-1").is_err() && some_seconds("x").is_err());
         assert_eq!(some_seconds("0.5"), Ok(0.5));

@@ -26,7 +26,8 @@ const UNREAD: &str = "it has not been read since";
 /// The GPUs that are named, by UUID: an index may be another one's by the next request.
 async fn named(client: &mut Client, which: &Named) -> Result<Vec<String>, Failure> {
     let which = Which { gpus: [which.gpus.as_slice(), &which.named].concat() };
-    let gpus = super::select(client.gpus(false).await?, &which)?;
+    let gpus = client.gpus(false).await?;
+    let gpus = super::select_of(client, gpus, &which).await?;
     Ok(gpus.into_iter().map(|gpu| gpu.uuid).collect())
 }
 

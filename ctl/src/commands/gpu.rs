@@ -14,7 +14,8 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
     match command {
         Gpu::List(which) => {
             // The JSON is a state that can be planned on offline, so it has the profiles.
-            let gpus = super::select(client.gpus(out.json).await?, which)?;
+            let gpus = client.gpus(out.json).await?;
+            let gpus = super::select_of(client, gpus, which).await?;
             if gpus.is_empty() && !out.json {
                 return Err(super::no_gpu().into());
             }
@@ -22,7 +23,8 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
         }
         Gpu::Show { gpus, named } => {
             let which = Which { gpus: [gpus.as_slice(), named].concat() };
-            let gpus = super::select(client.gpus(true).await?, &which)?;
+            let gpus = client.gpus(true).await?;
+            let gpus = super::select_of(client, gpus, &which).await?;
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());
             }

@@ -5,7 +5,7 @@ use gpush_client::Client;
 use gpush_core::{layout, parted, quote::Quoted};
 
 use crate::{
-    args::{Global, Lasting, Mig, Offline, Wanted, Watched, Which},
+    args::{Global, Lasting, Mig, Offline, Wanted, Watched},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
@@ -14,12 +14,17 @@ use crate::{
 
 pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
     match command {
-        Mig::Profiles { which, offline: Some(host) } => show_profiles(offline::host(&host)?, &which, out),
-        Mig::Profiles { which, offline: None } => {
-            super::ask(global, async |client| show_profiles(client.gpus(true).await?, &which, out))
+        Mig::Profiles { which, offline: Some(host) } => {
+            show_profiles(&super::select(offline::host(&host)?, &which)?, out)
         }
+        Mig::Profiles { which, offline: None } => super::ask(global, async |client| {
+            let gpus = client.gpus(true).await?;
+            let gpus = super::select_of(client, gpus, &which).await?;
+            show_profiles(&gpus, out)
+        }),
         Mig::Show(which) => super::ask(global, async |client| {
-            let gpus = super::select(client.gpus(false).await?, &which)?;
+            let gpus = client.gpus(false).await?;
+            let gpus = super::select_of(client, gpus, &which).await?;
             if gpus.is_empty() && !out.json {
                 return Err(super::no_gpu().into());
             }
@@ -39,12 +44,11 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
     }
 }
 
-fn show_profiles(gpus: Vec<gpush_api::Gpu>, which: &Which, out: &Output) -> Outcome {
-    let gpus = super::select(gpus, which)?;
+fn show_profiles(gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
     if gpus.is_empty() && !out.json {
         return Err(super::no_gpu().into());
     }
-    out.show(&gpus, |look| profiles::profiles(&gpus, look))?;
+    out.show(&gpus, |look| profiles::profiles(gpus, look))?;
     Ok(0)
 }
 
@@ -144,7 +148,10 @@ fn ask_for(
 
 fn show_plan(plans: &Plans, gpus: &[gpush_api::Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| plan::plans(plans, gpus, look))?;
-    Ok(refusals(plans).map(|(code, _)| code.exit_status()).next().unwrap_or(0))
+    // As an apply would end, which is refused for all of them at once.
+    let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);
+    let code = refusals(plans).find(lasting).or_else(|| refusals(plans).next());
+    Ok(code.map_or(0, |(code, _)| code.exit_status()))
 }
 
 /// Each refused plan with its code.

@@ -20,10 +20,17 @@ struct Written<'a> {
     text: &'a str,
     /// What the text does not say.
     remarks: &'a [String],
+    /// Why some of it is left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a ApiError>,
 }
 
 /// Reads a mig-parted file, or stdin for `-`.
 pub(super) fn read(path: &Path) -> Result<File, ApiError> {
+    File::from_bytes(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))
+}
+
+fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
     // Not what never ends, such as a device; `<(command)` is a pipe.
     if path != Path::new("-")
         && let Ok(of) = std::fs::metadata(path)
@@ -33,8 +40,7 @@ pub(super) fn read(path: &Path) -> Result<File, ApiError> {
         return Err(error.hint("give the path of a mig-parted file, or - for stdin"));
     }
     // One byte more than is taken: more is then seen as too much, not cut.
-    let bytes = offline::read_up_to(path, parted::MOST_BYTES as u64 + 1)?;
-    File::from_bytes(&bytes, &offline::name(path)).map_err(|errors| ApiError::from(&errors))
+    offline::read_up_to(path, parted::MOST_BYTES as u64 + 1)
 }
 
 pub(super) fn export(global: &Global, which: &Which, label: &str, output: Option<&Path>, out: &Output) -> Outcome {
@@ -44,36 +50,45 @@ pub(super) fn export(global: &Global, which: &Which, label: &str, output: Option
     }
     super::ask(global, async |client| {
         let host = client.gpus(true).await?;
-        let chosen = super::select(host.clone(), which)?;
+        let chosen = super::select_of(client, host.clone(), which).await?;
         let chosen: Vec<&str> = chosen.iter().map(|gpu| gpu.uuid.as_str()).collect();
         let exported = parted::export(&host, label, |gpu| chosen.contains(&gpu.uuid.as_str()))?;
         match output {
             Some(path) => {
                 std::fs::write(path, &exported.text)
                     .map_err(|e| crate::exit::io(format!("can't write {}", path.display()), &e))?;
-                tell(out, "", &exported.remarks)
+                tell(out, "", &exported.remarks, None)
             }
-            None => tell(out, &exported.text, &exported.remarks),
+            None => tell(out, &exported.text, &exported.remarks, None),
         }
     })
 }
 
+/// A label that is wrong costs the others nothing.
 pub(super) fn import(path: &Path, label: Option<&str>, out: &Output) -> Outcome {
-    let file = read(path)?;
-    let label = label.map(|name| file.select(Some(name))).transpose()?;
-    let imported = parted::import(&file, label);
-    tell(out, &imported.text, &imported.remarks)
+    let (file, wrong) = File::salvage(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
+    let Some(name) = label else {
+        let imported = parted::import(&file, None);
+        return tell(out, &imported.text, &imported.remarks, wrong.as_ref().map(ApiError::from).as_ref());
+    };
+    if let Some(wrong) = wrong.filter(|wrong| wrong.labels.iter().any(|label| label == name)) {
+        return Err(ApiError::from(&wrong.errors).into());
+    }
+    let imported = parted::import(&file, Some(file.select(Some(name))?));
+    tell(out, &imported.text, &imported.remarks, None)
 }
 
-/// The text on stdout; what it does not say on stderr, where a redirection does not hide it.
-fn tell(out: &Output, text: &str, remarks: &[String]) -> Outcome {
+/// The text on stdout; what it does not say, and why, on stderr, where a redirection does not hide it.
+fn tell(out: &Output, text: &str, remarks: &[String], error: Option<&ApiError>) -> Outcome {
+    let status = error.map_or(0, |error| error.code.exit_status());
     if out.json {
-        out.document(&Written { text, remarks })?;
-        return Ok(0);
+        out.document(&Written { text, remarks, error })?;
+        return Ok(status);
     }
     out.verbatim(text.as_bytes())?;
     for remark in remarks {
         out.remark(&format!("note: {}\n", out.look.clean(remark)));
     }
-    Ok(0)
+    error.into_iter().for_each(|error| out.error(error));
+    Ok(status)
 }

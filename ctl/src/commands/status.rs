@@ -14,7 +14,7 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
     let version = client.version().await?;
     let health = client.health().await?;
     let gpus = match client.gpus(false).await {
-        Ok(gpus) => super::select(gpus, &args.which)?,
+        Ok(gpus) => super::select_of(client, gpus, &args.which).await?,
         // An agent without a driver, or in maintenance, is up and says why: that is its status, and no GPUs.
         Err(error)
             if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) =>

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     Look,
-    table::{Align, table},
+    table::{Align, Narrow, fitted},
 };
 
 /// `gpushctl audit`.
@@ -26,12 +26,22 @@ pub(crate) fn records(records: &[AuditRecord], look: &Look) -> String {
                 |by| by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user)),
             ),
             look.clean(&record.action),
-            look.clean(&record.object),
+            object(&record.object, look),
             look.clean(&record.result.replace('_', " ")),
             detail(&record.detail, look),
         ]
     });
-    table(&columns, rows.collect(), 0, look)
+    fitted(&columns, rows.collect(), Narrow { spare: &[], prose: true }, 0, look)
+}
+
+/// On a terminal the beginning of a UUID, by which a GPU is found as well; --json has all of it.
+pub(crate) fn object(object: &str, look: &Look) -> String {
+    let object = look.clean(object);
+    if look.wraps && object.starts_with("GPU-") { short(&object) } else { object }
+}
+
+fn short(uuid: &str) -> String {
+    uuid.chars().take("GPU-00000000".len()).collect()
 }
 
 /// What else is recorded, in words where the shape is known: whatever is not is shown as it is.
@@ -55,10 +65,7 @@ fn one_gpu(gpu: &Value) -> String {
         if entries.is_empty() { "none".to_owned() } else { entries.join(",") }
     });
     match (gpu["gpu"].as_str(), layout) {
-        // The beginning of a UUID names a GPU as well; --json has all of it.
-        (Some(uuid), Some(layout)) => {
-            format!("{} {layout}", uuid.chars().take("GPU-00000000".len()).collect::<String>())
-        }
+        (Some(uuid), Some(layout)) => format!("{} {layout}", short(uuid)),
         _ => gpu.to_string(),
     }
 }
@@ -93,5 +100,11 @@ mod tests {
         let look = Look { wraps: false, ..fixtures::look(80, Charset::Ascii) };
         let text = fixtures::plain(&records(&all, &look)).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
         insta::assert_snapshot!(text);
+        let look = fixtures::look(60, Charset::Ascii);
+        let text = fixtures::plain(&records(&all, &look));
+        assert!(text.lines().all(|line| line.len() <= 60), "{text}");
+        for word in ["operation.cancel", "GPU-5e8c07a4 3g.40gb,1g.10gb*2", "rolled"] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The config in force, as tables.
 
-use gpush_api::{ConfigView, Gpu, PendingRestart, Plans, RuleView};
+use gpush_api::{ApiError, ConfigView, Gpu, PendingRestart, Plans, RuleView};
 
 use super::{
     Look, gpu,
@@ -16,6 +16,9 @@ pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
         Some(path) => format!("{}\n", paint(STRONG, &look.clean(path))),
         None => paint(NOTE, "no config file: built-in defaults, every GPU is unmanaged") + "\n",
     };
+    if let Some(trouble) = &view.trouble {
+        out += &reload_failed(trouble, look);
+    }
     if !view.rules.is_empty() {
         out.push('\n');
         out += &rules(&view.rules, look);
@@ -30,6 +33,11 @@ pub(crate) fn config(view: &ConfigView, look: &Look) -> String {
         out += &pending(&view.pending_restart, look);
     }
     out
+}
+
+/// Why the file, as it is now, is not in force.
+pub(crate) fn reload_failed(trouble: &ApiError, look: &Look) -> String {
+    trouble::lines("reload failed", trouble, 0, look).join("\n") + "\n"
 }
 
 /// What the file says and is not in force yet.

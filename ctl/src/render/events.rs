@@ -7,10 +7,13 @@ use gpush_api::{
 use gpush_client::Told;
 
 use super::{
-    Look, gpu,
-    look::{BAD, NOTE, PLAIN, QUIET, pad, paint},
+    Look,
+    audit::object,
+    gpu,
+    look::{BAD, NOTE, PLAIN, QUIET, broken, pad, paint, width},
     operation,
     status::gpu_numbers,
+    table::{BELOW, PROSE},
 };
 
 /// Columns of what it is about, and of the kind of news.
@@ -45,7 +48,7 @@ fn known(event: &Event, look: &Look) -> String {
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
             let by = change.by.as_ref().map_or_else(|| "gpushd".to_owned(), name);
-            (change.object.clone(), ("change", NOTE), format!("{} by {by}{reason}", change.action))
+            (object(&change.object, look), ("change", NOTE), format!("{} by {by}{reason}", change.action))
         }
         Happening::Resync(resync) => {
             let text = match resync.reason {
@@ -56,14 +59,23 @@ fn known(event: &Event, look: &Look) -> String {
         }
     };
     let about = look.clean(&about);
-    let line = format!(
-        "{}  {}  {}  {}",
-        paint(QUIET, &look.clock(event.at)),
-        pad(&about, COLUMNS.0),
-        paint(style, &pad(word, COLUMNS.1)),
-        look.clean(&text)
-    );
-    format!("{}\n", line.trim_end())
+    let clock = look.clock(event.at);
+    let (about, word) = (pad(&about, COLUMNS.0), pad(word, COLUMNS.1));
+    let line = |word: &str| format!("{}  {about}  {}", paint(QUIET, &clock), paint(style, word));
+    let before = width(&clock) + 2 + width(&about) + 2 + width(&word) + 2;
+    let text = look.clean(&text);
+    let room = look.width.saturating_sub(before);
+    if !look.wraps || width(&text) <= room {
+        return format!("{}\n", format!("{}  {text}", line(&word)).trim_end());
+    }
+    // Behind the other columns as long as that is read with ease, else below them.
+    let (hang, mut out) =
+        if room >= PROSE { (before, format!("{}  ", line(&word))) } else { (BELOW, line(word.trim_end()) + "\n") };
+    for (at, more) in broken(&text, look.width.saturating_sub(hang)).into_iter().enumerate() {
+        let indent = if at == 0 && hang == before { 0 } else { hang };
+        out += &format!("{}{more}\n", " ".repeat(indent));
+    }
+    out
 }
 
 fn name(actor: &Actor) -> String {

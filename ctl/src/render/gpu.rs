@@ -114,7 +114,7 @@ pub(crate) fn heading(gpu: &Gpu, look: &Look) -> String {
     if columns(&name, &address) > look.width {
         address.clear();
     }
-    let fill = look.width.saturating_sub(columns(&name, &address)) + 2;
+    let fill = slices::edge(INDENT, look).saturating_sub(columns(&name, &address)) + 2;
     let quiet = gpu.mode == Mode::Unmanaged && gpu.state == GpuState::Ready;
     let mut out = paint(if quiet { QUIET } else { STRONG }, &number);
     for (text, style) in [

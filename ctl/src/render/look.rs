@@ -98,21 +98,7 @@ impl Look {
     /// into one: they are there to be copied.
     pub(crate) fn wrap(&self, first: &str, text: &str) -> Vec<String> {
         let indent = width(first);
-        let room = self.width.saturating_sub(indent).max(20);
-        let mut lines = vec![String::new()];
-        for word in words(text, room) {
-            let word = word.as_str();
-            let line = lines.last_mut().filter(|l| l.is_empty() || width(l) + 1 + width(word) <= room);
-            match line {
-                Some(line) if line.is_empty() => line.push_str(word),
-                Some(line) => {
-                    line.push(' ');
-                    line.push_str(word);
-                }
-                None => lines.push(word.to_owned()),
-            }
-        }
-        let lines = lines.into_iter().enumerate();
+        let lines = broken(text, self.width.saturating_sub(indent).max(20)).into_iter().enumerate();
         lines.map(|(i, l)| if i == 0 { format!("{first}{l}") } else { format!("{}{l}", " ".repeat(indent)) }).collect()
     }
 
@@ -143,6 +129,24 @@ impl Look {
             _ => format!("in {} days", seconds / 86_400),
         }
     }
+}
+
+/// Text broken at blanks into lines of `room` columns; never none, and no word is broken.
+pub(crate) fn broken(text: &str, room: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in words(text, room) {
+        let word = word.as_str();
+        let line = lines.last_mut().filter(|l| l.is_empty() || width(l) + 1 + width(word) <= room);
+        match line {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// Words of a text; those between two backquotes are one, when it is not longer than `room`.

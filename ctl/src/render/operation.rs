@@ -82,7 +82,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
             }
             OperationState::Failed => out.extend(under_way(operation, plan, look)),
         }
-        if let Some(error) = error_of(operation, plan.gpu).filter(|error| !said.contains(error)) {
+        if let Some(error) = error_of(operation, plan).filter(|error| !said.contains(error)) {
             out.extend(trouble::lines("error", error, 2, look));
             said.push(error);
         }
@@ -137,9 +137,12 @@ fn as_before(operation: &Operation, plan: &GpuPlan, look: &Look) -> Vec<String> 
 }
 
 /// What went wrong on a GPU. The whole's error says the same and more where it is about this GPU.
-fn error_of(operation: &Operation, gpu: u32) -> Option<&ApiError> {
-    let own = operation.progress.iter().find(|p| p.gpu == gpu).and_then(|p| p.error.as_ref())?;
-    let tells = |whole: &&ApiError| whole.message == own.message || whole.causes.contains(&own.message);
+fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError> {
+    let own = operation.progress.iter().find(|p| p.gpu == plan.gpu).and_then(|p| p.error.as_ref())?;
+    // The whole's names a GPU in full once only.
+    let bare = |sentence: &str| sentence.replace(&format!(" ({})", plan.uuid), "");
+    let is_own = |sentence: &String| bare(sentence) == bare(&own.message);
+    let tells = |whole: &&ApiError| std::iter::once(&whole.message).chain(&whole.causes).any(is_own);
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 

@@ -8,7 +8,7 @@ use super::{
     Look, gpu,
     look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
     status::gpu_numbers,
-    table::{Align, table},
+    table::{Align, Narrow, fitted, table},
     trouble,
 };
 
@@ -56,7 +56,7 @@ pub(crate) fn list(all: &Overrides, look: &Look) -> String {
             if one.reason.is_empty() { dash() } else { look.clean(&one.reason) },
         ]
     };
-    table(&columns, all.overrides.iter().map(row).collect(), 0, look)
+    fitted(&columns, all.overrides.iter().map(row).collect(), Narrow { spare: &[], prose: true }, 0, look)
 }
 
 /// `gpushctl config overrides clear`.

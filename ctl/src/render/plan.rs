@@ -3,7 +3,7 @@
 //! ```text
 //! GPU 0  A100-SXM4-80GB  07:00.0
 //!        ╭─ now ─╮   - destroyed   = kept
-//!        ╭─ then ╮   + created     = kept, ~ kept with other compute instances
+//!        ╭─ then ╮   + created     = kept, ~ kept with other compute instances; without MIG mode: MIG off
 //!   1  - GPU instance 1g.10gb@4 (GI 11)
 //! ```
 //! GPUs for which all of it reads the same are drawn once: a host of eight that are cut alike is
@@ -173,8 +173,10 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
     if let Some(mig) = gpu.and_then(|gpu| gpu.mig.as_ref()) {
         let (now, then) = cells(plan, mig);
-        out.extend(labelled("now", now, mig.memory_slices, look));
-        out.extend(labelled("then", then, mig.memory_slices, look));
+        // Without MIG mode there are no slices, free or taken.
+        let drawn = |on: bool, cells| if on { slices::draw(cells, mig.memory_slices, GUTTER, look) } else { off() };
+        out.extend(labelled("now", drawn(mig.enabled, now)));
+        out.extend(labelled("then", drawn(!plan.disables_mig, then)));
     }
     let total = steps(plan).count();
     let digits = total.to_string().len();
@@ -250,12 +252,17 @@ fn split(profile: &str, compute: &[&str]) -> Option<String> {
     Some(parts.join(" "))
 }
 
+/// In place of a drawing: the GPU is used whole.
+fn off() -> Vec<String> {
+    vec![format!("{}{}", " ".repeat(GUTTER), paint(QUIET, "MIG off"))]
+}
+
 /// A drawing with its name beside the middle line.
-fn labelled(label: &str, cells: Vec<Cell>, slices: u8, look: &Look) -> Vec<String> {
-    let lines = slices::draw(cells, slices, GUTTER, look);
+fn labelled(label: &str, lines: Vec<String>) -> Vec<String> {
+    let middle = lines.len() / 2;
     lines
         .into_iter()
         .enumerate()
-        .map(|(at, line)| if at == 1 { format!("  {label:<w$}{}", &line[GUTTER..], w = GUTTER - 2) } else { line })
+        .map(|(at, line)| if at == middle { format!("  {label:<w$}{}", &line[GUTTER..], w = GUTTER - 2) } else { line })
         .collect()
 }

@@ -7,7 +7,7 @@ use super::{
     look::{NOTE, gib, paint, product},
     plan::headline,
     status::gpu_numbers,
-    table::{Align, table},
+    table::{Align, Narrow, fitted, table},
 };
 
 /// Start slices and size as nvidia-smi writes them, without braces: `0-6:1`, `0,4:4`.
@@ -86,7 +86,8 @@ fn of_group(gpus: &[&Gpu], indent: usize, look: &Look) -> String {
             row
         })
         .collect();
-    table(&columns, rows, indent, look)
+    let spare = &["OFA", "JPEG", "ENC", "DEC", "COPY", "SM"];
+    fitted(&columns, rows, Narrow { spare, prose: false }, indent, look)
 }
 
 /// Whether two GPUs offer the same, whatever is free on them now.

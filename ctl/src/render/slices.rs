@@ -21,6 +21,12 @@ const GRAIN: usize = 24;
 /// Widest drawing, in columns: on a very wide terminal the text beside it is what should grow.
 const WIDEST: usize = 96;
 
+/// The column that nothing beside a drawing needs to go beyond: on a wide terminal a figure at its very
+/// edge is far from what it is about.
+pub(crate) fn edge(indent: usize, look: &Look) -> usize {
+    look.width.min(indent + WIDEST + 1)
+}
+
 /// A stretch of slices.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::{
     Look, gpu,
     look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
+    slices,
 };
 
 /// What `gpushctl status --json` prints: three answers of the API in one document.
@@ -47,8 +48,9 @@ fn header(status: &Status, look: &Look) -> Vec<String> {
     let left = words.iter().map(|(_, text)| width(text)).sum::<usize>() + 2 * (words.len() - 1);
     let line = words.iter().map(|(style, text)| paint(*style, text)).collect::<Vec<_>>().join("  ");
     let summary = summary(&status.gpus);
-    if left + 2 + width(&summary) <= look.width {
-        out.push(format!("{line}{}{summary}", " ".repeat(look.width - left - width(&summary))));
+    let edge = slices::edge(gpu::INDENT, look);
+    if left + 2 + width(&summary) <= edge {
+        out.push(format!("{line}{}{summary}", " ".repeat(edge - left - width(&summary))));
     } else {
         out.extend([line, summary]);
     }

@@ -1,13 +1,27 @@
 //! Tables: one line a thing, columns aligned, headings quiet.
+//!
+//! On a terminal that is too narrow cells break at blanks, never within a word: first columns that can
+//! be spared give way, then the text of the last one goes below its row.
 
-use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use gpush_api::{Gpu, OperationSummary};
 
 use super::{
     Look, gpu,
-    look::{QUIET, gib, paint, product},
+    look::{QUIET, broken, gib, paint, product, width},
     operation,
 };
+
+/// Blanks between two columns.
+const GAP: usize = 2;
+
+/// Narrowest column in which prose is still read with ease.
+pub(crate) const PROSE: usize = 24;
+
+/// Columns of a cell that is broken only if nothing else helps: `off > on`.
+const SHORT: usize = 8;
+
+/// Blanks before what stands below its row.
+pub(crate) const BELOW: usize = 4;
 
 /// Where a column's text stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,38 +30,124 @@ pub(crate) enum Align {
     Right,
 }
 
-/// A table of plain text; a column too wide for the terminal wraps, but never the first, which names
-/// the row, and none into a pipe.
+/// What gives way where there is no room.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Narrow {
+    /// Columns that are left out, in this order, before a word would stand out.
+    pub(crate) spare: &'static [&'static str],
+    /// Whether the last column holds prose, which may stand below its row.
+    pub(crate) prose: bool,
+}
+
+/// A table of plain text; a column too wide for the terminal breaks at blanks, the first, which names
+/// the row, as the last one, and none into a pipe.
 pub(crate) fn table(columns: &[(&str, Align)], rows: Vec<Vec<String>>, indent: usize, look: &Look) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_content_arrangement(if look.wraps { ContentArrangement::Dynamic } else { ContentArrangement::Disabled });
-    // comfy-table pads every cell on both sides, and the first starts at the margin.
-    table.set_width(u16::try_from(look.width.saturating_sub(indent).max(40) + 1).unwrap_or(u16::MAX));
-    table.set_header(columns.iter().map(|(name, _)| *name));
-    for row in rows {
-        table.add_row(row);
-    }
-    for (at, (_, align)) in columns.iter().enumerate() {
-        if let Some(column) = table.column_mut(at) {
-            column.set_padding((0, 2));
-            if at == 0 {
-                column.set_constraint(ColumnConstraint::ContentWidth);
-            }
-            column.set_cell_alignment(match align {
-                Align::Left => CellAlignment::Left,
-                Align::Right => CellAlignment::Right,
-            });
+    fitted(columns, rows, Narrow::default(), indent, look)
+}
+
+/// A table that knows what to do without.
+pub(crate) fn fitted(
+    columns: &[(&str, Align)],
+    mut rows: Vec<Vec<String>>,
+    narrow: Narrow,
+    indent: usize,
+    look: &Look,
+) -> String {
+    let mut columns = columns.to_vec();
+    let room = if look.wraps { look.width.saturating_sub(indent).max(40) } else { usize::MAX };
+    let gaps = |columns: usize| GAP * columns.saturating_sub(1);
+    for name in narrow.spare {
+        let (least, _) = measured(&columns, &rows, SHORT);
+        if least.iter().sum::<usize>() + gaps(least.len()) <= room {
+            break;
+        }
+        if let Some(at) = columns.iter().position(|(column, _)| column == name) {
+            columns.remove(at);
+            rows.iter_mut().for_each(|row| drop(row.remove(at)));
         }
     }
+    let (_, whole) = measured(&columns, &rows, SHORT);
+    let mut prose = None;
+    if narrow.prose && whole.iter().sum::<usize>() + gaps(whole.len()) > room {
+        let others: usize = whole.iter().rev().skip(1).sum();
+        if others + gaps(whole.len()) + PROSE > room {
+            prose = Some(rows.iter_mut().map(|row| row.pop().unwrap_or_default()).collect::<Vec<_>>());
+            columns.pop();
+        }
+    }
+    let (mut least, whole) = measured(&columns, &rows, SHORT);
+    if least.iter().sum::<usize>() + gaps(least.len()) > room {
+        (least, _) = measured(&columns, &rows, 0);
+    }
+    let widths = widths(least, &whole, room.saturating_sub(gaps(columns.len())));
     let margin = " ".repeat(indent);
+    let header: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let mut out = String::new();
-    for (at, line) in table.lines().enumerate() {
-        let line = format!("{margin}{}", line.trim_end());
-        out += &if at == 0 { paint(QUIET, &line) } else { line };
-        out.push('\n');
+    for line in lines(&header, &columns, &widths) {
+        out += &(paint(QUIET, &format!("{margin}{line}")) + "\n");
+    }
+    for (at, row) in rows.iter().enumerate() {
+        for line in lines(row, &columns, &widths) {
+            out += &format!("{}\n", format!("{margin}{line}").trim_end());
+        }
+        let below = prose.as_ref().map(|texts| texts[at].as_str()).filter(|text| !text.is_empty());
+        for line in below.into_iter().flat_map(|text| broken(text, room.saturating_sub(BELOW))) {
+            out += &format!("{margin}{}{line}\n", " ".repeat(BELOW));
+        }
     }
     out
+}
+
+/// Of each column what is not to be broken, its words and whole cells of up to `short` columns, and its widest
+/// cell.
+fn measured(columns: &[(&str, Align)], rows: &[Vec<String>], short: usize) -> (Vec<usize>, Vec<usize>) {
+    let cells = |at: usize| rows.iter().map(move |row| row[at].as_str()).chain([columns[at].0]);
+    let word = |cell: &str| match width(cell) {
+        whole if whole <= short => whole,
+        _ => cell.split_whitespace().map(width).max().unwrap_or(0),
+    };
+    let whole: Vec<usize> = (0..columns.len()).map(|at| cells(at).map(width).max().unwrap_or(0)).collect();
+    let least = (0..columns.len()).map(|at| cells(at).map(word).max().unwrap_or(0)).collect();
+    (least, whole)
+}
+
+/// Widths of columns in `room`: those that lack least are the first to be whole.
+fn widths(least: Vec<usize>, whole: &[usize], room: usize) -> Vec<usize> {
+    let mut widths = least;
+    let mut left = room.saturating_sub(widths.iter().sum());
+    let mut order: Vec<usize> = (0..widths.len()).collect();
+    order.sort_by_key(|at| (*at != 0, whole[*at] - widths[*at]));
+    for at in order {
+        let more = (whole[at] - widths[at]).min(left);
+        widths[at] += more;
+        left -= more;
+    }
+    widths
+}
+
+/// A row, as many lines as its longest cell takes.
+fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<String> {
+    // What fits stays as it is, its blanks too.
+    let cell = |(cell, room): (&String, &usize)| {
+        if width(cell) <= *room { vec![cell.clone()] } else { broken(cell, *room) }
+    };
+    let cells: Vec<Vec<String>> = std::iter::zip(row, widths).map(cell).collect();
+    let height = cells.iter().map(Vec::len).max().unwrap_or(0);
+    let line = |n: usize| {
+        let mut out = String::new();
+        for (at, cell) in cells.iter().enumerate() {
+            let text = cell.get(n).map_or("", String::as_str);
+            let fill = " ".repeat(widths[at].saturating_sub(width(text)));
+            let gap = if at == 0 { "" } else { "  " };
+            out += &match columns[at].1 {
+                Align::Left => format!("{gap}{text}{fill}"),
+                Align::Right => format!("{gap}{fill}{text}"),
+            };
+        }
+        out.truncate(out.trim_end().len());
+        out
+    };
+    (0..height).map(line).collect()
 }
 
 /// `gpushctl gpu list`.
@@ -92,7 +192,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
             row
         })
         .collect();
-    table(&columns, rows, 0, look)
+    fitted(&columns, rows, Narrow { spare: &["UUID", "GIB"], prose: false }, 0, look)
 }
 
 /// MIG mode and instances in a few characters: `on, 4`.
@@ -135,4 +235,43 @@ pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> String
         })
         .collect();
     table(&columns, rows, 0, look)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    fn drawn(width: usize, narrow: Narrow) -> String {
+        let columns =
+            [("GPU", Align::Right), ("A LONG NAME", Align::Left), ("FIGURE", Align::Right), ("WHY", Align::Left)];
+        let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+        let rows = vec![
+            row(["0", "training-and-more", "80.0", "it looks broken, and has for weeks"]),
+            row(["11", "two words", "9.5", ""]),
+        ];
+        fixtures::plain(&fitted(&columns, rows, narrow, 2, &fixtures::look(width, Charset::Ascii)))
+    }
+
+    #[test]
+    fn no_word_is_broken_and_prose_may_stand_below_its_row() {
+        insta::assert_snapshot!(drawn(80, Narrow::default()), @r"
+        GPU  A LONG NAME        FIGURE  WHY
+          0  training-and-more    80.0  it looks broken, and has for weeks
+         11  two words             9.5
+        ");
+        insta::assert_snapshot!(drawn(50, Narrow::default()), @r"
+        GPU  A LONG NAME        FIGURE  WHY
+          0  training-and-more    80.0  it looks broken,
+                                        and has for
+                                        weeks
+         11  two words             9.5
+        ");
+        insta::assert_snapshot!(drawn(50, Narrow { spare: &[], prose: true }), @r"
+        GPU  A LONG NAME        FIGURE
+          0  training-and-more    80.0
+            it looks broken, and has for weeks
+         11  two words             9.5
+        ");
+    }
 }

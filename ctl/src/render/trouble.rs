@@ -1,5 +1,6 @@
 //! An error for people: what, why, and what to type next.
 
+use anstyle::Style;
 use gpush_api::ApiError;
 
 use super::{
@@ -7,37 +8,73 @@ use super::{
     look::{BAD, IDLE, QUIET, paint},
 };
 
-/// `error: …`, its causes, what stands for all that, and its hint; `word` says what happened, `indent` blanks come first.
+/// `error: …`, its causes, the errors of which it is made, what stands for all that, and its hint; `word` says what happened, `indent` blanks come first.
 pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) -> Vec<String> {
-    let margin = " ".repeat(indent);
-    let mut out = Vec::new();
-    let mut part = |label: &str, style, text: &str| {
-        // A cause may have lines of its own, such as a place in a config file with a caret below it.
-        for (at, line) in text.lines().enumerate() {
-            let line = look.clean(line);
-            let first = format!("{margin}{label}: ");
-            if text.contains('\n') {
-                let first = if at == 0 { format!("{margin}{}: ", paint(style, label)) } else { format!("{margin}  ") };
-                out.push(format!("{first}{line}"));
-                continue;
-            }
-            for wrapped in look.wrap(&first, &line) {
-                out.push(match wrapped.strip_prefix(&first) {
-                    Some(rest) => format!("{margin}{} {rest}", paint(style, &format!("{label}:"))),
-                    None => wrapped,
-                });
-            }
-        }
-    };
-    part(word, BAD, &error.message);
+    let mut out = labelled(word, BAD, &error.message, indent, look);
     for cause in &error.causes {
-        part("  because", QUIET, cause);
+        out.extend(labelled("  because", QUIET, cause, indent, look));
+    }
+    for one in &error.errors {
+        out.extend(lines(word, one, indent + 2, look));
     }
     if let Some(outcome) = &error.outcome {
-        part("  outcome", QUIET, outcome);
+        out.extend(labelled("  outcome", QUIET, outcome, indent, look));
     }
     if let Some(hint) = &error.hint {
-        part("  hint", IDLE, hint);
+        out.extend(labelled("  hint", IDLE, hint, indent, look));
     }
     out
+}
+
+/// `label: text`, as many lines as it takes.
+fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Look) -> Vec<String> {
+    let margin = " ".repeat(indent);
+    let mut out = Vec::new();
+    // A cause may have lines of its own, such as a place in a config file with a caret below it.
+    for (at, line) in text.lines().enumerate() {
+        let line = look.clean(line);
+        let first = format!("{margin}{label}: ");
+        if text.contains('\n') {
+            let first = if at == 0 { format!("{margin}{}: ", paint(style, label)) } else { format!("{margin}  ") };
+            out.push(format!("{first}{line}"));
+            continue;
+        }
+        for wrapped in look.wrap(&first, &line) {
+            out.push(match wrapped.strip_prefix(&first) {
+                Some(rest) => format!("{margin}{} {rest}", paint(style, &format!("{label}:"))),
+                None => wrapped,
+            });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Code;
+
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn errors_of_several_gpus_stand_each_with_its_own_causes_and_hint() {
+        let of = |gpu: u32, pid: u32| {
+            ApiError::new(Code::Blocked, format!("the layout can't be applied on GPU {gpu} while 3g.40gb@4 is in use"))
+                .cause(format!("3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid {pid}"))
+                .hint(format!("stop pid {pid}, or wait for it to end, and try again"))
+        };
+        let whole = ApiError::several("2 of 3 GPUs refuse: 0, 2", vec![of(0, 7), of(2, 8)])
+            .outcome("no GPU was touched, since not every plan stands");
+        let drawn = lines("error", &whole, 0, &fixtures::look(80, Charset::Ascii)).join("\n");
+        insta::assert_snapshot!(fixtures::plain(&drawn), @"
+        error: 2 of 3 GPUs refuse: 0, 2
+          error: the layout can't be applied on GPU 0 while 3g.40gb@4 is in use
+            because: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 7
+            hint: stop pid 7, or wait for it to end, and try again
+          error: the layout can't be applied on GPU 2 while 3g.40gb@4 is in use
+            because: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 8
+            hint: stop pid 8, or wait for it to end, and try again
+          outcome: no GPU was touched, since not every plan stands
+        ");
+    }
 }

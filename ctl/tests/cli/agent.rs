@@ -134,6 +134,7 @@ fn status_and_lists() {
     let agent = agent(&host, usize::MAX, |request, _| match request.path.as_str() {
         "/v1/gpus?profiles=true" => Answer::ok(&gpus(BEFORE)),
         path if path.starts_with("/v1/operations?limit=") => Answer::ok::<[OperationSummary]>(&[]),
+        "/v1/gpus/7" => Answer::error(&ApiError::new(Code::NotFound, "no GPU 7")),
         other => panic!("not asked for: {other}"),
     });
     let mut text = host.run(&["status"]);
@@ -156,6 +157,7 @@ fn json_is_the_types_of_the_api() {
     agent(&host, usize::MAX, |request, _| match request.path.as_str() {
         "/v1/gpus?profiles=true" => Answer::ok(&gpus(BEFORE)),
         "/v1/mig/plan" => Answer::ok(&Plans { plans: vec![plan(), as_wanted()] }),
+        "/v1/gpus/9" => Answer::error(&ApiError::new(Code::NotFound, "no GPU 9")),
         other => panic!("not asked for: {other}"),
     });
     let json = |args: &[&str]| {

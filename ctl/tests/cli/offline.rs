@@ -227,6 +227,8 @@ fn labels_of_mig_parted_files() {
     let saved = saved(&host);
     host.write("parted.yaml", PARTED);
     host.write("wrong.yaml", PARTED.replace("mig-enabled: true", "mig-enable: true"));
+    let typo = "  typo:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {1g10gb: 7}\n";
+    host.write("partly.yaml", PARTED.to_owned() + typo);
     host.write("one.yaml", "version: v1\nmig-configs:\n  x:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {3g.40gb: 1, 2g.20gb: 1}\n");
     host.write("large.yaml", "#".repeat(2 << 20));
     let cases: &[&[&str]] = &[
@@ -250,6 +252,11 @@ fn labels_of_mig_parted_files() {
         &["mig", "import", "parted.yaml", "-c", "balanced"],
         &["mig", "import", "parted.yaml", "-c", "balanced", "--json"],
         &["mig", "import", "wrong.yaml", "--json"],
+        &["mig", "import", "partly.yaml"],
+        &["mig", "import", "partly.yaml", "--json"],
+        &["mig", "import", "partly.yaml", "-c", "balanced"],
+        &["mig", "import", "partly.yaml", "-c", "typo"],
+        &["mig", "plan", "--offline", "dgx-a100", "-f", "partly.yaml", "-c", "balanced"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));

@@ -140,7 +140,7 @@ pub(in crate::apply) async fn take_back(agent: &Shared, operation: OperationId, 
                 env.insert("GPUSH_RESULT".to_owned(), state.name().to_owned());
                 match hook(agent, &operation.to_string(), "hook-after", program, env).await {
                     Ok(Ended { end: End::Exited(0), .. }) => {}
-                    Ok(ended) => told.push(format!("the hook {program} {}{}", ended.end, ended.said())),
+                    Ok(ended) => told.push(format!("the hook {program} {}; {LOGGED}", ended.end)),
                     Err(error) => told.push(format!("the hook {program}: {error}")),
                 }
                 // It had its turn; run again it might do harm.
@@ -184,7 +184,7 @@ async fn start(agent: &Shared, operation: &str, service: &str) -> Result<(), Str
     loop {
         let why = match systemctl(agent, operation, "start", service).await {
             Ok(Ended { end: End::Exited(0), .. }) => return Ok(()),
-            Ok(ended) => format!("`systemctl start` {}{}", ended.end, ended.said()),
+            Ok(ended) => format!("`systemctl start` {}", ended.end),
             Err(error) => [vec![error.message], error.causes].concat().join(": "),
         };
         if attempt == ATTEMPTS {
@@ -262,6 +262,10 @@ async fn hook(
     agent.outside.beside.run(job).await
 }
 
+/// Where what a program printed is to be found. It may name anybody's processes, so it goes to the log,
+/// which is root's, and not into the operation, which everybody reads.
+pub(super) const LOGGED: &str = "what it printed is in gpushd's log: `journalctl -u gpushd`";
+
 fn failed(what: &str, ended: &Ended) -> ApiError {
-    ApiError::new(Code::Internal, format!("{what} failed: it {}{}", ended.end, ended.said()))
+    ApiError::new(Code::Internal, format!("{what} failed: it {}", ended.end)).cause(LOGGED)
 }

@@ -48,7 +48,7 @@ pub(super) async fn scan(agent: &Shared, minors: &[u32]) -> Result<Vec<Holder>, 
 
 /// Whether root runs a fabric manager. What can't be told is taken for none: then more GPUs must be
 /// free for a reset, not fewer.
-pub(super) async fn fabric_manager_runs(agent: &Shared) -> bool {
+pub(in crate::apply) async fn fabric_manager_runs(agent: &Shared) -> bool {
     let proc = agent.outside.proc.clone();
     let looked = tokio::task::spawn_blocking(move || find_fabric_manager(&proc));
     matches!(tokio::time::timeout(LOOK, looked).await, Ok(Ok(Ok(true))))

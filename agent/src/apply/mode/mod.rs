@@ -64,7 +64,7 @@ pub(super) async fn carry_out(
         let doing = if enable { "switching MIG mode on" } else { "switching MIG mode off" };
         ongoing.progress(part.position, |progress| progress.doing = Some(doing.to_owned()));
     }
-    let troubled = switch(agent, &ongoing.id(), parts, enable).await;
+    let troubled = switch(agent, &ongoing.id(), parts, enable, Some(ongoing)).await;
     for part in parts {
         ongoing.progress(part.position, |progress| {
             progress.doing = None;
@@ -78,8 +78,14 @@ pub(super) async fn carry_out(
 }
 
 /// Switches MIG mode on several GPUs and makes sure that it is in force; those with trouble, by
-/// position. When one of them refuses, none is reset.
-pub(super) async fn switch(agent: &Shared, operation: &str, parts: &[&Part], enable: bool) -> BTreeMap<usize, Trouble> {
+/// position. When one of them refuses, none is reset; nor once `until` is cancelled.
+pub(super) async fn switch(
+    agent: &Shared,
+    operation: &str,
+    parts: &[&Part],
+    enable: bool,
+    until: Option<&Ongoing>,
+) -> BTreeMap<usize, Trouble> {
     let mut troubled = BTreeMap::new();
     let mut due = Vec::new();
     for part in parts {
@@ -97,7 +103,7 @@ pub(super) async fn switch(agent: &Shared, operation: &str, parts: &[&Part], ena
     if !troubled.is_empty() || due.is_empty() {
         return troubled;
     }
-    let outcome = reset(agent, operation, &due).await;
+    let outcome = reset(agent, operation, &due, until).await;
     let to = if enable { "on" } else { "off" };
     for part in due {
         let failed = |error: ApiError| {
@@ -118,6 +124,9 @@ pub(super) async fn switch(agent: &Shared, operation: &str, parts: &[&Part], ena
         let in_force = reading.mig.as_ref().is_some_and(|mig| (mig.enabled, mig.pending) == (enable, enable));
         match (&outcome, in_force) {
             (_, true) => {}
+            (Err(error), false) if error.code == Code::Cancelled => {
+                troubled.insert(part.position, Trouble::Failed(error.clone()));
+            }
             (Err(error), false) => {
                 troubled.insert(part.position, failed(error.clone()));
             }
@@ -131,15 +140,45 @@ pub(super) async fn switch(agent: &Shared, operation: &str, parts: &[&Part], ena
     troubled
 }
 
-/// Resets GPUs, and those that are reset with them, while nothing of ours has them open.
-async fn reset(agent: &Shared, operation: &str, parts: &[&Part]) -> Result<(), ApiError> {
+/// Why nothing is planned for now.
+const RESETTING: &str = "a GPU is being reset, and until that is over no other can be read";
+
+/// Whether an error is that of [`not_resetting`].
+pub(crate) fn is_resetting(error: &ApiError) -> bool {
+    error.message == RESETTING
+}
+
+/// Refuses what would have to read GPUs while one is being reset: nothing of ours may be open then, so
+/// none can be read until it is over.
+///
+/// # Errors
+/// [`Code::Conflict`] then; it passes.
+pub(super) fn not_resetting(agent: &Shared) -> Result<(), ApiError> {
+    if agent.outside.driverless.try_read().is_ok() {
+        return Ok(());
+    }
+    Err(ApiError::new(Code::Conflict, RESETTING)
+        .hint("`gpushctl operation list` shows for which operation; ask again when it is over, or with --wait")
+        .retryable())
+}
+
+/// Resets GPUs, and those that are reset with them, while nothing of ours has them open. With `until` it
+/// is not begun once the operation is cancelled.
+async fn reset(agent: &Shared, operation: &str, parts: &[&Part], until: Option<&Ongoing>) -> Result<(), ApiError> {
     let mut uuids: Vec<String> = parts.iter().map(|part| part.plan.uuid.clone()).collect();
     for reset in parts.iter().filter_map(|part| part.plan.reset.as_ref()) {
         uuids.extend(reset.together.iter().map(|peer| peer.uuid.clone()));
     }
     uuids.sort();
     uuids.dedup();
-    let _alone = agent.outside.driverless.lock().await;
+    let _alone = match until {
+        None => agent.outside.driverless.write().await,
+        Some(ongoing) => tokio::select! {
+            biased;
+            () = ongoing.cancelled().cancelled() => return Err(ongoing.why_cancelled()),
+            alone = agent.outside.driverless.write() => alone,
+        },
+    };
     let peers: Vec<String> =
         uuids.iter().filter(|uuid| parts.iter().all(|part| part.plan.uuid != **uuid)).cloned().collect();
     preflight::must_be_free(agent, &peers).await?;
@@ -177,7 +216,8 @@ async fn reset(agent: &Shared, operation: &str, parts: &[&Part]) -> Result<(), A
         | End::NotStarted(_)
         | End::Lost
         | End::Void
-        | End::Hangs) => Err(ApiError::new(Code::DriverError, format!("the reset {end}{}", ended.said()))
+        | End::Hangs) => Err(ApiError::new(Code::DriverError, format!("the reset {end}"))
+            .cause(around::LOGGED)
             .hint("what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`")),
     }
 }

@@ -2,10 +2,9 @@
 //! GPU open and that gpushd may not stop, and a virtual machine around us.
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal};
-use gpush_core::{
-    desired::{is_switched, without_fabric_manager},
-    holders as judged, refusal,
-};
+use gpush_core::{holders as judged, refusal};
+
+pub(in crate::apply) use super::holders::fabric_manager_runs;
 
 use super::holders;
 use crate::{agent::Shared, auth::Asker};
@@ -13,11 +12,6 @@ use crate::{agent::Shared, auth::Asker};
 /// Refuses those plans with a reset that can't be carried out now. `gpus` are the host's.
 pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let config = agent.settings.config();
-    if plans.iter().any(|plan| plan.reset.is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu)))
-        && !holders::fabric_manager_runs(agent).await
-    {
-        without_fabric_manager(&config, gpus, plans);
-    }
     let guest = plans.iter().any(|plan| plan.reset.is_some()) && is_guest(agent);
     for plan in plans {
         let Some(reset) = plan.reset.as_ref() else { continue };
@@ -73,17 +67,27 @@ fn is_guest(agent: &Shared) -> bool {
 pub(super) async fn must_be_free(agent: &Shared, uuids: &[String]) -> Result<(), ApiError> {
     for (uuid, reading) in agent.observer.now(uuids).await {
         let why = match reading {
-            Err(error) => error.to_string(),
+            Err(error) => {
+                let said = error.to_api();
+                let message = format!("{uuid} would be reset as well, and can't be read");
+                let causes = [vec![said.message.clone()], said.causes.clone()].concat();
+                return Err(ApiError { message, causes, ..said });
+            }
             Ok(reading) if !reading.processes.is_empty() || !reading.processes_known => {
                 "it is in use, or may be".to_owned()
             }
             Ok(reading) if reading.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()) => {
                 "it has GPU instances, which a reset destroys".to_owned()
             }
+            Ok(reading) if reading.mig.as_ref().is_some_and(|mig| mig.enabled != mig.pending) => {
+                "it waits for a reset to change its MIG mode, which this one would do".to_owned()
+            }
             Ok(_) => continue,
         };
         let message = format!("{uuid} would be reset as well, and must not be");
-        return Err(ApiError::new(Code::Blocked, message).cause(why).hint("free it, then ask again"));
+        return Err(ApiError::new(Code::Blocked, message)
+            .cause(why)
+            .hint("free it, then ask again: `gpushctl status` shows it"));
     }
     Ok(())
 }

@@ -165,6 +165,7 @@ impl Config {
                 .collect(),
             effective: self.effective(),
             pending_restart: Vec::new(),
+            trouble: None,
             generation: 0,
         }
     }

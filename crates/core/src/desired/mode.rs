@@ -133,6 +133,8 @@ fn not_to_be_reset(gpu: &Gpu) -> Option<String> {
         "may be in use: the driver does not tell".to_owned()
     } else if instances > 0 {
         format!("has {instances} GPU instances, which a reset destroys")
+    } else if let Some(mig) = gpu.mig.as_ref().filter(|mig| mig.enabled != mig.pending) {
+        format!("has MIG mode {} pending, which a reset puts into force", if mig.pending { "on" } else { "off" })
     } else {
         return None;
     };

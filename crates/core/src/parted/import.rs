@@ -7,7 +7,10 @@
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::{DeviceId, Devices, File, Group, Label, Want};
-use crate::layout::{DYNAMIC, Layout, NONE};
+use crate::{
+    layout::{DYNAMIC, Layout, NONE},
+    quote::Quoted,
+};
 
 /// NVIDIA's PCI vendor id.
 const NVIDIA: u32 = 0x10de;
@@ -41,15 +44,17 @@ pub fn import(file: &File, label: Option<&Label>) -> Imported {
     match label {
         Some(label) => rules(&mut text, file, label, &mut remarks),
         None => {
-            layouts(&mut text, file);
+            layouts(&mut text, file, &mut remarks);
             remarks.push("rules are made of one label: name it with -c to have them".to_owned());
         }
     }
     Imported { text, remarks }
 }
 
-/// All layouts of the file under names.
-fn layouts(text: &mut String, file: &File) {
+/// All layouts of the file under names. No instance at all is no layout of a config: that is told.
+fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
+    let mut without = Vec::new();
+    let mut in_part = Vec::new();
     let mut names = Names { taken: BTreeSet::new() };
     let mut header = "[layouts]\n";
     for label in &file.labels {
@@ -65,6 +70,25 @@ fn layouts(text: &mut String, file: &File) {
             let _ = writeln!(text, "{header}{name} = {}{was}", entries(layout));
             header = "";
         }
+        let has_none = |group: &Group| match &group.want {
+            Want::On(layout) => layout.is_none(),
+            Want::Off => true,
+        };
+        if known.is_empty() {
+            without.push(Quoted(&label.name).to_string());
+        } else if label.groups.iter().any(has_none) {
+            in_part.push(Quoted(&label.name).to_string());
+        }
+    }
+    if !without.is_empty() {
+        remarks.push(format!(
+            "no layout is made of {}: no instance is wanted; -c makes rules of it, and `gpushctl mig apply {NONE}` \
+             takes instances away",
+            without.join(", ")
+        ));
+    }
+    if !in_part.is_empty() {
+        remarks.push(format!("some groups of {} want no instance, and are left out", in_part.join(", ")));
     }
 }
 

@@ -22,7 +22,9 @@
 //! A file that mig-parted takes is taken unchanged, but for what it would carry out half or not at
 //! all: indexes of GPUs that there are not, filters that are none, counts of 0. `docs/migrating-from-mig-parted.md` lists the differences.
 
-use crate::{diagnostic::FileErrors, layout::Layout};
+use gpush_api::ApiError;
+
+use crate::{diagnostic::FileErrors, layout::Layout, quote::Quoted};
 
 mod device_id;
 mod export;
@@ -48,6 +50,25 @@ pub struct File {
     pub path: String,
     /// Labels in the order of the file.
     pub labels: Vec<Label>,
+}
+
+/// Labels of a file that can't be read beside others that can.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wrong {
+    /// Their names; those as well that stand behind too many problems to be looked at.
+    pub labels: Vec<String>,
+    /// What is wrong with them.
+    pub errors: FileErrors,
+}
+
+impl From<&Wrong> for ApiError {
+    fn from(wrong: &Wrong) -> Self {
+        let (label, is) = if wrong.labels.len() == 1 { ("label", "is") } else { ("labels", "are") };
+        let names: Vec<String> = wrong.labels.iter().map(|name| Quoted(name).to_string()).collect();
+        let whole = Self::from(&wrong.errors);
+        let message = format!("{label} {} {is} left out: {}", names.join(", "), whole.message);
+        Self { message, ..whole }
+    }
 }
 
 /// One of `mig-configs`.
@@ -96,6 +117,17 @@ impl File {
     /// # Errors
     /// Everything that is wrong with it, up to a page.
     pub fn from_bytes(bytes: &[u8], path: &str) -> Result<Self, FileErrors> {
+        match Self::salvage(bytes, path)? {
+            (file, None) => Ok(file),
+            (_, Some(wrong)) => Err(wrong.errors),
+        }
+    }
+
+    /// Reads those labels of a file that can be read.
+    ///
+    /// # Errors
+    /// As [`File::from_bytes`], when none can be, or when something is wrong that is no label's.
+    pub fn salvage(bytes: &[u8], path: &str) -> Result<(Self, Option<Wrong>), FileErrors> {
         read::bytes(bytes, path)
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{
-    File, Group, Label, MOST_BYTES, Want,
+    File, Group, Label, MOST_BYTES, Want, Wrong,
     yaml::{self, Kind, Node},
 };
 use crate::{
@@ -23,7 +23,8 @@ const MOST_GROUPS: usize = 4096;
 const TOP: [&str; 2] = ["version", "mig-configs"];
 const GROUP: [&str; 4] = ["devices", "device-filter", "mig-enabled", "mig-devices"];
 
-pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<File, FileErrors> {
+/// The labels that can be read, and those that can't be though the file as a whole can.
+pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<Wrong>), FileErrors> {
     let fail = |text: &str, problem| Err(FileErrors::new(Document::MigParted, path, text, vec![problem]));
     if bytes.len() > MOST_BYTES {
         let what = format!("the file has more than {MOST_BYTES} bytes");
@@ -34,7 +35,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<File, FileErrors> {
         Ok(text) => text.strip_prefix('\u{feff}').unwrap_or(text),
         Err((lossy, problem)) => return fail(&lossy, problem),
     };
-    let mut reader = Reader { text, problems: Vec::new(), groups: 0 };
+    let mut reader = Reader { text, problems: Vec::new(), groups: 0, wrong: Vec::new(), beyond_labels: false };
     let labels = match yaml::document(text) {
         Ok(Some(root)) => reader.top(&root),
         Ok(None) => {
@@ -50,17 +51,25 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<File, FileErrors> {
             Vec::new()
         }
     };
-    if reader.problems.is_empty() {
-        Ok(File { path: path.to_owned(), labels })
-    } else {
-        Err(FileErrors::new(Document::MigParted, path, text, reader.problems))
+    let Reader { problems, wrong, beyond_labels, .. } = reader;
+    if problems.is_empty() {
+        return Ok((File { path: path.to_owned(), labels }, None));
     }
+    let errors = FileErrors::new(Document::MigParted, path, text, problems);
+    if beyond_labels || labels.is_empty() {
+        return Err(errors);
+    }
+    Ok((File { path: path.to_owned(), labels }, Some(Wrong { labels: wrong, errors })))
 }
 
 pub(super) struct Reader<'t> {
     text: &'t str,
     problems: Vec<Problem>,
     groups: usize,
+    /// Names of labels that are wrong, or were not looked at any more.
+    wrong: Vec<String>,
+    /// Whether something is wrong that is no label's.
+    beyond_labels: bool,
 }
 
 impl Reader<'_> {
@@ -148,34 +157,45 @@ impl Reader<'_> {
                 return Vec::new();
             }
         };
+        self.beyond_labels = !self.problems.is_empty();
         let mut labels = Vec::new();
         for (key, value) in entries {
-            let name = key.text().unwrap_or_default();
-            if name.trim().is_empty() {
-                self.report(&key.span, "a label has no name", "write a name before the colon");
-                continue;
-            }
-            let items = match &value.kind {
-                Kind::List(items) if !items.is_empty() => items,
-                Kind::Scalar { .. } | Kind::Map(_) | Kind::List(_) => {
-                    let what = format!("label {} has no list of groups", Quoted(name));
-                    self.report(&key.span, what, "write `- devices: all` and what shall be of them below it");
-                    continue;
-                }
-            };
-            self.groups += items.len();
-            if self.groups > MOST_GROUPS {
-                let what = format!("with label {} the file has more than {MOST_GROUPS} groups", Quoted(name));
-                self.report(&key.span, what, "put GPUs that shall be alike into one group");
-                return labels;
-            }
-            let groups = items.iter().filter_map(|item| self.group(item)).collect();
-            labels.push(Label { name: name.to_owned(), groups });
-            if self.full() {
-                break;
+            let before = self.problems.len();
+            let label = if self.full() { None } else { self.label(key, value) };
+            match label.filter(|_| self.problems.len() == before) {
+                Some(label) => labels.push(label),
+                None => self.wrong.push(key.text().unwrap_or_default().to_owned()),
             }
         }
         labels
+    }
+
+    fn label(&mut self, key: &Node, value: &Node) -> Option<Label> {
+        let name = key.text().unwrap_or_default();
+        if name.trim().is_empty() {
+            self.report(&key.span, "a label has no name", "write a name before the colon");
+            return None;
+        }
+        let items = match &value.kind {
+            Kind::List(items) if !items.is_empty() => items,
+            Kind::Scalar { .. } | Kind::Map(_) | Kind::List(_) => {
+                let what = format!("label {} has no list of groups", Quoted(name));
+                self.report(&key.span, what, "write `- devices: all` and what shall be of them below it");
+                return None;
+            }
+        };
+        if self.groups > MOST_GROUPS {
+            // Told with the first that is too much.
+            return None;
+        }
+        self.groups += items.len();
+        if self.groups > MOST_GROUPS {
+            let what = format!("with label {} the file has more than {MOST_GROUPS} groups", Quoted(name));
+            self.report(&key.span, what, "put GPUs that shall be alike into one group");
+            return None;
+        }
+        let groups = items.iter().filter_map(|item| self.group(item)).collect();
+        Some(Label { name: name.to_owned(), groups })
     }
 
     fn group(&mut self, node: &Node) -> Option<Group> {

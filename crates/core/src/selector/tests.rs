@@ -39,6 +39,13 @@ fn each_shape_names_its_gpus() {
         ("*", &[0, 1, 2, 3, 4, 5, 6, 7]),
         ("Tesla T4", &[5]),
         ("nvidia l4", &[4]),
+        ("L4", &[4]),
+        ("A100-SXM4-80GB", &[0]),
+        ("NVIDIA A100-SXM4-80GB", &[0]),
+        ("h100 80gb hbm3", &[2, 6, 7]),
+        ("NVIDIA Tesla T4", &[5]),
+        ("A100*", &[0]),
+        ("NVIDIA *", &[0, 1, 2, 3, 4, 6, 7]),
     ];
     for (text, expected) in cases {
         assert_eq!(Selector::resolve(&[text], &gpus).as_deref(), Ok(*expected), "{text}");

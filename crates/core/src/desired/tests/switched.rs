@@ -24,6 +24,12 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     assert_eq!(together(&alone[0]), [1, 2, 3], "GPU 4 and up hang on none");
     let stops = "[mode_change]\nservices = [\"nvidia-fabricmanager.service\"]\n";
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
+    // Somebody's change of mode that waits for a reset is not made by ours.
+    gpus[1].mig.as_mut().unwrap().pending = true;
+    let mut along = [plan(&none, &gpus)];
+    without_fabric_manager(&none, &gpus, &mut along);
+    assert!(along[0].error.as_ref().unwrap().causes[0].contains("MIG mode on pending"), "{along:?}");
+    gpus[1].mig.as_mut().unwrap().pending = false;
     gpus[2].processes.push(process(4711));
     without_fabric_manager(&none, &gpus, &mut alone);
     let error = alone[0].error.as_ref().unwrap();

@@ -1,0 +1,102 @@
+//! GPUs in the error of an operation: each by index and UUID where it is named first, by its index
+//! after that.
+//!
+//! Sentences come from several layers, of which each names the GPU for those who see it alone. Beside
+//! each other they would say the same 36 characters over and over. Commands keep the UUID.
+
+use gpush_api::{ApiError, GpuPlan};
+
+/// One GPU, and whether it was named in full.
+struct Name {
+    index: u32,
+    uuid: String,
+    told: bool,
+}
+
+/// The error with each GPU of `plans` named once.
+pub(crate) fn once(mut error: ApiError, plans: &[GpuPlan]) -> ApiError {
+    let name = |plan: &GpuPlan| Name { index: plan.gpu, uuid: plan.uuid.clone(), told: plan.uuid.is_empty() };
+    let mut names: Vec<Name> = plans.iter().map(name).filter(|name| !name.told).collect();
+    of_one(&mut error, &mut names);
+    error
+}
+
+fn of_one(error: &mut ApiError, names: &mut [Name]) {
+    let sentences = std::iter::once(&mut error.message).chain(&mut error.causes);
+    sentences.for_each(|sentence| of_sentence(sentence, names));
+    error.errors.iter_mut().for_each(|one| of_one(one, names));
+    let sentences = error.outcome.iter_mut().chain(&mut error.hint);
+    sentences.for_each(|sentence| of_sentence(sentence, names));
+}
+
+fn of_sentence(sentence: &mut String, names: &mut [Name]) {
+    for name in names {
+        if sentence.contains(&name.uuid) {
+            *sentence = named(sentence, name);
+        }
+    }
+}
+
+/// A sentence in which a GPU is named, the first time of all in full.
+fn named(sentence: &str, name: &mut Name) -> String {
+    let Name { index, uuid, told } = name;
+    let (index, full) = (format!("GPU {index}"), format!("GPU {index} ({uuid})"));
+    // A driver's sentence begins with its GPU, which the one before it has named.
+    let sentence = match sentence.strip_prefix(&format!("{uuid}: ")) {
+        Some(rest) if *told => rest,
+        Some(_) | None => sentence,
+    };
+    let mut out = String::new();
+    // Every other part stands between backquotes.
+    for (at, part) in sentence.split('`').enumerate() {
+        if at > 0 {
+            out.push('`');
+        }
+        if at % 2 == 1 {
+            out += part;
+            continue;
+        }
+        let short = |text: &str| text.replace(&full, &index).replace(uuid.as_str(), &index);
+        let first = [full.as_str(), uuid.as_str()].into_iter().filter_map(|name| Some((part.find(name)?, name.len())));
+        match first.min().filter(|_| !*told) {
+            Some((at, length)) => {
+                *told = true;
+                out += &format!("{}{full}{}", &part[..at], short(&part[at + length..]));
+            }
+            None => out += &short(part),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Code;
+
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_named_in_full_once_and_commands_keep_its_uuid() {
+        let plans = [(1, "GPU-aaaa"), (12, "GPU-bbbb")].map(|(gpu, uuid)| GpuPlan {
+            gpu,
+            uuid: uuid.to_owned(),
+            ..GpuPlan::default()
+        });
+        let error = ApiError::new(Code::GpuLost, "GPU 1 (GPU-aaaa): creating GPU instance 3g.40gb@4 failed")
+            .cause("GPU-aaaa: nvmlDeviceCreateGpuInstance: the GPU has fallen off the bus")
+            .cause("GPU-bbbb: reading it back failed")
+            .cause("GPU 1 (GPU-aaaa) is lost, and GPU 12 (GPU-bbbb) is not")
+            .hint("`nvidia-smi -i GPU-aaaa`; GPU-aaaa is back only after a reset");
+        let error = once(error, &plans);
+        assert_eq!(error.message, "GPU 1 (GPU-aaaa): creating GPU instance 3g.40gb@4 failed");
+        let causes = [
+            "nvmlDeviceCreateGpuInstance: the GPU has fallen off the bus",
+            "GPU 12 (GPU-bbbb): reading it back failed",
+            "GPU 1 is lost, and GPU 12 is not",
+        ];
+        assert_eq!(error.causes, causes);
+        assert_eq!(error.hint.as_deref(), Some("`nvidia-smi -i GPU-aaaa`; GPU 1 is back only after a reset"));
+        assert_eq!(once(error.clone(), &plans), error, "twice is once");
+        assert_eq!(once(error.clone(), &[GpuPlan::default()]), error);
+    }
+}

@@ -1,0 +1,89 @@
+//! What differs from the config, in sentences.
+
+use super::*;
+
+#[test]
+fn drift_in_sentences() {
+    type Case =
+        (&'static str, &'static str, &'static [(&'static str, u8, &'static [&'static str])], &'static [&'static str]);
+    let cases: &[Case] = &[
+        ("as wanted", "3g.40gb*2", &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])], &[]),
+        ("none wanted, none there", "none", &[], &[]),
+        ("lacks", "3g.40gb,1g.10gb*2", &[], &["missing 3g.40gb, 1g.10gb*2"]),
+        ("lacks one of two", "3g.40gb*2", &[("3g.40gb", 4, &[])], &["missing 3g.40gb"]),
+        ("has another", "3g.40gb", &[("2g.20gb", 2, &[])], &["missing 3g.40gb", "extra 2g.20gb@2"]),
+        ("has too many", "1g.10gb", &[("1g.10gb", 0, &[]), ("1g.10gb", 3, &[])], &["extra 1g.10gb@3"]),
+        ("has at the wrong place", "3g.40gb@0", &[("3g.40gb", 4, &[])], &["missing 3g.40gb@0", "extra 3g.40gb@4"]),
+        ("a fixed place first", "1g.10gb,1g.10gb@4", &[("1g.10gb", 4, &[]), ("1g.10gb", 0, &[])], &[]),
+        ("none wanted", "none", &[("7g.80gb", 0, &[])], &["extra 7g.80gb@0"]),
+        (
+            "compute instances differ",
+            "1c.3g.40gb*3",
+            &[("3g.40gb", 4, &["1c.3g.40gb", "2c.3g.40gb"])],
+            &[
+                "compute instances of 3g.40gb@4: missing 1c.3g.40gb*2",
+                "compute instances of 3g.40gb@4: extra 2c.3g.40gb",
+            ],
+        ),
+        (
+            "the one whose compute instances agree is taken",
+            "3g.40gb,1c.3g.40gb*3",
+            &[("3g.40gb", 0, &["1c.3g.40gb", "1c.3g.40gb", "1c.3g.40gb"]), ("3g.40gb", 4, &[])],
+            &[],
+        ),
+        ("profile of another model", "1g.5gb", &[], &["the layout 1g.5gb can't be on this GPU"]),
+    ];
+    for (what, layout, instances, expected) in cases {
+        let layout = Layout::parse(layout).unwrap();
+        let mut gpu = host().remove(0);
+        set(&mut gpu, instances);
+        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None };
+        assert_eq!(drift(&wish, &gpu), *expected, "{what}");
+    }
+    println!("{} drifts", cases.len());
+    let mut gpu = host().remove(0);
+    set(&mut gpu, &[("3g.40gb", 4, &[])]);
+    gpu.mig.as_mut().unwrap().instances[0].compute.clear();
+    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()), configured: None };
+    assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
+}
+
+#[test]
+fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
+    let mut gpu = host().remove(0);
+    gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
+    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()), configured: None };
+    assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
+}
+
+#[test]
+fn drift_of_modes() {
+    let layout = Layout::parse("3g.40gb").unwrap();
+    let mut shown = String::new();
+    for mode in [Mode::Mig, Mode::Exclusive, Mode::Unmanaged] {
+        for (enabled, pending) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut gpu = host().remove(0);
+            let mig = gpu.mig.as_mut().unwrap();
+            (mig.enabled, mig.pending) = (enabled, pending);
+            let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()), configured: None };
+            let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&wish, &gpu));
+        }
+        let mut gpu = preset::gpus("mixed").unwrap().remove(5);
+        gpu.state = GpuState::Ready;
+        let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()), configured: None };
+        let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&wish, &gpu));
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn describe_fills_in_what_the_config_wants() {
+    let mut host = host();
+    set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
+    describe(&config(), &mut host);
+    assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
+    assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
+    assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);
+    assert_eq!(host[3].drift, ["MIG mode is on, mode exclusive wants the whole GPU"]);
+    assert_eq!((host[7].mode, &host[7].rule, &host[7].layout), (Mode::Unmanaged, &None, &None));
+}

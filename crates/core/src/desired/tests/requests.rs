@@ -1,0 +1,200 @@
+//! What requests mean, and what of them is refused.
+
+use super::*;
+
+#[test]
+fn no_selector_means_what_the_config_claims_for_mig() {
+    let plans = plan_host(&config(), &host(), &PlanRequest::default()).unwrap().plans;
+    let shown: Vec<(u32, String, usize)> = plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
+    let expected = [(0, "3g.40gb*2", 4), (1, "3g.40gb*2", 4), (2, "3g.40gb,1c.3g.40gb*3", 6), (5, "none", 0)];
+    assert_eq!(shown, expected.map(|(gpu, layout, steps)| (gpu, layout.to_owned(), steps)));
+    // With a layout of its own the request goes to the same GPUs.
+    let plans = plan_host(&config(), &host(), &request(&[], entries("7g.80gb"))).unwrap().plans;
+    assert_eq!(plans.iter().map(|p| p.gpu).collect::<Vec<_>>(), [0, 1, 2, 5]);
+}
+
+#[test]
+fn a_named_layout_and_entries_reach_unclaimed_gpus() {
+    let named = LayoutSource::Named("halves".to_owned());
+    let plan = one(&config(), &host(), &request(&["7"], named));
+    assert_eq!((plan.gpu, plan.layout.join(",").as_str(), plan.steps.len()), (7, "3g.40gb*2", 4));
+    let plan = one(&Config::default(), &host(), &request(&["7"], entries("3G.40GB")));
+    assert_eq!((plan.layout.join(",").as_str(), plan.steps.len()), ("3g.40gb", 2));
+    let none = LayoutSource::Named("none".to_owned());
+    let mut host = host();
+    set(&mut host[7], &[("3g.40gb", 4, &[])]);
+    let plan = one(&Config::default(), &host, &request(&["7"], none));
+    assert_eq!((plan.layout.join(",").as_str(), plan.steps.len()), ("none", 2));
+}
+
+#[test]
+fn requests_that_are_refused() {
+    let mut host = host();
+    host[1].state = GpuState::Degraded;
+    host[1].reasons = vec!["creating 3g.40gb@4 failed: in use".to_owned()];
+    host[6].state = GpuState::Lost;
+    host[7].state = GpuState::Unknown;
+    host[7].reasons = vec!["reading it took longer than 10 s".to_owned()];
+    let named = |name: &str| LayoutSource::Named(name.to_owned());
+    let empty = Config::default();
+    let config = config();
+    let cases: Vec<(&str, &Config, PlanRequest, Code)> = vec![
+        ("nothing configured", &empty, request(&[], LayoutSource::Config), Code::NotFound),
+        ("nothing configured, a layout given", &empty, request(&[], entries("3g.40gb")), Code::NotFound),
+        ("no layout configured", &empty, request(&["0"], LayoutSource::Config), Code::NotFound),
+        ("index past the end", &config, request(&["12"], LayoutSource::Config), Code::NotFound),
+        ("garbage selector", &config, request(&["!"], LayoutSource::Config), Code::BadRequest),
+        ("no such layout, near", &config, request(&["0"], named("halfs")), Code::NotFound),
+        ("no such layout, far", &config, request(&["0"], named("training")), Code::NotFound),
+        ("dynamic", &config, request(&["0"], named("dynamic")), Code::Unsupported),
+        ("profile misspelt", &config, request(&["0"], entries("3g40gb")), Code::BadRequest),
+        ("empty layout", &config, request(&["0"], LayoutSource::Entries(vec![])), Code::BadRequest),
+        ("shared", &config, request(&["0"], entries("2g.20gb:mps")), Code::Unsupported),
+        ("exclusive GPU", &config, request(&["3"], entries("3g.40gb")), Code::Conflict),
+        ("unmanaged GPU", &config, request(&["4"], entries("3g.40gb")), Code::Conflict),
+        ("degraded GPU", &config, request(&[], LayoutSource::Config), Code::Conflict),
+        ("lost GPU", &config, request(&["6"], entries("3g.40gb")), Code::GpuLost),
+        ("unknown GPU", &config, request(&["7"], entries("3g.40gb")), Code::DriverTimeout),
+    ];
+    let mut shown = String::new();
+    for (what, config, request, code) in &cases {
+        let error = match (plan_host(config, &host, request), what.ends_with("GPU") && *code != Code::Conflict) {
+            (Err(error), false) => error,
+            // A GPU in a bad way has no plan, and leaves the others theirs.
+            (Ok(plans), _) => {
+                let bad: Vec<_> = plans.plans.into_iter().filter(|plan| plan.error.is_some()).collect();
+                assert!(bad.len() == 1 && bad[0].steps.is_empty(), "{what}: {bad:?}");
+                bad[0].error.clone().unwrap()
+            }
+            (Err(error), true) => panic!("{what}: {error:?}"),
+        };
+        assert_eq!(error.code, *code, "{what}");
+        let ApiError { message, causes, hint, .. } = error;
+        let _ = writeln!(shown, "{what}: {code:?}\n  {message}");
+        for cause in causes {
+            let _ = writeln!(shown, "  because {cause}");
+        }
+        let _ = writeln!(shown, "  {}\n", hint.unwrap());
+    }
+    println!("{} requests refused", cases.len());
+    insta::assert_snapshot!(shown);
+    // Naming it is the way out of `degraded`.
+    assert!(one(&config, &host, &request(&["1"], LayoutSource::Config)).error.is_none());
+    assert!(plan_host(&empty, &[], &PlanRequest::default()).unwrap_err().message.contains("no GPU"));
+}
+
+/// The text between the first `start` and the next `end`.
+fn between<'t>(text: &'t str, start: &str, end: &[char]) -> Option<&'t str> {
+    let (_, rest) = text.split_once(start)?;
+    Some(rest.split(end).next().unwrap_or(rest))
+}
+
+#[test]
+fn what_a_hint_says_to_type_works_for_that_gpu() {
+    const RULES: &str = r#"
+[[gpu]]
+name = "whole"
+match = ["*A100*", "*A30*", "*T4*"]
+mode = "exclusive"
+[[gpu]]
+match = ["*H100*"]
+mode = "unmanaged"
+[[gpu]]
+name = "cut"
+match = ["4"]
+mode = "mig"
+layout = "none"
+"#;
+    let host = preset::gpus("mixed").unwrap();
+    let (mut named, mut ruled) = (0, 0);
+    for rules in ["", RULES] {
+        let config = Config::parse(rules, "config.toml").unwrap_or_else(|e| panic!("{e}"));
+        let selectors = ["0", "1", "2", "3", "4", "5", "all"].map(|one| vec![one]);
+        for gpus in selectors.iter().chain([&vec![]]) {
+            for layout in [LayoutSource::Config, LayoutSource::Named("none".to_owned())] {
+                let hint = match plan_host(&config, &host, &request(gpus, layout)) {
+                    Err(error) => error.hint.unwrap(),
+                    Ok(plans) => match plans.plans.into_iter().find_map(|plan| plan.error) {
+                        Some(error) => error.hint.unwrap(),
+                        None => continue,
+                    },
+                };
+                if let Some(others) = between(&hint, "--gpu ", &[' ', ';', '`']) {
+                    let entries = between(&hint, "--layout ", &[' ', ';', '`']).unwrap_or("none");
+                    let plans = plan_host(&config, &host, &request(&[others], entries_or_none(entries)));
+                    let plans = plans.unwrap_or_else(|e| panic!("{hint}: {e:?}")).plans;
+                    assert!(plans.iter().all(|plan| plan.error.is_none()), "{hint}: {plans:?}");
+                    named += 1;
+                }
+                // Of several GPUs the first in the way is told.
+                let rule = between(&hint, "add a rule (", &[')']).filter(|_| gpus[..] != ["all"]);
+                if let Some(rule) = rule {
+                    let rule = rule.replace("\", l", "\"\nl").replace("], ", "]\n");
+                    let mended = Config::parse(&format!("[[gpu]]\n{rule}\n{rules}"), "config.toml");
+                    let mended = mended.unwrap_or_else(|e| panic!("{hint}: {e}"));
+                    let plan = one(&mended, &host, &request(gpus, LayoutSource::Config));
+                    assert!(plan.error.is_none() && !plan.steps.is_empty(), "{hint}: {plan:?}");
+                    ruled += 1;
+                }
+            }
+        }
+    }
+    assert!(named > 15 && ruled >= 4, "{named} hints name GPUs, {ruled} a rule");
+}
+
+fn entries_or_none(text: &str) -> LayoutSource {
+    if text == "none" { LayoutSource::Named(text.to_owned()) } else { entries(text) }
+}
+
+#[test]
+fn one_gpu_that_cannot_does_not_hide_the_others() {
+    let host = preset::gpus("mixed").unwrap();
+    let plans = plan_host(&Config::default(), &host, &request(&["all"], entries("1g.10gb"))).unwrap().plans;
+    let refusals: Vec<Option<&Refusal>> = plans.iter().map(|plan| plan.refusal.as_ref()).collect();
+    assert!(refusals[0].is_none() && refusals[2].is_none());
+    assert!(matches!(refusals[1], Some(Refusal::UnknownProfile { profile, .. }) if profile == "1g.10gb"));
+    assert!(matches!(refusals[3], Some(Refusal::UnknownProfile { .. })));
+    assert_eq!((refusals[4], refusals[5]), (Some(&Refusal::NoMig), Some(&Refusal::NoMig)));
+    for plan in &plans {
+        assert_eq!(plan.refusal.is_some(), plan.error.is_some());
+        assert_eq!(plan.refusal.is_some(), plan.steps.is_empty());
+        if let Some(error) = &plan.error {
+            assert!(error.message.contains(&format!("GPU {}", plan.gpu)) && error.hint.is_some(), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn instances_in_use_block_and_the_layout_is_still_told() {
+    let mut host = host();
+    set(&mut host[0], &[("7g.80gb", 0, &[])]);
+    host[0].mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(4711));
+    let plan = one(&config(), &host, &request(&["0"], LayoutSource::Config));
+    assert!(matches!(&plan.refusal, Some(Refusal::Blocked { blockers }) if blockers.len() == 1));
+    let error = plan.error.unwrap();
+    assert_eq!(error.code, Code::Blocked);
+    assert_eq!((plan.layout.join(","), plan.steps), ("3g.40gb*2".to_owned(), vec![]));
+}
+
+#[test]
+fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
+    let mut gpu = host().remove(0);
+    let idle = instance(&gpu, 1, "3g.40gb", 0, &[]);
+    gpu.mig.as_mut().unwrap().instances = vec![idle];
+    gpu.processes_known = false;
+    gpu.reasons = vec!["op-2 is changing it".to_owned(), format!("{}: no list", gpush_api::USERS_UNKNOWN)];
+    let ask = |layout: &str| one(&Config::default(), &[gpu.clone()], &request(&["0"], entries(layout)));
+    for layout in ["7g.80gb", "3g.40gb@4", "1c.3g.40gb*3", "none"] {
+        let plan = ask(layout);
+        let error = plan.error.unwrap_or_else(|| panic!("{layout}: {:?}", plan.steps));
+        assert!(plan.steps.is_empty() && plan.keeps.is_empty(), "{layout}");
+        assert_eq!((error.code, error.causes), (Code::DriverError, vec!["no list".to_owned()]), "{layout}");
+        assert!(error.message.starts_with("GPU 0") && error.hint.is_some(), "{layout}: {}", error.message);
+    }
+    let grown = ask("3g.40gb,1g.10gb*2");
+    assert!(grown.error.is_none() && !grown.steps.is_empty(), "{:?}", grown.error);
+    // Absent in what older agents wrote, and then true.
+    let mut json = serde_json::to_value(&gpu).unwrap();
+    assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
+    assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);
+}

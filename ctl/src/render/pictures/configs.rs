@@ -1,0 +1,166 @@
+//! The config, and overrides of it.
+
+use super::*;
+
+#[test]
+fn the_config_in_force() {
+    let look = fixtures::look(80, UTF8);
+    let rule = |name: &str, gpus: &[&str], mode, layout: Option<&[&str]>, claims: &[u32]| RuleView {
+        name: name.into(),
+        gpus: gpus.iter().map(|g| (*g).to_owned()).collect(),
+        mode,
+        layout: layout.map(|l| l.iter().map(|e| (*e).to_owned()).collect()),
+        claims: claims.to_vec(),
+    };
+    let view = ConfigView {
+        path: Some("/etc/gpush/config.toml".into()),
+        rules: vec![
+            rule("training", &["0-3"], Mode::Mig, Some(&["mixed"]), &[0, 1, 2, 3]),
+            rule(
+                "rule 2",
+                &["*A30*", "GPU-5e8c07a4-1111-2222-3333-444444444444"],
+                Mode::Mig,
+                Some(&["2g.12gb*2"]),
+                &[],
+            ),
+            rule("rule 3", &["all"], Mode::Unmanaged, None, &[4, 5, 7]),
+        ],
+        layouts: vec![NamedLayout {
+            name: "mixed".into(),
+            entries: vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb*2".into()],
+        }],
+        effective: String::new(),
+        pending_restart: vec![
+            PendingRestart {
+                key: "driver.library".into(),
+                in_force: Some("\"libnvidia-ml.so.1\"".into()),
+                in_file: Some("\"/opt/nvidia/libnvidia-ml.so.1\"".into()),
+            },
+            PendingRestart { key: "api.admin_socket".into(), in_force: None, in_file: Some("\"/run/a.sock\"".into()) },
+        ],
+        trouble: Some(
+            ApiError::new(Code::ConfigInvalid, "the config /etc/gpush/config.toml is wrong")
+                .cause("line 3, column 1: unknown key `libary` in [driver] (did you mean `library`?)")
+                .outcome("the config read before stays in force")
+                .hint("mend it, test it with `gpushctl config check /etc/gpush/config.toml`, then `systemctl reload gpushd`"),
+        ),
+        generation: 1,
+    };
+    assert_snapshot!("config-show", fits(&config::config(&view, &look), &look));
+    let defaults = ConfigView {
+        path: None,
+        rules: Vec::new(),
+        layouts: Vec::new(),
+        effective: String::new(),
+        pending_restart: Vec::new(),
+        trouble: None,
+        generation: 0,
+    };
+    assert_snapshot!("config-show-defaults", fits(&config::config(&defaults, &look), &look));
+    let findings = ["rule 2: `*A30*` matches no GPU of this host".to_owned()];
+    let plans = Plans { plans: vec![fixtures::plan(), fixtures::as_wanted(1)] };
+    let text = config::checked(&view, &findings, Some(&plans), &fixtures::mixed(), &look);
+    assert_snapshot!("config-checked", fits(&text, &look));
+}
+
+fn an_override(gpu: u32, layout: &[&str], reason: &str, expires_in: Option<i64>) -> Override {
+    let at = |seconds: i64| jiff::Timestamp::from_second(fixtures::READ_AT + 3 + seconds).unwrap();
+    Override {
+        uuid: format!("GPU-{gpu}"),
+        gpu: Some(gpu),
+        rule: Some("training".into()),
+        layout: layout.iter().map(|entry| (*entry).to_owned()).collect(),
+        by: Actor { uid: 1000, user: Some("alice".into()), pid: None },
+        reason: reason.into(),
+        created_at: at(-7300),
+        expires_at: expires_in.map(at),
+        generation: 3,
+    }
+}
+
+#[test]
+fn overrides_where_they_show() {
+    let look = fixtures::look(80, UTF8);
+    let long = "the quarterly run of the group for weather needs one large instance for some days";
+    let both = [an_override(0, &["7g.80gb"], long, Some(3 * 3600)), an_override(3, &["1g.10gb*7"], "", None)];
+    let all = Overrides { generation: 4, overrides: both.to_vec() };
+    let none = Overrides { generation: 4, overrides: Vec::new() };
+    let ended = OverrideEnded { generation: 5, ended: both[0].clone() };
+    let mut gpus = fixtures::mixed();
+    gpus.truncate(2);
+    gpus[0].overridden = Some(both[0].clone());
+    gpus[1].overridden = Some(both[1].clone());
+    gpus[1].mode = Mode::Exclusive;
+    let mut text = fits(&overrides::list(&all, &look), &look);
+    text += &format!("---\n{}", overrides::list(&none, &look));
+    text += &format!("---\n{}", fits(&overrides::ended(&ended, &look), &look));
+    text += &format!("---\n{}", drawn(&fixtures::status(gpus, false), true, &look));
+    assert_snapshot!("overrides", text);
+}
+
+#[test]
+fn what_a_file_changes() {
+    let look = fixtures::look(80, UTF8);
+    let wish = |mode, rule: &str, layout: Option<&str>| WantedView {
+        mode,
+        rule: Some(rule.into()),
+        layout: layout.map(|entry| vec![entry.to_owned()]),
+    };
+    let gpu = |gpu, in_file: Option<WantedView>, in_force, stands: &[&str]| GpuDiff {
+        gpu,
+        uuid: format!("GPU-{gpu}"),
+        in_file,
+        in_force,
+        overridden: None,
+        stands: Some(stands.iter().map(|one| (*one).to_owned()).collect()),
+        drift: Vec::new(),
+    };
+    let training = || wish(Mode::Mig, "training", Some("3g.40gb*2"));
+    let changed = gpu(0, Some(wish(Mode::Mig, "training", Some("7g.80gb"))), training(), &["3g.40gb@0", "3g.40gb@4"]);
+    let mut overridden = gpu(1, Some(training()), training(), &[]);
+    overridden.overridden = Some(an_override(1, &["1g.10gb*7"], "tests", Some(60)));
+    overridden.drift = vec!["missing 1g.10gb*7".into()];
+    let same = gpu(2, Some(training()), training(), &["3g.40gb@0", "3g.40gb@4"]);
+    let setting = |key: &str, in_force: &str, in_file: Option<&str>, restart| SettingDiff {
+        key: key.into(),
+        in_force: Some(in_force.into()),
+        in_file: in_file.map(Into::into),
+        restart,
+    };
+    let settings = vec![
+        setting("log.level", "\"info\"", Some("\"debug\""), false),
+        setting("api.admin_socket", "\"/run/a.sock\"", None, true),
+    ];
+    let error = ApiError::new(
+        Code::Conflict,
+        "the file changes a rule that is overridden: GPU 1 (GPU-1) has an override by alice: tests",
+    );
+    let diff = ConfigDiff {
+        path: Some("/etc/gpush/config.toml".into()),
+        trouble: Some(error.hint("`gpushctl config reload --clear-overrides` ends what it changes and takes the file")),
+        settings: settings.clone(),
+        gpus: vec![changed.clone(), overridden.clone(), same.clone()],
+        generation: 4,
+    };
+    let agreed = ConfigDiff { trouble: None, settings: Vec::new(), gpus: vec![same], ..diff.clone() };
+    assert!(overrides::differs(&diff) && !overrides::differs(&agreed));
+    let wrong = GpuDiff { in_file: None, ..changed.clone() };
+    let wrong = ConfigDiff { settings: Vec::new(), gpus: vec![wrong], ..diff.clone() };
+    let reloaded = Reloaded {
+        path: diff.path.clone(),
+        settings,
+        gpus: vec![changed],
+        ended: vec![an_override(1, &["1g.10gb*7"], "tests", None)],
+        generation: 5,
+    };
+    let nothing = Reloaded { settings: Vec::new(), gpus: Vec::new(), ended: Vec::new(), ..reloaded.clone() };
+    let pictures = [
+        overrides::diff(&diff, &look),
+        overrides::diff(&agreed, &look),
+        overrides::diff(&wrong, &look),
+        overrides::reloaded(&reloaded, &look),
+        overrides::reloaded(&nothing, &look),
+    ];
+    let pictures: Vec<String> = pictures.iter().map(|text| fits(text, &look)).collect();
+    assert_snapshot!("config-diff", pictures.join("---\n"));
+}

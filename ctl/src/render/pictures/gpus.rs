@@ -1,0 +1,79 @@
+//! GPUs, their profiles and MIG devices.
+
+use super::*;
+
+#[test]
+fn gpus_as_a_table() {
+    let gpus = fixtures::mixed();
+    for width in [60, 80, 120, 140] {
+        let look = fixtures::look(width, UTF8);
+        assert_snapshot!(format!("gpu-list-{width}"), fits(&table::gpus(&gpus, &look), &look));
+    }
+}
+
+#[test]
+fn a_gpu_in_full() {
+    let look = fixtures::look(80, UTF8);
+    let mut gpus = fixtures::mixed();
+    gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
+    gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
+    // A MIG UUID stays whole, so this one may be wider than the terminal.
+    assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &look)));
+    assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &look)));
+    let named = |rule: &str| {
+        let one = gpush_api::Gpu { rule: Some(rule.into()), ..gpus[1].clone() };
+        fixtures::plain(&show::gpu(&one, &look))
+    };
+    assert!(named("rule 1").contains(", by rule 1\n") && named("a").contains(", by rule a\n"));
+    assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &look), &look));
+}
+
+fn profiles_of(preset: &str) -> Arc<Vec<gpush_api::GpuProfile>> {
+    gpush_core::preset::gpus(preset).unwrap()[0].mig.clone().unwrap().profiles
+}
+
+#[test]
+fn profiles_as_tables() {
+    let look = fixtures::look(80, UTF8);
+    let mut gpus = gpush_core::preset::gpus("mixed").unwrap();
+    let mut twin = gpus[0].clone();
+    twin.index = 6;
+    for (gpu, left) in [(&mut gpus[0], 3), (&mut twin, 7)] {
+        Arc::make_mut(&mut gpu.mig.as_mut().unwrap().profiles)[0].remaining = Some(left);
+    }
+    gpus.push(twin);
+    let off = gpus[2].mig.as_mut().unwrap();
+    (off.enabled, off.pending) = (false, false);
+    assert_snapshot!("mig-profiles", fits(&profiles::profiles(&gpus, &look), &look));
+    let narrow = fixtures::look(60, UTF8);
+    assert_snapshot!("mig-profiles-60", fits(&profiles::profiles(&gpus, &narrow), &narrow));
+}
+
+#[test]
+fn names_of_profiles_never_wrap_and_pipes_get_a_line_a_row() {
+    let gpus = gpush_core::preset::gpus("rtx-pro-6000x2").unwrap();
+    let names: Vec<_> = gpus[0].mig.iter().flat_map(|mig| mig.profiles.iter()).map(|p| p.name.clone()).collect();
+    let mut tried = 0;
+    for (width, wraps) in [(60, true), (72, true), (80, true), (60, false), (80, false)] {
+        let look = Look { wraps, ..fixtures::look(width, UTF8) };
+        let text = fixtures::plain(&profiles::profiles(&gpus, &look));
+        for name in &names {
+            let whole = |line: &str| line.split_whitespace().next() == Some(name);
+            assert!(text.lines().any(whole), "{name} at {width}:\n{text}");
+            tried += 1;
+        }
+        if !wraps {
+            assert_eq!(text.lines().count(), names.len() + 2, "a heading each, then a line a profile:\n{text}");
+        }
+    }
+    println!("{tried} names looked for");
+}
+
+#[test]
+fn mig_devices_by_their_names() {
+    let look = fixtures::look(80, UTF8);
+    assert_snapshot!("mig-show", fixtures::plain(&show::mig_devices(&fixtures::mixed(), &look)));
+    let empty = fixtures::mixed().split_off(3);
+    assert_eq!(show::mig_devices(&empty[..1], &look), "GPU 3 has no MIG instance.\n");
+    assert_eq!(show::mig_devices(&empty[2..3], &look), "GPU 5 has no MIG.\n");
+}

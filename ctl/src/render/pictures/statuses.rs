@@ -1,0 +1,168 @@
+//! `gpushctl status`.
+
+use super::*;
+
+#[test]
+fn status_of_a_mixed_host() {
+    let shown = fixtures::status(fixtures::mixed(), false);
+    assert_snapshot!("status-80", drawn(&shown, false, &fixtures::look(80, UTF8)));
+    assert_snapshot!("status-120", drawn(&shown, false, &fixtures::look(120, UTF8)));
+    assert_snapshot!("status-ascii", drawn(&shown, false, &fixtures::look(80, Charset::Ascii)));
+    assert_snapshot!("status-brief", drawn(&shown, true, &fixtures::look(80, UTF8)));
+    // However wide the terminal: figures stand over the drawing that they belong to.
+    let wide = drawn(&shown, true, &fixtures::look(200, UTF8));
+    let edge = |part: &str| wide.lines().filter(|line| line.contains(part)).map(look::width).max().unwrap();
+    assert_eq!((edge("/80.0 GiB"), edge("in use"), edge("╮")), (99, 99, 99));
+}
+
+#[test]
+fn status_in_ascii_is_ascii() {
+    let mut gpus = fixtures::mixed();
+    gpus[5].processes[0].user = Some("Jürgen".into());
+    let text = drawn(&fixtures::status(gpus, true), false, &fixtures::look(80, Charset::Ascii));
+    assert!(text.is_ascii(), "{text}");
+    assert!(text.contains("J?rgen"), "{text}");
+}
+
+#[test]
+fn status_in_colour() {
+    let look = fixtures::look(80, UTF8);
+    let text = status::status(&fixtures::status(fixtures::mixed(), true), false, &look);
+    // Escapes made visible: a diff of control characters tells nobody anything.
+    assert_snapshot!("status-colour", text.replace('\x1b', "^["));
+}
+
+#[test]
+fn status_of_eight_gpus_cut_into_seven() {
+    let shown = fixtures::status(fixtures::full(), true);
+    assert_snapshot!("status-full-80", drawn(&shown, false, &fixtures::look(80, UTF8)));
+    assert_snapshot!("status-full-brief-120", drawn(&shown, true, &fixtures::look(120, UTF8)));
+}
+
+#[test]
+fn status_fits_any_width() {
+    let shown = fixtures::status(fixtures::mixed(), true);
+    let mut tried = 0;
+    for charset in [Charset::Utf8, Charset::Ascii] {
+        for width in 72..=240 {
+            drawn(&shown, false, &fixtures::look(width, charset));
+            tried += 1;
+        }
+        // Below that lines may stand out, yet nothing breaks.
+        for width in 1..72 {
+            status::status(&shown, false, &fixtures::look(width, charset));
+            tried += 1;
+        }
+    }
+    println!("{tried} widths drawn");
+    assert_eq!(tried, 480);
+}
+
+/// Every process that the asker may know, in whatever it is.
+fn pids(gpus: &[gpush_api::Gpu]) -> Vec<String> {
+    let compute = |i: &gpush_api::GpuInstance| i.compute.iter().flat_map(|c| c.processes.clone()).collect::<Vec<_>>();
+    let instances = gpus.iter().flat_map(|g| &g.mig).flat_map(|mig| &mig.instances);
+    let inside = instances.flat_map(|i| i.processes.iter().cloned().chain(compute(i)));
+    let all = gpus.iter().flat_map(|g| g.processes.clone()).chain(inside);
+    all.filter_map(|process| process.pid).map(|pid| pid.to_string()).collect()
+}
+
+#[test]
+fn no_pid_is_cut_at_sixty_columns() {
+    let gpus = fixtures::mixed();
+    let text = fits(
+        &status::status(&fixtures::status(gpus.clone(), false), false, &fixtures::look(60, UTF8)),
+        &fixtures::look(72, UTF8),
+    );
+    assert_snapshot!("status-60", text);
+    for gpu in &gpus {
+        // Of several processes the first is named, the others are counted.
+        let Some(pid) = pids(std::slice::from_ref(gpu)).first().cloned() else { continue };
+        assert!(text.split([' ', ',', '\n']).any(|word| word == pid), "{pid} is not whole:\n{text}");
+    }
+}
+
+#[test]
+fn into_a_pipe_nothing_is_cut() {
+    let mut gpus = fixtures::mixed();
+    let command = format!("python train.py --data {}", "/srv/data/".repeat(20));
+    gpus[5].processes = vec![fixtures::process(4711, "ada", &command, 100)];
+    gpus[5].name = "NVIDIA of a name that is a good deal longer than any that there is".into();
+    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let shown = [
+        status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
+        gpus.iter().map(|gpu| show::gpu(gpu, &pipe)).collect(),
+        table::gpus(&gpus, &pipe),
+    ];
+    for (at, text) in shown.iter().enumerate() {
+        assert!(!text.contains('…'), "{text}");
+        assert!(at == 2 || text.contains(&command), "{text}");
+        assert!(at == 0 || gpus.iter().all(|gpu| text.contains(&gpu.uuid)), "{text}");
+    }
+}
+
+#[test]
+fn an_old_reading_is_called_so_when_it_is_old() {
+    let look = fixtures::look(80, UTF8);
+    let mut one = fixtures::mixed().remove(0);
+    one.stale = true;
+    let said = |age: i64, one: &mut gpush_api::Gpu| {
+        one.observed_at = jiff::Timestamp::from_second(look.now.as_second() - age).unwrap();
+        gpu::notes(one, &look).join("\n").contains("old reading")
+    };
+    assert_eq!([0, 1, 2, 3, 60].map(|age| said(age, &mut one)), [false, false, false, true, true]);
+    one.stale = false;
+    assert!(!said(60, &mut one), "nobody wanted a newer one");
+}
+
+#[test]
+fn status_of_an_agent_without_a_driver() {
+    let mut shown = fixtures::status(Vec::new(), false);
+    shown.version.driver = None;
+    shown.health.status = gpush_api::HealthStatus::Degraded;
+    shown.health.causes = vec![
+        ApiError::new(Code::DriverUnavailable, "the NVIDIA driver is not loaded")
+            .cause("NVML: driver not loaded")
+            .hint("modprobe nvidia, or reboot after an update of the driver; gpushd tries again by itself"),
+    ];
+    assert_snapshot!("status-no-driver", drawn(&shown, false, &fixtures::look(80, UTF8)));
+}
+
+#[test]
+fn odd_readings_do_not_break_the_drawing() {
+    let mut gpus = fixtures::mixed();
+    let mig = gpus[0].mig.as_mut().unwrap();
+    // Overlapping, standing out, empty, and named by a profile that nobody knows.
+    mig.instances.push(fixtures::instance(20, "profile 99", 5, 4, (0, 0), &[]));
+    mig.instances.push(fixtures::instance(21, "2g.20gb", 7, 2, (0, 0), &[]));
+    mig.instances.push(fixtures::instance(22, "\u{1b}[31m", 7, 1, (9, 1), &[]));
+    mig.instances.push(fixtures::instance(23, "x", 255, 255, (0, 0), &[]));
+    gpus.truncate(1);
+    assert_snapshot!("status-odd", drawn(&fixtures::status(gpus, false), false, &fixtures::look(80, UTF8)));
+}
+
+/// However young the reading is: what was read before a loss, or in the course of a change, is not
+/// told as what stands now.
+#[test]
+fn a_drawing_from_before_says_so() {
+    let look = fixtures::look(100, UTF8);
+    let mut one = fixtures::mixed().remove(0);
+    one.observed_at = look.now;
+    let devices =
+        |gpu: &Gpu| fixtures::plain(&status::status(&fixtures::status(vec![gpu.clone()], false), false, &look));
+    assert!(devices(&one).contains("MIG devices"));
+    for (state, says) in [
+        (GpuState::Lost, "drawn as it was last read, 0 s ago; what is left of it is not known"),
+        (GpuState::Changing, "drawn as it was last read, 0 s ago, in the course of the change"),
+    ] {
+        one.state = state;
+        one.stale = false;
+        assert!(!devices(&one).contains("drawn as"), "it is as it stands");
+        one.stale = true;
+        let text = devices(&one);
+        assert!(text.contains(says), "{text}");
+        assert_eq!(text.contains("MIG devices"), state != GpuState::Lost, "{text}");
+        let shown = fixtures::plain(&show::gpu(&one, &look));
+        assert!(shown.contains("last read") && shown.contains("not known since"), "{shown}");
+    }
+}

@@ -1,0 +1,101 @@
+//! Whoever asks for a change and hangs up at once: what is on record is done, whatever became of him.
+
+use std::{io::Write, time::Duration};
+
+use gpush_api::{AuditRecord, OperationState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    host::Host,
+};
+use serde_json::json;
+
+/// How often it is tried, each time hanging up a little later.
+const ROUNDS: u64 = 24;
+
+/// Sends a request and hangs up after so many quarters of a millisecond.
+fn ask_and_hang_up(agent: &Agent, method: &str, path: &str, quarters: u64) {
+    let mut stream = agent.connect();
+    let request = format!("{method} {path} HTTP/1.1\r\nhost: gpush\r\ncontent-length: 0\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("it is sent");
+    // Not to await anything: the moment of the hang-up is what is tried.
+    std::thread::sleep(Duration::from_micros(250 * quarters));
+}
+
+/// Whether the audit trail has this action about an object.
+fn on_record(agent: &Agent, action: &str, object: &str) -> bool {
+    let trail: Vec<AuditRecord> = serde_json::from_value(agent.get("/v1/audit?limit=1000").json()).expect("a trail");
+    trail.iter().any(|record| record.action == action && record.object == object)
+}
+
+#[test]
+fn a_cancel_that_is_on_record_is_carried_out() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --delay-ms 60");
+    let mut cancelled = 0;
+    for round in 0..ROUNDS {
+        let operation = agent.begin(&["0"], &["1g.10gb*3"]).expect("begun");
+        ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", operation.id), round % 12);
+        let ended = agent.follow(operation);
+        let wanted = on_record(&agent, "operation.cancel", &ended.id);
+        let state = if wanted { OperationState::RolledBack } else { OperationState::Done };
+        assert_eq!(ended.state, state, "round {round}: {ended:?}");
+        cancelled += u32::from(wanted);
+        if !wanted {
+            assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+        }
+    }
+    println!("{cancelled} of {ROUNDS} cancels were on record, and carried out");
+    assert!(cancelled > 0);
+}
+
+#[test]
+fn a_cancel_of_one_in_line_leaves_nothing_behind() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
+    host.process("--gpu 0 --gi 0 --ci 0 --memory 100");
+    let before = truth(&host, 0);
+    for round in 0..ROUNDS {
+        let body = json!({ "gpus": ["0"], "layout": { "entries": ["1g.10gb"] }, "wait_s": 3600 });
+        let waiting = agent.begin_with(&body).expect("it waits");
+        ask_and_hang_up(&agent, "POST", &format!("/v1/operations/{}/cancel", waiting.id), round % 12);
+        if !on_record(&agent, "operation.cancel", &waiting.id) {
+            // Refused if the first one has come through meanwhile.
+            let _ = agent.cancel(&waiting.id);
+        }
+        let ended = agent.follow(waiting);
+        assert_eq!(ended.state, OperationState::RolledBack, "round {round}: {ended:?}");
+    }
+    assert_eq!(truth(&host, 0), before);
+}
+
+#[test]
+fn an_override_that_has_ended_on_record_stands_no_more() {
+    const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n";
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, RULE);
+    agent.until("layout at start", || {
+        (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
+    });
+    let uuid = agent.gpu(0).uuid;
+    let ends = || {
+        let trail: Vec<AuditRecord> =
+            serde_json::from_value(agent.get("/v1/audit?limit=1000").json()).expect("a trail");
+        trail.iter().filter(|record| record.action == "override.clear" && record.object == uuid).count()
+    };
+    let stand = || agent.get("/v1/overrides").json()["overrides"].as_array().map_or(0, Vec::len);
+    for round in 0..ROUNDS {
+        let entries: &[&str] = if round % 2 == 0 { &["3g.40gb"] } else { &["4g.40gb"] };
+        assert_eq!(agent.apply(&["0"], entries).state, OperationState::Done);
+        assert_eq!(stand(), 1, "round {round}");
+        let before = ends();
+        ask_and_hang_up(&agent, "DELETE", "/v1/overrides/0", round % 12);
+        if ends() > before {
+            agent.await_that("it stands no more", || stand() == 0);
+        } else if stand() == 1 {
+            let answer = agent.request("DELETE", "/v1/overrides/0", "", b"");
+            assert!(answer.status == 200 || answer.json()["code"] == "not_found", "round {round}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Changes of MIG mode that gpushd was killed in, with no instance to tell how far they came: the next
+//! one ends them, and says truly how.
+
+use gpush_api::{GpuState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    host::Host,
+};
+use serde_json::{Value, json};
+
+/// Asks for modes of GPUs, without instances, in an operation that the agent dies of.
+fn begin(agent: &mut Agent, modes: &[(u32, bool)]) {
+    let each: Vec<Value> = modes.iter().map(|&(gpu, mig)| json!({ "gpu": agent.gpu(gpu).uuid, "mig": mig })).collect();
+    die_of(agent, &json!({ "layout": { "per_gpu": each } }));
+}
+
+fn die_of(agent: &mut Agent, body: &Value) {
+    let body = body.to_string();
+    let _told = agent.try_raw(
+        format!(
+            "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .as_bytes(),
+    );
+    agent.wait();
+}
+
+/// The next agent, and what it made of the first operation.
+fn next(host: &Host, config: &str) -> (Agent, Operation) {
+    host.clear_faults();
+    let agent = Agent::start(host, config);
+    let ended = agent.follow(agent.operation("op-1"));
+    (agent, ended)
+}
+
+fn modes(host: &Host, gpus: usize) -> Vec<bool> {
+    (0..gpus).map(|gpu| truth(host, gpu) != ["MIG off"]).collect()
+}
+
+#[test]
+fn switching_mig_on_without_instances_is_carried_on() {
+    for model in ["a30-24", "h100-80-pcie"] {
+        let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\nmig = false\n"));
+        host.fault("nvmlDeviceSetMigMode --kill before --parent --times 1");
+        let mut agent = Agent::start(&host, "");
+        begin(&mut agent, &[(0, true), (1, true)]);
+        assert_eq!(modes(&host, 2), [false, false]);
+        let (_agent, ended) = next(&host, "");
+        assert_eq!((ended.state, modes(&host, 2)), (OperationState::Done, vec![true, true]), "{model}: {ended:?}");
+    }
+}
+
+#[test]
+fn one_that_had_failed_is_no_success_because_its_other_gpu_stands_as_planned() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-pcie\"\ncount = 2\nmig = false\n");
+    host.fault("nvmlDeviceSetMigMode --gpu 1 --rc IN_USE");
+    host.fault("nvmlDeviceSetMigMode --gpu 0 --kill before --parent --after 1 --times 1");
+    let mut agent = Agent::start(&host, "");
+    begin(&mut agent, &[(0, true), (1, true)]);
+    assert_eq!(modes(&host, 2), [true, false], "it died on its way back");
+    let (agent, ended) = next(&host, "");
+    assert_eq!((ended.state, modes(&host, 2)), (OperationState::RolledBack, vec![false, false]), "{ended:?}");
+    assert_eq!(agent.gpu(0).state, GpuState::Ready);
+}
+
+#[test]
+fn a_mode_that_was_switched_off_is_on_again_when_the_layout_from_before_is_said_to_stand() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-pcie\"\ncount = 2\nmig = true\n");
+    host.fault("nvmlDeviceSetMigMode --gpu 1 --rc IN_USE");
+    host.fault("nvmlDeviceSetMigMode --gpu 0 --kill before --parent --after 1 --times 1");
+    let mut agent = Agent::start(&host, "");
+    begin(&mut agent, &[(0, false), (1, false)]);
+    assert_eq!(modes(&host, 2), [false, true], "it died on its way back");
+    let (_agent, ended) = next(&host, "");
+    assert_eq!((ended.state, modes(&host, 2)), (OperationState::RolledBack, vec![true, true]), "{ended:?}");
+}
+
+#[test]
+fn gpus_without_mig_among_those_that_shall_be_whole_keep_nothing_from_its_end() {
+    const WHOLE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
+    let host = Host::up("mixed");
+    for times in 0..2 {
+        host.sim::<&str>("reboot", &[]);
+        let host = Host::up("mixed");
+        host.fault(&format!("nvmlDeviceSetMigMode --kill after --parent --after {times} --times 1"));
+        let mut agent = Agent::start(&host, WHOLE);
+        die_of(&mut agent, &json!({ "gpus": ["2-4"], "layout": "config" }));
+        let (_agent, ended) = next(&host, WHOLE);
+        assert_eq!(ended.state, OperationState::Done, "{times}: {ended:?}");
+        assert_eq!(modes(&host, 4), [true, true, false, false], "{times}");
+    }
+}
+
+#[test]
+fn what_is_reset_together_is_so_after_a_restart_too() {
+    const GROUP: &str = "fabric_manager = false\n[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
+    let host = Host::up(GROUP);
+    host.fault("nvmlDeviceSetMigMode --kill after --parent --times 1");
+    let mut agent = Agent::start(&host, "");
+    die_of(&mut agent, &json!({ "gpus": ["0"], "layout": { "entries": ["3g.40gb"] } }));
+    let (_agent, ended) = next(&host, "");
+    assert_eq!((ended.state, modes(&host, 3)), (OperationState::Done, vec![true, false, false]), "{ended:?}");
+    // And on the way back.
+    let host = Host::up(GROUP);
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --rc UNKNOWN");
+    host.fault("nvmlGpuInstanceDestroy --kill before --parent --times 1");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 2 --delay-ms 300");
+    let mut agent = Agent::start(&host, "");
+    die_of(&mut agent, &json!({ "gpus": ["all"], "layout": { "entries": ["1g.10gb*7"] } }));
+    let (agent, ended) = next(&host, "");
+    assert_eq!((ended.state, modes(&host, 3)), (OperationState::RolledBack, vec![false; 3]), "{ended:?}");
+    assert!((0..3).all(|gpu| agent.gpu(gpu).state == GpuState::Ready));
+}

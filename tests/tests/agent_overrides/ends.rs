@@ -1,0 +1,89 @@
+//! How overrides end, and what they are after a boot.
+
+use super::*;
+
+#[test]
+fn an_override_expires_for_good_and_nothing_is_reshaped() {
+    let host = Host::up(HOST);
+    let agent = started(&host);
+    short(&agent);
+    assert_eq!(only(&agent).reason, "for a moment");
+    let drifts = |gpu: Gpu| (gpu.overridden.is_none() && gpu.drift.len() == 2).then_some(());
+    agent.until("expiry", || drifts(agent.gpu(0)));
+    agent.until("record of it", || (overrides(&agent).generation == 2).then_some(()));
+    assert!(agent.log().contains("has expired"), "{}", agent.log());
+    agent.stop();
+    let agent = Agent::start(&host, CONFIG);
+    assert_eq!(overrides(&agent), Overrides { generation: 2, overrides: Vec::new() });
+    assert_eq!(truth(&host, 0), WHOLE);
+    // One that expires while there is no agent.
+    short(&agent);
+    agent.kill();
+    let agent = Agent::start(&host, CONFIG);
+    agent.until("expiry", || (overrides(&agent).generation == 4).then_some(()));
+    assert_eq!((overrides(&agent).overrides, truth(&host, 0)), (Vec::new(), WHOLE.map(str::to_owned).to_vec()));
+}
+
+#[test]
+fn with_auto_reconcile_an_override_is_kept_and_its_end_reshapes() {
+    let host = Host::up(HOST);
+    let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
+    short(&agent);
+    agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
+    done(&agent, &whole("to be cleared"));
+    // Drift from the override is put right to the override.
+    assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
+    agent.signal(Signal::SIGHUP);
+    agent.until("the override's layout", || (truth(&host, 0) == WHOLE).then_some(()));
+    let _ = agent.settle();
+    assert_eq!(clear(&agent, "0").status, 200);
+    agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
+}
+
+#[test]
+fn a_new_boot_gets_the_overrides_layout() {
+    let host = Host::up(HOST);
+    let agent = started(&host);
+    done(&agent, &whole("also after a reboot"));
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    let agent = started(&host);
+    assert_eq!(
+        (truth(&host, 0), truth(&host, 1)),
+        (WHOLE.map(str::to_owned).to_vec(), HALVES.map(str::to_owned).to_vec())
+    );
+    assert!(agent.gpus().iter().all(|gpu| gpu.drift.is_empty()));
+    assert_eq!(only(&agent).reason, "also after a reboot", "the agent's own operation leaves it");
+    // One that has expired by then is not what boots.
+    short(&agent);
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    let expired = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < expired {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let agent = started(&host);
+    assert_eq!((truth(&host, 0), overrides(&agent).overrides.len()), (HALVES.map(str::to_owned).to_vec(), 0));
+}
+
+#[test]
+fn an_override_that_can_not_be_at_boot_leaves_the_gpu_as_it_is_and_says_so() {
+    let host = Host::up(HOST);
+    let agent = started(&host);
+    done(&agent, &whole("blocked at boot"));
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    // Somebody was there first.
+    let other = Setup::on(&host).named("first").start();
+    assert_eq!(other.apply(&["0"], &["1g.10gb@0"]).state, OperationState::Done);
+    other.stop();
+    let _ = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 0)));
+    let agent = started(&host);
+    assert_eq!(truth(&host, 0), ["1g.10gb@0[1g.10gb@0]"], "neither the override's layout nor the rule's");
+    assert_eq!(truth(&host, 1), HALVES);
+    let said = causes(&agent);
+    assert!(said.contains("this layout is an override by") && said.contains("1g.10gb@0 (GPU instance"), "{said}");
+    assert!(said.contains("`gpushctl mig apply` does"), "a command that does not end the override: {said}");
+    assert_eq!(agent.gpu(0).drift, ["missing 7g.80gb", "extra 1g.10gb@0"]);
+    assert_eq!(only(&agent).reason, "blocked at boot");
+}

@@ -1,0 +1,204 @@
+//! Resets and whom else they concern: GPUs that are reset along, operations that wait for a reset of
+//! another, services that operations share.
+
+use gpush_api::{Code, GpuState, OperationState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    around::Around,
+    host::Host,
+};
+use serde_json::json;
+
+const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
+const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
+
+fn resets(host: &Host) -> Vec<Option<u32>> {
+    host.trace().iter().filter(|call| call.function == "gpu-reset").map(|call| call.gpu).collect()
+}
+
+#[test]
+fn gpus_that_are_reset_together_must_be_free_and_are_named() {
+    let host = Host::up(AMPERE);
+    let agent = Agent::start(&host, "[mode_change]\nreset_together = [\"0-1\"]\n");
+    host.start_trace();
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let mut both = resets(&host);
+    both.sort_unstable();
+    assert_eq!(both, [Some(0), Some(1)]);
+    let error = agent.begin(&["1"], LAYOUT).expect_err("it is refused");
+    assert_eq!(error.code, Code::Blocked);
+    assert!(error.causes.iter().any(|cause| cause.contains("GPU 0") && cause.contains("3 GPU instances")), "{error:?}");
+    assert_eq!(truth(&host, 0).len(), 3);
+}
+
+#[test]
+fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
+    for runs in [true, false] {
+        let host = Host::up(&format!("fabric_manager = {runs}\n{AMPERE}"));
+        let agent = Agent::start(&host, "");
+        let nvlink = agent.gpu(0).nvlink.expect("links");
+        assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
+        let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
+        assert_eq!(plan["plans"][0]["reset"]["together"].as_array().map(Vec::len), Some(if runs { 0 } else { 2 }));
+        host.start_trace();
+        let operation = agent.apply(&["0"], LAYOUT);
+        assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+        let mut reset = resets(&host);
+        reset.sort_unstable();
+        assert_eq!(reset, if runs { vec![Some(0)] } else { vec![Some(0), Some(1), Some(2)] });
+        if runs {
+            assert_eq!(agent.apply(&["1"], LAYOUT).state, OperationState::Done);
+            continue;
+        }
+        let error = agent.begin(&["1"], LAYOUT).expect_err("it is refused");
+        assert!(error.causes.iter().any(|cause| cause.contains("GPU 0")), "{error:?}");
+        assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("nvidia-fabricmanager")), "{error:?}");
+        assert_eq!(truth(&host, 0).len(), 3);
+    }
+}
+
+#[test]
+fn a_group_that_is_reset_together_goes_back_together() {
+    let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
+    let agent = Agent::start(&host, "");
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
+    // Longer than the attempts to go back take: no GPU waits for another.
+    host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
+    let operation = agent.apply(&["all"], &["1g.10gb*7"]);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
+    for gpu in 0..3 {
+        assert_eq!(
+            (truth(&host, gpu as usize), agent.gpu(gpu).state),
+            (vec!["MIG off".to_owned()], GpuState::Ready),
+            "{gpu}"
+        );
+    }
+}
+
+#[test]
+fn links_between_gpus_are_told_and_join_no_reset() {
+    let host = Host::up("[[gpu]]\nmodel = \"a30-24\"\ncount = 4\nnvlink = \"pairs\"\nmig = false\n");
+    let agent = Agent::start(&host, "");
+    let (own, peer) = (agent.gpu(2).nvlink.expect("links"), agent.gpu(3));
+    assert_eq!((own.links, own.switched, own.peers), (4, false, vec![peer.pci]));
+    host.start_trace();
+    let operation = agent.apply(&["2"], &["1g.6gb*4"]);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    assert_eq!(resets(&host), [Some(2)]);
+}
+
+#[test]
+fn a_service_that_two_operations_need_stopped_is_started_by_the_last() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    // The first waits in its hook, the service stopped, until the second has begun its own.
+    around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\";; esac");
+    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], ""));
+    let operations = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
+    for operation in operations {
+        let ended = agent.follow(operation);
+        assert_eq!(ended.state, OperationState::Done, "{ended:?}\n{}", agent.log());
+    }
+    assert!(around.runs("nvidia-dcgm"));
+    let calls = around.take_calls();
+    let at = |wanted: &str| calls.iter().rposition(|call| call.starts_with(wanted)).expect("a call");
+    assert_eq!(calls.iter().filter(|call| call.starts_with("systemctl start")).count(), 1, "{calls:?}");
+    assert!(at("systemctl start") > at("nvidia-smi"), "not while the other resets: {calls:?}");
+}
+
+/// A hook that waits until the test lets it go.
+const HELD: &str = "while [ ! -e \"$D/go\" ]; do sleep 0.05; done";
+
+#[test]
+fn gpus_that_are_reset_along_are_nobody_elses_meanwhile() {
+    let host = Host::up("fabric_manager = false\n[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n");
+    let around = Around::of(&host);
+    around.hook(HELD);
+    let agent = Agent::start(&host, &around.config(&[], ""));
+    let first = agent.begin(&["0"], LAYOUT).expect("begun");
+    let other = agent.begin(&["1"], LAYOUT).expect_err("it is reset along");
+    assert_eq!(other.code, Code::Conflict, "{other:?}");
+    assert!(other.message.contains("GPU 1") && other.message.contains(&first.id), "{other:?}");
+    std::fs::write(around.file("go"), "").unwrap();
+    assert_eq!(agent.follow(first).state, OperationState::Done, "{}", agent.log());
+    assert_eq!(truth(&host, 0).len(), 3);
+}
+
+#[test]
+fn while_a_gpu_is_reset_others_are_refused_at_once_or_stand_in_line() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    let agent = Agent::start(&host, &around.config(&[], ""));
+    host.fault("gpu-reset --gpu 0 --delay-ms 2500");
+    let first = agent.begin(&["0"], LAYOUT).expect("begun");
+    agent.until("the first is reset", || {
+        around.take_calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
+    });
+    let refused = agent.begin(&["1"], LAYOUT).expect_err("nothing can be read");
+    assert!(refused.code == Code::Conflict && refused.retryable, "{refused:?}");
+    let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).error();
+    assert_eq!(plan.code, Code::Conflict, "{plan:?}");
+    let body = json!({ "gpus": ["2"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
+    let waiting = agent.begin_with(&body).expect("it waits");
+    for operation in [first, waiting] {
+        assert_eq!(agent.follow(operation).state, OperationState::Done, "{}", agent.log());
+    }
+    assert_eq!((truth(&host, 0).len(), truth(&host, 2).len()), (3, 3));
+}
+
+#[test]
+fn one_that_is_cancelled_while_another_is_reset_resets_nothing() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    // Both have begun before either resets.
+    around.hook("case $GPUSH_OPERATION in op-1) while [ ! -e \"$D/second\" ]; do sleep 0.05; done;; *) : > \"$D/second\"; sleep 0.3;; esac");
+    let agent = Agent::start(&host, &around.config(&[], ""));
+    host.start_trace();
+    host.fault("gpu-reset --gpu 0 --delay-ms 2500");
+    let [first, second] = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
+    agent.until("the first is reset", || {
+        around.take_calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
+    });
+    assert!(agent.cancel(&second.id).status < 300);
+    let ended = agent.follow(second);
+    assert_eq!((ended.state, ended.error.map(|error| error.code)), (OperationState::RolledBack, Some(Code::Cancelled)));
+    assert_eq!(agent.follow(first).state, OperationState::Done);
+    assert_eq!(resets(&host), [Some(0)]);
+    assert_eq!((truth(&host, 1), agent.gpu(1).state), (vec!["MIG off".to_owned()], GpuState::Ready));
+}
+
+#[test]
+fn what_a_hook_prints_is_in_the_log_and_in_no_operation() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.hook("echo 'bob 4242 train.py --token=hunter2' >&2; false");
+    let agent = Agent::start(&host, &around.config(&[], ""));
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!(operation.state, OperationState::RolledBack);
+    let told = agent.get(&format!("/v1/operations/{}", operation.id)).json().to_string();
+    assert!(!told.contains("hunter2") && told.contains("journalctl -u gpushd"), "{told}");
+    assert!(agent.log().contains("hunter2"));
+}
+
+#[test]
+fn no_service_is_started_in_maintenance() {
+    let host = Host::up(AMPERE);
+    let around = Around::of(&host);
+    around.run("nvidia-dcgm");
+    around.break_service("nvidia-dcgm", true);
+    let config = around.config(&["nvidia-dcgm"], "");
+    let agent = Agent::start(&host, &config);
+    let operation = agent.apply(&["0"], LAYOUT);
+    assert_eq!((operation.state, operation.notes.len()), (OperationState::Done, 1), "{operation:?}");
+    assert!(agent.post("/v1/maintenance/enter", &json!({})).status < 300);
+    agent.kill();
+    around.break_service("nvidia-dcgm", false);
+    let agent = Agent::start(&host, &config);
+    assert!(agent.get("/v1/health").json()["maintenance"].is_object());
+    let _before = around.take_calls();
+    assert!(agent.post("/v1/maintenance/leave", &json!({})).status < 300);
+    agent.until("the service runs", || around.runs("nvidia-dcgm").then_some(()));
+    assert_eq!(around.take_calls().iter().filter(|call| call.starts_with("systemctl start")).count(), 1);
+}
