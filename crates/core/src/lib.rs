@@ -13,3 +13,4 @@ pub mod preset;
 pub mod quote;
 pub mod refusal;
 pub mod selector;
+pub mod supervisor;

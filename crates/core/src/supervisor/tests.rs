@@ -1,0 +1,166 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const PID: i32 = 4711;
+
+fn at(seconds: u64) -> Instant {
+    Duration::from_secs(seconds)
+}
+
+fn ready() -> Supervisor {
+    let mut one = Supervisor::new(Policy::default());
+    assert_eq!(one.step(&Event::Wanted(true), at(0)), [Effect::Start]);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), [Effect::Admit]);
+    one
+}
+
+#[test]
+fn one_that_ends_is_started_again_after_longer_and_longer_pauses_and_then_given_up() {
+    let mut one = ready();
+    let mut now = at(100);
+    let mut pauses = Vec::new();
+    assert_eq!(one.step(&Event::Ended, now), [Effect::Refuse]);
+    while let State::BackingOff { until } = *one.state() {
+        pauses.push((until - now).as_secs());
+        assert_eq!(one.step(&Event::Tick, until - Duration::from_millis(1)), []);
+        now = until;
+        assert_eq!(one.step(&Event::Tick, now), [Effect::Start]);
+        let told = one.step(&Event::Ended, now);
+        assert_eq!(told == [Effect::TellGivenUp], *one.state() == State::GivenUp);
+    }
+    assert_eq!((pauses, one.state()), (vec![1, 2, 4, 8], &State::GivenUp));
+    assert_eq!((one.step(&Event::Tick, now + at(9999)), one.due()), (vec![], None));
+    assert_eq!(one.step(&Event::StartAnyway, now), [Effect::Start]);
+}
+
+#[test]
+fn failures_of_long_ago_do_not_count() {
+    let mut one = ready();
+    for failure in 1..50 {
+        one.step(&Event::Ended, at(failure * 200));
+        let State::BackingOff { until } = *one.state() else { panic!("{:?}", one.state()) };
+        assert_eq!(one.step(&Event::Tick, until), [Effect::Start]);
+        one.step(&Event::Answers { pid: PID }, until);
+    }
+}
+
+#[test]
+fn a_hung_one_with_clients_is_left_alone_and_restarted_when_they_have_gone() {
+    let mut one = ready();
+    assert_eq!(one.step(&Event::Clients(2), at(1)), []);
+    assert_eq!(one.step(&Event::Silent, at(2)), [], "one silence may be somebody at a prompt");
+    assert_eq!(one.step(&Event::Silent, at(3)), [Effect::Refuse, Effect::TellHung]);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), [Effect::Admit], "it was only slow");
+    one.step(&Event::Silent, at(5));
+    one.step(&Event::Silent, at(6));
+    assert_eq!(one.step(&Event::Clients(0), at(7)), [Effect::Kill]);
+    assert_eq!(one.step(&Event::Ended, at(8)), []);
+    assert!(matches!(one.state(), State::BackingOff { .. }));
+    let mut rough = Supervisor { policy: Policy { restart_hung_with_clients: true, ..Policy::default() }, ..ready() };
+    rough.step(&Event::Clients(2), at(1));
+    rough.step(&Event::Silent, at(2));
+    assert_eq!(rough.step(&Event::Silent, at(3)), [Effect::Refuse, Effect::Kill]);
+}
+
+#[test]
+fn one_that_is_late_is_killed_and_seen_gone_before_another_is_started() {
+    let mut one = Supervisor::new(Policy::default());
+    one.step(&Event::Wanted(true), at(0));
+    assert_eq!(one.due(), Some(at(10)));
+    assert_eq!(one.step(&Event::Tick, at(10)), [Effect::Kill]);
+    assert_eq!((one.step(&Event::Tick, at(100)), one.due()), (vec![], None));
+    one.step(&Event::Ended, at(100));
+    assert_eq!(one.due(), Some(at(101)));
+}
+
+#[test]
+fn one_that_is_not_wanted_any_more_is_drained_told_to_end_and_killed_last() {
+    let mut one = ready();
+    one.step(&Event::Clients(1), at(1));
+    assert_eq!(one.step(&Event::Wanted(false), at(2)), [Effect::Refuse]);
+    assert_eq!(one.step(&Event::Wanted(true), at(3)), [Effect::Admit], "wanted again before it left");
+    one.step(&Event::Wanted(false), at(4));
+    assert_eq!(one.step(&Event::Tick, at(303)), []);
+    assert_eq!(one.step(&Event::Tick, at(304)), [Effect::Quit]);
+    assert_eq!(one.step(&Event::Tick, at(314)), [Effect::Kill]);
+    assert_eq!((one.step(&Event::Ended, at(315)), one.state()), (vec![], &State::Stopped));
+}
+
+#[test]
+fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() {
+    let mut one = Supervisor::new(Policy::default());
+    one.step(&Event::Clients(3), at(0));
+    assert_eq!(one.step(&Event::Found { pid: PID }, at(0)), []);
+    assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), [Effect::Admit]);
+    assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
+}
+
+/// A daemon as the world has it.
+#[derive(Debug, Default)]
+struct World {
+    alive: bool,
+    clients: usize,
+}
+
+proptest! {
+    /// Whatever happens in whatever order: never two daemons, nobody admitted to one that does not serve,
+    /// none killed under its clients unasked, and what is wanted is never forgotten.
+    #[test]
+    fn never_two_never_killed_under_clients(
+        happens in proptest::collection::vec((0_u8..8, 0_u64..40), 1..300),
+        patient in any::<bool>(),
+    ) {
+        let policy = Policy { restart_hung_with_clients: !patient, ..Policy::default() };
+        let mut one = Supervisor::new(policy);
+        let (mut world, mut now, mut admitted) = (World::default(), at(0), false);
+        for (what, later) in happens {
+            now += Duration::from_millis(later * 100);
+            let event = match what {
+                0 => Event::Wanted(true),
+                1 => Event::Wanted(false),
+                2 if world.alive => Event::Answers { pid: PID },
+                3 if world.alive => Event::Silent,
+                4 if world.alive => {
+                    (world.alive, world.clients) = (false, 0);
+                    Event::Ended
+                }
+                // Clients come only while they are admitted, and go when they like.
+                5 if admitted => {
+                    world.clients += 1;
+                    Event::Clients(world.clients)
+                }
+                6 if world.clients > 0 => {
+                    world.clients -= 1;
+                    Event::Clients(world.clients)
+                }
+                7 => Event::StartAnyway,
+                _ => Event::Tick,
+            };
+            let was_draining = matches!(one.state(), State::Draining { .. } | State::Stopping { .. });
+            for effect in one.step(&event, now) {
+                match effect {
+                    Effect::Start => {
+                        prop_assert!(!world.alive, "a second one was started");
+                        world.alive = true;
+                    }
+                    Effect::Kill | Effect::Quit => {
+                        let asked = was_draining || !patient;
+                        prop_assert!(world.clients == 0 || asked, "{:?} under {} clients", effect, world.clients);
+                    }
+                    Effect::Admit => admitted = true,
+                    Effect::Refuse => admitted = false,
+                    Effect::TellGivenUp | Effect::TellHung => {}
+                }
+            }
+            prop_assert_eq!(admitted, one.admits());
+            let serves = matches!(one.state(), State::Ready { .. });
+            prop_assert!(!admitted || serves, "{:?}", one.state());
+            // A daemon that is wanted and not there has a next step, or was given up.
+            if one.wanted && !world.alive {
+                prop_assert!(one.due().is_some() || *one.state() == State::GivenUp, "{:?}", one.state());
+            }
+        }
+    }
+}
