@@ -38,16 +38,19 @@ pub(crate) fn sentence(cordon: &Cordon) -> String {
     }
 }
 
-/// Cordons a GPU for an administrator, in place of what an administrator said before.
+/// Cordons a GPU for an administrator, in place of what an administrator said before; without a reason that
+/// one's stays.
 ///
 /// # Errors
 /// When it can't be recorded.
 pub(crate) async fn set(agent: &Shared, uuid: String, request: Request) -> Result<(), ApiError> {
+    let standing = agent.conditions.cordons(&uuid).into_iter().find(|cordon| cordon.cause == ADMIN);
+    let given = request.reason.clone().filter(|reason| !reason.is_empty());
     let new = NewCondition {
         scope: Scope::Gpu(uuid.clone()),
         kind: ConditionKind::Cordon,
         cause: ADMIN.to_owned(),
-        reason: request.reason.clone().unwrap_or_default(),
+        reason: given.or_else(|| standing.map(|cordon| cordon.reason)).unwrap_or_default(),
         by: Some(request.by.clone()),
     };
     tracing::info!(gpu = uuid, uid = request.by.uid, "cordoned: {}", new.reason);

@@ -10,6 +10,7 @@ use gpush_nvml::DriverError;
 
 use crate::{
     agent::{Agent, Shared},
+    apply,
     auth::Asker,
     durable, held, maintenance, redact, request, rival, view,
 };
@@ -39,6 +40,7 @@ pub(crate) async fn health(agent: &Shared, asker: &Asker) -> Health {
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
     causes.extend(request::not_stopping(agent).err());
+    causes.extend(apply::services_health(agent));
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;

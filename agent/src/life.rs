@@ -74,7 +74,7 @@ const RUNTIME_END: Duration = Duration::from_millis(200);
 
 /// Runs the agent until it is told to stop.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    signals::arm().context("signals can't be handled")?;
+    let early = signals::arm().context("signals can't be handled")?;
     // Before any thread: it changes the environment.
     let handed_over = Listening::handed_over()?;
     let paths = Paths::resolve(arguments, &Surroundings::of_this_process())?;
@@ -100,10 +100,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         nvidia_smi: arguments.nvidia_smi.clone(),
         driverless: Default::default(),
         services: Default::default(),
+        not_started: Default::default(),
     };
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let here = Here { boot, host_root: arguments.host_root.clone(), outside };
+    let here = Here { boot, host_root: arguments.host_root.clone(), outside, early };
     let result = runtime.block_on(serve(settings, here, remembered, doors, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
@@ -118,6 +119,8 @@ struct Here {
     host_root: PathBuf,
     /// Programs that run beside, and other processes.
     outside: Outside,
+    /// What was asked by signal so far.
+    early: signals::Early,
 }
 
 /// The sockets to serve.
@@ -167,13 +170,13 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 async fn serve(
     settings: Settings,
-    Here { boot, host_root, outside }: Here,
+    Here { boot, host_root, outside, early }: Here,
     remembered: Remembered,
     doors: Doors,
     options: Options,
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
-    let mut signals = Signals::listen().context("signals can't be handled")?;
+    let mut signals = Signals::listen(early).context("signals can't be handled")?;
     let hardware = Hardware::start(options);
     let people = People::start().context("a thread can't be started")?;
     let startup = Startup::default();

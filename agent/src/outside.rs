@@ -1,8 +1,9 @@
 //! What lies outside of gpushd and its driver worker: programs that run beside, other processes.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use gpush_core::config::ModeChange;
+use gpush_store::OperationId;
 use tokio::sync::{Mutex, RwLock};
 
 use crate::beside::Beside;
@@ -18,6 +19,8 @@ pub(crate) struct Outside {
     pub(crate) nvidia_smi: Option<PathBuf>,
     /// Written while the driver worker is ended for the sake of a reset.
     pub(crate) driverless: Arc<RwLock<()>>,
+    /// Services that are to be started again and can't be, by the operation that they were stopped for.
+    pub(crate) not_started: std::sync::Mutex<BTreeMap<OperationId, Vec<String>>>,
     /// Held while services are stopped or started around a reset.
     pub(crate) services: Mutex<()>,
 }

@@ -110,7 +110,9 @@ impl People {
 
     /// Writes uid, user and command line into the processes of a reading.
     pub(crate) async fn name(&self, reading: &mut Reading) {
-        let pids: Vec<u32> = processes(reading).filter_map(|process| process.pid).collect();
+        let mut pids: Vec<u32> = processes(reading).filter_map(|process| process.pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
         if pids.is_empty() {
             return;
         }

@@ -9,7 +9,7 @@
 //! Reloads happen one after the other, in the loop that also takes signals: it has the socket and
 //! the log, whose settings take effect at once.
 
-use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, Reloaded};
+use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded};
 use gpush_core::{config::Config, desired};
 use gpush_store::NewAudit;
 use tokio::sync::{mpsc, oneshot};
@@ -160,10 +160,13 @@ async fn take(
         }
     };
     let settings = before.differences(&candidate.in_file);
-    let gpus = differing(desired::compare(&before, Some(&candidate.config), &gpus));
+    let after = candidate.config.clone();
     agent.settings.take(candidate);
     agent.overrides.take_in(&effects);
     agent.overrides.is_at(generation);
+    // Drift is from what is wanted now.
+    let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let gpus = differing(desired::compare(&before, Some(&after), &gpus));
     let ended = effects.into_iter().filter_map(|effect| match effect {
         Effect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
         Effect::Made(_) => None,
@@ -211,7 +214,9 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
 pub(crate) async fn diff(agent: &Shared, asker: &Asker) -> ConfigDiff {
     let generation = agent.overrides.generation();
     let in_force = agent.settings.config();
-    let gpus = view::gpus(agent, asker).await.unwrap_or_default();
+    let seen = view::gpus(agent, asker).await;
+    let unseen = unseen(agent, &seen).await;
+    let gpus = seen.unwrap_or_default();
     let candidate = agent.settings.candidate();
     let trouble = match &candidate {
         Ok(Candidate { config, .. }) => {
@@ -227,6 +232,27 @@ pub(crate) async fn diff(agent: &Shared, asker: &Asker) -> ConfigDiff {
         trouble,
         settings,
         gpus: desired::compare(&in_force, candidate.as_ref().map(|candidate| &candidate.config), &gpus),
+        unseen,
         generation,
     }
+}
+
+/// Of what it can't be told whether it is as wanted, and why.
+async fn unseen(agent: &Shared, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
+    let gpus = match seen {
+        Ok(gpus) => gpus,
+        Err(error) => return vec![error.clone()],
+    };
+    let nameless = view::host(agent).await.map(|host| host.nameless).unwrap_or_default();
+    let nameless = nameless.iter().map(|(index, error)| view::nameless(*index, error));
+    let managed = gpus.iter().filter(|gpu| gpu.mode != Mode::Unmanaged);
+    let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
+    let unknown = unknown.map(|gpu| {
+        let message = format!("GPU {} ({}) can't be read: what it holds is not known", gpu.index, gpu.uuid);
+        let code = if gpu.state == GpuState::Lost { Code::GpuLost } else { Code::DriverTimeout };
+        let mut error = ApiError::new(code, message).hint(format!("`gpushctl gpu show {}` says more", gpu.index));
+        error.causes.clone_from(&gpu.reasons);
+        error
+    });
+    nameless.chain(unknown).collect()
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     iterator,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -24,8 +24,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// How soon after the first signal another is the same wish.
 const ONE_WISH: Duration = Duration::from_millis(100);
 
-/// Makes a second SIGTERM or SIGINT end the process at once.
-pub(crate) fn arm() -> std::io::Result<()> {
+/// Whether somebody asked to stop before [`Signals`] listened.
+pub(crate) type Early = Arc<AtomicBool>;
+
+/// Makes a second SIGTERM or SIGINT end the process at once, and remembers the first. A SIGHUP means nothing
+/// yet: the config is about to be read.
+pub(crate) fn arm() -> std::io::Result<Early> {
+    let early = Early::default();
+    for number in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(number, Arc::clone(&early))?;
+    }
+    signal_hook::flag::register(SIGHUP, Arc::default())?;
     let asked = Arc::new(AtomicBool::new(false));
     for number in [SIGTERM, SIGINT] {
         signal_hook::flag::register_conditional_default(number, Arc::clone(&asked))?;
@@ -37,7 +46,8 @@ pub(crate) fn arm() -> std::io::Result<()> {
             asked.store(true, Ordering::SeqCst);
         }
     };
-    thread::Builder::new().name("signals".to_owned()).spawn(first).map(drop)
+    thread::Builder::new().name("signals".to_owned()).spawn(first)?;
+    Ok(early)
 }
 
 /// What somebody asked for by signal.
@@ -55,12 +65,14 @@ pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    early: Early,
 }
 
 impl Signals {
     /// Starts to listen.
-    pub(crate) fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen(early: Early) -> std::io::Result<Self> {
         Ok(Self {
+            early,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
@@ -69,6 +81,10 @@ impl Signals {
 
     /// The next one.
     pub(crate) async fn next(&mut self) -> Asked {
+        // Set by each of them, so that none is lost that came before anybody listened.
+        if self.early.swap(false, Ordering::SeqCst) {
+            return Asked::Stop;
+        }
         tokio::select! {
             _ = self.terminate.recv() => Asked::Stop,
             _ = self.interrupt.recv() => Asked::Stop,

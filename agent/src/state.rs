@@ -41,8 +41,10 @@ pub(crate) fn is_changing(reasons: &[String]) -> bool {
     reasons.iter().any(|reason| reason.ends_with(CHANGING))
 }
 
-/// Adds how far the operation is that is changing the GPU: for who looks, and for no event.
+/// Adds how far the operation is that is changing the GPU, and which ones wait for it: for who looks, and for
+/// no event.
 pub(crate) fn progress(agent: &Agent, gpu: &mut Gpu) {
+    gpu.reasons.extend(agent.line.for_gpu(&gpu.uuid));
     let Some(reason) = gpu.reasons.iter_mut().find(|reason| reason.ends_with(CHANGING)) else { return };
     let Some(progress) = agent.operations.progress(&gpu.uuid) else { return };
     *reason += &match progress.rolling_back {

@@ -102,6 +102,11 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
             let Ready { parts, claim } = ready;
             let new = new(&order, by, &parts);
             let ongoing = agent.operations.begin(claim, new).await?;
+            for part in &parts {
+                for waiting in agent.line.for_gpu(&part.plan.uuid) {
+                    ongoing.note(format!("{}: {waiting} after this one; `gpushctl operation list`", part.label()));
+                }
+            }
             let operation = ongoing.snapshot();
             carry_out::spawn(agent, ongoing, parts);
             return Ok(operation);

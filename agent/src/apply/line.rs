@@ -71,6 +71,23 @@ impl Line {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Those that wait for a GPU, in a sentence each: whoever changes it now is overtaken by them.
+    pub(crate) fn for_gpu(&self, uuid: &str) -> Vec<String> {
+        let waiting = self.waiting();
+        let sentence = |one: &Waiting| {
+            let operation = one.ongoing.snapshot();
+            let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
+            let layout = if plan.layout.is_empty() { "another layout".to_owned() } else { plan.layout.join(",") };
+            Some(format!("operation {} waits for it, to make it {layout}", operation.id))
+        };
+        waiting.values().filter_map(sentence).collect()
+    }
+
+    /// Whether nobody waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting().is_empty()
+    }
+
     /// Whether another one may wait.
     ///
     /// # Errors

@@ -30,7 +30,7 @@ mod step;
 
 pub(crate) use self::{
     begin::{Order, begin},
-    mode::is_resetting,
+    mode::{around::health as services_health, is_resetting},
     recover::take_over,
 };
 

@@ -95,8 +95,8 @@ impl Beside {
     /// # Errors
     /// When it was not run at all.
     pub(crate) async fn run(&self, job: Job) -> Result<Ended, ApiError> {
-        let program =
-            trust::check(&job.program, nix::unistd::geteuid().as_raw()).map_err(|error| refused(&job, &error))?;
+        let program = trust::check(&job.program, nix::unistd::geteuid().as_raw())
+            .map_err(|error| refused(&job.program, &error))?;
         let spec = Spec {
             program,
             name: job.program.clone(),
@@ -125,6 +125,15 @@ impl Beside {
             }
         }
         Ok(ended)
+    }
+
+    /// Whether a program may be run: it is there, and nobody but root or ourselves can have written it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn may_run(program: &str) -> Result<(), ApiError> {
+        let trusted = trust::check(program, nix::unistd::geteuid().as_raw());
+        trusted.map(|_| ()).map_err(|error| refused(program, &error))
     }
 
     /// Steps of an operation that still run.
@@ -257,8 +266,8 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn refused(job: &Job, error: &trust::Untrusted) -> ApiError {
-    ApiError::new(Code::Unsupported, format!("{} is not run: {error}", job.program)).hint(error.hint())
+fn refused(program: &str, error: &trust::Untrusted) -> ApiError {
+    ApiError::new(Code::Unsupported, format!("{program} is not run: {error}")).hint(error.hint())
 }
 
 fn not_begun(job: &Job, why: &str) -> ApiError {

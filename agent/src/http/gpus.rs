@@ -41,7 +41,9 @@ pub(super) async fn list(
     }
     let facts = Facts::of(&agent, view::host(&agent).await?);
     let viewer = facts.viewer(&asker);
-    if let Some(written) = agent.kept.answer(&facts, viewer) {
+    if agent.line.is_empty()
+        && let Some(written) = agent.kept.answer(&facts, viewer)
+    {
         return Ok(desk::json(StatusCode::OK, written));
     }
     let shared = Arc::clone(&agent);
@@ -52,7 +54,7 @@ pub(super) async fn list(
             leave_out_profiles(gpu);
         }
         let written = desk::written(&gpus)?;
-        if facts.are_at_rest() {
+        if facts.are_at_rest() && shared.line.is_empty() {
             shared.kept.keep(facts, viewer, written.clone());
         }
         Ok(written)

@@ -152,6 +152,10 @@ pub struct ConfigDiff {
     pub settings: Vec<SettingDiff>,
     /// GPUs, by index.
     pub gpus: Vec<GpuDiff>,
+    /// GPUs of which nobody knows whether they are as wanted, and why; the whole host's where there is no
+    /// driver.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unseen: Vec<ApiError>,
     /// Generation of what is wanted, as in [`crate::Overrides`].
     pub generation: u64,
 }

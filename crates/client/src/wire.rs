@@ -42,6 +42,17 @@ const AWAY: Duration = Duration::from_secs(5);
 /// Between two tries of it.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// How long a socket is waited for that is not there, or behind which nobody listens: `gpushd &` and a
+/// command right after it is how one tries it first.
+const COMING: Duration = Duration::from_millis(300);
+
+/// Between two looks for it.
+const LOOK: Duration = Duration::from_millis(10);
+
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
+}
+
 /// What is asked.
 #[derive(Debug, Clone)]
 pub(crate) struct Question<'a> {
@@ -220,7 +231,17 @@ impl Wire {
         {
             return self.speak(stream).await;
         }
-        let stream = match tokio::time::timeout_at(until, UnixStream::connect(path)).await {
+        let connecting = async {
+            let give_up = Instant::now() + COMING;
+            loop {
+                match UnixStream::connect(path).await {
+                    // One that starts just now is there in a moment.
+                    Err(error) if is_absent(&error) && Instant::now() < give_up => tokio::time::sleep(LOOK).await,
+                    other => break other,
+                }
+            }
+        };
+        let stream = match tokio::time::timeout_at(until, connecting).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(cause)) => {
                 return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather(&self.socket))));

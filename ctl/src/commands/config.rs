@@ -60,7 +60,8 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
         args::Config::Diff => super::ask(global, async |client| {
             let diff = client.config_diff().await?;
             out.show(&diff, |look| render::overrides::diff(&diff, look))?;
-            Ok(if render::overrides::differs(&diff) { DIFFERS } else { 0 })
+            let unseen = diff.unseen.first().map_or(0, |error| error.code.exit_status());
+            Ok(if render::overrides::differs(&diff) { DIFFERS } else { unseen })
         }),
         args::Config::Overrides { command: None | Some(args::Overrides::List) } => super::ask(global, async |client| {
             let all = client.overrides().await?;
@@ -99,6 +100,7 @@ fn check(file: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     let known = gpus.as_deref().unwrap_or_default();
     let view = config.view(Some(&name), known);
     let mut findings = groups(&config);
+    findings.extend(programs(&config));
     findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
     let plans = match &gpus {
         None => None,
@@ -134,6 +136,26 @@ fn groups(config: &Config) -> Vec<String> {
             format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` makes it")
         })
         .collect()
+}
+
+/// Hooks of the config that this host does not have, or that are no programs.
+fn programs(config: &Config) -> Vec<String> {
+    use std::os::unix::fs::PermissionsExt;
+    let change = &config.mode_change;
+    let hooks = [("before", &change.before), ("after", &change.after)];
+    let named = hooks.into_iter().filter_map(|(key, program)| Some((key, program.as_ref()?)));
+    let wrong = |(key, program): (&str, &String)| {
+        let what = match std::fs::metadata(program) {
+            Err(error) => format!("{program} can't be run here: {error}"),
+            Ok(of) if !of.is_file() || of.permissions().mode() & 0o111 == 0 => format!("{program} is no program"),
+            Ok(of) if of.permissions().mode() & 0o022 != 0 => {
+                format!("{program} is not run, since others can write it: `chmod go-w {program}`")
+            }
+            Ok(_) => return None,
+        };
+        Some(format!("mode_change.{key}: {what}"))
+    };
+    named.filter_map(wrong).collect()
 }
 
 /// Whether a plan is refused for a reason that lies in the config and the part, not in what runs on it

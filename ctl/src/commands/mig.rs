@@ -1,6 +1,6 @@
 //! `gpushctl mig profiles|show|plan|apply|assert`; `export` and `import` are in `parted`.
 
-use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuPlan, LayoutSource, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuPlan, LayoutSource, Mode, PlanRequest, Plans};
 use gpush_client::Client;
 use gpush_core::{layout, parted, quote::Quoted};
 
@@ -63,8 +63,7 @@ impl Typed {
     /// A file is read here, before anybody is asked: a wrong one is told whatever the agent's state.
     fn of(wanted: &Wanted) -> Result<Self, ApiError> {
         if let Some(file) = &wanted.file {
-            let file = super::parted::read(file)?;
-            let label = file.select(wanted.label.as_deref())?.clone();
+            let (file, label) = super::parted::read(file, wanted.label.as_deref())?;
             return Ok(Self::Label(file, label));
         }
         if let Some(name) = wanted.name.as_ref().filter(|name| is_like_gpus(name)) {
@@ -138,7 +137,12 @@ fn ask_for(
         return tell(&plans, &gpus, out);
     }
     super::ask(global, async |client| {
-        let request = typed.ask(wanted, client).await?;
+        let mut request = typed.ask(wanted, client).await?;
+        if request.layout == LayoutSource::Wanted && request.gpus.is_empty() {
+            // Whether all is as wanted concerns each GPU of which something is wanted, be it cordoned or uncut.
+            let managed = |gpu: &Gpu| gpu.mode != Mode::Unmanaged;
+            request.gpus = client.gpus(false).await?.into_iter().filter(managed).map(|gpu| gpu.uuid).collect();
+        }
         let plans = client.plan(&request).await?;
         // Only for the drawing: the JSON is the plans alone.
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };

@@ -3,7 +3,7 @@
 use std::{os::unix::fs::FileTypeExt, path::Path};
 
 use gpush_api::{ApiError, Code};
-use gpush_core::parted::{self, File};
+use gpush_core::parted::{self, File, Label, Wrong};
 use serde::Serialize;
 
 use crate::{
@@ -25,9 +25,15 @@ struct Written<'a> {
     error: Option<&'a ApiError>,
 }
 
-/// Reads a mig-parted file, or stdin for `-`.
-pub(super) fn read(path: &Path) -> Result<File, ApiError> {
-    File::from_bytes(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))
+/// A label of a mig-parted file, or of stdin for `-`. Wrong labels cost those that are named nothing.
+pub(super) fn read(path: &Path, label: Option<&str>) -> Result<(File, Label), ApiError> {
+    let (file, wrong) = File::salvage(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
+    let concerned = |wrong: &Wrong| label.is_none_or(|name| wrong.labels.iter().any(|label| label == name));
+    if let Some(wrong) = wrong.filter(concerned) {
+        return Err(ApiError::from(&wrong.errors));
+    }
+    let label = file.select(label)?.clone();
+    Ok((file, label))
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
@@ -66,15 +72,14 @@ pub(super) fn export(global: &Global, which: &Which, label: &str, output: Option
 
 /// A label that is wrong costs the others nothing.
 pub(super) fn import(path: &Path, label: Option<&str>, out: &Output) -> Outcome {
-    let (file, wrong) = File::salvage(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
     let Some(name) = label else {
+        let (file, wrong) =
+            File::salvage(&bytes(path)?, &offline::name(path)).map_err(|errors| ApiError::from(&errors))?;
         let imported = parted::import(&file, None);
         return tell(out, &imported.text, &imported.remarks, wrong.as_ref().map(ApiError::from).as_ref());
     };
-    if let Some(wrong) = wrong.filter(|wrong| wrong.labels.iter().any(|label| label == name)) {
-        return Err(ApiError::from(&wrong.errors).into());
-    }
-    let imported = parted::import(&file, Some(file.select(Some(name))?));
+    let (file, label) = read(path, Some(name))?;
+    let imported = parted::import(&file, Some(&label));
     tell(out, &imported.text, &imported.remarks, None)
 }
 

@@ -100,6 +100,11 @@ pub(crate) fn differs(diff: &ConfigDiff) -> bool {
     diff.trouble.is_some() || !diff.settings.is_empty() || diff.gpus.iter().any(is_other)
 }
 
+/// Whether it is not known of a GPU how it stands.
+fn is_unseen(diff: &ConfigDiff, one: &GpuDiff) -> bool {
+    diff.unseen.iter().any(|error| error.message.contains(&one.uuid))
+}
+
 /// Whether the file, the config in force, an override and what stands are not all the same.
 fn is_other(one: &GpuDiff) -> bool {
     one.overridden.is_some() || !one.drift.is_empty() || one.in_file.as_ref().is_some_and(|file| *file != one.in_force)
@@ -108,7 +113,7 @@ fn is_other(one: &GpuDiff) -> bool {
 /// `gpushctl config diff`.
 pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
     let file = diff.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
-    if !differs(diff) {
+    if !differs(diff) && diff.unseen.is_empty() {
         return format!("{file}: as in force, and the GPUs are as it wants them\n");
     }
     let mut out = format!("{}\n", paint(STRONG, &file));
@@ -126,7 +131,11 @@ pub(crate) fn diff(diff: &ConfigDiff, look: &Look) -> String {
         };
         out += &block(one, wanted, look);
     }
-    let same: Vec<u32> = diff.gpus.iter().filter(|one| !is_other(one)).map(|one| one.gpu).collect();
+    for unseen in &diff.unseen {
+        out += &format!("\n{}\n", trouble::lines("!", unseen, 0, look).join("\n"));
+    }
+    let is_same = |one: &&GpuDiff| !is_other(one) && !is_unseen(diff, one);
+    let same: Vec<u32> = diff.gpus.iter().filter(is_same).map(|one| one.gpu).collect();
     if !same.is_empty() {
         let (verb, them) = if same.len() == 1 { ("is", "it") } else { ("are", "them") };
         let file_is_read = diff.gpus.iter().any(|one| one.in_file.is_some());

@@ -13,7 +13,11 @@
 //! the operation at its end, good or bad, or the next gpushd. Undoing twice does no harm: a service
 //! that runs is started to no effect. What can't be undone stays noted, and is told.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use gpush_api::{ApiError, Code, OperationState};
 use gpush_store::{OperationId, UnfinishedOperation, View};
@@ -21,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Part;
 use crate::{
-    agent::Shared,
+    agent::{Agent, Shared},
     beside::{End, Ended, Job},
     operation::Ongoing,
 };
@@ -31,6 +35,9 @@ const ATTEMPTS: u32 = 3;
 
 /// After the first attempt; after the second twice as long.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// Between two attempts afterwards, at first and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// The step under which the first hook runs.
 const HOOK_BEFORE: &str = "hook-before";
@@ -128,13 +135,15 @@ pub(in crate::apply) async fn take_back(agent: &Shared, operation: OperationId, 
         };
         let undone = match &undo {
             Undo::Start { .. } if still_needed_stopped(agent, operation, &undo).await => true,
-            Undo::Start { service } => match start(agent, &operation.to_string(), service).await {
-                Ok(()) => true,
-                Err(why) => {
-                    told.push(format!("{service} was stopped and is not started: {why}; `systemctl start {service}`"));
-                    false
+            Undo::Start { service } => {
+                match start(agent, &operation.to_string(), service).await {
+                    Ok(()) => true,
+                    Err(why) => {
+                        told.push(format!("{service} was stopped and can't be started again: {why}; see why: `systemctl status {service}`"));
+                        false
+                    }
                 }
-            },
+            }
             Undo::Hook { program, env } => {
                 let mut env = env.clone();
                 env.insert("GPUSH_RESULT".to_owned(), state.name().to_owned());
@@ -177,6 +186,60 @@ async fn owed_by_others(agent: &Shared, operation: OperationId, undo: &Undo) -> 
         Ok(others.map(|other| other.record.stage).collect())
     };
     Ok(agent.store.read(stages).await?)
+}
+
+/// Looks after the services that an operation which has ended could not start again: health names them, and
+/// each is tried again, until it runs or the agent ends. The next agent tries too.
+pub(in crate::apply) async fn look_after(agent: &Shared, operation: OperationId) {
+    let left = services(agent, operation).await;
+    if left.is_empty() {
+        return;
+    }
+    agent.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
+    let agent = Arc::clone(agent);
+    // Beside the agent's tasks: it does not wait for this when it ends.
+    tokio::spawn(async move {
+        let mut pause = AGAIN.0;
+        loop {
+            tokio::select! {
+                () = agent.stopping.cancelled() => return,
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(AGAIN.1),
+            }
+            if agent.conditions.maintenance().is_some() {
+                continue;
+            }
+            take_back(&agent, operation, OperationState::Done).await;
+            let left = services(&agent, operation).await;
+            let mut known = agent.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+            if left.is_empty() {
+                known.remove(&operation);
+                return;
+            }
+            known.insert(operation, left);
+        }
+    });
+}
+
+/// Services that are still to be started on behalf of an operation.
+async fn services(agent: &Shared, operation: OperationId) -> Vec<String> {
+    let noted = pending(agent, operation).await.unwrap_or_default();
+    let service = |(_, undo)| match undo {
+        Undo::Start { service } => Some(service),
+        Undo::Hook { .. } => None,
+    };
+    noted.into_iter().filter_map(service).collect()
+}
+
+/// What health says of services that an operation stopped and nobody has started since.
+pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
+    let known = agent.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+    let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
+    each.map(|(operation, service)| {
+        ApiError::new(Code::Internal, format!("{service} was stopped for operation {operation}, and can't be started"))
+            .cause("gpushd goes on trying")
+            .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
+    })
+    .collect()
 }
 
 async fn start(agent: &Shared, operation: &str, service: &str) -> Result<(), String> {

@@ -1,13 +1,13 @@
 //! What stands in the way of a reset, looked for before anything is done: processes that have the
 //! GPU open and that gpushd may not stop, and a virtual machine around us.
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal, Reset};
 use gpush_core::{holders as judged, refusal};
 
 pub(in crate::apply) use super::holders::fabric_manager_runs;
 
 use super::holders;
-use crate::{agent::Shared, auth::Asker};
+use crate::{agent::Shared, auth::Asker, beside::Beside};
 
 /// Refuses those plans with a reset that can't be carried out now. `gpus` are the host's.
 pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu], plans: &mut [GpuPlan]) {
@@ -25,6 +25,8 @@ pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu
                 Refusal::MigOn { reset_pending: false }
             };
             Some((refusal::explain(&refusal, plan.gpu, &label), Some(refusal)))
+        } else if let Err(error) = programs(agent, reset) {
+            Some((error, None))
         } else {
             match holders::scan(agent, &minors).await {
                 Err(error) => Some((error, None)),
@@ -51,6 +53,14 @@ pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu
             };
         }
     }
+}
+
+/// Whether all that a reset runs can be run.
+fn programs(agent: &Shared, reset: &Reset) -> Result<(), ApiError> {
+    let change = &agent.settings.config().mode_change;
+    let systemctl = (!reset.services.is_empty()).then(|| change.systemctl.clone());
+    let programs = reset.hooks.iter().cloned().chain(systemctl).chain([agent.outside.nvidia_smi(change)]);
+    programs.into_iter().try_for_each(|program| Beside::may_run(&program))
 }
 
 /// Whether this is a virtual machine: the processor says so to whoever runs in one.

@@ -197,7 +197,11 @@ pub(super) fn merge(entries: &[Entry]) -> Vec<Entry> {
         let client = entry.kind == ProcessKind::Compute
             && entries.iter().any(|other| same(other) && other.kind == ProcessKind::MpsClient);
         let elsewhere = entry.gi.is_none() && entries.iter().any(|other| other.pid == entry.pid && other.gi.is_some());
-        if !known && !client && !elsewhere {
+        // Charged to the GPU instance, and listed by one of its compute instances as well.
+        let within = entry.gi.is_some()
+            && entry.ci.is_none()
+            && entries.iter().any(|other| (other.pid, other.gi) == (entry.pid, entry.gi) && other.ci.is_some());
+        if !known && !client && !elsewhere && !within {
             merged.push(*entry);
         }
     }
@@ -211,6 +215,14 @@ mod tests {
 
     fn entry(pid: u32, kind: ProcessKind, gi: Option<u32>) -> Entry {
         Entry { pid, kind, memory: Some(3 << 20), gi, ci: gi.map(|_| 0) }
+    }
+
+    #[test]
+    fn one_that_its_compute_instance_lists_is_not_charged_to_the_gpu_instance_too() {
+        let within = entry(7, ProcessKind::Compute, Some(1));
+        let charged = Entry { ci: None, ..within };
+        assert_eq!(merge(&[charged, within]), [within]);
+        assert_eq!(merge(&[charged]), [charged]);
     }
 
     #[test]

@@ -121,6 +121,7 @@ fn what_a_file_changes() {
     overridden.overridden = Some(an_override(1, &["1g.10gb*7"], "tests", Some(60)));
     overridden.drift = vec!["missing 1g.10gb*7".into()];
     let same = gpu(2, Some(training()), training(), &["3g.40gb@0", "3g.40gb@4"]);
+    let same_uuid = same.uuid.clone();
     let setting = |key: &str, in_force: &str, in_file: Option<&str>, restart| SettingDiff {
         key: key.into(),
         in_force: Some(in_force.into()),
@@ -140,10 +141,14 @@ fn what_a_file_changes() {
         trouble: Some(error.hint("`gpushctl config reload --clear-overrides` ends what it changes and takes the file")),
         settings: settings.clone(),
         gpus: vec![changed.clone(), overridden.clone(), same.clone()],
+        unseen: Vec::new(),
         generation: 4,
     };
     let agreed = ConfigDiff { trouble: None, settings: Vec::new(), gpus: vec![same], ..diff.clone() };
     assert!(overrides::differs(&diff) && !overrides::differs(&agreed));
+    let lost = ApiError::new(Code::GpuLost, format!("GPU 2 ({}) can't be read: what it holds is not known", same_uuid));
+    let unseen = ConfigDiff { unseen: vec![lost.hint("`gpushctl gpu show 2` says more")], ..agreed.clone() };
+    assert!(!overrides::diff(&unseen, &look).contains("as it wants"), "{}", overrides::diff(&unseen, &look));
     let wrong = GpuDiff { in_file: None, ..changed.clone() };
     let wrong = ConfigDiff { settings: Vec::new(), gpus: vec![wrong], ..diff.clone() };
     let reloaded = Reloaded {

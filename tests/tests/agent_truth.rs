@@ -1,0 +1,137 @@
+//! What is said about GPUs that can't be seen, are cordoned, wait for somebody, or shall be whole; and that
+//! gpushd ends when it is told to, however early.
+
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{ConfigDiff, OperationState};
+use gpush_tests::{
+    agent::{Agent, PATIENCE},
+    host::{Host, program},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+fn gpushctl(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
+    let mut command = std::process::Command::new(program("gpushctl"));
+    command.args(args).env("GPUSH_SOCKET", agent.socket()).env("COLUMNS", "120").stdin(Stdio::null());
+    let output = command.output().expect("gpushctl can be started");
+    (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+fn laid_out(agent: &Agent) {
+    agent.until("layouts at start", || {
+        (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
+    });
+}
+
+#[test]
+fn config_diff_says_of_what_it_does_not_know() {
+    const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"none\"\n";
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 3\n");
+    let agent = Agent::start(&host, RULE);
+    laid_out(&agent);
+    let (status, text) = gpushctl(&agent, &["config", "diff"]);
+    assert_eq!(status, Some(0), "{text}");
+    host.fault("nvmlDeviceGetMemoryInfo* --gpu 1 --mutate lose --times 1");
+    agent.until("it is lost", || (agent.gpu(1).state == gpush_api::GpuState::Lost).then_some(()));
+    let diff: ConfigDiff = serde_json::from_value(agent.get("/v1/config/diff").json()).expect("a diff");
+    assert_eq!(diff.unseen.len(), 1, "{diff:?}");
+    let (status, text) = gpushctl(&agent, &["config", "diff"]);
+    assert!(status != Some(0) && text.contains("GPU 1") && text.contains("GPUs 0, 2 are as"), "{status:?} {text}");
+    // Nobody even knows which one it was.
+    agent.stop();
+    let agent = Agent::start(&host, RULE);
+    let (status, text) = gpushctl(&agent, &["config", "diff"]);
+    assert!(status != Some(0) && text.contains("GPU 1 can't be identified"), "{status:?} {text}");
+    agent.stop();
+    let agent = Agent::start(&host, &format!("[driver]\nlibrary = \"/nonexistent/libnvidia-ml.so\"\n{RULE}"));
+    let (status, text) = gpushctl(&agent, &["config", "diff"]);
+    assert!(status == Some(1) && !text.contains("as it wants"), "{status:?} {text}");
+}
+
+#[test]
+fn assert_looks_at_cordoned_gpus_and_at_those_that_shall_be_whole() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 3\n");
+    let agent = Agent::start(
+        &host,
+        "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
+    );
+    laid_out(&agent);
+    let (status, text) = gpushctl(&agent, &["mig", "assert"]);
+    assert_eq!(status, Some(3), "GPU 1 has MIG on: {text}");
+    assert_eq!(gpushctl(&agent, &["mig", "apply", "--gpu", "1"]).0, Some(0));
+    assert_eq!(gpushctl(&agent, &["gpu", "cordon", "0", "--reason", "fan"]).0, Some(0));
+    let (status, text) = gpushctl(&agent, &["mig", "assert"]);
+    assert_eq!(status, Some(0), "{text}");
+    // Said again without a reason, as a drain that is taken up does, it keeps its own.
+    assert_eq!(gpushctl(&agent, &["gpu", "drain", "0"]).0, Some(0));
+    assert_eq!(agent.gpu(0).cordons[0].reason, "fan");
+}
+
+#[test]
+fn who_waits_for_a_gpu_is_told_to_who_looks_and_to_who_changes_it() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
+    let gi = gpush_tests::agent::gi_at(&host, 0, 4);
+    host.process(&format!("--gpu 0 --gi {gi} --ci 0 --memory 100"));
+    let body = json!({ "gpus": ["0"], "layout": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
+    let waiting = agent.begin_with(&body).expect("it waits");
+    let says = format!("operation {} waits for it, to make it 7g.80gb", waiting.id);
+    agent.until("it is told", || agent.gpu(0).reasons.contains(&says).then_some(()));
+    assert!(agent.gpus()[0].reasons.contains(&says), "in the list, too");
+    assert!(gpushctl(&agent, &["status"]).1.contains(&says));
+    let newer = agent.apply(&["0"], &["3g.40gb@4", "1g.10gb@0"]);
+    assert_eq!(newer.state, OperationState::Done);
+    assert!(newer.notes.iter().any(|note| note.contains(&says)), "{newer:?}");
+    assert!(agent.cancel(&waiting.id).status < 300);
+    agent.follow(waiting);
+    assert!(agent.gpu(0).reasons.is_empty() && agent.gpus()[0].reasons.is_empty());
+}
+
+#[test]
+fn a_process_of_a_gpu_instance_is_one_with_a_name() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, "");
+    assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
+    let pid = host.process(&format!("--gpu 0 --gi {} --memory 100", gpush_tests::agent::gi_at(&host, 0, 4)));
+    let error = agent.until("it is in the way", || agent.begin(&["0"], &["7g.80gb"]).err());
+    let told = error.sentences().join(" ");
+    assert_eq!(told.matches(&pid.to_string()).count(), told.matches("held by").count(), "{told}");
+    assert!(told.contains("root") || told.contains("gpush-sim"), "{told}");
+}
+
+#[test]
+fn told_to_end_while_it_starts_it_ends() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let mut tries = 0;
+    for quarters in 0..80 {
+        let mut child = host
+            .command(program("gpushd"))
+            .args(["--log", "error"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("gpushd can be started");
+        // Not to await anything: the moment is what is tried.
+        std::thread::sleep(Duration::from_micros(250 * quarters));
+        kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+        let told = Instant::now();
+        while child.try_wait().expect("it can be waited for").is_none() {
+            if told.elapsed() > PATIENCE {
+                child.kill().unwrap();
+                panic!("told to end after {} µs, it did not", 250 * quarters);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        tries += 1;
+    }
+    println!("gpushd was told to end at {tries} moments of its start, and ended");
+}
