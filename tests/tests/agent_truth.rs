@@ -91,7 +91,7 @@ fn who_waits_for_a_gpu_is_told_to_who_looks_and_to_who_changes_it() {
     assert_eq!(newer.state, OperationState::Done);
     assert!(newer.notes.iter().any(|note| note.contains(&says)), "{newer:?}");
     assert!(agent.cancel(&waiting.id).status < 300);
-    agent.follow(waiting);
+    assert_eq!(agent.follow(waiting).state, OperationState::RolledBack);
     assert!(agent.gpu(0).reasons.is_empty() && agent.gpus()[0].reasons.is_empty());
 }
 

@@ -11,7 +11,10 @@
 //! one whose connection ended before its answer is sent again, and so is one that an agent refused
 //! because it stops: after an upgrade in between, the next agent answers what the first one began.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use gpush_api::{ApiError, Code};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
@@ -129,11 +132,13 @@ pub(crate) struct Answer {
 pub(crate) struct Wire {
     pub(crate) socket: Socket,
     open: Option<http1::SendRequest<Full<Bytes>>>,
+    /// Whether an agent was ever there: only the first is waited for.
+    met: AtomicBool,
 }
 
 impl Wire {
     pub(crate) fn new(socket: Socket) -> Self {
-        Self { socket, open: None }
+        Self { socket, open: None, met: AtomicBool::new(false) }
     }
 
     /// Sends one request and reads its answer, all within `deadline`.
@@ -232,7 +237,7 @@ impl Wire {
             return self.speak(stream).await;
         }
         let connecting = async {
-            let give_up = Instant::now() + COMING;
+            let give_up = Instant::now() + if self.met.load(Relaxed) { Duration::ZERO } else { COMING };
             loop {
                 match UnixStream::connect(path).await {
                     // One that starts just now is there in a moment.
@@ -242,7 +247,10 @@ impl Wire {
             }
         };
         let stream = match tokio::time::timeout_at(until, connecting).await {
-            Ok(Ok(stream)) => stream,
+            Ok(Ok(stream)) => {
+                self.met.store(true, Relaxed);
+                stream
+            }
             Ok(Err(cause)) => {
                 return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather(&self.socket))));
             }
