@@ -385,7 +385,11 @@ fn a_gpu_whose_outcome_was_not_known_and_is_neither_stays_degraded() {
 #[test]
 fn a_gpu_that_needs_nothing_and_is_changed_by_others_is_named_and_left_to_them() {
     let mut changed = 0;
-    for after in 0..6 {
+    // Which reading is the last is not the same each time: others look at the GPU as well.
+    for after in (0..18).map(|round| round % 6) {
+        if changed > 0 && after == 0 {
+            break;
+        }
         let host = Host::up("a30x4");
         let agent = Agent::start(&host, "");
         let other = Setup::on(&host).named("other").start();
@@ -411,6 +415,6 @@ fn a_gpu_that_needs_nothing_and_is_changed_by_others_is_named_and_left_to_them()
         assert_eq!(error.outcome, None, "{error:?}");
         assert_eq!(agent.gpu(0).state, GpuState::Ready, "it is well, only other than was asked");
     }
-    println!("changed before its read-back {changed} times of 6");
+    println!("changed before its read-back {changed} times");
     assert!(changed > 0);
 }
