@@ -74,9 +74,9 @@ const RUNTIME_END: Duration = Duration::from_millis(200);
 
 /// Runs the agent until it is told to stop.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let early = signals::arm().context("signals can't be handled")?;
     // Before any thread: it changes the environment.
     let handed_over = Listening::handed_over()?;
+    let early = signals::arm().context("signals can't be handled")?;
     let paths = Paths::resolve(arguments, &Surroundings::of_this_process())?;
     let settings = Settings::load(&paths.config, paths.config_named)?;
     let config = settings.config();

@@ -16,7 +16,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     agent::Shared,
+    apply,
     auth::Asker,
+    maintenance,
     overrides::{self, Effect},
     settings::Candidate,
     view,
@@ -239,9 +241,13 @@ pub(crate) async fn diff(agent: &Shared, asker: &Asker) -> ConfigDiff {
 
 /// Of what it can't be told whether it is as wanted, and why.
 async fn unseen(agent: &Shared, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
-    let gpus = match seen {
-        Ok(gpus) => gpus,
-        Err(error) => return vec![error.clone()],
+    if let Some(maintenance) = agent.conditions.maintenance() {
+        return vec![maintenance::refusal(&maintenance)];
+    }
+    let gpus = match (seen, apply::not_resetting(agent)) {
+        (Ok(gpus), Ok(())) => gpus,
+        (Err(error), _) => return vec![error.clone()],
+        (Ok(_), Err(resetting)) => return vec![resetting],
     };
     let nameless = view::host(agent).await.map(|host| host.nameless).unwrap_or_default();
     let nameless = nameless.iter().map(|(index, error)| view::nameless(*index, error));

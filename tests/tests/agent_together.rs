@@ -77,6 +77,24 @@ fn a_group_that_is_reset_together_goes_back_together() {
 }
 
 #[test]
+fn a_group_whose_reset_fails_once_on_the_way_back_is_back_all_the_same() {
+    let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
+    let agent = Agent::start(&host, "");
+    for fault in ["gpu-reset --rc UNKNOWN --after 3 --times 1", "nvmlGpuInstanceDestroy --gpu 1 --rc UNKNOWN --times 1"]
+    {
+        host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN --after 1 --times 1");
+        host.fault(fault);
+        let operation = agent.apply(&["all"], LAYOUT);
+        assert_eq!(operation.state, OperationState::RolledBack, "{fault}: {operation:?}\n{}", agent.log());
+        for gpu in 0..3 {
+            assert_eq!(truth(&host, gpu), ["MIG off"], "{fault}");
+            assert!(agent.gpu(gpu as u32).mig.is_some_and(|mig| !mig.pending), "{fault}");
+        }
+        host.clear_faults();
+    }
+}
+
+#[test]
 fn links_between_gpus_are_told_and_join_no_reset() {
     let host = Host::up("[[gpu]]\nmodel = \"a30-24\"\ncount = 4\nnvlink = \"pairs\"\nmig = false\n");
     let agent = Agent::start(&host, "");

@@ -72,18 +72,24 @@ pub(super) async fn modes_together(agent: &Shared, operation: &str, parts: &[&Pa
     }
     let was_on = |part: &&Part| part.before.as_ref().is_some_and(|before| before.enabled);
     let (on, off): (Vec<&Part>, Vec<&Part>) = other.into_iter().partition(was_on);
-    if on.len() > 1 {
-        mode::switch(agent, operation, &on, true, None).await;
-    }
-    if off.len() > 1 {
-        let mut cleared = 0;
-        for part in &off {
-            cleared += usize::from(matches!(once(agent, operation, part, None, UpTo::Instances).await, Ok(None)));
+    for attempt in 1..=ATTEMPTS {
+        let is_on = on.len() < 2 || mode::switch(agent, operation, &on, true, None).await.is_empty();
+        let is_off = off.len() < 2 || off_together(agent, operation, &off).await;
+        if is_on && is_off {
+            return;
         }
-        if cleared == off.len() {
-            mode::switch(agent, operation, &off, false, None).await;
+        tokio::time::sleep(PAUSE * attempt).await;
+    }
+}
+
+/// Clears GPUs of what was made on them, and switches their modes off at once; whether that was done.
+async fn off_together(agent: &Shared, operation: &str, off: &[&Part]) -> bool {
+    for part in off {
+        if !matches!(once(agent, operation, part, None, UpTo::Instances).await, Ok(None)) {
+            return false;
         }
     }
+    mode::switch(agent, operation, off, false, None).await.is_empty()
 }
 
 /// Restores what stood before.

@@ -193,7 +193,7 @@ async fn end(
     for told in mode::around::take_back(agent, ongoing.number(), state).await {
         ongoing.note(told);
     }
-    mode::around::look_after(agent, ongoing.number()).await;
+    mode::around::look_after(agent, ongoing.number(), state).await;
     let audit = NewAudit {
         by: None,
         action: operation.kind.clone(),

@@ -30,7 +30,7 @@ mod step;
 
 pub(crate) use self::{
     begin::{Order, begin},
-    mode::{around::health as services_health, is_resetting},
+    mode::{around::health as services_health, is_resetting, not_resetting},
     recover::take_over,
 };
 

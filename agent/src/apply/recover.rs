@@ -72,7 +72,7 @@ pub(crate) async fn take_over(
                     }
                 }
                 mode::around::take_back(&shared, id, stage).await;
-                mode::around::look_after(&shared, id).await;
+                mode::around::look_after(&shared, id, stage).await;
                 shared.outside.beside.forget(&id.to_string());
             });
             continue;

@@ -49,12 +49,13 @@ pub(super) async fn list(
     let shared = Arc::clone(&agent);
     let list = async move |asker: Asker| -> Result<Bytes, Failure> {
         let mut gpus = facts.seen_by(&asker);
+        let nobody_waits = shared.line.is_empty();
         for gpu in &mut gpus {
             state::progress(&shared, gpu);
             leave_out_profiles(gpu);
         }
         let written = desk::written(&gpus)?;
-        if facts.are_at_rest() && shared.line.is_empty() {
+        if facts.are_at_rest() && nobody_waits && shared.line.is_empty() {
             shared.kept.keep(facts, viewer, written.clone());
         }
         Ok(written)

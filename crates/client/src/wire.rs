@@ -98,7 +98,11 @@ impl Before {
             // Another agent's refusal says nothing about what the first one did.
             (Ok(_), Self::Lost(doubt)) => Self::Lost(doubt),
             (Ok(answer), Self::Nothing | Self::Refused(_)) => Self::Refused(answer.clone()),
-            (Err(error), Self::Refused(answer)) if error.kind == Kind::Lost && same_connection => Self::Refused(answer),
+            (Err(error), Self::Refused(answer))
+                if error.kind == Kind::Lost && same_connection && is_stopping(&answer) =>
+            {
+                Self::Refused(answer)
+            }
             (Err(error), _) if error.kind == Kind::Lost => Self::Lost(error.clone()),
             (Err(_), before) => before,
         }
@@ -348,6 +352,11 @@ fn is_passing(answer: &Answer) -> bool {
     answer.status == StatusCode::SERVICE_UNAVAILABLE
         && serde_json::from_slice::<ApiError>(&answer.body)
             .is_ok_and(|error| error.code == Code::Unavailable && error.retryable)
+}
+
+/// Whether the agent that refused is about to end, and so does not change its mind.
+fn is_stopping(answer: &Answer) -> bool {
+    serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.message.contains("gpushd is stopping"))
 }
 
 impl Error {

@@ -190,7 +190,7 @@ async fn owed_by_others(agent: &Shared, operation: OperationId, undo: &Undo) -> 
 
 /// Looks after the services that an operation which has ended could not start again: health names them, and
 /// each is tried again, until it runs or the agent ends. The next agent tries too.
-pub(in crate::apply) async fn look_after(agent: &Shared, operation: OperationId) {
+pub(in crate::apply) async fn look_after(agent: &Shared, operation: OperationId, state: OperationState) {
     let left = services(agent, operation).await;
     if left.is_empty() {
         return;
@@ -208,7 +208,7 @@ pub(in crate::apply) async fn look_after(agent: &Shared, operation: OperationId)
             if agent.conditions.maintenance().is_some() {
                 continue;
             }
-            take_back(&agent, operation, OperationState::Done).await;
+            take_back(&agent, operation, state).await;
             let left = services(&agent, operation).await;
             let mut known = agent.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
             if left.is_empty() {

@@ -153,7 +153,7 @@ pub(crate) fn is_resetting(error: &ApiError) -> bool {
 ///
 /// # Errors
 /// [`Code::Conflict`] then; it passes.
-pub(super) fn not_resetting(agent: &Shared) -> Result<(), ApiError> {
+pub(crate) fn not_resetting(agent: &Shared) -> Result<(), ApiError> {
     if agent.outside.driverless.try_read().is_ok() {
         return Ok(());
     }
@@ -181,7 +181,10 @@ async fn reset(agent: &Shared, operation: &str, parts: &[&Part], until: Option<&
     };
     let peers: Vec<String> =
         uuids.iter().filter(|uuid| parts.iter().all(|part| part.plan.uuid != **uuid)).cloned().collect();
-    preflight::must_be_free(agent, &peers).await?;
+    let own = agent.operations.get(operation).await?.plans;
+    let ours: Vec<String> =
+        own.into_iter().filter(|plan| plan.enables_mig || plan.disables_mig).map(|plan| plan.uuid).collect();
+    preflight::must_be_free(agent, &peers, &ours).await?;
     let minors = preflight::minors(agent, &uuids).await?;
     let _paused = Paused(agent);
     agent.hardware.pause().await.map_err(|error| {

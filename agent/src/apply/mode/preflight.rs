@@ -70,11 +70,12 @@ fn is_guest(agent: &Shared) -> bool {
     flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
-/// Refuses to reset GPUs along with others while something would be lost by it.
+/// Refuses to reset GPUs along with others while something would be lost by it. That the mode of one of
+/// `ours` waits for a reset is the operation's own doing.
 ///
 /// # Errors
 /// When one of them is in use, holds instances, or can't be read.
-pub(super) async fn must_be_free(agent: &Shared, uuids: &[String]) -> Result<(), ApiError> {
+pub(super) async fn must_be_free(agent: &Shared, uuids: &[String], ours: &[String]) -> Result<(), ApiError> {
     for (uuid, reading) in agent.observer.now(uuids).await {
         let why = match reading {
             Err(error) => {
@@ -89,7 +90,9 @@ pub(super) async fn must_be_free(agent: &Shared, uuids: &[String]) -> Result<(),
             Ok(reading) if reading.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()) => {
                 "it has GPU instances, which a reset destroys".to_owned()
             }
-            Ok(reading) if reading.mig.as_ref().is_some_and(|mig| mig.enabled != mig.pending) => {
+            Ok(reading)
+                if !ours.contains(&uuid) && reading.mig.as_ref().is_some_and(|mig| mig.enabled != mig.pending) =>
+            {
                 "it waits for a reset to change its MIG mode, which this one would do".to_owned()
             }
             Ok(_) => continue,

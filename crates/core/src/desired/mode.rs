@@ -1,7 +1,7 @@
 //! Changes of MIG mode in plans: whether they need a reset, what that disturbs, and what stands in
 //! its way as far as readings tell.
 
-use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, Holder, Mig, Peer, Refusal, Reset};
+use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, Holder, Mig, Peer, Refusal, Reset, Step};
 
 use super::plan::label;
 use crate::{config::Config, holders};
@@ -66,6 +66,7 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
     let change = &config.mode_change;
     let changing: Vec<(String, bool)> =
         plans.iter().filter(|plan| plan.reset.is_some()).map(|plan| (plan.uuid.clone(), plan.enables_mig)).collect();
+    let whole: Vec<GpuPlan> = plans.to_vec();
     for plan in plans {
         let Some(reset) = &mut plan.reset else { continue };
         reset.services.clone_from(&change.services);
@@ -76,6 +77,7 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
         let with_it = |gpu: &Gpu| changing.contains(&(gpu.uuid.clone(), plan.enables_mig));
         let in_the_way: Vec<String> =
             peers.iter().map(|at| &gpus[*at]).filter(|gpu| !with_it(gpu)).filter_map(not_to_be_reset).collect();
+        let in_the_way: Vec<String> = in_the_way.into_iter().chain(against(plan, gpus, &peers, &whole)).collect();
         if in_the_way.is_empty() {
             continue;
         }
@@ -101,6 +103,21 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
             ..plan.clone()
         };
     }
+}
+
+/// What the same request makes of GPUs that is in the way of a mode that goes off: that is done last, when
+/// they have their instances.
+fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
+    if plan.enables_mig {
+        return Vec::new();
+    }
+    let creates = |step: &Step| matches!(step, Step::CreateGpuInstance { .. } | Step::CreateCompute { .. });
+    let filled = |gpu: &Gpu| {
+        let peer = own.iter().find(|one| one.uuid == gpu.uuid)?;
+        let text = || format!("{} gets instances in the same operation, which that reset would destroy", label(gpu));
+        peer.steps.iter().any(creates).then(text)
+    };
+    peers.iter().filter_map(|at| filled(&gpus[*at])).collect()
 }
 
 /// Positions of the GPUs that are reset with the one at `own`: those that the config says, and those

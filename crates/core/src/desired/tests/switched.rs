@@ -24,6 +24,22 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     assert_eq!(together(&alone[0]), [1, 2, 3], "GPU 4 and up hang on none");
     let stops = "[mode_change]\nservices = [\"nvidia-fabricmanager.service\"]\n";
     assert_eq!(together(&plan(&Config::parse(stops, "test").unwrap(), &gpus)), [1, 2, 3], "stopped for the reset");
+    // Off is done last: what the same request makes on the others would be lost.
+    let mig = gpus[0].mig.as_mut().unwrap();
+    (mig.enabled, mig.pending) = (true, true);
+    let each = |gpu: &Gpu, mig| GpuLayout {
+        gpu: gpu.uuid.clone(),
+        mig,
+        layout: if mig { vec!["7g.80gb".to_owned()] } else { Vec::new() },
+    };
+    let swap = LayoutSource::PerGpu(vec![each(&gpus[0], false), each(&gpus[1], true)]);
+    let mut swapped = plan_host(&none, &gpus, &request(&[], swap)).unwrap().plans;
+    assert!(swapped.iter().all(|plan| plan.error.is_none()), "by themselves they can: {swapped:?}");
+    without_fabric_manager(&none, &gpus, &mut swapped);
+    let error = swapped[0].error.as_ref().unwrap();
+    assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("same operation"), "{error:?}");
+    let mig = gpus[0].mig.as_mut().unwrap();
+    (mig.enabled, mig.pending) = (false, false);
     // Somebody's change of mode that waits for a reset is not made by ours.
     gpus[1].mig.as_mut().unwrap().pending = true;
     let mut along = [plan(&none, &gpus)];
