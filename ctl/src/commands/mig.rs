@@ -138,27 +138,26 @@ fn ask_for(
     }
     super::ask(global, async |client| {
         let mut request = typed.ask(wanted, client).await?;
-        let mut unseen = Vec::new();
-        if request.layout == LayoutSource::Wanted && request.gpus.is_empty() {
+        let of_all = request.layout == LayoutSource::Wanted && request.gpus.is_empty();
+        if of_all {
             // Whether all is as wanted concerns each GPU of which something is wanted, be it cordoned or uncut.
             let managed = |gpu: &Gpu| gpu.mode != Mode::Unmanaged;
             request.gpus = client.gpus(false).await?.into_iter().filter(managed).map(|gpu| gpu.uuid).collect();
-            unseen = client.config_diff().await?.unseen;
         }
         let plans = client.plan(&request).await?;
         // Only for the drawing: the JSON is the plans alone.
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
         let status = tell(&plans, &gpus, out)?;
-        match unseen.first() {
-            // What nobody sees is not as wanted.
-            Some(error) if status == 0 => {
-                if !out.json {
-                    out.error(error);
-                }
-                Ok(error.code.exit_status())
-            }
-            Some(_) | None => Ok(status),
+        if !of_all || status != 0 {
+            return Ok(status);
         }
+        // What nobody sees is not as wanted.
+        let unseen = client.config_diff().await?.unseen;
+        let Some(error) = unseen.first() else { return Ok(0) };
+        if !out.json {
+            out.error(error);
+        }
+        Ok(error.code.exit_status())
     })
 }
 
