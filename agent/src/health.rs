@@ -8,12 +8,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
 use gpush_nvml::DriverError;
 
-use crate::{
-    agent::{Agent, Shared},
-    apply,
-    auth::Asker,
-    durable, held, maintenance, redact, request, rival, view,
-};
+use crate::{agent::Agent, apply, auth::Asker, durable, held, maintenance, redact, request, rival, view};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
@@ -35,7 +30,7 @@ pub(crate) async fn driver(agent: &Agent) -> Result<Driver, DriverError> {
 }
 
 /// Everything that is wrong.
-pub(crate) async fn health(agent: &Shared, asker: &Asker) -> Health {
+pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     let driver = driver(agent).await;
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();

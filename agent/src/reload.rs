@@ -9,7 +9,7 @@
 //! Reloads happen one after the other, in the loop that also takes signals: it has the socket and
 //! the log, whose settings take effect at once.
 
-use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded};
+use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded, STOPPING};
 use gpush_core::{config::Config, desired};
 use gpush_store::NewAudit;
 use tokio::sync::{mpsc, oneshot};
@@ -69,7 +69,7 @@ impl Reloads {
     /// Those of [`carry_out`], or the agent stops.
     pub(crate) async fn ask(&self, wish: Wish) -> Result<Reloaded, ApiError> {
         let stopping = || {
-            ApiError::new(Code::Unavailable, "gpushd is stopping and reads no config")
+            ApiError::new(Code::Unavailable, format!("{STOPPING} and reads no config"))
                 .hint("it is read when gpushd starts: `systemctl status gpushd`")
                 .retryable()
         };
@@ -162,13 +162,12 @@ async fn take(
         }
     };
     let settings = before.differences(&candidate.in_file);
-    let after = candidate.config.clone();
     agent.settings.take(candidate);
     agent.overrides.take_in(&effects);
     agent.overrides.is_at(generation);
     // Drift is from what is wanted now.
     let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
-    let gpus = differing(desired::compare(&before, Some(&after), &gpus));
+    let gpus = differing(desired::compare(&before, Some(&agent.settings.config()), &gpus));
     let ended = effects.into_iter().filter_map(|effect| match effect {
         Effect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
         Effect::Made(_) => None,

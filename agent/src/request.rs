@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use gpush_api::{Actor, ApiError, Code, WhyRequest};
+use gpush_api::{Actor, ApiError, Code, STOPPING, WhyRequest};
 use gpush_store::{NewAudit, StoreError, Tx};
 
 use crate::{
-    agent::Shared,
+    agent::{Agent, Shared},
     answers::{Header, Key},
     auth::Asker,
 };
@@ -103,12 +103,13 @@ impl Request {
 ///
 /// # Errors
 /// [`Code::Unavailable`] then.
-pub(crate) fn not_stopping(agent: &Shared) -> Result<(), ApiError> {
+pub(crate) fn not_stopping(agent: &Agent) -> Result<(), ApiError> {
     if !agent.stopping.is_cancelled() {
         return Ok(());
     }
     let still = agent.operations.unfinished();
-    let mut error = ApiError::new(Code::Unavailable, "gpushd is stopping: it begins nothing, and changes nothing else");
+    let mut error =
+        ApiError::new(Code::Unavailable, format!("{STOPPING}: it begins nothing, and changes nothing else"));
     if still > 0 {
         error = error.cause(format!("it finishes {still} operations first: `gpushctl operation list`"));
     }

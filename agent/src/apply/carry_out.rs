@@ -48,9 +48,9 @@ pub(super) fn in_background<F>(
             tracing::error!(op = %number, "the operation broke off: {error}");
             let message = format!("operation {number} broke off by a fault of gpushd");
             let error = ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
-            for told in mode::around::take_back(&agent, number, OperationState::Failed).await {
-                tracing::error!(op = %number, "{told}");
-            }
+            // It says in the log itself what can't be undone.
+            let _told = mode::around::take_back(&agent, number, OperationState::Failed).await;
+            mode::around::look_after(&agent, number, OperationState::Failed).await;
             agent.operations.abandon(number, error).await;
         }
     });

@@ -179,7 +179,7 @@ pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest)
     let mut plans = plan_host(&config, gpus, request)?.plans;
     let on_switches =
         |plan: &GpuPlan| plan.reset.is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu));
-    if plans.iter().any(on_switches) && !mode::preflight::fabric_manager_runs(agent).await {
+    if plans.iter().any(on_switches) && !mode::fabric_manager_runs(agent).await {
         without_fabric_manager(&config, gpus, &mut plans);
     }
     Ok(plans)

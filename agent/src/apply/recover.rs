@@ -38,7 +38,7 @@ use super::{
     begin::More,
     carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
-    mode, outcome, renewed,
+    mode, modes, outcome, renewed,
     step::Trouble,
 };
 use crate::{agent::Shared, auth::Asker, conditions::Change, operation::Ongoing, startup};
@@ -208,7 +208,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
                 before: gpu.before.clone(),
                 outcome: outcome(gpu),
                 found: now.map(|mig| mig.instances.clone()).unwrap_or_default(),
-                mode: now.map(|mig| (mig.enabled, mig.pending)),
+                mode: modes(now),
             }
         })
         .collect();

@@ -105,6 +105,10 @@ pub struct ApiError {
     pub retryable: bool,
 }
 
+/// How the refusals of an agent begin that is about to end. What it refused once it does not begin any
+/// more: a client that asks the same one again need not doubt that.
+pub const STOPPING: &str = "gpushd is stopping";
+
 impl ApiError {
     /// An error without causes or hint.
     pub fn new(code: Code, message: impl Into<String>) -> Self {

@@ -18,7 +18,7 @@ pub mod policy;
 pub mod text;
 
 pub use audit::AuditRecord;
-pub use error::{ApiError, Code};
+pub use error::{ApiError, Code, STOPPING};
 pub use event::{
     Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen,
     OperationChange, Resync, ResyncReason, Xid,

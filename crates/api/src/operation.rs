@@ -117,6 +117,7 @@ pub struct StepState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
 }
+
 /// What agents say that do not tell it: theirs were not told apart.
 fn begun() -> bool {
     true

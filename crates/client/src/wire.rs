@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, STOPPING};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::{
     Request, Response, StatusCode,
@@ -356,7 +356,7 @@ fn is_passing(answer: &Answer) -> bool {
 
 /// Whether the agent that refused is about to end, and so does not change its mind.
 fn is_stopping(answer: &Answer) -> bool {
-    serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.message.contains("gpushd is stopping"))
+    serde_json::from_slice::<ApiError>(&answer.body).is_ok_and(|error| error.message.starts_with(STOPPING))
 }
 
 impl Error {

@@ -27,6 +27,8 @@ pub(super) mod around;
 mod holders;
 pub(super) mod preflight;
 
+pub(super) use holders::fabric_manager_runs;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code};

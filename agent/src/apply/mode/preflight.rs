@@ -4,8 +4,6 @@
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal, Reset};
 use gpush_core::{holders as judged, refusal};
 
-pub(in crate::apply) use super::holders::fabric_manager_runs;
-
 use super::holders;
 use crate::{agent::Shared, auth::Asker, beside::Beside};
 
