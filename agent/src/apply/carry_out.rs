@@ -254,13 +254,7 @@ async fn all_back(
     let mut changes = Vec::new();
     let mut tasks = JoinSet::new();
     let mut left = Vec::new();
-    let goes_back = |part: &Part, end: &Forward| match end {
-        Forward::Troubled(Trouble::Lost(_) | Trouble::Unknown(_)) => false,
-        Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => !part.is_untouched(),
-    };
-    let going: Vec<&Part> =
-        parts.iter().zip(ends).filter(|(part, end)| goes_back(part, end)).map(|(part, _)| part).collect();
-    modes_together(agent, &id, &going).await;
+    let mut going = Vec::new();
     for (part, end) in parts.iter().zip(ends) {
         match end {
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
@@ -273,24 +267,28 @@ async fn all_back(
                 left.push((part.clone(), "is left as it stands, since this operation has not changed it"));
             }
             Forward::Done | Forward::Stopped if part.is_untouched() => {}
-            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => {
-                let (agent, ongoing, part) = (Arc::clone(agent), Arc::clone(ongoing), part.clone());
-                tasks.spawn(async move {
-                    ongoing.progress(part.position, |progress| {
-                        progress.rolling_back = true;
-                        progress.doing = Some("restoring the previous layout".to_owned());
-                    });
-                    let back = back(&agent, &ongoing.id(), &part).await;
-                    ongoing.progress(part.position, |progress| {
-                        progress.doing = None;
-                        if let Err(trouble) = &back {
-                            progress.error = Some(trouble.error().clone());
-                        }
-                    });
-                    (part, back)
-                });
-            }
+            Forward::Done | Forward::Stopped | Forward::Troubled(Trouble::Failed(_)) => going.push(part),
         }
+    }
+    for part in &going {
+        ongoing.progress(part.position, |progress| {
+            progress.rolling_back = true;
+            progress.doing = Some("restoring the previous layout".to_owned());
+        });
+    }
+    modes_together(agent, &id, &going).await;
+    for part in going {
+        let (agent, ongoing, part) = (Arc::clone(agent), Arc::clone(ongoing), part.clone());
+        tasks.spawn(async move {
+            let back = back(&agent, &ongoing.id(), &part).await;
+            ongoing.progress(part.position, |progress| {
+                progress.doing = None;
+                if let Err(trouble) = &back {
+                    progress.error = Some(trouble.error().clone());
+                }
+            });
+            (part, back)
+        });
     }
     for (part, back) in tasks.join_all().await {
         let Err(trouble) = back else { continue };
