@@ -11,10 +11,12 @@ pub mod error;
 pub mod event;
 pub mod gpu;
 pub mod health;
+pub mod mps;
 pub mod operation;
 pub mod overrides;
 pub mod plan;
 pub mod policy;
+pub mod process;
 pub mod text;
 
 pub use audit::AuditRecord;
@@ -30,6 +32,11 @@ pub use gpu::{
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
 };
+pub use mps::{
+    BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,
+    MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSetRequest, MpsSettings, MpsShare, MpsShareRequest, MpsShareTaken,
+    MpsState, MpsUsers, Percentage, Priority,
+};
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
 pub use plan::{
@@ -39,3 +46,4 @@ pub use policy::{
     ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
     WantedView,
 };
+pub use process::{GpuProcess, GpuProcesses, StrayPolicy};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::value::{MemoryLimit, Percentage, Priority};
+use gpush_api::{MemoryLimit, Percentage, Priority};
 
 /// A process id as the daemon speaks of it.
 pub type Pid = i32;

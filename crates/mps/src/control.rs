@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
+use gpush_api::{MemoryLimit, MpsServerState, Percentage, Priority};
 use thiserror::Error;
 use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     command::{Command, Pid},
     session::{self, Answer, Daemon, SessionError},
-    value::{MemoryLimit, Percentage, Priority},
 };
 
 /// Between two tries while somebody else has its ear.
@@ -64,17 +64,6 @@ pub enum ControlError {
         /// Its words.
         said: String,
     },
-}
-
-/// State of a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServerState {
-    /// It starts.
-    Initializing,
-    /// It serves.
-    Active,
-    /// A client's fatal fault; it takes nobody until those concerned have ended.
-    Fault,
 }
 
 /// The one who may speak to a daemon. All of an agent's questions to it go through one of these.
@@ -144,14 +133,14 @@ impl Control {
     ///
     /// # Errors
     /// Those of [`Control::say`]; [`ControlError::Unknown`] from daemons before version 550.
-    pub async fn server_state(&self, server: Pid, deadline: Duration) -> Result<ServerState, ControlError> {
+    pub async fn server_state(&self, server: Pid, deadline: Duration) -> Result<MpsServerState, ControlError> {
         let command = Command::ServerStatus(server);
         let text = self.text(command, deadline).await?;
         let upper = text.trim().to_ascii_uppercase();
         match upper.as_str() {
-            "INITIALIZING" => Ok(ServerState::Initializing),
-            "ACTIVE" => Ok(ServerState::Active),
-            "FAULT" => Ok(ServerState::Fault),
+            "INITIALIZING" => Ok(MpsServerState::Initializing),
+            "ACTIVE" => Ok(MpsServerState::Active),
+            "FAULT" => Ok(MpsServerState::Fault),
             _ => Err(strange(command, &text)),
         }
     }

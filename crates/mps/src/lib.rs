@@ -12,11 +12,10 @@
 //! ```
 //!
 //! The daemon accepts nonsense without a word (`512K` of memory becomes `512M`, 0 percent prints the old
-//! value): whatever reaches it has passed [`value`]. Nothing here starts or ends a daemon.
+//! value): whatever reaches it has passed the types of [`gpush_api::mps`]. Nothing here starts or ends a daemon.
 
 pub mod command;
 pub mod control;
 pub mod lock;
 pub mod session;
-pub mod value;
 pub mod wire;

@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
+use gpush_api::{MemoryLimit, Percentage, Priority};
 use gpush_mps::{
     control::{Control, ControlError},
     lock,
     session::SessionError,
-    value::{MemoryLimit, Percentage, Priority},
 };
 
 const LONG: Duration = Duration::from_secs(10);

@@ -1,12 +1,12 @@
-//! What can be set, checked before the daemon sees it, which takes nonsense without a word.
+//! What can be set of an MPS daemon and its clients, checked before the daemon sees it, which takes
+//! nonsense without a word.
 
 use std::{fmt, str::FromStr};
 
-use thiserror::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// Why a text is no value that may be set.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("`{text}` is no {what}: {why}")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadValue {
     /// What was given.
     pub text: String,
@@ -16,7 +16,15 @@ pub struct BadValue {
     pub why: &'static str,
 }
 
-/// An active thread percentage: over 0, at most 100, in tenths.
+impl fmt::Display for BadValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is no {}: {}", self.text, self.what, self.why)
+    }
+}
+
+impl std::error::Error for BadValue {}
+
+/// An active thread percentage: over 0, at most 100, in tenths. In JSON it is a number: `25`, `12.5`.
 ///
 /// The daemon keeps a float and shows one decimal; more than it shows could not be read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,7 +81,23 @@ impl FromStr for Percentage {
     }
 }
 
-/// A limit of pinned device memory: whole MiB, at least one.
+impl Serialize for Percentage {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match (self.tenths / 10, self.tenths % 10) {
+            (whole, 0) => to.serialize_u16(whole),
+            _ => to.serialize_f64(f64::from(self.tenths) / 10.0),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Percentage {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        // By its text: 33.3 is no sum of binary fractions.
+        serde_json::Number::deserialize(from)?.to_string().parse().map_err(D::Error::custom)
+    }
+}
+
+/// A limit of pinned device memory: whole MiB, at least one. In JSON it is their number.
 ///
 /// The daemon reads `1.5G`, `1 G` and `1T` as 1 MiB and `512K` as 512 MiB, so it is only ever given `NM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,6 +119,20 @@ impl MemoryLimit {
     #[must_use]
     pub fn mib(self) -> u64 {
         self.mib
+    }
+}
+
+impl Serialize for MemoryLimit {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(self.mib)
+    }
+}
+
+impl<'de> Deserialize<'de> for MemoryLimit {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mib = u64::deserialize(from)?;
+        let bad = || D::Error::custom(format!("{mib} MiB is no memory limit: give 1 to {MOST_MIB}"));
+        Self::of_mib(mib).ok_or_else(bad)
     }
 }
 
@@ -132,7 +170,9 @@ impl FromStr for MemoryLimit {
 }
 
 /// Priority of a client's kernels; a hint to the driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Priority {
     /// 0: as processes without MPS have it.
     #[default]
@@ -213,6 +253,20 @@ mod tests {
             ["1.5G", "0", "0M", "-1G", "512", "512K", "1T", "abc", "", "G", "99999999G", "18446744073709551615G"]
         {
             assert!(text.parse::<MemoryLimit>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn in_json_they_are_numbers() {
+        let percentage: Percentage = "12.5".parse().unwrap();
+        let limit: MemoryLimit = "8G".parse().unwrap();
+        assert_eq!(serde_json::to_string(&(percentage, Percentage::ALL, limit)).unwrap(), "[12.5,100,8192]");
+        assert_eq!(serde_json::from_str::<(Percentage, MemoryLimit)>("[33.3, 1536]").unwrap().0.tenths(), 333);
+        for bad in ["0", "101", "-1", "33.37", "\"25\"", "null", "1e9"] {
+            assert!(serde_json::from_str::<Percentage>(bad).is_err(), "{bad}");
+        }
+        for bad in ["0", "-1", "1.5", "\"8G\"", "99999999999"] {
+            assert!(serde_json::from_str::<MemoryLimit>(bad).is_err(), "{bad}");
         }
     }
 
