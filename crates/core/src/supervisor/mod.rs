@@ -3,21 +3,23 @@
 //!
 //! ```text
 //!              wanted              it answers, and has our settings
-//!  Stopped ────────────► Starting ─────────────────────────────────► Ready ◄────────┐ answers again
-//!     ▲                   ▲  │ ended, or no answer in time            │ silent twice │
-//!     │                   │  │                                       ├────────────► Hung
-//!     │        pause over │  ▼                                       │ ended         │ ended
-//!     │ gone            BackingOff ◄─────────────────────────────────┴───────────────┘
+//!  Stopped ────────────► Starting ─────────────────────────────────► Ready ◄──────────┐ answers again
+//!     ▲                   ▲  │ ended, or no answer in time            │ silent twice   │
+//!     │                   │  │                                       ├──────────────► Hung
+//!     │        pause over │  ▼                                       │ server fault   │
+//!     │ gone            BackingOff ◄── ended ── Ready, Hung, Fault    ├──────────────► Fault
 //!     │                      │ too often in a while
 //!     │                      ▼
 //!     │                   GivenUp ── started by hand ──► Starting
 //!     │
-//!  Stopping ◄── no client left, or in time no more ── Draining ◄── not wanted any more (from Ready, Hung)
+//!  Stopping ◄── no client left, or in time no more ── Draining ◄── not wanted any more (Ready, Hung, Fault)
+//!     └─────── restart: wanted again as soon as it is gone ──► Starting
 //! ```
 //!
 //! Fail closed: somebody is admitted in `Ready` alone. A hung daemon that has clients is left alone unless
-//! the policy says otherwise: they compute on, and a restart would end them. One that the agent finds
-//! alive when it starts is adopted with its pid, and never started beside.
+//! the policy says otherwise: they compute on, and a restart would end them. So is one whose server met a
+//! fault: it recovers when the clients concerned have ended. One that the agent finds alive when it starts
+//! is adopted with its pid, and never started beside.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -83,6 +85,11 @@ pub enum State {
         /// Its pid.
         pid: i32,
     },
+    /// It answers, and its server takes nobody.
+    Fault {
+        /// Its pid.
+        pid: i32,
+    },
     /// It ended; the next start is due.
     BackingOff {
         /// When.
@@ -115,8 +122,12 @@ pub enum State {
 pub enum Event {
     /// It shall run, or shall not.
     Wanted(bool),
-    /// Somebody wants it started though it was given up.
+    /// Somebody wants it started though it was given up, or backs off.
     StartAnyway,
+    /// It shall not run any more, and its clients may take so long to go: nothing, and they are ended.
+    Leave(Duration),
+    /// It shall be another, whatever clients it has.
+    Restart,
     /// One was found alive in its directory.
     Found {
         /// Its pid.
@@ -127,6 +138,8 @@ pub enum Event {
         /// Its pid.
         pid: i32,
     },
+    /// It answers, and its server met a client's fatal fault, or ends whenever it is started.
+    Fault,
     /// It left a question unanswered in time.
     Silent,
     /// It ended.
@@ -200,9 +213,42 @@ impl Supervisor {
             State::Stopped
             | State::Ready { .. }
             | State::Hung { .. }
+            | State::Fault { .. }
             | State::GivenUp
             | State::Stopping { killed: true, .. } => None,
         }
+    }
+
+    /// Its pid, while it is known to be there.
+    #[must_use]
+    pub fn pid(&self) -> Option<i32> {
+        match self.state {
+            State::Ready { pid, .. } | State::Hung { pid } | State::Fault { pid } | State::Draining { pid, .. } => {
+                Some(pid)
+            }
+            State::Stopped
+            | State::Starting { .. }
+            | State::BackingOff { .. }
+            | State::GivenUp
+            | State::Stopping { .. } => None,
+        }
+    }
+
+    /// Whether it is wanted.
+    #[must_use]
+    pub fn wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// Failures that count.
+    #[must_use]
+    pub fn failures(&self) -> usize {
+        self.failed.len()
+    }
+
+    /// Another policy, from now on.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
     }
 
     /// Takes in what happened; what is to be done, in order.
@@ -226,11 +272,36 @@ impl Supervisor {
             }
             Event::StartAnyway => {
                 self.wanted = true;
-                if self.state == State::GivenUp {
-                    self.failed.clear();
-                    self.state = State::Stopped;
+                match self.state {
+                    State::GivenUp | State::BackingOff { .. } => {
+                        self.failed.clear();
+                        self.state = State::Stopped;
+                    }
+                    State::Stopped
+                    | State::Starting { .. }
+                    | State::Ready { .. }
+                    | State::Hung { .. }
+                    | State::Fault { .. }
+                    | State::Draining { .. }
+                    | State::Stopping { .. } => {}
                 }
                 self.pursue(now)
+            }
+            Event::Leave(within) => {
+                self.wanted = false;
+                let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
+                match self.pid() {
+                    Some(pid) if self.clients > 0 && *within > Duration::ZERO => {
+                        self.state = State::Draining { pid, until: now + *within, served };
+                        Vec::new()
+                    }
+                    Some(_) => self.stop(now),
+                    None => self.pursue(now),
+                }
+            }
+            Event::Restart => {
+                self.wanted = true;
+                if self.pid().is_some() { self.stop(now) } else { self.pursue(now) }
             }
             Event::Found { pid } => match self.state {
                 // Whether it serves is for its answer to say; until then it is as one that was started.
@@ -241,18 +312,34 @@ impl Supervisor {
                 State::Starting { .. }
                 | State::Ready { .. }
                 | State::Hung { .. }
+                | State::Fault { .. }
                 | State::Draining { .. }
                 | State::Stopping { .. } => Vec::new(),
             },
             Event::Answers { pid } => {
                 match self.state {
-                    State::Starting { .. } | State::Ready { .. } | State::Hung { .. } => {
+                    State::Starting { .. } | State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {
                         self.state = State::Ready { pid: *pid, silences: 0 };
                     }
                     State::Stopped
                     | State::BackingOff { .. }
                     | State::GivenUp
                     | State::Draining { .. }
+                    | State::Stopping { .. } => {}
+                }
+                self.pursue(now)
+            }
+            Event::Fault => {
+                match self.state {
+                    State::Ready { pid, .. } | State::Hung { pid } => self.state = State::Fault { pid },
+                    State::Draining { pid, until, .. } => {
+                        self.state = State::Draining { pid, until, served: false };
+                    }
+                    State::Stopped
+                    | State::Starting { .. }
+                    | State::Fault { .. }
+                    | State::BackingOff { .. }
+                    | State::GivenUp
                     | State::Stopping { .. } => {}
                 }
                 self.pursue(now)
@@ -267,6 +354,7 @@ impl Supervisor {
                     State::Stopped
                     | State::Starting { .. }
                     | State::Ready { .. }
+                    | State::Fault { .. }
                     | State::BackingOff { .. }
                     | State::GivenUp
                     | State::Draining { .. }
@@ -286,7 +374,7 @@ impl Supervisor {
                 self.state = State::Stopped;
                 Vec::new()
             }
-            (false, State::Ready { pid, .. } | State::Hung { pid }) => {
+            (false, State::Ready { pid, .. } | State::Hung { pid } | State::Fault { pid }) => {
                 if self.clients == 0 {
                     return self.stop(now);
                 }
@@ -308,6 +396,7 @@ impl Supervisor {
                 State::Starting { .. }
                 | State::Ready { .. }
                 | State::Hung { .. }
+                | State::Fault { .. }
                 | State::BackingOff { .. }
                 | State::GivenUp
                 | State::Stopping { .. },
@@ -341,6 +430,10 @@ impl Supervisor {
                 self.state = State::Ready { pid, silences: silences + 1 };
                 Vec::new()
             }
+            State::Fault { pid } => {
+                self.state = State::Hung { pid };
+                self.hung(now)
+            }
             State::Stopped
             | State::Starting { .. }
             | State::Hung { .. }
@@ -370,6 +463,7 @@ impl Supervisor {
             State::Starting { .. }
             | State::Ready { .. }
             | State::Hung { .. }
+            | State::Fault { .. }
             | State::Stopping { failed: true, .. } => self.failed(now),
             State::Draining { .. } | State::Stopping { failed: false, .. } => {
                 self.state = State::Stopped;
@@ -413,6 +507,7 @@ impl Supervisor {
             | State::Starting { .. }
             | State::Ready { .. }
             | State::Hung { .. }
+            | State::Fault { .. }
             | State::BackingOff { .. }
             | State::GivenUp
             | State::Draining { .. }

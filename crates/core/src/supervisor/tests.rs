@@ -97,6 +97,33 @@ fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() 
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
 }
 
+#[test]
+fn a_fault_lets_nobody_in_until_it_is_over_and_costs_no_client() {
+    let mut one = ready();
+    one.step(&Event::Clients(2), at(1));
+    assert_eq!(one.step(&Event::Fault, at(2)), [Effect::Refuse]);
+    assert_eq!((one.step(&Event::Fault, at(3)), one.state()), (vec![], &State::Fault { pid: PID }));
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), [Effect::Admit]);
+    one.step(&Event::Fault, at(5));
+    assert_eq!((one.step(&Event::Silent, at(6)), one.state()), (vec![], &State::Hung { pid: PID }));
+    assert_eq!(one.step(&Event::Ended, at(7)), []);
+    assert!(matches!(one.state(), State::BackingOff { .. }));
+}
+
+#[test]
+fn one_that_shall_be_another_is_ended_and_started_at_once_and_that_is_no_failure() {
+    let mut one = ready();
+    one.step(&Event::Clients(2), at(1));
+    assert_eq!(one.step(&Event::Restart, at(2)), [Effect::Refuse, Effect::Quit]);
+    assert_eq!(one.step(&Event::Ended, at(3)), [Effect::Start]);
+    assert_eq!(one.failures(), 0);
+    one.step(&Event::Answers { pid: PID }, at(3));
+    one.step(&Event::Clients(1), at(4));
+    assert_eq!(one.step(&Event::Leave(Duration::ZERO), at(5)), [Effect::Refuse, Effect::Quit]);
+    assert_eq!((one.step(&Event::Ended, at(6)), one.state()), (vec![], &State::Stopped));
+    assert_eq!(one.step(&Event::Restart, at(7)), [Effect::Start]);
+}
+
 /// A daemon as the world has it.
 #[derive(Debug, Default)]
 struct World {
@@ -109,7 +136,7 @@ proptest! {
     /// none killed under its clients unasked, and what is wanted is never forgotten.
     #[test]
     fn never_two_never_killed_under_clients(
-        happens in proptest::collection::vec((0_u8..8, 0_u64..40), 1..300),
+        happens in proptest::collection::vec((0_u8..12, 0_u64..40), 1..300),
         patient in any::<bool>(),
     ) {
         let policy = Policy { restart_hung_with_clients: !patient, ..Policy::default() };
@@ -136,9 +163,13 @@ proptest! {
                     Event::Clients(world.clients)
                 }
                 7 => Event::StartAnyway,
+                8 if world.alive => Event::Fault,
+                9 => Event::Leave(Duration::from_secs(later)),
+                10 if later > 30 => Event::Restart,
                 _ => Event::Tick,
             };
-            let was_draining = matches!(one.state(), State::Draining { .. } | State::Stopping { .. });
+            let was_draining = matches!(one.state(), State::Draining { .. } | State::Stopping { .. })
+                || matches!(event, Event::Restart | Event::Leave(Duration::ZERO));
             for effect in one.step(&event, now) {
                 match effect {
                     Effect::Start => {
