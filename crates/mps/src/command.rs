@@ -34,6 +34,8 @@ pub enum Command {
     DefaultMemoryLimit,
     /// Sets that.
     SetDefaultMemoryLimit(MemoryLimit),
+    /// Takes it away.
+    ClearDefaultMemoryLimit,
     /// Pinned memory limit of a server's next clients.
     MemoryLimit(Pid),
     /// Sets that.
@@ -89,6 +91,8 @@ impl fmt::Display for Command {
             Self::SetPercentage(server, to) => write!(f, "set_active_thread_percentage {server} {to}"),
             Self::DefaultMemoryLimit => write!(f, "get_default_device_pinned_mem_limit {DEVICE}"),
             Self::SetDefaultMemoryLimit(to) => write!(f, "set_default_device_pinned_mem_limit {DEVICE} {to}"),
+            // What it can't read, or 0, unsets it.
+            Self::ClearDefaultMemoryLimit => write!(f, "set_default_device_pinned_mem_limit {DEVICE} 0"),
             Self::MemoryLimit(server) => write!(f, "get_device_pinned_mem_limit {server} {DEVICE}"),
             Self::SetMemoryLimit(server, to) => write!(f, "set_device_pinned_mem_limit {server} {DEVICE} {to}"),
             Self::DefaultPriority => write!(f, "get_default_client_priority"),

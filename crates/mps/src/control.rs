@@ -184,25 +184,46 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Pinned memory limit of the next server in the daemon's words, in which a GiB and a half is `1G`;
-    /// `None` without one.
+    /// Pinned memory limit of the next server, `None` without one. From a GiB on the daemon shows whole
+    /// ones, rounded down: so much it is at least.
     ///
     /// # Errors
     /// Those of [`Control::say`].
-    pub async fn default_memory_limit(&self, deadline: Duration) -> Result<Option<String>, ControlError> {
+    pub async fn default_memory_limit(&self, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
         let text = self.text(Command::DefaultMemoryLimit, deadline).await?;
-        let text = text.trim();
-        Ok((!text.is_empty()).then(|| text.to_owned()))
+        match text.trim() {
+            "" => Ok(None),
+            limit => limit.parse().map(Some).map_err(|_| strange(Command::DefaultMemoryLimit, &text)),
+        }
     }
 
-    /// Sets the pinned memory limit of the next server, and reads it back as far as the daemon shows it.
+    /// Sets the pinned memory limit of the next server, or takes it away, and reads it back as far as the
+    /// daemon shows it.
     ///
     /// # Errors
     /// Those of [`Control::say`]; [`ControlError::NotSet`].
-    pub async fn set_default_memory_limit(&self, to: MemoryLimit, deadline: Duration) -> Result<(), ControlError> {
-        self.text(Command::SetDefaultMemoryLimit(to), deadline).await?;
+    pub async fn set_default_memory_limit(
+        &self,
+        to: Option<MemoryLimit>,
+        deadline: Duration,
+    ) -> Result<(), ControlError> {
+        let command = to.map_or(Command::ClearDefaultMemoryLimit, Command::SetDefaultMemoryLimit);
+        self.text(command, deadline).await?;
         let has = self.default_memory_limit(deadline).await?;
-        if has.as_deref() == Some(shown(to).as_str()) { Ok(()) } else { Err(not_set(to, has.unwrap_or_default())) }
+        let words = |limit: Option<MemoryLimit>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
+        if has == to.map(shown) { Ok(()) } else { Err(not_set(words(to), words(has))) }
+    }
+
+    /// Sets the active thread percentage of a server's next clients, and reads it back.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    pub async fn set_percentage(&self, server: Pid, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetPercentage(server, to), deadline).await?;
+        let command = Command::Percentage(server);
+        let text = self.text(command, deadline).await?;
+        let has: Percentage = text.trim().parse().map_err(|_| strange(command, &text))?;
+        if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
     /// Has a server started for a user. Whether it lives is for [`Control::servers`] to say.
@@ -229,12 +250,11 @@ impl Control {
     }
 }
 
-/// How the daemon shows a limit: whole GiB from one on, rounded down.
-fn shown(limit: MemoryLimit) -> String {
-    match limit.mib() {
-        mib @ ..1024 => format!("{mib}M"),
-        mib => format!("{}G", mib / 1024),
-    }
+/// A limit as the daemon shows it: whole GiB from one on, rounded down.
+#[must_use]
+pub fn shown(limit: MemoryLimit) -> MemoryLimit {
+    let whole = limit.mib() / 1024 * 1024;
+    MemoryLimit::of_mib(whole).unwrap_or(limit)
 }
 
 /// Tells refusals from answers: they come as text, with status 0.

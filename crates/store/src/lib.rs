@@ -1,5 +1,5 @@
 //! What `gpushd` must not forget: the journal of operations, overrides, conditions of GPUs,
-//! answers already given, the audit trail, the boot it last ran in.
+//! answers already given, the audit trail, the boot it last ran in, shares of MPS targets.
 //!
 //! One SQLite file in the state directory, one thread that owns it, and one rule: **whoever is
 //! told that something is recorded may pull the plug**. Many callers' transactions share one sync
@@ -40,6 +40,7 @@ mod files;
 mod filesystem;
 mod journal;
 mod lock;
+mod mps;
 mod note;
 mod open;
 mod operation;
@@ -57,6 +58,7 @@ pub use audit::{AuditQuery, AuditRecord, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, Lost};
+pub use mps::{MpsShare, MpsTarget, NewMpsShare, ProcessId};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,

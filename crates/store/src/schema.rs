@@ -16,7 +16,8 @@ use crate::{
 pub(crate) const APPLICATION_ID: i32 = 0x6770_7368;
 
 /// Each brings a file from the schema before to its own; the first makes an empty file.
-pub(crate) const MIGRATIONS: &[&str] = &["
+pub(crate) const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE facts (name TEXT NOT NULL PRIMARY KEY, value TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
     CREATE TABLE head (id INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, operation INTEGER NOT NULL,
         generation INTEGER NOT NULL, at INTEGER NOT NULL, seal INTEGER NOT NULL);
@@ -39,7 +40,15 @@ pub(crate) const MIGRATIONS: &[&str] = &["
     CREATE TABLE audit (sequence INTEGER PRIMARY KEY, at INTEGER NOT NULL, actor TEXT NOT NULL,
         action TEXT NOT NULL, object TEXT NOT NULL, result TEXT NOT NULL, detail TEXT NOT NULL,
         seal INTEGER NOT NULL);
-"];
+",
+    "
+    CREATE TABLE mps_shares (id INTEGER PRIMARY KEY, target TEXT NOT NULL, actor TEXT NOT NULL,
+        settings TEXT NOT NULL, created_at INTEGER NOT NULL, process TEXT NOT NULL, expires_at INTEGER,
+        boot_id TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE TABLE mps_targets (target TEXT NOT NULL PRIMARY KEY, stopped_by TEXT NOT NULL,
+        settings TEXT NOT NULL, compute_mode TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
+",
+];
 
 /// Newest schema that this build knows.
 pub(crate) const KNOWN: u32 = MIGRATIONS.len() as u32;

@@ -9,6 +9,7 @@ use crate::{
     condition::Condition,
     error::StoreError,
     fact::{Fact, Head},
+    mps::{MpsShare, MpsTarget},
     operation::{IntentRow, OperationRecord, UndoRow},
     overrides::Override,
     record,
@@ -61,6 +62,8 @@ impl View<'_> {
         record::select::<Condition>(self.connection, "", [], self.sealed)?;
         record::select::<StoredAnswer>(self.connection, "", [], self.sealed)?;
         record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
+        record::select::<MpsShare>(self.connection, "", [], self.sealed)?;
+        record::select::<MpsTarget>(self.connection, "", [], self.sealed)?;
         match operations.iter().find(|operation| operation.id.0 > self.head.operation) {
             None => Ok(()),
             Some(operation) => Err(StoreError::Corrupt {

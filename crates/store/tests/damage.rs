@@ -46,6 +46,7 @@ fn fill(store: &Store) {
                     tx.end(id, OperationState::Done, None)?;
                 }
                 tx.set_override(override_of(&format!("GPU-{}", n % 8), &format!("reason {n}")))?;
+                tx.take_mps_share(scene::share_of("GPU-0", 1000))?;
                 tx.set_condition(condition(&format!("GPU-{}", n % 8), &format!("xid-{}", n % 3)))?;
                 tx.keep_answer(NewAnswer {
                     uid: 1000,

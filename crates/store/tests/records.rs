@@ -9,8 +9,8 @@ mod scene;
 use gpush_api::OperationState;
 use gpush_api::{ApiError, Code, StepState};
 use gpush_store::{
-    Answer, AuditQuery, Bounds, ConditionKind, NewAnswer, NewCondition, Note, OperationId, Options, Scope, Store,
-    StoreError,
+    Answer, AuditQuery, Bounds, ConditionKind, MpsTarget, NewAnswer, NewCondition, Note, OperationId, Options, Scope,
+    Store, StoreError,
 };
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
@@ -356,4 +356,41 @@ fn what_was_noticed_is_known_to_the_next_agent_and_the_last_of_each_gpu_counts()
     let noticed = open(scratch.path()).store.read(|view| view.noticed()).wait().unwrap();
     let told: Vec<_> = noticed.iter().map(|(uuid, what)| (uuid.as_str(), what.as_str().unwrap())).collect();
     assert_eq!(told, [("GPU-0", "second"), ("GPU-1", "other")]);
+}
+
+#[test]
+fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let take = |uid| store.write(move |tx| tx.take_mps_share(scene::share_of("GPU-0", uid))).wait().unwrap();
+    let (one, other) = (take(1000), take(1001));
+    assert!(other.id > one.id);
+    let ended = store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap();
+    assert_eq!(ended.as_ref(), Some(&one));
+    assert_eq!(store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap(), None, "once");
+    let target = MpsTarget {
+        target: "GPU-0".to_owned(),
+        stopped_by: Some(scene::actor(0)),
+        set: None,
+        compute_mode: Some("default".to_owned()),
+    };
+    let kept = target.clone();
+    store.write(move |tx| tx.set_mps_target(&kept)).wait().unwrap();
+    drop(store);
+
+    let store = open(scratch.path()).store;
+    let shares = store.read(|view| view.mps_shares()).wait().unwrap();
+    assert_eq!(shares, [other]);
+    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [target]);
+    let empty = MpsTarget { target: "GPU-0".to_owned(), ..MpsTarget::default() };
+    store.write(move |tx| tx.set_mps_target(&empty)).wait().unwrap();
+    assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), []);
+    store.write_ending(|tx| tx.forget_mps_shares_of_other_boots()).wait().unwrap();
+    assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap().len(), 1, "of this boot");
+    drop(store);
+
+    let options = Options { boot_id: "another".to_owned(), ..Options::default() };
+    let store = Store::open(scratch.path(), options).unwrap().store;
+    store.write_ending(|tx| tx.forget_mps_shares_of_other_boots()).wait().unwrap();
+    assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap(), []);
 }

@@ -186,7 +186,7 @@ fn a_newer_database_is_read_and_not_written() {
     newer
         .execute_batch(
             "ALTER TABLE overrides ADD COLUMN enforcement TEXT; UPDATE overrides SET enforcement = 'report', seal = 1;
-             CREATE TABLE leases (id INTEGER PRIMARY KEY); PRAGMA user_version = 2;",
+             CREATE TABLE leases (id INTEGER PRIMARY KEY); PRAGMA user_version = 1000;",
         )
         .unwrap();
     newer.close().unwrap();
@@ -200,13 +200,13 @@ fn a_newer_database_is_read_and_not_written() {
     }
     fs::write(&file, before).unwrap();
     let newer = rusqlite::Connection::open(&file).unwrap();
-    let seal = seal_of_schema_fact("2");
-    newer.execute("UPDATE facts SET value = '2', seal = ?1 WHERE name = 'schema'", [seal]).unwrap();
+    let seal = seal_of_schema_fact("1000");
+    newer.execute("UPDATE facts SET value = '1000', seal = ?1 WHERE name = 'schema'", [seal]).unwrap();
     newer.close().unwrap();
 
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
-    let note = Note::NewerSchema { file: file.clone(), found: 2, known: 1 };
+    let note = Note::NewerSchema { file: file.clone(), found: 1000, known: 2 };
     assert!(opened.notes.contains(&note), "{:?}", opened.notes);
     let found = opened.store.read(|view| view.overrides()).wait().unwrap();
     assert_eq!(found[0].reason, "kept");
@@ -214,11 +214,30 @@ fn a_newer_database_is_read_and_not_written() {
         let change = |tx: &mut gpush_store::Tx<'_>| tx.clear_override("GPU-0");
         let outcome = if ending { opened.store.write_ending(change) } else { opened.store.write(change) };
         let error = outcome.wait().unwrap_err();
-        assert_eq!(error, StoreError::ReadOnly { file: file.clone(), found: 2, known: 1 });
+        assert_eq!(error, StoreError::ReadOnly { file: file.clone(), found: 1000, known: 2 });
         assert!(error.to_string().contains("newer gpushd"), "{error}");
     }
     drop(opened);
     assert_eq!(fs::read(&file).unwrap(), before, "not a byte was changed");
+}
+
+#[test]
+fn an_older_database_is_brought_forward_with_all_that_is_in_it() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
+    drop(store);
+    // As the gpushd before left it.
+    let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
+    older.execute_batch("DROP TABLE mps_shares; DROP TABLE mps_targets; PRAGMA user_version = 1;").unwrap();
+    let seal = seal_of_schema_fact("1");
+    older.execute("UPDATE facts SET value = '1', seal = ?1 WHERE name = 'schema'", [seal]).unwrap();
+    older.close().unwrap();
+
+    let opened = open(scratch.path());
+    assert!(opened.notes.contains(&Note::Migrated { from: 1, to: 2 }), "{:?}", opened.notes);
+    assert_eq!(opened.store.read(|view| view.overrides()).wait().unwrap()[0].reason, "kept");
+    opened.store.write(|tx| tx.take_mps_share(scene::share_of("GPU-0", 1000))).wait().unwrap();
 }
 
 /// The seal over a fact, worked out anew from its description: FNV-1a over the table's name, then

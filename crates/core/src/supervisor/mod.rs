@@ -128,7 +128,8 @@ pub enum Event {
     Leave(Duration),
     /// It shall be another, whatever clients it has.
     Restart,
-    /// One was found alive in its directory.
+    /// One was found alive in its directory. Nothing is done about it before it is said whether it is
+    /// wanted.
     Found {
         /// Its pid.
         pid: i32,
@@ -142,6 +143,8 @@ pub enum Event {
     Fault,
     /// It left a question unanswered in time.
     Silent,
+    /// It can't be started yet: something of the one before is still there. That is no failure.
+    Occupied,
     /// It ended.
     Ended,
     /// So many clients it has.
@@ -303,19 +306,27 @@ impl Supervisor {
                 self.wanted = true;
                 if self.pid().is_some() { self.stop(now) } else { self.pursue(now) }
             }
-            Event::Found { pid } => match self.state {
-                // Whether it serves is for its answer to say; until then it is as one that was started.
-                State::Stopped | State::BackingOff { .. } | State::GivenUp => {
-                    self.state = State::Hung { pid: *pid };
-                    self.pursue(now)
+            Event::Found { pid } => {
+                match self.state {
+                    // Whether it serves is for its answer to say, and whether it is wanted for somebody else.
+                    State::Stopped | State::BackingOff { .. } | State::GivenUp => {
+                        self.state = State::Hung { pid: *pid };
+                    }
+                    State::Starting { .. }
+                    | State::Ready { .. }
+                    | State::Hung { .. }
+                    | State::Fault { .. }
+                    | State::Draining { .. }
+                    | State::Stopping { .. } => {}
                 }
-                State::Starting { .. }
-                | State::Ready { .. }
-                | State::Hung { .. }
-                | State::Fault { .. }
-                | State::Draining { .. }
-                | State::Stopping { .. } => Vec::new(),
-            },
+                Vec::new()
+            }
+            Event::Occupied => {
+                if let State::Starting { .. } = self.state {
+                    self.state = State::BackingOff { until: now + self.policy.pause };
+                }
+                self.pursue(now)
+            }
             Event::Answers { pid } => {
                 match self.state {
                     State::Starting { .. } | State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {

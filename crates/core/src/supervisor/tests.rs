@@ -95,6 +95,21 @@ fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() 
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
     assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), [Effect::Admit]);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
+    // One without clients as well, and one that nobody wants is not killed for being found.
+    let mut other = Supervisor::new(Policy::default());
+    assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
+    assert_eq!(other.step(&Event::Wanted(false), at(0)), [Effect::Quit]);
+}
+
+#[test]
+fn what_is_left_of_the_one_before_is_waited_for_and_is_no_failure() {
+    let mut one = Supervisor::new(Policy::default());
+    one.step(&Event::Wanted(true), at(0));
+    for second in 0..100 {
+        assert_eq!(one.step(&Event::Occupied, at(second)), []);
+        assert_eq!(one.step(&Event::Tick, at(second + 1)), [Effect::Start]);
+    }
+    assert_eq!(one.failures(), 0);
 }
 
 #[test]

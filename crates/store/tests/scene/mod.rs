@@ -6,14 +6,24 @@ pub(crate) mod writer;
 
 use std::{fmt::Write as _, path::Path};
 
-use gpush_api::{Actor, GpuInstance, GpuPlan, Mig, Placement};
+use gpush_api::{Actor, GpuInstance, GpuPlan, Mig, MpsSettings, Placement};
 use gpush_store::{
-    AuditQuery, GpuIntent, Intent, NewAudit, NewCondition, NewOperation, NewOverride, Note, Opened, Options, Store,
-    StoreError, View,
+    AuditQuery, GpuIntent, Intent, NewAudit, NewCondition, NewMpsShare, NewOperation, NewOverride, Note, Opened,
+    Options, ProcessId, Store, StoreError, View,
 };
 
 pub(crate) fn actor(uid: u32) -> Actor {
     Actor { uid, user: Some(format!("user{uid}")), pid: Some(4000 + uid) }
+}
+
+pub(crate) fn share_of(target: &str, uid: u32) -> NewMpsShare {
+    NewMpsShare {
+        target: target.to_owned(),
+        by: actor(uid),
+        settings: MpsSettings { percentage: "12.5".parse().unwrap(), ..MpsSettings::default() },
+        process: Some(ProcessId { pid: 4711, start: 815 }),
+        expires_at: None,
+    }
 }
 
 /// An intent of a real shape: one GPU with seven instances before.
@@ -113,6 +123,12 @@ pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
         writeln!(text, "{one:?}").unwrap();
     }
     for one in view.conditions()? {
+        writeln!(text, "{one:?}").unwrap();
+    }
+    for one in view.mps_shares()? {
+        writeln!(text, "{one:?}").unwrap();
+    }
+    for one in view.mps_targets()? {
         writeln!(text, "{one:?}").unwrap();
     }
     for one in view.audit(&AuditQuery::default())? {

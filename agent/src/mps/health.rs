@@ -1,0 +1,199 @@
+//! How a daemon is: who it is, its servers and what each says of itself, their clients, and whether its
+//! servers end as soon as they are started.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::Path,
+    time::Duration,
+};
+
+use gpush_api::MpsServerState;
+use gpush_mps::{
+    control::{Control, ControlError},
+    session::SessionError,
+};
+use tokio::time::Instant;
+
+use super::{
+    exec::CONTROL_LOG,
+    place::{Place, Spec},
+};
+
+/// Servers that end with an error so often …
+const DEATHS: usize = 3;
+
+/// … within this time are no accident.
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// Most of the log that is read at a look, bytes.
+const MOST: u64 = 64 << 10;
+
+/// What was seen at one look.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Health {
+    /// Servers, and what each says of itself.
+    pub(super) servers: Vec<(i32, Option<MpsServerState>)>,
+    /// Clients, each with its server.
+    pub(super) clients: Vec<(i32, i32)>,
+    /// Whether it knows the question for a server's state: from version 550 on.
+    tells_states: Option<bool>,
+    deaths: Deaths,
+}
+
+/// Ends of servers that the log tells of.
+#[derive(Debug, Clone, Default)]
+struct Deaths {
+    /// How far the log was read; nothing of it before the first look.
+    read: Option<u64>,
+    /// When, and with which status.
+    recent: VecDeque<(Instant, i32)>,
+}
+
+/// Asks the daemon of a pid.
+pub(super) async fn ask(
+    control: &Control,
+    pid: i32,
+    logs: &Path,
+    before: &Health,
+    deadline: Duration,
+) -> Result<Health, ControlError> {
+    let daemon = control.daemon(deadline).await?;
+    if (daemon.pid, daemon.uid) != (pid, nix::unistd::geteuid().as_raw()) {
+        let what = format!("process {} of uid {} answers in place of {pid}", daemon.pid, daemon.uid);
+        return Err(SessionError::Foreign(what).into());
+    }
+    let mut health = Health { tells_states: before.tells_states, deaths: before.deaths.clone(), ..Health::default() };
+    for server in control.servers(deadline).await? {
+        let state = match health.tells_states {
+            Some(false) => None,
+            Some(true) | None => match control.server_state(server, deadline).await {
+                Ok(state) => {
+                    health.tells_states = Some(true);
+                    Some(state)
+                }
+                Err(ControlError::Unknown(_)) => {
+                    health.tells_states = Some(false);
+                    None
+                }
+                Err(ControlError::NoServer) => continue,
+                Err(error) => return Err(error),
+            },
+        };
+        match control.clients(server, deadline).await {
+            Ok(clients) => health.clients.extend(clients.into_iter().map(|client| (server, client))),
+            Err(ControlError::NoServer) => continue,
+            Err(error) => return Err(error),
+        }
+        health.servers.push((server, state));
+    }
+    health.deaths.look(logs);
+    Ok(health)
+}
+
+impl Health {
+    /// Why nobody can be let in, though the daemon answers.
+    pub(super) fn fault(&self) -> Option<String> {
+        let faulty = self.servers.iter().find(|(_, state)| *state == Some(MpsServerState::Fault));
+        if let Some((server, _)) = faulty {
+            return Some(format!(
+                "server {server} met a fatal fault of a client: it takes nobody until those concerned have ended"
+            ));
+        }
+        let (_, status) = self.deaths.recent.back().filter(|_| self.deaths.recent.len() >= DEATHS)?;
+        Some(format!(
+            "its servers end as soon as they are started: {} within {} s, the last with status {status}",
+            self.deaths.recent.len(),
+            WITHIN.as_secs()
+        ))
+    }
+}
+
+impl Deaths {
+    /// Takes in what the log says since the last look.
+    fn look(&mut self, logs: &Path) {
+        let now = Instant::now();
+        while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
+            self.recent.pop_front();
+        }
+        let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
+        let length = log.metadata().map_or(0, |meta| meta.len());
+        let Some(read) = self.read.replace(length) else { return };
+        // It was rotated: all of it is new.
+        let from = if read <= length { read } else { 0 }.max(length.saturating_sub(MOST));
+        let mut said = Vec::new();
+        if log.seek(SeekFrom::Start(from)).and_then(|_| log.take(MOST).read_to_end(&mut said)).is_err() {
+            return;
+        }
+        let said = String::from_utf8_lossy(&said);
+        self.recent.extend(said.lines().filter_map(status_of_a_server).filter(|status| *status != 0).map(|s| (now, s)));
+    }
+}
+
+/// `… Server 4711 exited with status 1`
+fn status_of_a_server(line: &str) -> Option<i32> {
+    let (_, rest) = line.split_once("Server ")?;
+    let (pid, status) = rest.split_once(" exited with status ")?;
+    pid.trim().parse::<u32>().ok()?;
+    status.trim().parse().ok()
+}
+
+/// Why a daemon did not answer, in words.
+pub(super) fn silence(error: &ControlError, place: &Place, spec: Option<&Spec>) -> String {
+    let pipe = spec.map(|spec| place.pipe(spec.tenure));
+    match (error, pipe) {
+        (ControlError::Session(SessionError::Absent { .. }), Some(pipe)) if !pipe.exists() => {
+            format!("its pipe directory {} was deleted: it serves whom it has, and nobody else can reach it", pipe.display())
+        }
+        (error, _) => {
+            let mut words = error.to_string();
+            let mut source = std::error::Error::source(error);
+            while let Some(cause) = source {
+                let cause_words = cause.to_string();
+                if !words.contains(&cause_words) {
+                    words = format!("{words}: {cause_words}");
+                }
+                source = cause.source();
+            }
+            words
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_end_again_and_again_are_a_fault_and_one_that_ends_is_none() {
+        let logs = tempfile::tempdir().unwrap();
+        let path = logs.path().join(CONTROL_LOG);
+        let line = "[2026-11-22 04:00:00.000 Control   812] Server 4711 exited with status";
+        std::fs::write(&path, format!("{line} 1\n").repeat(9)).unwrap();
+        let mut health = Health::default();
+        health.deaths.look(logs.path());
+        assert_eq!(health.fault(), None, "what was before is of a daemon before");
+        let say = |status: &str, times: usize| {
+            let said = std::fs::read_to_string(&path).unwrap() + &format!("{line} {status}\n").repeat(times);
+            std::fs::write(&path, said).unwrap();
+        };
+        say("0", 9);
+        say("1", 2);
+        health.deaths.look(logs.path());
+        assert_eq!(health.fault(), None);
+        say("127", 1);
+        health.deaths.look(logs.path());
+        assert!(health.fault().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", health.fault());
+        // Rotated: what is there now is all new.
+        std::fs::write(&path, format!("{line} 2\n")).unwrap();
+        health.deaths.look(logs.path());
+        assert!(health.fault().unwrap().contains("4 within"), "{:?}", health.fault());
+    }
+
+    #[test]
+    fn a_servers_fault_is_told_with_its_pid() {
+        let servers = vec![(1, Some(MpsServerState::Active)), (7, Some(MpsServerState::Fault))];
+        assert!(Health { servers, ..Health::default() }.fault().unwrap().starts_with("server 7 met"));
+    }
+}
