@@ -7,6 +7,7 @@
 //! added, never renamed or removed.
 
 pub mod audit;
+pub mod compute;
 pub mod error;
 pub mod event;
 pub mod gpu;
@@ -18,6 +19,7 @@ pub mod policy;
 pub mod text;
 
 pub use audit::AuditRecord;
+pub use compute::{ComputeMode, TimesliceLevel};
 pub use error::{ApiError, Code, STOPPING};
 pub use event::{
     Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen,
