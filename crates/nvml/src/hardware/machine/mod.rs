@@ -341,10 +341,11 @@ impl Machine {
 
     /// Where each GPU was when last seen, which spares the worker a search.
     fn learn(&mut self, answer: &Answer) {
+        use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading};
         let identities: Vec<_> = match answer {
-            Answer::Listed(list) => list.iter().filter_map(|listed| listed.identity.as_ref().ok()).collect(),
-            Answer::Reading(reading) => vec![&reading.identity],
-            Answer::GpuInstance(_) | Answer::ComputeInstance(_) | Answer::Destroyed | Answer::Mode(_) => Vec::new(),
+            Listed(list) => list.iter().filter_map(|listed| listed.identity.as_ref().ok()).collect(),
+            Reading(reading) => vec![&reading.identity],
+            GpuInstance(_) | ComputeInstance(_) | Destroyed | Mode(_) | ComputeModeSet => Vec::new(),
         };
         for identity in identities {
             let (index, pci) = (Some(identity.index), Some(identity.pci.clone()));
