@@ -16,6 +16,7 @@ use gpush_api::{Gpu, GpuState, Mode};
 use crate::{
     config::{Config, Rule},
     layout::Layout,
+    sharing,
 };
 
 mod compare;
@@ -101,7 +102,7 @@ pub fn describe(config: &Config, gpus: &mut [Gpu]) {
 }
 
 /// What is worth knowing about a config on a given host though it is no error, one sentence each:
-/// selectors that match nothing, rules that claim nothing.
+/// selectors that match nothing, rules that claim nothing, and shares that its GPUs can't give.
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let claimed = claims(config, gpus);
@@ -123,6 +124,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             findings.push(format!("{label} claims no GPU: earlier rules have all that it matches"));
         }
     }
+    findings.extend(sharing::unfit(config, gpus));
     findings
 }
 
