@@ -281,6 +281,7 @@ mod tests {
             identity,
             memory: gpush_api::Memory::default(),
             mig: None,
+            compute_mode: None,
             processes: Vec::new(),
             processes_known: true,
             nvlink: None,

@@ -249,6 +249,7 @@ impl GpuFacts {
             cordons: cordons.clone(),
             // Nothing is planned on it before there is a reading.
             mig: reading.and_then(|reading| reading.mig.clone()),
+            compute_mode: reading.and_then(|reading| reading.compute_mode),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
             processes_known: reading.is_none_or(|reading| reading.processes_known),

@@ -174,6 +174,13 @@ async fn processes_of_a_gpu_without_mig_are_listed() {
     seen.sort_unstable();
     assert_eq!(seen, [(ProcessKind::Compute, compute, 300), (ProcessKind::Graphics, graphics, 5)]);
     assert_eq!(hardware.read(&list[5]).await.unwrap().processes, []);
+    // An MPS server is a compute process; its clients, which the driver lists as both, are clients.
+    let (server, client) =
+        (host.process("--gpu 5 --kind mps-server --memory 30"), host.process("--gpu 5 --kind mps --memory 400"));
+    let reading = hardware.read(&list[5]).await.unwrap();
+    let mut seen: Vec<_> = reading.processes.iter().map(|p| (p.kind, p.pid.unwrap(), p.memory_mib.unwrap())).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(ProcessKind::Compute, server, 30), (ProcessKind::MpsClient, client, 400)]);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{operation::Actor, overrides::Override, policy::Mode};
+use crate::{compute::ComputeMode, operation::Actor, overrides::Override, policy::Mode};
 
 /// GPU generation. It decides how a MIG mode change works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -344,6 +344,9 @@ pub struct Gpu {
     /// MIG side; `None` on parts without MIG.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
+    /// Who may make a CUDA context on it; `None` when the driver does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_mode: Option<ComputeMode>,
     /// NVLink; `None` where no port leads anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLink>,

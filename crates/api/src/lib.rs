@@ -7,6 +7,7 @@
 //! added, never renamed or removed.
 
 pub mod audit;
+pub mod compute;
 pub mod error;
 pub mod event;
 pub mod gpu;
@@ -20,6 +21,7 @@ pub mod process;
 pub mod text;
 
 pub use audit::AuditRecord;
+pub use compute::{ComputeMode, TimesliceLevel};
 pub use error::{ApiError, Code, STOPPING};
 pub use event::{
     Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen,

@@ -1,5 +1,6 @@
 //! The decisions of gpush, pure: no I/O, no async, no NVML.
 
+pub mod compute_policy;
 pub mod config;
 pub mod desired;
 pub mod diagnostic;

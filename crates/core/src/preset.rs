@@ -76,6 +76,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
             instances: Vec::new(),
             profiles: Arc::new(model.gi_profiles.iter().map(profile).collect()),
         }),
+        compute_mode: None,
         nvlink: None,
         processes: Vec::new(),
         cordons: Vec::new(),

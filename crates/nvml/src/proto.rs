@@ -16,7 +16,7 @@ use std::{
     path::PathBuf,
 };
 
-use gpush_api::{ComputeInstance, Driver, GpuInstance, Placement};
+use gpush_api::{ComputeInstance, ComputeMode, Driver, GpuInstance, Placement};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -103,6 +103,13 @@ pub enum Request {
         /// Wanted.
         enabled: bool,
     },
+    /// Set the compute mode.
+    SetComputeMode {
+        /// Where.
+        gpu: GpuRef,
+        /// Wanted.
+        mode: ComputeMode,
+    },
 }
 
 impl Request {
@@ -116,7 +123,8 @@ impl Request {
             | Self::CreateComputeInstance { gpu, .. }
             | Self::DestroyComputeInstance { gpu, .. }
             | Self::DestroyGpuInstance { gpu, .. }
-            | Self::SetMigMode { gpu, .. } => Some(gpu),
+            | Self::SetMigMode { gpu, .. }
+            | Self::SetComputeMode { gpu, .. } => Some(gpu),
         }
     }
 
@@ -129,7 +137,8 @@ impl Request {
             | Self::CreateComputeInstance { gpu, .. }
             | Self::DestroyComputeInstance { gpu, .. }
             | Self::DestroyGpuInstance { gpu, .. }
-            | Self::SetMigMode { gpu, .. } => Some(gpu),
+            | Self::SetMigMode { gpu, .. }
+            | Self::SetComputeMode { gpu, .. } => Some(gpu),
         }
     }
 
@@ -142,7 +151,8 @@ impl Request {
             | Self::CreateComputeInstance { .. }
             | Self::DestroyComputeInstance { .. }
             | Self::DestroyGpuInstance { .. }
-            | Self::SetMigMode { .. } => true,
+            | Self::SetMigMode { .. }
+            | Self::SetComputeMode { .. } => true,
         }
     }
 
@@ -157,6 +167,7 @@ impl Request {
             Self::DestroyComputeInstance { .. } => "destroying a compute instance",
             Self::DestroyGpuInstance { .. } => "destroying a GPU instance",
             Self::SetMigMode { .. } => "setting MIG mode",
+            Self::SetComputeMode { .. } => "setting the compute mode",
         }
     }
 }
@@ -177,6 +188,8 @@ pub enum Answer {
     Destroyed,
     /// To [`Request::SetMigMode`].
     Mode(ModeChange),
+    /// To [`Request::SetComputeMode`]: in force, read back.
+    ComputeModeSet,
 }
 
 /// Frames to the worker.
@@ -341,6 +354,7 @@ mod tests {
             (Request::DestroyComputeInstance { gpu: gpu(), gi: 0, ci: 0 }, true),
             (Request::DestroyGpuInstance { gpu: gpu(), gi: 0 }, true),
             (Request::SetMigMode { gpu: gpu(), enabled: true }, true),
+            (Request::SetComputeMode { gpu: gpu(), mode: ComputeMode::ExclusiveProcess }, true),
         ];
         for (mut request, mutation) in requests {
             assert_eq!(request.is_mutation(), mutation, "{}", request.name());

@@ -1,6 +1,6 @@
 //! What the driver says about a GPU: everything of [`gpush_api::Gpu`] but policy.
 
-use gpush_api::{Architecture, Memory, Mig, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DriverError;
@@ -52,6 +52,9 @@ pub struct Reading {
     pub memory: Memory,
     /// MIG side, profiles included; `None` on parts without MIG.
     pub mig: Option<Mig>,
+    /// Who may make a CUDA context; `None` where the driver does not say.
+    #[serde(default)]
+    pub compute_mode: Option<ComputeMode>,
     /// Where its NVLink ports lead; `None` when none leads anywhere, or the driver does not tell.
     #[serde(default)]
     pub nvlink: Option<NvLink>,

@@ -173,6 +173,9 @@ fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Re
             driver.find(gpu)?.destroy_gpu_instance(*gi).map(|()| Answer::Destroyed)
         }
         Request::SetMigMode { gpu, enabled } => driver.find(gpu)?.set_mig_mode(*enabled).map(Answer::Mode),
+        Request::SetComputeMode { gpu, mode } => {
+            driver.find(gpu)?.set_compute_mode(*mode).map(|()| Answer::ComputeModeSet)
+        }
     }
 }
 

@@ -102,6 +102,7 @@ async fn one_worker_serves_all_calls() {
     assert_eq!(made.placement, WHOLE);
     stage.hardware.destroy_gpu_instance(A, 1).await.unwrap();
     assert!(stage.hardware.set_mig_mode(B, true).await.unwrap().is(true));
+    stage.hardware.set_compute_mode(B, gpush_api::ComputeMode::ExclusiveProcess).await.unwrap();
     let (one, two) = tokio::join!(stage.hardware.read(A), stage.hardware.read(B));
     assert!(one.is_ok() && two.is_ok());
     let status = stage.hardware.status();

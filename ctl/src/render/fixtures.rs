@@ -87,6 +87,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         state: GpuState::Ready,
         reasons: Vec::new(),
         mig,
+        compute_mode: None,
         nvlink: None,
         processes: Vec::new(),
         cordons: Vec::new(),

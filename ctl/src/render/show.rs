@@ -1,6 +1,6 @@
 //! Everything about a GPU (`gpu show`), and all MIG devices with their full names (`mig show`).
 
-use gpush_api::{Architecture, Gpu, GpuState, Mig, Mode, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Gpu, GpuState, Mig, Mode, NvLink, Process};
 
 use super::{
     Look, gpu,
@@ -46,6 +46,10 @@ pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
         fact("wanted layout", look.clean(&layout.join(", ")));
     }
     fact("MIG", mig(one.mig.as_ref()));
+    match one.compute_mode {
+        None | Some(ComputeMode::Default) => {}
+        Some(mode) => fact("compute mode", format!("{mode}: {}", contexts(mode))),
+    }
     if let Some(links) = &one.nvlink {
         fact("NVLink", nvlink(links, look));
     }
@@ -104,6 +108,16 @@ fn nvlink(of: &NvLink, look: &Look) -> String {
     let switches = of.switched.then(|| "NVSwitches".to_owned());
     let ends: Vec<String> = switches.into_iter().chain(of.peers.iter().map(|peer| look.clean(peer))).collect();
     format!("{} to {}", count(of.links as usize, "link"), ends.join(", "))
+}
+
+/// Who may make a CUDA context.
+fn contexts(mode: ComputeMode) -> &'static str {
+    match mode {
+        ComputeMode::Default => "programs share it",
+        ComputeMode::ExclusiveThread => "one thread of one program at a time",
+        ComputeMode::Prohibited => "no program can use it",
+        ComputeMode::ExclusiveProcess => "one program at a time, or those of one MPS server",
+    }
 }
 
 fn architecture(of: Architecture) -> &'static str {

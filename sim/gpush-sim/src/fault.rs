@@ -25,8 +25,8 @@ pub(crate) enum Action {
 
 #[derive(Args)]
 pub(crate) struct Add {
-    /// Function, such as nvmlGpuInstanceDestroy (any version of it), or a pattern with `*`; a
-    /// reset through nvidia-smi is called gpu-reset
+    /// Function, such as nvmlGpuInstanceDestroy (any version of it), or a pattern with `*`; what
+    /// goes through nvidia-smi is called gpu-reset, compute-policy-set and compute-policy-list
     function: String,
     /// Only on this GPU
     #[arg(long)]

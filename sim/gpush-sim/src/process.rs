@@ -1,5 +1,6 @@
 //! `gpush-sim process`: real processes on simulated GPUs.
 
+use std::ffi::{CString, OsStr};
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -55,7 +56,8 @@ pub(crate) struct Add {
     /// Start a process that sleeps until it is removed or the host ends, and print its pid
     #[arg(long, conflicts_with = "pid")]
     spawn: bool,
-    /// What it does; a handle is listed by no driver call and blocks all the same
+    /// What it does: mps is a client of an MPS server, mps-server the server, which the driver lists as
+    /// a compute process; a handle is listed by no driver call and blocks all the same
     #[arg(long, value_enum, default_value = "compute")]
     kind: Kind,
     /// Memory in use, MiB
@@ -68,13 +70,24 @@ enum Kind {
     Compute,
     Graphics,
     Mps,
+    MpsServer,
     Handle,
+}
+
+impl Kind {
+    /// What a process that is started goes by, when that matters: monitors tell the server by its name.
+    fn process_name(self) -> Option<&'static str> {
+        match self {
+            Kind::MpsServer => Some("nvidia-cuda-mps-server"),
+            Kind::Compute | Kind::Graphics | Kind::Mps | Kind::Handle => None,
+        }
+    }
 }
 
 impl From<Kind> for ProcessKind {
     fn from(kind: Kind) -> Self {
         match kind {
-            Kind::Compute => Self::Compute,
+            Kind::Compute | Kind::MpsServer => Self::Compute,
             Kind::Graphics => Self::Graphics,
             Kind::Mps => Self::Mps,
             Kind::Handle => Self::Handle,
@@ -137,7 +150,7 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
     known_gpu(host, gpu)?;
     let pid = match wanted.pid {
         Some(pid) => Pid::find(pid).with_context(|| format!("there is no living process {pid}"))?,
-        None => spawn(host)?,
+        None => spawn(host, wanted.kind.process_name())?,
     };
     let process =
         Process { pid, kind: wanted.kind.into(), memory_mib: wanted.memory, gpu_instance: gi, compute_instance: ci };
@@ -178,11 +191,12 @@ fn open(host: &Host, gpu: u32, pid: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Starts a sleeper and notes it, so that the host's end is its end.
-fn spawn(host: &Host) -> anyhow::Result<Pid> {
+/// Starts a sleeper by a name and notes it, so that the host's end is its end.
+fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().context("cannot find my own executable")?;
-    let child = Command::new(own)
+    let child = Command::new(&own)
+        .arg0(name.map_or(own.as_os_str(), OsStr::new))
         .arg("sleeper")
         .arg(host.dir())
         .stdin(Stdio::null())
@@ -209,6 +223,12 @@ pub(crate) fn end(sleeper: Pid) {
 
 /// Sleeps until the host in a directory is gone.
 pub(crate) fn sleep_beside(dir: &Path) {
+    // `comm` is the program's file until it says otherwise.
+    let called = std::env::args_os().next().unwrap_or_default();
+    let name = Path::new(&called).file_name().and_then(|name| CString::new(name.as_encoded_bytes()).ok());
+    if let Some(name) = name {
+        let _stays = nix::sys::prctl::set_name(&name);
+    }
     while dir.join("state").exists() {
         std::thread::sleep(Duration::from_millis(500));
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use silicon::machine::{Gpu, Machine, Part, ProcessKind, Slot};
+use silicon::machine::{COMPUTE_MODES, Gpu, Machine, Part, ProcessKind, Slot, Timeslice};
 use silicon::{Host, Return};
 
 /// Columns that a memory slice takes in a drawing.
@@ -100,6 +100,9 @@ fn draw(text: &mut String, machine: &Machine, gpu: &Gpu, slot: &Slot) {
         identity.pci_address(),
         identity.uuid
     );
+    for setting in settings(gpu) {
+        let _infallible = writeln!(text, "  {setting}");
+    }
     if gpu.mig {
         let _infallible = writeln!(text, "  {}", bar(gpu, &slot.part));
     }
@@ -132,6 +135,19 @@ fn draw(text: &mut String, machine: &Machine, gpu: &Gpu, slot: &Slot) {
         let _infallible =
             writeln!(text, "  {place}: {} {}{memory}", crate::process::named(process.pid.pid), process.kind.name());
     }
+}
+
+/// Settings that are not as after a boot.
+fn settings(gpu: &Gpu) -> Vec<String> {
+    let mode = COMPUTE_MODES.get(gpu.compute_mode as usize).copied().unwrap_or("?");
+    [
+        (gpu.compute_mode != 0).then(|| format!("compute mode {mode}")),
+        (gpu.timeslice != Timeslice::Default).then(|| format!("time-slice {}", gpu.timeslice.name())),
+        (!gpu.persistence).then(|| "persistence mode off: settings go with the last client".to_owned()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Memory slices in a row, instances by their profile.

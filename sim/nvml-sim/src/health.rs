@@ -20,7 +20,7 @@ exports! {
         call.change_parent(device, &Change::value(mode), |m, gpu| m.set_persistence(gpu, on))
     }
 
-    /// Who may make a context: 0 all, 2 nobody, 3 one process.
+    /// Who may make a context: 0 all, 2 nobody, 3 one process. A MIG device has none.
     fn nvmlDeviceGetComputeMode(device: Opaque, mode: Ptr<u32>) |call| {
         mode.put(call.gpu(device, |m, gpu| Ok(m.gpu(gpu)?.compute_mode))?)
     }

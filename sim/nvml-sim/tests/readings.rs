@@ -147,6 +147,9 @@ fn processes_are_told_in_three_generations_with_their_instances() {
     count = 3;
     ok!(client, nvmlDeviceGetMPSComputeRunningProcesses_v3(t4, &mut count, entries.as_mut_ptr()));
     assert_eq!((count, entries[0].gpuInstanceId, entries[0].computeInstanceId), (1, NO_INSTANCE, NO_INSTANCE));
+    count = 3;
+    ok!(client, nvmlDeviceGetComputeRunningProcesses_v3(t4, &mut count, entries.as_mut_ptr()));
+    assert_eq!((count, entries[0].pid), (1, own), "an MPS client is of type M+C: in both lists");
 
     // In the MIG device, and not in the other.
     let (here, there) = (client.mig_device(a100, 0).unwrap(), client.mig_device(a100, 1).unwrap());
@@ -328,7 +331,11 @@ fn accounting_is_off_and_stays_off_with_mig_on() {
     let (a100, t4) = (client.gpu(0), client.gpu(2));
     let (mut mode, mut count, mut pids, mut stats) = (9, 4, [0; 4], unsafe_zeroed::<nvmlAccountingStats_t>());
     assert_eq!(rc!(client, nvmlDeviceSetAccountingMode(a100, 1)), NOT_SUPPORTED);
-    assert_eq!(rc!(client, nvmlDeviceSetComputeMode(a100, 3)), NOT_SUPPORTED, "nor has it a compute mode");
+    for mode in [0, 2, 3] {
+        assert_eq!(rc!(client, nvmlDeviceSetComputeMode(a100, mode)), NOT_SUPPORTED, "nor has it a compute mode");
+    }
+    ok!(client, nvmlDeviceGetComputeMode(a100, &mut mode));
+    assert_eq!(mode, 0, "but it is read");
     assert_eq!(rc!(client, nvmlDeviceGetAccountingPids(t4, &mut count, pids.as_mut_ptr())), NOT_SUPPORTED);
     ok!(client, nvmlDeviceSetAccountingMode(t4, 1));
     ok!(client, nvmlDeviceGetAccountingMode(t4, &mut mode));

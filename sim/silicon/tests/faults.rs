@@ -172,6 +172,8 @@ fn bad_rules_are_refused_with_place_and_fix() {
         ("[[fault]]\nfunction = \"nvmlInit\"\nkill = \"durnig\"\n", "line 3, column 8: unknown value `durnig`"),
         ("\n[[fault]]\nfunction = \"nvmlInit\"\n", "line 2, column 1: the rule for nvmlInit does nothing"),
         ("[[fault]]\nfunction = \"cudaMalloc\"\nrc = 1\n", "names no function of NVML"),
+        ("[[fault]]\nfunction = \"compute-policy\"\nrc = 1\n", "names no function of NVML"),
+        ("[[fault]]\nfunction = \"compute-p*-get\"\nrc = 1\n", "names no function of NVML"),
         ("[[fault]]\nfunction = \"nvmlInit\"\nrc = 9\nprobability = 2.0\n", "`probability` is a share from 0 to 1"),
         ("[[fault]]\nfunction = \"nvmlInit\"\nactivation_status = 19\n", "nvmlInit has no activation status"),
         ("[[fault]]\nrc = 1\n", "missing field `function`"),
@@ -200,6 +202,8 @@ fn rules_read_back_as_written() {
         Rule { unprivileged: true, ..Rule::new("nvmlDeviceSetMigMode") }.rc(Return::NoPermission),
         Rule { probability: Some(0.5), seed: 9, delay_ms: 3, ..Rule::new("*") },
         Rule::new(silicon::fault::GPU_RESET).rc(Return::InUse),
+        Rule { after: 1, ..Rule::new(silicon::fault::COMPUTE_POLICY_SET).rc(Return::NotSupported) },
+        Rule::new("compute-policy-*").rc(Return::Unknown),
     ];
     for rule in &rules {
         host.add_fault(rule.clone()).unwrap();
@@ -207,7 +211,7 @@ fn rules_read_back_as_written() {
     let read: Vec<Rule> = host.faults().unwrap().into_iter().map(|(rule, _)| rule).collect();
     assert_eq!(read, rules);
     assert!(host.add_fault(Rule::new("nvmlInit")).is_err(), "it does nothing");
-    assert!(host.clear_faults(Some(9)).unwrap_err().to_string().contains("there are 4"));
-    assert_eq!(host.clear_faults(None).unwrap(), 4);
+    assert!(host.clear_faults(Some(9)).unwrap_err().to_string().contains("there are 6"));
+    assert_eq!(host.clear_faults(None).unwrap(), 6);
     assert_eq!(host.faults().unwrap(), []);
 }

@@ -7,8 +7,8 @@
 //! not know is skipped.
 //!
 //! One file a subject: `load` the library, `system` versions, `lookup` of GPUs, `reading` of a
-//! whole GPU, `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode`,
-//! `processes`, `events`, `nvlink`, and `names` for drivers too old to name their profiles.
+//! whole GPU, `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG),
+//! `compute_mode`, `processes`, `events`, `nvlink`, and `names` for drivers too old to name their profiles.
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
 use nvml_wrapper::{Nvml, error::NvmlError};
@@ -27,6 +27,7 @@ macro_rules! nvml {
 }
 
 mod compute_instance;
+mod compute_mode;
 mod compute_profiles;
 mod events;
 mod gpu_instance;

@@ -55,11 +55,25 @@ impl Gpu<'_> {
         let memory = self.memory()?;
         let mut warnings = Vec::new();
         let nvlink = self.cached_links(cache);
+        let compute_mode = self.compute_mode().unwrap_or_else(|error| {
+            warnings.push(error.to_string());
+            None
+        });
         let Some(mode) = self.mig_mode()? else {
             let (entries, processes_known) = self.read_processes(&[], &mut warnings);
             let processes = merge(&entries).iter().map(Entry::describe).collect();
             let rows = self.remapped_rows(&mut warnings);
-            return Ok(Reading { identity, memory, mig: None, nvlink, processes, processes_known, rows, warnings });
+            return Ok(Reading {
+                identity,
+                memory,
+                mig: None,
+                compute_mode,
+                nvlink,
+                processes,
+                processes_known,
+                rows,
+                warnings,
+            });
         };
         self.fill(cache, memory)?;
         let open = if mode.enabled {
@@ -92,7 +106,17 @@ impl Gpu<'_> {
             profiles: profiles.into(),
         };
         let rows = self.remapped_rows(&mut warnings);
-        Ok(Reading { identity, memory, mig: Some(mig), nvlink, processes, processes_known, rows, warnings })
+        Ok(Reading {
+            identity,
+            memory,
+            mig: Some(mig),
+            compute_mode,
+            nvlink,
+            processes,
+            processes_known,
+            rows,
+            warnings,
+        })
     }
 
     /// What the row remapper has done. Parts before Ampere have none.

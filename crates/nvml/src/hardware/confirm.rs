@@ -3,10 +3,13 @@
 //! An NVML session may enumerate what was there when it began. So before such a success is taken
 //! for a failure, the worker is restarted, which opens a fresh session, and the GPU read anew.
 
-use gpush_api::{ComputeInstance, GpuInstance, Mig, Placement};
+use gpush_api::{ComputeInstance, ComputeMode, GpuInstance, Mig, Placement};
 
 use super::Hardware;
-use crate::error::{DriverError, ErrorKind};
+use crate::{
+    error::{DriverError, ErrorKind},
+    reading::Reading,
+};
 
 impl Hardware {
     /// What `find` finds in a fresh session, if `error` is [`ErrorKind::NotReflected`]; else the
@@ -17,12 +20,22 @@ impl Hardware {
         error: DriverError,
         find: impl Fn(&Mig) -> Option<T>,
     ) -> Result<T, DriverError> {
+        self.look_again_at(uuid, error, |reading| reading.mig.as_ref().and_then(&find)).await
+    }
+
+    /// The same, of all that a reading holds.
+    pub(super) async fn look_again_at<T>(
+        &self,
+        uuid: &str,
+        error: DriverError,
+        find: impl Fn(&Reading) -> Option<T>,
+    ) -> Result<T, DriverError> {
         if error.kind != ErrorKind::NotReflected {
             return Err(error);
         }
         self.restart().await?;
         let reading = self.read(uuid).await?;
-        match reading.mig.as_ref().and_then(find) {
+        match find(&reading) {
             Some(found) => {
                 tracing::warn!(gpu = uuid, %error, "seen only in a fresh driver session");
                 Ok(found)
@@ -52,4 +65,8 @@ pub(super) fn no_gpu_instance(mig: &Mig, gi: u32) -> Option<()> {
 pub(super) fn no_compute_instance(mig: &Mig, gi: u32, ci: u32) -> Option<()> {
     let there = mig.instances.iter().any(|instance| instance.id == gi && instance.compute.iter().any(|c| c.id == ci));
     (!there).then_some(())
+}
+
+pub(super) fn compute_mode(reading: &Reading, wanted: ComputeMode) -> Option<()> {
+    (reading.compute_mode == Some(wanted)).then_some(())
 }

@@ -63,7 +63,9 @@ fn object(request: &Request, reading: &Reading) -> Option<Object> {
             let idle = found.processes.is_empty() && found.compute.iter().all(|compute| compute.processes.is_empty());
             (found, idle && (reading.processes_known || found.compute.is_empty()))
         }
-        Request::List { .. } | Request::Read { .. } | Request::SetMigMode { .. } => return None,
+        Request::List { .. } | Request::Read { .. } | Request::SetMigMode { .. } | Request::SetComputeMode { .. } => {
+            return None;
+        }
     };
     free.then_some(Object::Instance(found.id, found.profile_id, found.placement))
 }

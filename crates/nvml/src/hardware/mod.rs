@@ -25,7 +25,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use gpush_api::{ComputeInstance, Driver, GpuInstance, Placement};
+use gpush_api::{ComputeInstance, ComputeMode, Driver, GpuInstance, Placement};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::{
@@ -288,6 +288,19 @@ impl Hardware {
         match self.call(Request::SetMigMode { gpu: GpuRef::new(uuid), enabled }).await? {
             Answer::Mode(change) => Ok(change),
             other => Err(mixed_up("setting MIG mode", &other)),
+        }
+    }
+
+    /// Sets the compute mode and reads it back: `Ok` means that it is in force, for contexts that are
+    /// made from now on. A GPU in use is no obstacle; one in MIG mode has no other than DEFAULT.
+    ///
+    /// # Errors
+    /// As [`Self::create_gpu_instance`].
+    pub async fn set_compute_mode(&self, uuid: &str, mode: ComputeMode) -> Result<(), DriverError> {
+        match self.call(Request::SetComputeMode { gpu: GpuRef::new(uuid), mode }).await {
+            Ok(Answer::ComputeModeSet) => Ok(()),
+            Ok(other) => Err(mixed_up("setting the compute mode", &other)),
+            Err(error) => self.look_again_at(uuid, error, |reading| confirm::compute_mode(reading, mode)).await,
         }
     }
 

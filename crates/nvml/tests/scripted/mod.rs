@@ -67,6 +67,7 @@ fn name(request: &Request) -> &'static str {
         Request::DestroyComputeInstance { .. } => "destroy_compute_instance",
         Request::DestroyGpuInstance { .. } => "destroy_gpu_instance",
         Request::SetMigMode { .. } => "set_mig_mode",
+        Request::SetComputeMode { .. } => "set_compute_mode",
     }
 }
 
@@ -117,6 +118,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
             identity: identity(uuid, 0),
             memory: Memory::default(),
             mig: None,
+            compute_mode: None,
             processes: Vec::new(),
             processes_known: true,
             nvlink: None,
@@ -139,6 +141,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
         Request::SetMigMode { enabled, .. } => {
             Answer::Mode(ModeChange { enabled: *enabled, pending: *enabled, activation: None })
         }
+        Request::SetComputeMode { .. } => Answer::ComputeModeSet,
     })
 }
 

@@ -26,6 +26,10 @@ fn a_gpu_in_full() {
     };
     assert!(named("rule 1").contains(", by rule 1\n") && named("a").contains(", by rule a\n"));
     assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &look), &look));
+    gpus[5].compute_mode = Some(gpush_api::ComputeMode::Default);
+    assert!(!show::gpu(&gpus[5], &look).contains("compute mode"), "as everybody expects it");
+    gpus[5].compute_mode = Some(gpush_api::ComputeMode::ExclusiveProcess);
+    assert_snapshot!("gpu-show-exclusive", fits(&show::gpu(&gpus[5], &look), &look));
 }
 
 fn profiles_of(preset: &str) -> Arc<Vec<gpush_api::GpuProfile>> {

@@ -33,7 +33,9 @@ use crate::returns::Return;
 
 mod rule;
 
-pub use rule::{Code, GPU_RESET, Kill, Mutation, Rule, RuleError, Rules as RuleFile};
+pub use rule::{
+    COMPUTE_POLICY_LIST, COMPUTE_POLICY_SET, Code, GPU_RESET, Kill, Mutation, Rule, RuleError, Rules as RuleFile,
+};
 
 /// Content of a new host's `faults.toml`.
 pub(crate) const EMPTY: &str = "# Fault rules of this simulated host: `gpush-sim fault --help`.\n";

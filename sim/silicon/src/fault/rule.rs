@@ -157,6 +157,15 @@ impl std::error::Error for RuleError {}
 /// What the stand-in for `nvidia-smi --gpu-reset` is called in rules: a reset is no call of NVML.
 pub const GPU_RESET: &str = "gpu-reset";
 
+/// What the stand-in for `nvidia-smi compute-policy --set-timeslice` is called in rules, once a GPU.
+pub const COMPUTE_POLICY_SET: &str = "compute-policy-set";
+
+/// The same of `nvidia-smi compute-policy --list`.
+pub const COMPUTE_POLICY_LIST: &str = "compute-policy-list";
+
+/// All that is no call of NVML.
+const COMMANDS: [&str; 3] = [GPU_RESET, COMPUTE_POLICY_SET, COMPUTE_POLICY_LIST];
+
 /// The file: all rules, in order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -238,7 +247,9 @@ impl Rule {
     pub fn check(&self) -> Result<(), RuleError> {
         let name = &self.function;
         let wrong = |message: String, hint: &str| Err(RuleError::new(message, hint));
-        if !name.starts_with("nvml") && !name.starts_with('*') && name != GPU_RESET {
+        let pattern = name.contains('*') && COMMANDS.iter().any(|command| self.matches_name(command));
+        let command = COMMANDS.contains(&name.as_str()) || pattern;
+        if !name.starts_with("nvml") && !name.starts_with('*') && !command {
             return wrong(
                 format!("`function = \"{name}\"` names no function of NVML"),
                 "give a name such as nvmlDeviceCreateGpuInstance, or a pattern such as \"nvmlDeviceCreate*\"",

@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GpuInstance, Machine, Process};
+use super::{GpuInstance, Machine, Process, Timeslice};
 use crate::returns::Return;
 
 /// What changes about a GPU.
@@ -32,6 +32,9 @@ pub struct Gpu {
     pub processes: Vec<Process>,
     /// Compute mode, by NVML's number; 0 is DEFAULT.
     pub compute_mode: u32,
+    /// How long a program's turn is.
+    #[serde(default)]
+    pub timeslice: Timeslice,
     /// Persistence mode.
     pub persistence: bool,
     /// Accounting mode. Switching MIG on switches it off.
@@ -75,6 +78,7 @@ impl Gpu {
             instances: Vec::new(),
             processes: Vec::new(),
             compute_mode: 0,
+            timeslice: Timeslice::Default,
             persistence: true,
             accounting: false,
             rows: RemappedRows::default(),
@@ -168,7 +172,7 @@ impl Machine {
         at.mig = at.mig_pending;
         if at.mig {
             at.accounting = false;
-            at.compute_mode = 0;
+            at.forget_settings();
         }
         self.mig_changed(gpu, None, None);
         Ok(())
@@ -186,6 +190,7 @@ impl Machine {
         let at = self.gpu_mut(gpu)?;
         let changed = at.mig != at.mig_pending || !at.instances.is_empty();
         at.forget_instances();
+        at.forget_settings();
         at.rows.pending = false;
         if changed {
             self.activate(gpu)?;
@@ -217,24 +222,6 @@ impl Machine {
         let at = self.state.gpus.get_mut(gpu as usize).ok_or(Return::InvalidArgument)?;
         at.lost = true;
         Ok(())
-    }
-
-    /// Sets the compute mode by NVML's number.
-    ///
-    /// # Errors
-    /// `NotSupported` with MIG on, `InvalidArgument` for an unknown mode, `GpuIsLost`.
-    pub fn set_compute_mode(&mut self, gpu: u32, mode: u32) -> Result<(), Return> {
-        let at = self.gpu_mut(gpu)?;
-        match (at.mig, mode) {
-            (true, 0) => Ok(()),
-            (true, _) => Err(Return::NotSupported),
-            // 1 is EXCLUSIVE_THREAD, withdrawn long ago.
-            (false, 0 | 2 | 3) => {
-                at.compute_mode = mode;
-                Ok(())
-            }
-            (false, _) => Err(Return::InvalidArgument),
-        }
     }
 
     /// Sets persistence mode.

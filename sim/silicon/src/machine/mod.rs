@@ -31,6 +31,7 @@ mod nvlink;
 mod part;
 mod process;
 mod reading;
+mod sharing;
 pub mod uuid;
 
 pub use compute_instance::ComputeInstance;
@@ -42,6 +43,7 @@ pub use nvlink::{End, Links, Wiring};
 pub use part::{Chip, Part, Profile};
 pub use process::{Client, Pid, Process, ProcessKind};
 pub use reading::{Board, Reading};
+pub use sharing::{COMPUTE_MODES, Timeslice};
 
 /// Largest number of GPU instances on a GPU.
 pub const MAX_GPU_INSTANCES: usize = 8;

@@ -159,6 +159,18 @@ impl Part {
         }
     }
 
+    /// Whether `nvidia-smi compute-policy` can set how long a program's turn is: from Turing on.
+    #[must_use]
+    pub fn has_timeslice(&self) -> bool {
+        match self.model.architecture {
+            Architecture::Turing
+            | Architecture::Ampere
+            | Architecture::Ada
+            | Architecture::Hopper
+            | Architecture::Blackwell => true,
+        }
+    }
+
     /// The GPU instance profile with this id.
     ///
     /// # Errors

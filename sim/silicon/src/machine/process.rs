@@ -16,7 +16,7 @@ pub enum ProcessKind {
     Compute,
     /// A graphics context.
     Graphics,
-    /// A client of an MPS server.
+    /// A client of an MPS server. The server itself is a compute process.
     Mps,
     /// Only an open handle, such as a monitor leaks it: the driver lists it nowhere, and yet
     /// what it holds is in use.
@@ -83,9 +83,18 @@ impl Gpu {
         })
     }
 
-    /// Processes that the driver lists for a kind. `Handle` is listed nowhere.
+    /// Processes that the driver lists for a kind. `Handle` is listed nowhere. An MPS client is
+    /// listed twice, as nvidia-smi's type `M+C` has it; its server is a plain compute process, `C`.
     pub fn listed(&self, kind: ProcessKind) -> impl Iterator<Item = &Process> {
-        self.processes.iter().filter(move |p| p.kind == kind && kind != ProcessKind::Handle)
+        self.processes.iter().filter(move |p| match (kind, p.kind) {
+            (ProcessKind::Compute, ProcessKind::Compute | ProcessKind::Mps)
+            | (ProcessKind::Graphics, ProcessKind::Graphics)
+            | (ProcessKind::Mps, ProcessKind::Mps) => true,
+            (ProcessKind::Compute, ProcessKind::Graphics | ProcessKind::Handle)
+            | (ProcessKind::Graphics, ProcessKind::Compute | ProcessKind::Mps | ProcessKind::Handle)
+            | (ProcessKind::Mps, ProcessKind::Compute | ProcessKind::Graphics | ProcessKind::Handle)
+            | (ProcessKind::Handle, _) => false,
+        })
     }
 }
 
@@ -143,6 +152,7 @@ impl Machine {
             at.processes.retain(|p| p.pid.pid != pid);
             gone += before - at.processes.len();
         }
+        self.put_down_idle();
         gone
     }
 
@@ -156,6 +166,7 @@ impl Machine {
     /// Takes a client of the driver off the list.
     pub fn close(&mut self, pid: Pid) {
         self.state.clients.retain(|client| client.pid != pid);
+        self.put_down_idle();
     }
 
     /// Clients of the driver, other than `but`.
@@ -163,7 +174,8 @@ impl Machine {
         self.state.clients.iter().filter(move |client| Some(client.pid.pid) != but)
     }
 
-    /// Drops processes and clients that are gone. Says whether there were any.
+    /// Drops processes and clients that are gone, and what the driver forgets when the last one
+    /// leaves. Says whether there were any.
     pub fn reap(&mut self, alive: impl Fn(Pid) -> bool) -> bool {
         let mut reaped = false;
         let mut keep = |pid: Pid| {
@@ -175,6 +187,7 @@ impl Machine {
             gpu.processes.retain(|p| keep(p.pid));
         }
         self.state.clients.retain(|client| keep(client.pid));
+        self.put_down_idle();
         reaped
     }
 }

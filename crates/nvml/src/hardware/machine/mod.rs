@@ -344,7 +344,11 @@ impl Machine {
         let identities: Vec<_> = match answer {
             Answer::Listed(list) => list.iter().filter_map(|listed| listed.identity.as_ref().ok()).collect(),
             Answer::Reading(reading) => vec![&reading.identity],
-            Answer::GpuInstance(_) | Answer::ComputeInstance(_) | Answer::Destroyed | Answer::Mode(_) => Vec::new(),
+            Answer::GpuInstance(_)
+            | Answer::ComputeInstance(_)
+            | Answer::Destroyed
+            | Answer::Mode(_)
+            | Answer::ComputeModeSet => Vec::new(),
         };
         for identity in identities {
             let (index, pci) = (Some(identity.index), Some(identity.pci.clone()));

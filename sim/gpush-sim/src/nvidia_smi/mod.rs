@@ -1,5 +1,5 @@
-//! The stand-in for `nvidia-smi`: it resets GPUs, switches their MIG mode and lists them, and says of
-//! all else that it is a stand-in.
+//! The stand-in for `nvidia-smi`: it resets GPUs, switches their MIG and persistence modes, sets their
+//! time-slice level and lists them, and says of all else that it is a stand-in.
 //!
 //! Exit codes are those of the nvidia-smi manual: 2 invalid argument, 3 not supported, 4 no permission, 6 not
 //! found, 9 driver not loaded, 15 GPU lost, 255 anything else.
@@ -7,7 +7,10 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use silicon::machine::Pid;
 use silicon::{Call, Host, HostError, Return, fault};
+
+mod compute_policy;
 
 /// Resets a GPU through the fault rules. The outer error is of the host, the inner of the GPU.
 pub(crate) fn reset(host: &Host, gpu: u32) -> Result<Result<(), String>, HostError> {
@@ -44,11 +47,12 @@ enum Asked {
     List,
     Reset(Option<Vec<String>>),
     Mig(bool, Option<Vec<String>>),
+    Persistence(bool, Option<Vec<String>>),
 }
 
 fn parse(arguments: &[String]) -> Option<Asked> {
     let mut reset = false;
-    let mut mig = None;
+    let (mut mig, mut persistence) = (None, None);
     let mut ids = None;
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
@@ -57,6 +61,7 @@ fn parse(arguments: &[String]) -> Option<Asked> {
             "-L" | "--list-gpus" if arguments.len() == 1 => return Some(Asked::List),
             "-r" | "--gpu-reset" => reset = true,
             "-mig" | "--multi-instance-gpu" => mig = Some(mode(rest.next()?)?),
+            "-pm" | "--persistence-mode" => persistence = Some(mode(rest.next()?)?),
             "-i" | "--id" => ids = Some(split(rest.next()?)),
             other => match other.strip_prefix("-mig=").or_else(|| other.strip_prefix("--multi-instance-gpu=")) {
                 Some(text) => mig = Some(mode(text)?),
@@ -64,10 +69,11 @@ fn parse(arguments: &[String]) -> Option<Asked> {
             },
         }
     }
-    match (reset, mig) {
-        (true, None) => Some(Asked::Reset(ids)),
-        (false, Some(enable)) => Some(Asked::Mig(enable, ids)),
-        (true, Some(_)) | (false, None) => None,
+    match (reset, mig, persistence) {
+        (true, None, None) => Some(Asked::Reset(ids)),
+        (false, Some(enable), None) => Some(Asked::Mig(enable, ids)),
+        (false, None, Some(enable)) => Some(Asked::Persistence(enable, ids)),
+        (true, ..) | (false, Some(_), Some(_)) | (false, None, None) => None,
     }
 }
 
@@ -121,13 +127,47 @@ fn find(host: &Host, id: &str) -> Option<u32> {
         .next()
 }
 
+/// Indexes of the GPUs that `-i` names, or of all; or the exit code when there is none such.
+fn gpus(host: &Host, ids: Option<Vec<String>>) -> Result<Vec<u32>, ExitCode> {
+    let Some(ids) = ids else { return Ok((0..).take(host.hardware().slots.len()).collect()) };
+    let find = |id: &String| {
+        find(host, id).ok_or_else(|| {
+            eprintln!("No devices were found: there is no GPU {id}");
+            ExitCode::from(6)
+        })
+    };
+    ids.iter().map(find).collect()
+}
+
+/// What the manual says that the program ends with.
+fn exit_code(rc: Return) -> ExitCode {
+    ExitCode::from(match rc {
+        Return::Success => 0,
+        Return::InvalidArgument => 2,
+        Return::NotSupported => 3,
+        Return::NoPermission => 4,
+        Return::NotFound => 6,
+        Return::GpuIsLost => 15,
+        _ => 255,
+    })
+}
+
 pub(crate) fn main(called: &Path) -> ExitCode {
     let arguments: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+    if let Some(("compute-policy", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return match compute_policy::parse(rest) {
+            Ok(asked) => ended(host(called).and_then(|host| compute_policy::act(&host, asked))),
+            Err(why) => {
+                println!("{why}");
+                ExitCode::from(2)
+            }
+        };
+    }
     let Some(asked) = parse(&arguments) else {
         eprintln!("This is gpush-sim's stand-in for nvidia-smi on a simulated host.");
         eprintln!(
-            "It knows `nvidia-smi -L`, `nvidia-smi --gpu-reset -i N` and `nvidia-smi -i N -mig 0|1`; for the rest use \
-             gpushctl, nvitop or `gpush-sim show`."
+            "It knows `nvidia-smi -L`, `nvidia-smi --gpu-reset -i N`, `nvidia-smi -i N -mig 0|1`, `nvidia-smi -i N -pm 0|1` \
+             and `nvidia-smi compute-policy`; for the rest use gpushctl, nvitop or `gpush-sim show`."
         );
         return ExitCode::from(2);
     };
@@ -135,7 +175,12 @@ pub(crate) fn main(called: &Path) -> ExitCode {
         Asked::List => list(&host).map(|()| ExitCode::SUCCESS),
         Asked::Reset(ids) => reset_all(&host, ids),
         Asked::Mig(enable, ids) => switch_all(&host, enable, ids),
+        Asked::Persistence(enable, ids) => keep_all(&host, enable, ids),
     });
+    ended(outcome)
+}
+
+fn ended(outcome: Result<ExitCode, HostError>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("nvidia-smi (simulated): {error}");
         ExitCode::from(9)
@@ -214,6 +259,42 @@ fn switch_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<Exi
                 return Ok(ExitCode::from(if why == Return::NotSupported { 3 } else { 255 }));
             }
         }
+    }
+    println!("All done.");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Switches persistence mode: whether the GPU stays initialised when nobody has it open.
+fn keep_all(host: &Host, enable: bool, ids: Option<Vec<String>>) -> Result<ExitCode, HostError> {
+    if !host.privileged() {
+        eprintln!(
+            "Changing persistence mode is not allowed: insufficient permissions (the host's owner is not root on it)"
+        );
+        return Ok(exit_code(Return::NoPermission));
+    }
+    let gpus = match gpus(host, ids) {
+        Ok(gpus) => gpus,
+        Err(code) => return Ok(code),
+    };
+    let done = if enable { "Enabled" } else { "Disabled" };
+    for gpu in gpus {
+        let pci = host.hardware().slots[gpu as usize].identity.pci_address();
+        let decision = host.before(&Call::on("nvmlDeviceSetPersistenceMode", gpu))?;
+        let switched = match decision.rc {
+            Some(rc) => Err(rc),
+            None => host.update(|machine| {
+                machine.open(Pid::own());
+                let done = machine.set_persistence(gpu, enable);
+                machine.close(Pid::own());
+                done
+            }),
+        };
+        host.after(decision);
+        if let Err(why) = switched {
+            eprintln!("Unable to set persistence mode for GPU 0000{pci}: {why}");
+            return Ok(exit_code(why));
+        }
+        println!("{done} persistence mode for GPU 0000{pci}.");
     }
     println!("All done.");
     Ok(ExitCode::SUCCESS)

@@ -1,0 +1,175 @@
+//! What the driver lets programs do with a whole GPU: compute mode and time-slice level.
+//!
+//! Both are the driver's settings of a GPU, not gpush's: they last while the driver has the GPU
+//! initialised, so a reboot resets them, and without persistence mode so does the end of the last
+//! program on it (NVIDIA, Driver Persistence, "Data Persistence").
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// Who may make a CUDA context on a GPU (`nvmlComputeMode_t`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum ComputeMode {
+    /// Any number of processes.
+    #[default]
+    Default,
+    /// One thread of one process. Old drivers have it; today's refuse to set it.
+    ExclusiveThread,
+    /// Nobody.
+    Prohibited,
+    /// One process: with MPS its server, and so all of the server's clients.
+    ExclusiveProcess,
+}
+
+impl ComputeMode {
+    /// All modes, by NVML's numbers.
+    pub const ALL: [Self; 4] = [Self::Default, Self::ExclusiveThread, Self::Prohibited, Self::ExclusiveProcess];
+
+    /// NVIDIA's name of it, as `nvidia-smi --compute-mode` takes it: `EXCLUSIVE_PROCESS`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Default => "DEFAULT",
+            Self::ExclusiveThread => "EXCLUSIVE_THREAD",
+            Self::Prohibited => "PROHIBITED",
+            Self::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+        }
+    }
+}
+
+impl fmt::Display for ComputeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How long a program's turn is where programs share a GPU by turns (`nvidia-smi compute-policy`).
+///
+/// Contexts that are made later follow it, those that run do not. NVIDIA tells no durations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum TimesliceLevel {
+    /// The driver's own choice.
+    #[default]
+    Default,
+    /// Short turns: less waiting, more switching.
+    Short,
+    /// In between.
+    Medium,
+    /// Long turns.
+    Long,
+}
+
+impl TimesliceLevel {
+    /// All levels, by nvidia-smi's numbers.
+    pub const ALL: [Self; 4] = [Self::Default, Self::Short, Self::Medium, Self::Long];
+
+    /// Name, as in configs and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Short => "short",
+            Self::Medium => "medium",
+            Self::Long => "long",
+        }
+    }
+
+    /// What `nvidia-smi compute-policy --set-timeslice` calls it: 0 to 3.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Default => 0,
+            Self::Short => 1,
+            Self::Medium => 2,
+            Self::Long => 3,
+        }
+    }
+}
+
+impl fmt::Display for TimesliceLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Text that names no compute mode or time-slice level.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownName {
+    what: &'static str,
+    text: String,
+    known: String,
+}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is no {}; known: {}", self.text.escape_debug(), self.what, self.known)
+    }
+}
+
+impl std::error::Error for UnknownName {}
+
+fn find<T: Copy + fmt::Display>(text: &str, what: &'static str, all: &[T]) -> Result<T, UnknownName> {
+    let wanted = text.replace('-', "_");
+    all.iter().copied().find(|known| known.to_string().eq_ignore_ascii_case(&wanted)).ok_or_else(|| UnknownName {
+        what,
+        text: text.to_owned(),
+        known: all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    })
+}
+
+impl FromStr for ComputeMode {
+    type Err = UnknownName;
+
+    /// Reads a name in any case, with `-` or `_`: `EXCLUSIVE_PROCESS`, `exclusive-process`.
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        find(text, "compute mode", &Self::ALL)
+    }
+}
+
+impl FromStr for TimesliceLevel {
+    type Err = UnknownName;
+
+    /// Reads a name in any case.
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        find(text, "time-slice level", &Self::ALL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compute_modes_read_back_in_every_spelling() {
+        for mode in ComputeMode::ALL {
+            let json = serde_json::to_string(&mode).unwrap();
+            assert_eq!(serde_json::from_str::<ComputeMode>(&json).unwrap(), mode);
+            let snake = json.trim_matches('"');
+            for text in [mode.to_string(), snake.to_owned(), snake.replace('_', "-")] {
+                assert_eq!(text.parse(), Ok(mode), "{text}");
+            }
+        }
+        assert_eq!(ComputeMode::ExclusiveProcess.to_string(), "EXCLUSIVE_PROCESS");
+        let error = "shared".parse::<ComputeMode>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "`shared` is no compute mode; known: DEFAULT, EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS"
+        );
+    }
+
+    #[test]
+    fn levels_read_back_and_count_from_zero() {
+        for (number, level) in (0..).zip(TimesliceLevel::ALL) {
+            assert_eq!(level.number(), number);
+            assert_eq!(level.to_string().parse(), Ok(level));
+            assert_eq!(level.to_string().to_uppercase().parse(), Ok(level));
+            assert_eq!(serde_json::to_string(&level).unwrap(), format!("\"{level}\""));
+        }
+        assert!("1".parse::<TimesliceLevel>().is_err() && "".parse::<TimesliceLevel>().is_err());
+    }
+}

@@ -1,0 +1,195 @@
+//! The stand-in for `nvidia-smi compute-policy`: how long a program's turn on a GPU is.
+//!
+//! ```text
+//! +-------------------------------------+
+//! | GPU compute policies:               |
+//! | GPU     Name           Value        |
+//! |=====================================|
+//! |   0      Timeslice       Default    |
+//! +-------------------------------------+
+//! ```
+//!
+//! Known of the real one: the table's head, the widths of its columns and all messages, from the
+//! texts in nvidia-smi 535.309.01; that a GPU is named by its index alone; exit code 3 with both
+//! `Failed to set` lines where a GPU has no levels (kubernetes-sigs/dra-driver-nvidia-gpu issue 41);
+//! help without a command (NVIDIA/k8s-device-plugin issue 354). Not known, and guessed here: where
+//! in its column a value stands, that the table of the others is printed although one GPU has
+//! none, and that failures too go to standard output. Levels are taken by number alone, since the
+//! real one's help lists no other way: a stand-in that takes more would hide a mistake.
+
+use std::process::ExitCode;
+
+use silicon::machine::{Pid, Timeslice};
+use silicon::{Call, Host, HostError, Return, fault};
+
+/// What the arguments after `compute-policy` ask for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Help,
+    List(Option<Vec<String>>),
+    Set(Timeslice, Option<Vec<String>>),
+}
+
+/// Reads the arguments after `compute-policy`.
+pub(super) fn parse(arguments: &[String]) -> Result<Asked, String> {
+    let (mut list, mut level, mut ids) = (false, None, None);
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let (name, joined) = match argument.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (argument.as_str(), None),
+        };
+        let mut value = || joined.or_else(|| rest.next().map(String::as_str)).ok_or(format!("{name} needs a value"));
+        match name {
+            "-h" | "--help" => return Ok(Asked::Help),
+            "-l" | "--list" => list = true,
+            "-i" | "--id" => ids = Some(value()?.split(',').map(|id| id.trim().to_owned()).collect()),
+            "--set-timeslice" => level = Some(self::level(value()?)?),
+            _ => {
+                return Err(format!("Option {argument} is not recognized. Please run 'nvidia-smi compute-policy -h'."));
+            }
+        }
+    }
+    match (list, level) {
+        (true, None) => Ok(Asked::List(ids)),
+        (false, Some(level)) => Ok(Asked::Set(level, ids)),
+        (false, None) => Ok(Asked::Help),
+        (true, Some(_)) => Err("One, and only one, compute-policy command allowed at a time".to_owned()),
+    }
+}
+
+fn level(text: &str) -> Result<Timeslice, String> {
+    let known = text.parse().ok().and_then(|number: usize| Timeslice::ALL.get(number));
+    known.copied().ok_or_else(|| format!("{text} is no time-slice level: 0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG"))
+}
+
+/// Does it.
+pub(super) fn act(host: &Host, asked: Asked) -> Result<ExitCode, HostError> {
+    let failures = match asked {
+        Asked::Help => {
+            println!("    Compute Policy -- Control and list compute policies.\n");
+            println!("    nvidia-smi compute-policy -l | --list [-i GPUS]");
+            println!(
+                "    nvidia-smi compute-policy --set-timeslice N [-i GPUS]   0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG"
+            );
+            return Ok(ExitCode::SUCCESS);
+        }
+        Asked::List(ids) => match super::gpus(host, ids) {
+            Ok(gpus) => list(host, &gpus)?,
+            Err(code) => return Ok(code),
+        },
+        Asked::Set(level, ids) => match super::gpus(host, ids) {
+            Ok(gpus) => set(host, level, &gpus)?,
+            Err(code) => return Ok(code),
+        },
+    };
+    Ok(failures.last().map_or(ExitCode::SUCCESS, |rc| super::exit_code(*rc)))
+}
+
+fn list(host: &Host, gpus: &[u32]) -> Result<Vec<Return>, HostError> {
+    let (mut rows, mut failed, mut failures) = (String::new(), String::new(), Vec::new());
+    for &gpu in gpus {
+        let decision = host.before(&Call::on(fault::COMPUTE_POLICY_LIST, gpu))?;
+        let told = match decision.rc {
+            Some(rc) => Err(rc),
+            None => host.read()?.timeslice(gpu),
+        };
+        host.after(decision);
+        match told {
+            Ok(level) => rows += &format!("| {gpu:^5} {:^15} {:^13} |\n", "Timeslice", level.name()),
+            Err(rc) => {
+                failed += &format!("Failed to get compute policies for GPU {gpu} : {}\n", words(rc));
+                failures.push(rc);
+            }
+        }
+    }
+    if !rows.is_empty() {
+        println!("+-------------------------------------+");
+        println!("| GPU compute policies:               |");
+        println!("| GPU     Name           Value        |");
+        println!("|=====================================|");
+        println!("{rows}+-------------------------------------+");
+    }
+    print!("{failed}");
+    if let Some(rc) = failures.last() {
+        println!("Failed to retrieve compute policies for requested devices : {}", words(*rc));
+    }
+    Ok(failures)
+}
+
+fn set(host: &Host, level: Timeslice, gpus: &[u32]) -> Result<Vec<Return>, HostError> {
+    let mut failures = Vec::new();
+    for &gpu in gpus {
+        let decision = host.before(&Call::on(fault::COMPUTE_POLICY_SET, gpu))?;
+        let done = match decision.rc {
+            Some(rc) => Err(rc),
+            None if !host.privileged() => Err(Return::NoPermission),
+            None => host.update(|machine| {
+                // It has the driver open while it runs: without persistence mode nothing stays.
+                machine.open(Pid::own());
+                let done = machine.set_timeslice(gpu, level);
+                machine.close(Pid::own());
+                done
+            }),
+        };
+        let rc = done.err().unwrap_or(Return::Success);
+        host.trace(fault::COMPUTE_POLICY_SET, Some(gpu), format!("value={}", level.name()), rc);
+        host.after(decision);
+        let name = level.name();
+        match done {
+            Ok(()) => println!("Successfully set timeslice policy with value {name} for GPU {gpu}"),
+            Err(rc) => {
+                println!("Failed to set timeslice policy with value {name} for GPU {gpu} : {}", words(rc));
+                failures.push(rc);
+            }
+        }
+    }
+    if let Some(rc) = failures.last() {
+        println!("Failed to set timeslice for requested devices : {}", words(*rc));
+    }
+    Ok(failures)
+}
+
+/// A return code in the words of `nvmlErrorString`: those that are likely here.
+fn words(rc: Return) -> String {
+    match rc {
+        Return::NotSupported => "Not Supported".to_owned(),
+        Return::NoPermission => "Insufficient Permissions".to_owned(),
+        Return::InvalidArgument => "Invalid Argument".to_owned(),
+        Return::GpuIsLost => "GPU is lost".to_owned(),
+        Return::InUse => "In use by another client".to_owned(),
+        Return::Timeout => "Timeout".to_owned(),
+        Return::Unknown => "Unknown Error".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Asked, String> {
+        parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn arguments_in_every_spelling() {
+        let ids = |text: &str| Some(text.split(',').map(str::to_owned).collect::<Vec<_>>());
+        for (text, expected) in [
+            ("", Asked::Help),
+            ("-l -h", Asked::Help),
+            ("-i 0", Asked::Help),
+            ("-l", Asked::List(None)),
+            ("--list --id=0,1", Asked::List(ids("0,1"))),
+            ("-i GPU-1 --set-timeslice 3", Asked::Set(Timeslice::Long, ids("GPU-1"))),
+            ("--set-timeslice=0", Asked::Set(Timeslice::Default, None)),
+        ] {
+            assert_eq!(read(text), Ok(expected), "{text}");
+        }
+        for text in
+            ["-l --set-timeslice=1", "--set-timeslice", "--set-timeslice=4", "--set-timeslice=short", "-x", "-i"]
+        {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+}

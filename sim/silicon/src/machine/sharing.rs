@@ -1,0 +1,113 @@
+//! How programs share a whole GPU: compute mode, and how long each one's turn is.
+//!
+//! ```text
+//!              set                                             reset, reboot, MIG mode on,
+//!  DEFAULT ──────────▶ as set, for contexts that are made later ──────────────────────────▶ DEFAULT
+//!                                                              nobody left, persistence off
+//! ```
+//!
+//! How long a setting lasts: NVIDIA's "Driver Persistence, Data Persistence" counts compute mode
+//! among what lasts while a GPU is initialised, so that it goes with the last client; nvidia-smi's
+//! manual says that it does not survive a reboot. The open kernel modules are milder: they note
+//! compute mode in the driver's registry "so that it persists even after the last client
+//! disconnects" (`subdeviceCtrlCmdGpuSetComputeModeRules`), and the level in a database by UUID
+//! (`gpudbSetGpuComputePolicyConfig`), both for as long as the module is loaded. Not seen on
+//! hardware: here settings last as short as any of these says, since who copes with that copes
+//! with the rest.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Gpu, Machine};
+use crate::returns::Return;
+
+/// Compute modes by NVML's numbers (`nvmlComputeMode_t`).
+pub const COMPUTE_MODES: [&str; 4] = ["DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"];
+
+/// How long a program's turn is, as `nvidia-smi compute-policy --set-timeslice` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Timeslice {
+    /// The driver's choice.
+    #[default]
+    Default,
+    /// Short.
+    Short,
+    /// In between.
+    Medium,
+    /// Long.
+    Long,
+}
+
+impl Timeslice {
+    /// All levels, by nvidia-smi's numbers.
+    pub const ALL: [Self; 4] = [Self::Default, Self::Short, Self::Medium, Self::Long];
+
+    /// Name, as nvidia-smi prints it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Default => "Default",
+            Self::Short => "Short",
+            Self::Medium => "Medium",
+            Self::Long => "Long",
+        }
+    }
+}
+
+impl Gpu {
+    /// Settings as the driver has them after it initialised the GPU.
+    pub(super) fn forget_settings(&mut self) {
+        self.compute_mode = 0;
+        self.timeslice = Timeslice::Default;
+    }
+}
+
+impl Machine {
+    /// Sets the compute mode by NVML's number. Contexts that are there stay: the mode is looked at
+    /// when one is made, so that a GPU in use is no obstacle.
+    ///
+    /// # Errors
+    /// `NotSupported` with MIG on, whatever the mode (`subdeviceCtrlCmdGpuSetComputeModeRules` of the
+    /// open kernel modules; nvidia-smi: "Setting compute mode to EXCLUSIVE_PROCESS is not supported
+    /// on a MIG-enabled device.", NVIDIA/DCGM issue 82). `InvalidArgument` for an unknown mode and for
+    /// EXCLUSIVE_THREAD, which nvidia-smi took off its list long ago. `GpuIsLost`.
+    pub fn set_compute_mode(&mut self, gpu: u32, mode: u32) -> Result<(), Return> {
+        let at = self.gpu_mut(gpu)?;
+        match (at.mig, mode) {
+            (true, _) => Err(Return::NotSupported),
+            (false, 0 | 2 | 3) => {
+                at.compute_mode = mode;
+                Ok(())
+            }
+            (false, _) => Err(Return::InvalidArgument),
+        }
+    }
+
+    /// The time-slice level.
+    ///
+    /// # Errors
+    /// `NotSupported` before Turing (`bComputePolicyTimesliceSupported` of the open kernel modules)
+    /// and with MIG on, `GpuIsLost`, `InvalidArgument`.
+    pub fn timeslice(&self, gpu: u32) -> Result<Timeslice, Return> {
+        let at = self.gpu(gpu)?;
+        if self.part(gpu)?.has_timeslice() && !at.mig { Ok(at.timeslice) } else { Err(Return::NotSupported) }
+    }
+
+    /// Sets the time-slice level.
+    ///
+    /// # Errors
+    /// As [`Machine::timeslice`].
+    pub fn set_timeslice(&mut self, gpu: u32, level: Timeslice) -> Result<(), Return> {
+        self.timeslice(gpu)?;
+        self.gpu_mut(gpu)?.timeslice = level;
+        Ok(())
+    }
+
+    /// GPUs that nobody uses and that are not kept initialised lose their settings.
+    pub(super) fn put_down_idle(&mut self) {
+        if self.state.clients.is_empty() {
+            let idle = |at: &&mut Gpu| !at.persistence && at.processes.is_empty();
+            self.state.gpus.iter_mut().filter(idle).for_each(Gpu::forget_settings);
+        }
+    }
+}
