@@ -8,7 +8,7 @@ use std::{
 
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
-use super::{Config, WantedLayout, rules::mode_name, sharing};
+use super::{Config, WantedLayout, rules::mode_name, sharing, timeslice};
 use crate::desired;
 
 impl Config {
@@ -51,6 +51,9 @@ impl Config {
             }
             if let Some(policy) = &rule.mps {
                 let _ = writeln!(out, "mps = {}", sharing::written(policy, rule.mode));
+            }
+            if let Some(policy) = &rule.timeslice {
+                let _ = writeln!(out, "timeslice = {}", timeslice::written(policy));
             }
         }
         out
@@ -114,6 +117,7 @@ impl Config {
                         WantedLayout::Inline(layout) => layout.canonical(),
                     }),
                     mps: rule.mps.clone(),
+                    timeslice: rule.timeslice.clone(),
                     claims: gpus
                         .iter()
                         .zip(&claimed)

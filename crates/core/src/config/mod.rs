@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{Mode, MpsPolicy};
+use gpush_api::{Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
@@ -30,6 +30,7 @@ mod rules;
 pub mod schema;
 mod settings;
 mod sharing;
+mod timeslice;
 
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
@@ -227,6 +228,8 @@ pub struct Rule {
     /// How clients of MPS share what it claims: always in mode `mps`; in mode `mig`, where it is for MIG
     /// devices that the layout shares, only when the file says it.
     pub mps: Option<MpsPolicy>,
+    /// How holders of what it claims take turns, in mode `timeslice` only and always.
+    pub timeslice: Option<TimeslicePolicy>,
 }
 
 /// The layout of a rule.

@@ -69,10 +69,12 @@ pub const RULE_MPS: Section = Section {
     header: "[gpu.mps]",
     keys: &["percentage", "memory_limit", "priority", "max_clients", "shares_percent", "users", "compute_mode"],
 };
+/// `[gpu.timeslice]`: a table of the rule above it.
+pub const RULE_TIMESLICE: Section = Section { header: "[gpu.timeslice]", keys: &["replicas", "level", "compute_mode"] };
 
 /// All sections, in the order of the file.
 pub const SECTIONS: &[Section] =
-    &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LAYOUTS, RULE, RULE_MPS];
+    &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LAYOUTS, RULE, RULE_MPS, RULE_TIMESLICE];
 
 impl Section {
     /// Name of the table: `gpu` of `[[gpu]]`.

@@ -7,11 +7,15 @@ use crate::config::Config;
 
 /// What a config wants of each GPU, in order, overrides left out.
 fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
-    let view = |(wish, claimed): (Wish, Option<usize>)| WantedView {
-        mode: wish.mode,
-        rule: wish.rule,
-        layout: wish.configured.map(|layout| layout.canonical()),
-        mps: claimed.and_then(|position| config.rules.get(position)?.mps.clone()),
+    let view = |(wish, claimed): (Wish, Option<usize>)| {
+        let rule = claimed.and_then(|position| config.rules.get(position));
+        WantedView {
+            mode: wish.mode,
+            rule: wish.rule,
+            layout: wish.configured.map(|layout| layout.canonical()),
+            mps: rule.and_then(|rule| rule.mps.clone()),
+            timeslice: rule.and_then(|rule| rule.timeslice.clone()),
+        }
     };
     wishes(config, gpus).into_iter().zip(claims(config, gpus)).map(view).collect()
 }

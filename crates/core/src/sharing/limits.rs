@@ -1,6 +1,8 @@
 //! What a target can give: memory and clients.
 
-use gpush_api::{ApiError, Code, Gpu, GpuInstance, MPS_CLIENTS, MemoryLimit, Mig, Mode, MpsSettings};
+use gpush_api::{
+    ApiError, Architecture, Code, Gpu, GpuInstance, MPS_CLIENTS, MemoryLimit, Mig, Mode, MpsSettings, TimesliceLevel,
+};
 
 use super::{Target, label, too_old};
 use crate::{config::Config, desired};
@@ -58,11 +60,40 @@ pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                     }
                 }
             }
-            Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
+            Mode::Timeslice => {
+                let level = rule
+                    .timeslice
+                    .as_ref()
+                    .map(|policy| policy.level)
+                    .filter(|level| *level != TimesliceLevel::Default);
+                let told = level.filter(|_| !takes_levels(gpu.architecture));
+                let what = |level| {
+                    format!(
+                        "{}: {} is older than Turing and takes no time-slice level, such as {level}",
+                        label(gpu.index, None),
+                        gpu.name
+                    )
+                };
+                findings.extend(told.map(what));
+            }
+            Mode::Unmanaged | Mode::Exclusive => {}
         }
     }
     findings.dedup();
     findings
+}
+
+/// Whether `nvidia-smi compute-policy` sets turns there; whether this very part does is seen by trying.
+fn takes_levels(architecture: Architecture) -> bool {
+    match architecture {
+        Architecture::Legacy | Architecture::Volta => false,
+        Architecture::Turing
+        | Architecture::Ampere
+        | Architecture::Ada
+        | Architecture::Hopper
+        | Architecture::Blackwell
+        | Architecture::Unknown => true,
+    }
 }
 
 /// Memory of a GPU instance; the compute instances in it have it together.

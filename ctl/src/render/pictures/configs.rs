@@ -11,6 +11,7 @@ fn the_config_in_force() {
         mode,
         layout: layout.map(|l| l.iter().map(|e| (*e).to_owned()).collect()),
         mps: None,
+        timeslice: None,
         claims: claims.to_vec(),
     };
     let view = ConfigView {
@@ -107,6 +108,7 @@ fn what_a_file_changes() {
         rule: Some(rule.into()),
         layout: layout.map(|entry| vec![entry.to_owned()]),
         mps: None,
+        timeslice: None,
     };
     let gpu = |gpu, in_file: Option<WantedView>, in_force, stands: &[&str]| GpuDiff {
         gpu,

@@ -10,6 +10,8 @@ const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\n";
 fn corpus() -> Vec<(&'static str, String, usize)> {
     let rule = |rest: &str| format!("{RULE}{rest}\n");
     let own = str::to_owned;
+    let turns =
+        |mode: &str, lines: &str| format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\n[gpu.timeslice]\n{lines}\n");
     let shared = |mode: &str, line: &str| {
         let uuid = line.bytes().map(u32::from).sum::<u32>();
         format!("[[gpu]]\nmatch = [\"GPU-{uuid:08x}\"]\nmode = \"{mode}\"\n[gpu.mps]\n{line}\n")
@@ -179,6 +181,21 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("mps with a layout", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nlayout = \"none\"\n"), 1),
         ("mps compute mode under MIG", rule("layout = \"2g.20gb:mps\"\nmps = { compute_mode = \"keep\" }"), 1),
         ("mps in a mode that is none", shared("mpx", "percentage = 0"), 2),
+        // Turns
+        (
+            "turns, figures",
+            turns(
+                "timeslice",
+                "replicas = 0\n[[gpu]]\nmatch = [\"2\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 1001 }",
+            ),
+            2,
+        ),
+        ("turns, level", turns("timeslice", "level = \"2\"\ncompute_mode = \"exclusive_thread\""), 2),
+        ("turns, keys", turns("timeslice", "replica = 2\nslice_ms = 2\nmax_clients = 2"), 3),
+        ("turns in mode mps", turns("mps", "replicas = 2"), 1),
+        ("turns in mode mig", rule("layout = \"none\"\ntimeslice = { replicas = 2 }"), 1),
+        ("turns are no table", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = 4\n"), 1),
+        ("mps in mode timeslice", shared("timeslice", "percentage = 25"), 1),
         // Processes
         ("strays", own("[processes]\nstray = \"kill\"\ngrace_s = -1\n"), 2),
         ("allowed is no list", own("[processes]\nallow = \"/usr/bin/nvtop\"\n"), 1),

@@ -99,6 +99,13 @@ fn the_example_and_the_reference_give_the_defaults_of_a_policy() {
         let row = format!("| `gpu.mps.{key}` | `{value}` |");
         assert!(REFERENCE.contains(&row), "docs/config.md lacks {row}");
     }
+    let turns = config.rules.iter().find_map(|rule| rule.timeslice.clone());
+    assert_eq!(turns, Some(TimeslicePolicy::default()));
+    for pair in timeslice::written(&TimeslicePolicy::default()).trim_matches(['{', '}', ' ']).split(", ") {
+        let (key, value) = pair.split_once(" = ").unwrap();
+        let row = format!("| `gpu.timeslice.{key}` | `{value}` |");
+        assert!(REFERENCE.contains(&row), "docs/config.md lacks {row}");
+    }
     for key in schema::ALLOW.keys {
         assert!(REFERENCE.contains(&format!("| `{key}` |")) && EXAMPLE.contains(&format!("{key} = ")), "{key}");
     }

@@ -1,4 +1,7 @@
-use gpush_api::{MemoryLimit, Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Priority};
+use gpush_api::{
+    ComputeMode, MemoryLimit, Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Priority, TimesliceLevel,
+    TimeslicePolicy,
+};
 use proptest::prelude::*;
 
 use super::super::*;
@@ -84,6 +87,18 @@ users = "many"
 compute_mode = "keep"
 
 [[gpu]]
+match = ["7"]
+mode = "timeslice"
+
+[[gpu]]
+match = ["8"]
+mode = "timeslice"
+[gpu.timeslice]
+replicas = 1000
+level = "long"
+compute_mode = "keep"
+
+[[gpu]]
 match = ["*L4*"]
 mode = "exclusive"
 
@@ -109,7 +124,7 @@ fn every_key_is_taken() {
     let modes: Vec<Mode> = config.rules.iter().map(|rule| rule.mode).collect();
     let first = [Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mps, Mode::Mps];
     assert_eq!(modes[..7], first);
-    assert_eq!(modes[7..], [Mode::Exclusive, Mode::Unmanaged]);
+    assert_eq!(modes[7..], [Mode::Timeslice, Mode::Timeslice, Mode::Exclusive, Mode::Unmanaged]);
     let layouts: Vec<Option<String>> =
         config.rules.iter().map(|rule| config.layout_of(rule).map(|layout| layout.to_string())).collect();
     let expected = ["3g.40gb*2", "1g.10gb*7", "1g.6gb*4", "none", "2g.20gb*2:mps,1c.3g.40gb:mps"];
@@ -137,6 +152,24 @@ fn how_clients_of_mps_share() {
     assert!(config.rules[0].mps.is_none() && policy(0).compute_mode == MpsComputeMode::Keep);
     let views = config.view(None, &[]).rules;
     assert_eq!((&views[0].mps, &views[4].mps), (&None, &Some(cut)));
+}
+
+#[test]
+fn how_holders_take_turns() {
+    let config = Config::parse(WHOLE, "config.toml").unwrap();
+    let turns = |rule: usize| config.rules[rule].timeslice.clone();
+    assert_eq!((turns(6), turns(7)), (None, Some(TimeslicePolicy::default())));
+    let level = TimesliceLevel::Long;
+    assert_eq!(turns(8), Some(TimeslicePolicy { replicas: 1000, level, compute_mode: None }));
+    assert_eq!(config.view(None, &[]).rules[8].timeslice, turns(8));
+    for (mode, name) in [(ComputeMode::Prohibited, "prohibited"), (ComputeMode::ExclusiveProcess, "exclusive_process")]
+    {
+        let text =
+            format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = {{ compute_mode = \"{name}\" }}\n");
+        let config = Config::parse(&text, "config.toml").unwrap();
+        assert_eq!(config.rules[0].timeslice.as_ref().unwrap().compute_mode, Some(mode));
+        assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config);
+    }
 }
 
 #[test]
