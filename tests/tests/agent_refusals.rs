@@ -30,7 +30,6 @@ fn layouts_that_cannot_be_are_refused_with_the_smallest_reason() {
         (&[], Code::BadRequest, ""),
         (&["3g.40gb@x"], Code::BadRequest, "3g.40gb@x"),
         (&["\u{7f}"], Code::BadRequest, ""),
-        (&["3g.40gb:mps"], Code::Unsupported, "not built yet"),
     ] {
         let refused = agent.begin(&["0"], entries).unwrap_err();
         assert_eq!(refused.code, code, "{entries:?}: {refused:?}");

@@ -19,6 +19,7 @@ pub mod plan;
 pub mod policy;
 pub mod process;
 pub mod text;
+pub mod timeslice;
 
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
@@ -49,3 +50,4 @@ pub use policy::{
     WantedView,
 };
 pub use process::{GpuProcess, GpuProcesses, StrayPolicy};
+pub use timeslice::TimeslicePolicy;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, overrides::Override};
+use crate::{error::ApiError, mps::MpsPolicy, overrides::Override, timeslice::TimeslicePolicy};
 
 /// How a GPU is shared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -45,6 +45,13 @@ pub struct RuleView {
     /// Layout for mode `mig`: a name or entries, in canonical text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
+    /// How clients of MPS share what it claims, in mode `mps`; in mode `mig`, where it is for MIG devices
+    /// that the layout shares, when the file says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsPolicy>,
+    /// How holders of what it claims take turns, in mode `timeslice`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeslice: Option<TimeslicePolicy>,
     /// Indexes of the GPUs that it claims now.
     pub claims: Vec<u32>,
 }
@@ -97,6 +104,12 @@ pub struct WantedView {
     /// Layout, in mode `mig`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Vec<String>>,
+    /// How clients of MPS share it, as in [`RuleView`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsPolicy>,
+    /// How holders take turns, as in [`RuleView`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeslice: Option<TimeslicePolicy>,
 }
 
 /// One GPU: what the file says, what is in force, what stands.

@@ -14,4 +14,5 @@ pub mod preset;
 pub mod quote;
 pub mod refusal;
 pub mod selector;
+pub mod sharing;
 pub mod supervisor;

@@ -108,6 +108,8 @@ pub struct MemoryLimit {
 /// More than any GPU has, and far from where the daemon overflows.
 const MOST_MIB: u64 = 16 << 20;
 
+const TOO_MUCH: &str = "no GPU has as much; leave it out for no limit";
+
 impl MemoryLimit {
     /// From MiB: 1 to 16 TiB.
     #[must_use]
@@ -160,11 +162,11 @@ impl FromStr for MemoryLimit {
             _ => return Err(bad("give whole MiB or GiB, such as 8192M or 8G")),
         };
         let number: u64 = number.parse().map_err(|_| bad("give whole MiB or GiB, such as 8192M or 8G"))?;
-        let mib = number.checked_mul(factor).ok_or_else(|| bad("no GPU has as much"))?;
+        let mib = number.checked_mul(factor).ok_or_else(|| bad(TOO_MUCH))?;
         match Self::of_mib(mib) {
             Some(limit) => Ok(limit),
             None if mib == 0 => Err(bad("at least 1M is needed; leave it out for no limit")),
-            None => Err(bad("no GPU has as much")),
+            None => Err(bad(TOO_MUCH)),
         }
     }
 }

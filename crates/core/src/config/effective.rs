@@ -8,7 +8,7 @@ use std::{
 
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
-use super::{Config, WantedLayout, rules::mode_name};
+use super::{Config, WantedLayout, rules::mode_name, sharing, timeslice};
 use crate::desired;
 
 impl Config {
@@ -16,9 +16,8 @@ impl Config {
     #[must_use]
     pub fn effective(&self) -> String {
         let mut out = String::new();
-        let _ = writeln!(out, "auto_reconcile = {}", self.auto_reconcile);
         let mut table = "";
-        for (section, key, value) in self.of_the_agent() {
+        for (section, key, value) in self.settings() {
             if section != table {
                 let _ = writeln!(out, "\n[{section}]");
                 table = section;
@@ -27,24 +26,6 @@ impl Config {
                 let _ = writeln!(out, "{key} = {value}");
             }
         }
-        let _ = writeln!(out, "\n[access]\nadmin_groups = {}", list(&self.access.admin_groups));
-        let xids: Vec<String> = self.health.cordon_xids.iter().map(u32::to_string).collect();
-        let _ = writeln!(out, "\n[health]\ncordon_xids = [{}]\npoll_s = {}", xids.join(", "), self.health.poll_s);
-        let change = &self.mode_change;
-        let _ = writeln!(out, "\n[mode_change]\nservices = {}", list(&change.services));
-        for (key, hook) in [("before", &change.before), ("after", &change.after)] {
-            if let Some(hook) = hook {
-                let _ = writeln!(out, "{key} = {}", text(hook));
-            }
-        }
-        for (key, seconds) in [("hook_s", change.hook_s), ("service_s", change.service_s), ("reset_s", change.reset_s)]
-        {
-            let _ = writeln!(out, "{key} = {seconds}");
-        }
-        let _ = writeln!(out, "nvidia_smi = {}", text(&change.nvidia_smi));
-        let _ = writeln!(out, "systemctl = {}", text(&change.systemctl));
-        let groups: Vec<String> = change.reset_together.iter().map(ToString::to_string).collect();
-        let _ = writeln!(out, "reset_together = {}", list(&groups));
         if !self.layouts.is_empty() {
             let _ = writeln!(out, "\n[layouts]");
             for (name, layout) in &self.layouts {
@@ -68,33 +49,24 @@ impl Config {
                 }
                 None => {}
             }
+            if let Some(policy) = &rule.mps {
+                let _ = writeln!(out, "mps = {}", sharing::written(policy, rule.mode));
+            }
+            if let Some(policy) = &rule.timeslice {
+                let _ = writeln!(out, "timeslice = {}", timeslice::written(policy));
+            }
         }
         out
     }
 
-    /// The settings about the agent itself: table, key and value as TOML, in the order of the file.
-    fn of_the_agent(&self) -> [(&'static str, &'static str, Option<String>); 8] {
-        let Self { log, driver, api, .. } = self;
-        [
-            ("log", "level", Some(text(log.level.name()))),
-            ("driver", "library", Some(text(&driver.library))),
-            ("driver", "start_s", Some(driver.start_s.to_string())),
-            ("driver", "read_ms", Some(driver.read_ms.to_string())),
-            ("driver", "change_s", Some(driver.change_s.to_string())),
-            ("api", "socket_group", api.socket_group.as_deref().map(text)),
-            ("api", "socket_mode", Some(format!("\"{:04o}\"", api.socket_mode))),
-            ("api", "admin_socket", api.admin_socket.as_deref().map(text)),
-        ]
-    }
-
-    /// In which settings about the agent itself a file differs from what is in force: they wait
-    /// for a restart.
+    /// What a file has otherwise than what is in force and waits for a restart: `self` has those settings
+    /// as they were at the start, and all others by the file.
     #[must_use]
     pub fn pending_restart(&self, in_file: &Self) -> Vec<PendingRestart> {
-        let both = self.of_the_agent().into_iter().zip(in_file.of_the_agent());
+        let both = self.settings().into_iter().zip(in_file.settings());
         both.filter(|((_, _, in_force), (_, _, in_file))| in_force != in_file)
             .map(|((table, key, in_force), (_, _, in_file))| PendingRestart {
-                key: format!("{table}.{key}"),
+                key: dotted(table, key),
                 in_force,
                 in_file,
             })
@@ -105,8 +77,8 @@ impl Config {
     /// told GPU by GPU.
     #[must_use]
     pub fn differences(&self, in_file: &Self) -> Vec<SettingDiff> {
-        let ours = self.settings();
-        let theirs = in_file.settings();
+        let ours = self.by_key();
+        let theirs = in_file.by_key();
         let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
         let changed = |key: &&String| ours.get(*key) != theirs.get(*key);
         let diff = |key: &String| SettingDiff {
@@ -118,18 +90,12 @@ impl Config {
         keys.into_iter().filter(changed).map(diff).collect()
     }
 
-    /// Settings by key with their table, as TOML.
-    fn settings(&self) -> BTreeMap<String, String> {
-        let agent = self.of_the_agent().into_iter();
-        let agent = agent.filter_map(|(table, key, value)| Some((format!("{table}.{key}"), value?)));
-        let layouts = self.layouts.iter().map(|(name, layout)| (format!("layouts.{name}"), list(&layout.canonical())));
-        agent
-            .chain(layouts)
-            .chain([
-                ("auto_reconcile".to_owned(), self.auto_reconcile.to_string()),
-                ("access.admin_groups".to_owned(), list(&self.access.admin_groups)),
-            ])
-            .collect()
+    /// Settings and layouts by key with their table, as TOML.
+    fn by_key(&self) -> BTreeMap<String, String> {
+        let settings = self.settings().into_iter();
+        let settings = settings.filter_map(|(table, key, value)| Some((dotted(table, key), value?)));
+        let layouts = self.layouts.iter().map(|(name, layout)| (dotted("layouts", name), list(&layout.canonical())));
+        settings.chain(layouts).collect()
     }
 
     /// As the API shows it; `path` is the file it came from, `gpus` those that rules may claim.
@@ -150,6 +116,8 @@ impl Config {
                         WantedLayout::Named(name) => vec![name.clone()],
                         WantedLayout::Inline(layout) => layout.canonical(),
                     }),
+                    mps: rule.mps.clone(),
+                    timeslice: rule.timeslice.clone(),
                     claims: gpus
                         .iter()
                         .zip(&claimed)
@@ -171,11 +139,15 @@ impl Config {
     }
 }
 
-fn text(value: &str) -> String {
+fn dotted(table: &str, key: &str) -> String {
+    if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
+}
+
+pub(super) fn text(value: &str) -> String {
     toml::Value::String(value.to_owned()).to_string()
 }
 
-fn list(values: &[String]) -> String {
+pub(super) fn list(values: &[String]) -> String {
     let items: Vec<String> = values.iter().map(|value| text(value)).collect();
     format!("[{}]", items.join(", "))
 }

@@ -16,16 +16,24 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::Mode;
+use gpush_api::{Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
 mod effective;
 mod mode_change;
+mod mps;
 mod parse;
+mod processes;
 mod reader;
 mod rules;
 pub mod schema;
+mod settings;
+mod sharing;
+mod timeslice;
+
+pub use mps::Mps;
+pub use processes::{Allowed, Processes};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
@@ -49,6 +57,10 @@ pub struct Config {
     pub health: Health,
     /// `[mode_change]`
     pub mode_change: ModeChange,
+    /// `[mps]`
+    pub mps: Mps,
+    /// `[processes]`
+    pub processes: Processes,
     /// `[layouts]`, without the reserved `none`.
     pub layouts: BTreeMap<String, Layout>,
     /// `[[gpu]]` rules in order: the first that matches a GPU claims it.
@@ -213,6 +225,11 @@ pub struct Rule {
     pub mode: Mode,
     /// Layout, in mode `mig` only and always.
     pub layout: Option<WantedLayout>,
+    /// How clients of MPS share what it claims: always in mode `mps`; in mode `mig`, where it is for MIG
+    /// devices that the layout shares, only when the file says it.
+    pub mps: Option<MpsPolicy>,
+    /// How holders of what it claims take turns, in mode `timeslice` only and always.
+    pub timeslice: Option<TimeslicePolicy>,
 }
 
 /// The layout of a rule.
@@ -229,6 +246,12 @@ impl Rule {
     #[must_use]
     pub fn label(&self, position: usize) -> String {
         self.name.clone().unwrap_or_else(|| format!("rule {}", position + 1))
+    }
+
+    /// How clients of MPS share what it claims, where they do.
+    #[must_use]
+    pub fn mps_policy(&self) -> MpsPolicy {
+        self.mps.clone().unwrap_or_else(|| sharing::default_of(self.mode))
     }
 }
 

@@ -14,13 +14,13 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> ModeChange {
     let groups = reader.words(table, "reset_together", "[\"0-3\", \"4-7\"]").unwrap_or_default();
     ModeChange {
         services: services.into_iter().filter_map(|text| service(reader, text)).collect(),
-        before: program(reader, table, "before", "/etc/gpush/hooks/before"),
-        after: program(reader, table, "after", "/etc/gpush/hooks/after"),
+        before: reader.absolute(table, "before", "/etc/gpush/hooks/before"),
+        after: reader.absolute(table, "after", "/etc/gpush/hooks/after"),
         hook_s: reader.number(table, "hook_s", 1..=3600, default.hook_s),
         service_s: reader.number(table, "service_s", 1..=3600, default.service_s),
         reset_s: reader.number(table, "reset_s", 1..=3600, default.reset_s),
-        nvidia_smi: program(reader, table, "nvidia_smi", &default.nvidia_smi).unwrap_or(default.nvidia_smi),
-        systemctl: program(reader, table, "systemctl", &default.systemctl).unwrap_or(default.systemctl),
+        nvidia_smi: reader.absolute(table, "nvidia_smi", &default.nvidia_smi).unwrap_or(default.nvidia_smi),
+        systemctl: reader.absolute(table, "systemctl", &default.systemctl).unwrap_or(default.systemctl),
         reset_together: groups.into_iter().filter_map(|text| group(reader, &text)).collect(),
     }
 }
@@ -40,17 +40,6 @@ fn service(reader: &mut Reader<'_>, text: Text) -> Option<String> {
         return None;
     }
     Some(name)
-}
-
-fn program(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str, example: &str) -> Option<String> {
-    let example = format!("\"{example}\"");
-    let text = reader.word(table, key, &example)?;
-    if text.value.starts_with('/') {
-        return Some(text.value);
-    }
-    let problem = format!("`{key}` is not an absolute path: {}", Quoted(&text.value));
-    reader.report(Problem::new(text.span, problem, format!("write an absolute path, such as {example}")));
-    None
 }
 
 fn group(reader: &mut Reader<'_>, text: &Text) -> Option<Selector> {

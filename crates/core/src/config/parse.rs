@@ -8,15 +8,14 @@ use toml::{
 };
 
 use super::{
-    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change,
-    reader::{Reader, Text, Value, get},
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes,
+    reader::{Reader, Text, Value, get, unknown},
     rules,
-    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LOG, MODE_CHANGE, RULE, TOP},
+    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LOG, MODE_CHANGE, MPS, PROCESSES, RULE, TOP},
 };
 use crate::{
     diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
     layout::{self, Layout},
-    nearest::nearest,
     quote::Quoted,
 };
 
@@ -122,7 +121,8 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, LAYOUTS, RULE].map(|section| section.table());
+    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LAYOUTS, RULE];
+    let tables = tables.map(|section| section.table());
     reader.strangers(top, TOP, &tables);
     let mut config = Config::default();
     if let Some(flag) = reader.flag(top, "auto_reconcile") {
@@ -152,6 +152,14 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         reader.strangers(table, MODE_CHANGE, &[]);
         config.mode_change = mode_change::read(reader, table);
     }
+    if let Some(table) = reader.table(top, MPS) {
+        reader.strangers(table, MPS, &[]);
+        config.mps = mps::read(reader, table);
+    }
+    if let Some(table) = reader.table(top, PROCESSES) {
+        reader.strangers(table, PROCESSES, &[]);
+        config.processes = processes::read(reader, table);
+    }
     // A layout that is wrong keeps its name: a rule that names it is not wrong too.
     let mut names = Vec::new();
     if let Some(table) = reader.table(top, LAYOUTS) {
@@ -179,15 +187,6 @@ fn log(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Log {
         }
     }
     log
-}
-
-/// A word that is not among those there are.
-pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
-    let hint = match nearest(&text.value, known.iter().copied()) {
-        Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),
-        None => format!("there are: {}", known.join(", ")),
-    };
-    Problem::new(text.span.clone(), format!("there is no {what} {}", Quoted(&text.value)), hint)
 }
 
 fn driver(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Driver {
@@ -362,21 +361,11 @@ pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, 
     (texts.len() == items.len()).then_some(texts)
 }
 
-/// Reads the texts of a layout, mapping errors into the file. Shares are refused here: nobody
-/// would start the MPS daemons.
+/// Reads the texts of a layout, mapping errors into the file.
 pub(super) fn entries(reader: &mut Reader<'_>, texts: &[Text], value: Value<'_, '_>) -> Option<Layout> {
     let plain: Vec<&str> = texts.iter().map(|text| text.value.as_str()).collect();
     match Layout::parse_all(&plain) {
-        Ok(layout) => {
-            let Some(entry) = layout.shared() else { return Some(layout) };
-            let at = texts.iter().find(|text| text.value.to_ascii_lowercase().contains(":mps"));
-            reader.report(Problem::new(
-                at.map_or(value.span(), |text| text.span.clone()),
-                format!("`{entry}`: sharing a MIG device through MPS is not built yet"),
-                "leave `:mps` out; the MIG device is then made as it is",
-            ));
-            None
-        }
+        Ok(layout) => Some(layout),
         Err(errors) => {
             for error in errors {
                 let span = texts.get(error.item).map_or(value.span(), |text| text.part(&error.span));

@@ -2,8 +2,12 @@
 //!
 //! Not serde: serde stops at the first error and forgets where the others are.
 
-use std::ops::{Range, RangeInclusive};
+use std::{
+    ops::{Range, RangeInclusive},
+    str::FromStr,
+};
 
+use gpush_api::BadValue;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -63,7 +67,19 @@ impl<'t> Reader<'t> {
         self.problems.push(problem);
     }
 
-    fn expected(&mut self, key: &str, value: Value<'_, '_>, what: &str, example: &str) {
+    /// Reports something about a key that is there.
+    pub(super) fn report_at(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        message: impl Into<String>,
+        hint: impl Into<String>,
+    ) {
+        let span = key_span(table, key).unwrap_or_default();
+        self.report(Problem::new(span, message, hint));
+    }
+
+    pub(super) fn expected(&mut self, key: &str, value: Value<'_, '_>, what: &str, example: &str) {
         let found = kind(value.get_ref());
         self.report(Problem::new(
             self.clip(value.span()),
@@ -95,7 +111,9 @@ impl<'t> Reader<'t> {
             };
             let what = if is_table && section.header.is_empty() { "table" } else { "key" };
             let known = section.keys.iter().chain(tables).copied();
-            let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name));
+            // What stands in a list of tables is about one thing: no other table is meant.
+            let listed = !SECTIONS.iter().any(|own| own.header == section.header);
+            let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
             let hint = if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
@@ -112,14 +130,15 @@ impl<'t> Reader<'t> {
 
     /// A table of the file by name; an absent one is `None`.
     pub(super) fn table<'a, 'i>(&mut self, of: &'a DeTable<'i>, section: Section) -> Option<&'a DeTable<'i>> {
-        let value = get(of, section.table())?;
+        let name = section.key();
+        let value = get(of, name)?;
         if let DeValue::Table(table) = value.get_ref() {
             return Some(table);
         }
         let found = kind(value.get_ref());
         self.report(Problem::new(
             self.clip(value.span()),
-            format!("`{}` is a table, not {found}", section.table()),
+            format!("`{name}` is a table, not {found}"),
             format!("write {} on a line of its own and its keys below", section.header),
         ));
         None
@@ -220,6 +239,52 @@ impl<'t> Reader<'t> {
         Some(text)
     }
 
+    /// The path of a file, from the root.
+    pub(super) fn absolute(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<String> {
+        self.absolute_text(table, key, example).map(|text| text.value)
+    }
+
+    /// As [`Reader::absolute`], with its place.
+    pub(super) fn absolute_text(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
+        let example = format!("\"{example}\"");
+        let text = self.word(table, key, &example)?;
+        if text.value.starts_with('/') {
+            return Some(text);
+        }
+        let problem = format!("`{key}` is not an absolute path: {}", Quoted(&text.value));
+        self.report(Problem::new(text.span, problem, format!("write an absolute path, such as {example}")));
+        None
+    }
+
+    /// One of several words, and what it stands for.
+    pub(super) fn choice<T: Copy>(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        what: &str,
+        known: &[(&'static str, T)],
+    ) -> Option<T> {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        let text = self.word(table, key, &format!("\"{}\"", names.first().copied().unwrap_or_default()))?;
+        let found = known.iter().find(|(name, _)| *name == text.value).map(|(_, value)| *value);
+        if found.is_none() {
+            self.report(unknown(&text, what, &names));
+        }
+        found
+    }
+
+    /// A value that the API can read from text too, told in the same words when it is none.
+    pub(super) fn valued<T: FromStr<Err = BadValue>>(&mut self, text: &str, span: Range<usize>) -> Option<T> {
+        match text.parse() {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let message = format!("{} is no {}", Quoted(&error.text), error.what);
+                self.report(Problem::new(self.clip(span), message, error.why));
+                None
+            }
+        }
+    }
+
     /// A list of texts, none of them blank.
     pub(super) fn words(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Vec<Text>> {
         let value = get(table, key)?;
@@ -258,6 +323,15 @@ impl<'t> Reader<'t> {
         });
         Some(Text { value: text.to_string(), span, inner })
     }
+}
+
+/// A word that is not among those there are.
+pub(super) fn unknown(text: &Text, what: &str, known: &[&str]) -> Problem {
+    let hint = match nearest(&text.value, known.iter().copied()) {
+        Some(meant) => format!("did you mean \"{meant}\"? There are: {}", known.join(", ")),
+        None => format!("there are: {}", known.join(", ")),
+    };
+    Problem::new(text.span.clone(), format!("there is no {what} {}", Quoted(&text.value)), hint)
 }
 
 fn shortened(figure: &str) -> String {

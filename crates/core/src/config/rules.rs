@@ -11,9 +11,10 @@ use toml::de::{DeTable, DeValue};
 
 use super::{
     Rule, WantedLayout,
-    parse::{entries, layout_texts, unknown},
-    reader::{Reader, Value, get, key_span},
-    schema::RULE,
+    parse::{entries, layout_texts},
+    reader::{Reader, Value, get, key_span, unknown},
+    schema::{RULE, RULE_MPS, RULE_TIMESLICE},
+    sharing, timeslice,
 };
 use crate::{
     diagnostic::Problem,
@@ -28,8 +29,8 @@ const MODES: [(&str, Option<Mode>); 6] = [
     ("unmanaged", Some(Mode::Unmanaged)),
     ("exclusive", Some(Mode::Exclusive)),
     ("mig", Some(Mode::Mig)),
-    ("mps", None),
-    ("timeslice", None),
+    ("mps", Some(Mode::Mps)),
+    ("timeslice", Some(Mode::Timeslice)),
     ("hami", None),
 ];
 
@@ -76,13 +77,15 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         };
         let header = reader.clip(item.span());
         // A key that is only misspelt is not missing too.
-        let meant = reader.strangers(table, RULE, &[]);
+        let meant = reader.strangers(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);
         let mode = mode(reader, table, &header, &meant);
         let layout = layout(reader, table, &header, &meant, mode, layouts);
+        let mps = sharing::mps(reader, table, mode);
+        let timeslice = timeslice::read(reader, table, mode);
         if let (Some(matches), Some(mode)) = (matches, mode) {
-            rules.push(Rule { name, matches, mode, layout });
+            rules.push(Rule { name, matches, mode, layout, mps, timeslice });
         }
     }
     never_matching(reader, &claims);

@@ -37,18 +37,55 @@ pub const MODE_CHANGE: Section = Section {
         "reset_together",
     ],
 };
+/// `[mps]`
+pub const MPS: Section = Section {
+    header: "[mps]",
+    keys: &[
+        "control",
+        "server",
+        "log_directory",
+        "log_mib",
+        "health_s",
+        "start_s",
+        "pause_s",
+        "longest_pause_s",
+        "failures",
+        "within_s",
+        "drain_s",
+        "stop_s",
+        "restart_hung_with_clients",
+    ],
+};
+/// `[processes]`
+pub const PROCESSES: Section = Section { header: "[processes]", keys: &["stray", "grace_s", "allow"] };
+/// An entry of `processes.allow`; not a section of its own to readers, who write it inline.
+pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[layouts]`: its keys are names that the administrator gives.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[[gpu]]`
 pub const RULE: Section = Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout"] };
+/// `[gpu.mps]`: a table of the rule above it.
+pub const RULE_MPS: Section = Section {
+    header: "[gpu.mps]",
+    keys: &["percentage", "memory_limit", "priority", "max_clients", "shares_percent", "users", "compute_mode"],
+};
+/// `[gpu.timeslice]`: a table of the rule above it.
+pub const RULE_TIMESLICE: Section = Section { header: "[gpu.timeslice]", keys: &["replicas", "level", "compute_mode"] };
 
 /// All sections, in the order of the file.
-pub const SECTIONS: &[Section] = &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, LAYOUTS, RULE];
+pub const SECTIONS: &[Section] =
+    &[TOP, LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LAYOUTS, RULE, RULE_MPS, RULE_TIMESLICE];
 
 impl Section {
     /// Name of the table: `gpu` of `[[gpu]]`.
     #[must_use]
     pub fn table(&self) -> &'static str {
         self.header.trim_matches(['[', ']'])
+    }
+
+    /// Key of the table in the one that it is in: `mps` of `[gpu.mps]`.
+    #[must_use]
+    pub fn key(&self) -> &'static str {
+        self.table().rsplit('.').next().unwrap_or_default()
     }
 }

@@ -2,21 +2,27 @@
 
 use gpush_api::{Gpu, GpuDiff, WantedView};
 
-use super::{Wish, wishes};
+use super::{Wish, claims, wishes};
 use crate::config::Config;
 
 /// What a config wants of each GPU, in order, overrides left out.
 fn by_rule(config: &Config, gpus: &[Gpu]) -> Vec<WantedView> {
-    let view = |wish: Wish| WantedView {
-        mode: wish.mode,
-        rule: wish.rule,
-        layout: wish.configured.map(|layout| layout.canonical()),
+    let view = |(wish, claimed): (Wish, Option<usize>)| {
+        let rule = claimed.and_then(|position| config.rules.get(position));
+        WantedView {
+            mode: wish.mode,
+            rule: wish.rule,
+            layout: wish.configured.map(|layout| layout.canonical()),
+            mps: rule.and_then(|rule| rule.mps.clone()),
+            timeslice: rule.and_then(|rule| rule.timeslice.clone()),
+        }
     };
-    wishes(config, gpus).into_iter().map(view).collect()
+    wishes(config, gpus).into_iter().zip(claims(config, gpus)).map(view).collect()
 }
 
 fn same(one: &WantedView, other: &WantedView) -> bool {
-    // Another name of the rule changes nothing.
+    // Another name of the rule changes nothing, and how clients of MPS share a device nothing about the
+    // layout that stands above the rule's.
     (one.mode, &one.layout) == (other.mode, &other.layout)
 }
 

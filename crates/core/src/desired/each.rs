@@ -5,7 +5,7 @@ use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, Mode, Plans};
 
 use super::{
     Wish, mode,
-    plan::{claimed_otherwise, label, no_plan, plan_gpu, refused, unshared, users_unknown, workable},
+    plan::{claimed_otherwise, label, no_plan, plan_gpu, refused, users_unknown, workable},
     way_out,
 };
 use crate::{
@@ -72,11 +72,7 @@ fn want(gpu: &Gpu, one: &GpuLayout) -> Result<Want, ApiError> {
             Err(ApiError::new(Code::BadRequest, message).hint("leave its layout empty, or want MIG mode on"))
         }
         (true, []) => Ok(Want::On(Layout::none())),
-        (true, entries) => {
-            let layout = Layout::parse_list(entries).map_err(ApiError::from)?;
-            unshared(&layout)?;
-            Ok(Want::On(layout))
-        }
+        (true, entries) => Ok(Want::On(Layout::parse_list(entries).map_err(ApiError::from)?)),
     }
 }
 

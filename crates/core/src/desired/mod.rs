@@ -11,11 +11,12 @@
 //! Both the agent and `gpushctl` offline (for a preset or a saved host) ask here, so that they
 //! give the same answer.
 
-use gpush_api::{Gpu, GpuState, Mode};
+use gpush_api::{ComputeMode, Gpu, GpuState, Mode, TimeslicePolicy};
 
 use crate::{
     config::{Config, Rule},
     layout::Layout,
+    sharing,
 };
 
 mod compare;
@@ -101,7 +102,7 @@ pub fn describe(config: &Config, gpus: &mut [Gpu]) {
 }
 
 /// What is worth knowing about a config on a given host though it is no error, one sentence each:
-/// selectors that match nothing, rules that claim nothing.
+/// selectors that match nothing, rules that claim nothing, and shares that its GPUs can't give.
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let claimed = claims(config, gpus);
@@ -119,11 +120,27 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             }
             silent += 1;
         }
+        findings.extend(turns(rule).map(|finding| format!("{label}: {finding}")));
         if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
             findings.push(format!("{label} claims no GPU: earlier rules have all that it matches"));
         }
     }
+    findings.extend(sharing::unfit(config, gpus));
     findings
+}
+
+/// What of a rule's turns contradicts itself: that it is wanted is for the administrator to say.
+fn turns(rule: &Rule) -> Option<String> {
+    let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
+    let mode = (*compute_mode)?;
+    let lets_in = match mode {
+        ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread if *replicas > 1 => "one process",
+        ComputeMode::Default | ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread => return None,
+        ComputeMode::Prohibited => "none",
+    };
+    let holders = if *replicas == 1 { "one holder".to_owned() } else { format!("{replicas} holders") };
+    let mode = mode.name().to_ascii_lowercase();
+    Some(format!("compute mode {mode} lets {lets_in} compute, and the rule wants {holders} at a time"))
 }
 
 fn rule_label(rule: &Rule, position: usize) -> String {

@@ -91,15 +91,7 @@ fn given(config: &Config, source: &LayoutSource) -> Result<Option<Layout>, ApiEr
         },
         LayoutSource::Entries(entries) => Layout::parse_list(entries).map_err(ApiError::from)?,
     };
-    unshared(&layout)?;
     Ok(Some(layout))
-}
-
-/// Refuses layouts that share a MIG device.
-pub(super) fn unshared(layout: &Layout) -> Result<(), ApiError> {
-    let Some(entry) = layout.shared() else { return Ok(()) };
-    let message = format!("`{entry}`: sharing a MIG device through MPS is not built yet");
-    Err(ApiError::new(Code::Unsupported, message).hint("leave `:mps` out"))
 }
 
 fn no_layout(config: &Config, name: &str) -> ApiError {

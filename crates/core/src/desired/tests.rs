@@ -217,6 +217,18 @@ mode = "unmanaged"
         ]
     );
     assert!(findings(&Config::default(), &host()).is_empty());
+    let turns = |timeslice: &str| {
+        let text = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = {{ {timeslice} }}\n");
+        let mut host = host();
+        host[0].architecture = Architecture::Volta;
+        findings(&Config::parse(&text, "config.toml").unwrap(), &host)
+    };
+    assert!(turns("replicas = 1000").is_empty() && turns("compute_mode = \"exclusive_process\"").is_empty());
+    let mode = "compute mode exclusive_process lets one process compute";
+    let contradicts = turns("replicas = 4, compute_mode = \"exclusive_process\"");
+    assert_eq!(contradicts, [format!("rule 1: {mode}, and the rule wants 4 holders at a time")]);
+    assert_eq!(turns("compute_mode = \"prohibited\"").len(), 1);
+    assert!(turns("level = \"long\"")[0].contains("is older than Turing"));
 }
 
 #[test]

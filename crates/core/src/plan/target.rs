@@ -10,7 +10,7 @@ use std::fmt;
 use gpush_api::{GpuInstance, Placement, Refusal};
 
 use crate::geometry::{Compute, Geometry, Profile};
-use crate::layout::{Entry, Layout, Share};
+use crate::layout::{Entry, Layout};
 
 use super::{packing, refusal};
 
@@ -34,15 +34,14 @@ pub struct Wanted {
     pub profile: String,
 }
 
-/// One compute instance that is wanted.
+/// One compute instance that is wanted. How its MIG device is shared is not part of it: that changes
+/// nothing about instances, and is no reason to make one anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedCompute {
     /// Profile id, as the driver reports it within its GPU instance profile.
     pub profile_id: u32,
     /// Placement in compute slots, when it is fixed.
     pub at: Option<Placement>,
-    /// How the MIG device is shared.
-    pub share: Option<Share>,
     /// Profile name.
     pub profile: String,
 }
@@ -108,12 +107,7 @@ impl Target {
             compute: instance
                 .compute
                 .iter()
-                .map(|c| WantedCompute {
-                    profile_id: c.profile_id,
-                    at: c.placement,
-                    share: None,
-                    profile: c.profile.clone(),
-                })
+                .map(|c| WantedCompute { profile_id: c.profile_id, at: c.placement, profile: c.profile.clone() })
                 .collect(),
             profile: geometry
                 .profile(instance.profile_id)
@@ -150,12 +144,9 @@ fn wanted_compute(profile: &Profile, entry: &Entry) -> Result<WantedCompute, Ref
         Some(slices) => profile.compute_of(slices),
     };
     match found {
-        Some(compute) => Ok(WantedCompute {
-            profile_id: compute.profile.id,
-            at: None,
-            share: entry.share,
-            profile: compute.profile.name.clone(),
-        }),
+        Some(compute) => {
+            Ok(WantedCompute { profile_id: compute.profile.id, at: None, profile: compute.profile.name.clone() })
+        }
         None => {
             let slices = entry.compute_slices.unwrap_or(profile.profile.slices);
             Err(refusal::unknown_compute_profile(profile, slices))

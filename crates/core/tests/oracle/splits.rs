@@ -133,7 +133,6 @@ impl Sample {
             let compute = split.iter().map(|(c, start)| WantedCompute {
                 profile_id: profile.compute[*c].id,
                 at: start.map(|s| at(&s, &profile.compute[*c].placements)),
-                share: None,
                 profile: profile.compute[*c].name.clone(),
             });
             Wanted {

@@ -65,12 +65,7 @@ pub(crate) fn target(part: &Part, multiset: Multiset, fixed: State) -> Target {
             Wanted {
                 profile_id: profile.id,
                 at: at.map(|pair| Placement { start: pair.start, size: pair.size }),
-                compute: vec![WantedCompute {
-                    profile_id: whole.id,
-                    at: None,
-                    share: None,
-                    profile: whole.name.clone(),
-                }],
+                compute: vec![WantedCompute { profile_id: whole.id, at: None, profile: whole.name.clone() }],
                 profile: profile.name.clone(),
             }
         })

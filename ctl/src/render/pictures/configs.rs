@@ -10,6 +10,8 @@ fn the_config_in_force() {
         gpus: gpus.iter().map(|g| (*g).to_owned()).collect(),
         mode,
         layout: layout.map(|l| l.iter().map(|e| (*e).to_owned()).collect()),
+        mps: None,
+        timeslice: None,
         claims: claims.to_vec(),
     };
     let view = ConfigView {
@@ -105,6 +107,8 @@ fn what_a_file_changes() {
         mode,
         rule: Some(rule.into()),
         layout: layout.map(|entry| vec![entry.to_owned()]),
+        mps: None,
+        timeslice: None,
     };
     let gpu = |gpu, in_file: Option<WantedView>, in_force, stands: &[&str]| GpuDiff {
         gpu,

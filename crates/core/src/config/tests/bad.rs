@@ -10,6 +10,12 @@ const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\n";
 fn corpus() -> Vec<(&'static str, String, usize)> {
     let rule = |rest: &str| format!("{RULE}{rest}\n");
     let own = str::to_owned;
+    let turns =
+        |mode: &str, lines: &str| format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\n[gpu.timeslice]\n{lines}\n");
+    let shared = |mode: &str, line: &str| {
+        let uuid = line.bytes().map(u32::from).sum::<u32>();
+        format!("[[gpu]]\nmatch = [\"GPU-{uuid:08x}\"]\nmode = \"{mode}\"\n[gpu.mps]\n{line}\n")
+    };
     vec![
         // TOML itself
         ("not TOML", own("hello world\n"), 1),
@@ -72,7 +78,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("layout a number", own("[layouts]\ntrain = 7\n"), 1),
         ("layout dynamic", own("[layouts]\ntrain = [\"dynamic\"]\n"), 1),
         ("layout just none", own("[layouts]\nempty = \"none\"\n"), 1),
-        ("layout shared", own("[layouts]\ntrain = [\"3g.40gb\", \"2g.20gb:mps\"]\n"), 1),
+        ("layout shared otherwise", own("[layouts]\ntrain = [\"3g.40gb\", \"2g.20gb:mpx\"]\n"), 1),
         ("layout name reserved", own("[layouts]\nnone = [\"3g.40gb\"]\ndynamic = [\"3g.40gb\"]\n"), 2),
         ("layout name like an entry", own("[layouts]\n\"3g.40gb\" = [\"3g.40gb\"]\n"), 1),
         // Rules
@@ -87,8 +93,6 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("rule with a MIG device", own("[[gpu]]\nmatch = [\"MIG-1\"]\nmode = \"unmanaged\"\n"), 1),
         ("rule mode, near", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"MIG\"\n"), 1),
         ("rule mode, far", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"whatever\"\n"), 1),
-        ("rule mode mps", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n"), 1),
-        ("rule mode timeslice", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\n"), 1),
         ("rule mode hami", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"hami\"\n"), 1),
         ("rule mig without layout", rule(""), 1),
         ("rule layout without mig", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nlayout = \"none\"\n"), 1),
@@ -108,7 +112,6 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ),
         ("rule layout empty", rule("layout = []"), 1),
         ("rule layout dynamic", rule("layout = \"dynamic\""), 1),
-        ("rule layout shared", rule("layout = \"2g.20gb:mps\""), 1),
         ("rule layout true", rule("layout = true"), 1),
         (
             "same name twice",
@@ -144,6 +147,65 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
             own(
                 "[[gpu]]\nmatch = [\"0-1\", \"2-3\"]\nmode = \"unmanaged\"\n\n[[gpu]]\nmatch = [\"1-2\"]\nmode = \"exclusive\"\n",
             ),
+            1,
+        ),
+        // MPS
+        ("mps programs", own("[mps]\ncontrol = \"mps-control\"\nserver = \"/usr/bin/mps\"\n"), 2),
+        ("mps server with a colon", own("[mps]\nserver = \"/a:b/nvidia-cuda-mps-server\"\n"), 1),
+        ("mps figures", own("[mps]\nfailures = 0\nlog_mib = \"16M\"\nrestart_hung_with_clients = 1\n"), 3),
+        ("mps pauses", own("[mps]\npause_s = 20\nlongest_pause_s = 10\n"), 1),
+        ("mps settings at the top", own("[mps]\npercentage = 25\nfailure = 1\n"), 2),
+        ("mps percentages", [0, 101, -5].map(|n| shared("mps", &format!("percentage = {n}"))).concat(), 3),
+        ("mps percentage nan", shared("mps", "percentage = nan"), 1),
+        ("mps percentage inf", shared("mps", "percentage = inf"), 1),
+        ("mps percentage too fine", shared("mps", "percentage = 33.37"), 1),
+        ("mps percentage a text", shared("mps", "percentage = \"half\""), 1),
+        ("mps percentage empty", shared("mps", "percentage = \"\""), 1),
+        ("mps percentage true", shared("mps", "percentage = true"), 1),
+        ("mps percentage huge", shared("mps", "percentage = 99999999999999999999"), 1),
+        ("mps memory with a fraction", shared("mps", "memory_limit = \"1.5G\""), 1),
+        ("mps memory nothing", shared("mps", "memory_limit = \"0M\""), 1),
+        ("mps memory without unit", shared("mps", "memory_limit = \"512\""), 1),
+        ("mps memory a number", shared("mps", "memory_limit = 0"), 1),
+        ("mps memory too much", shared("mps", "memory_limit = \"99999999G\""), 1),
+        ("mps priority", shared("mps", "priority = \"low\""), 1),
+        ("mps clients", shared("mps", "max_clients = 61"), 1),
+        ("mps shares", shared("mps", "shares_percent = 0"), 1),
+        ("mps users", shared("mps", "users = \"On\""), 1),
+        ("mps compute mode", shared("mps", "compute_mode = \"prohibited\""), 1),
+        ("mps key, near", shared("mps", "percent = 25"), 1),
+        ("mps key, far", shared("mps", "colour = 25"), 1),
+        ("mps no table", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nmps = 25\n"), 1),
+        ("mps key in the rule", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\npercentage = 25\n"), 1),
+        ("mps in mode exclusive", shared("exclusive", "percentage = 25"), 1),
+        ("mps with a layout", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nlayout = \"none\"\n"), 1),
+        ("mps compute mode under MIG", rule("layout = \"2g.20gb:mps\"\nmps = { compute_mode = \"keep\" }"), 1),
+        ("mps in a mode that is none", shared("mpx", "percentage = 0"), 2),
+        // Turns
+        (
+            "turns, figures",
+            turns(
+                "timeslice",
+                "replicas = 0\n[[gpu]]\nmatch = [\"2\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 1001 }",
+            ),
+            2,
+        ),
+        ("turns, level", turns("timeslice", "level = \"2\"\ncompute_mode = \"exclusive_thread\""), 2),
+        ("turns, keys", turns("timeslice", "replica = 2\nslice_ms = 2\nmax_clients = 2"), 3),
+        ("turns in mode mps", turns("mps", "replicas = 2"), 1),
+        ("turns in mode mig", rule("layout = \"none\"\ntimeslice = { replicas = 2 }"), 1),
+        ("turns are no table", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = 4\n"), 1),
+        ("mps in mode timeslice", shared("timeslice", "percentage = 25"), 1),
+        // Processes
+        ("strays", own("[processes]\nstray = \"kill\"\ngrace_s = -1\n"), 2),
+        ("allowed is no list", own("[processes]\nallow = \"/usr/bin/nvtop\"\n"), 1),
+        ("allowed are no tables", own("[processes]\nallow = [\"/usr/bin/nvtop\", 1000]\n"), 2),
+        ("allowed is nobody", own("[processes]\nallow = [{}]\n"), 1),
+        ("allowed by name", own("[processes]\nallow = [{ exe = \"nvtop\" }, { name = \"nvtop\" }]\n"), 2),
+        ("allowed uid", own("[processes]\nallow = [{ uid = \"root\" }, { uid = 4294967295 }]\n"), 2),
+        (
+            "allowed twice",
+            own("[processes]\nallow = [{ uid = 7 }, { exe = \"/a\", uid = 7 }, { exe = \"/a\" }, { uid = 7 }]\n"),
             1,
         ),
         // Shape of the output

@@ -69,14 +69,46 @@ fn every_key_is_in_the_example_and_in_the_reference() {
 #[test]
 fn the_reference_gives_the_real_defaults() {
     let mut told = 0;
-    for line in Config::default().effective().lines() {
+    let mut table = "";
+    let effective = Config::default().effective();
+    for line in effective.lines() {
+        if line.starts_with('[') {
+            table = line.trim_matches(['[', ']']);
+        }
         let Some((key, value)) = line.split_once(" = ") else { continue };
-        let row = REFERENCE.lines().find(|row| row.starts_with('|') && row.contains(&format!("{key}`")));
-        let row = row.unwrap_or_else(|| panic!("docs/config.md has no row for {key}"));
-        assert!(row.contains(&format!("`{value}`")), "docs/config.md: {key} is {value} by default, not {row}");
+        let dotted = if table.is_empty() { format!("`{key}`") } else { format!("`{table}.{key}`") };
+        let row = REFERENCE.lines().find(|row| row.starts_with(&format!("| {dotted} |")));
+        let row = row.unwrap_or_else(|| panic!("docs/config.md has no row for {dotted}"));
+        assert!(row.contains(&format!("| `{value}` |")), "docs/config.md: {key} is {value} by default, not {row}");
         told += 1;
     }
     println!("{told} defaults");
+}
+
+#[test]
+fn the_example_and_the_reference_give_the_defaults_of_a_policy() {
+    let config = Config::parse(&uncommented(EXAMPLE), "config.example.toml").unwrap();
+    let shared = config.rules.iter().find(|rule| rule.mode == Mode::Mps).unwrap();
+    let mut policy = shared.mps_policy();
+    // Without a default value, as above.
+    assert!(policy.settings.memory_limit_mib.take().is_some());
+    assert_eq!(policy, MpsPolicy::default());
+    let written = sharing::written(&policy, Mode::Mps);
+    for pair in written.trim_matches(['{', '}', ' ']).split(", ") {
+        let (key, value) = pair.split_once(" = ").unwrap();
+        let row = format!("| `gpu.mps.{key}` | `{value}` |");
+        assert!(REFERENCE.contains(&row), "docs/config.md lacks {row}");
+    }
+    let turns = config.rules.iter().find_map(|rule| rule.timeslice.clone());
+    assert_eq!(turns, Some(TimeslicePolicy::default()));
+    for pair in timeslice::written(&TimeslicePolicy::default()).trim_matches(['{', '}', ' ']).split(", ") {
+        let (key, value) = pair.split_once(" = ").unwrap();
+        let row = format!("| `gpu.timeslice.{key}` | `{value}` |");
+        assert!(REFERENCE.contains(&row), "docs/config.md lacks {row}");
+    }
+    for key in schema::ALLOW.keys {
+        assert!(REFERENCE.contains(&format!("| `{key}` |")) && EXAMPLE.contains(&format!("{key} = ")), "{key}");
+    }
 }
 
 #[test]

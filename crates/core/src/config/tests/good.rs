@@ -1,4 +1,7 @@
-use gpush_api::Mode;
+use gpush_api::{
+    ComputeMode, MemoryLimit, Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Priority, TimesliceLevel,
+    TimeslicePolicy,
+};
 use proptest::prelude::*;
 
 use super::super::*;
@@ -24,6 +27,16 @@ admin_groups = ["gpuadmin", "wheel"]
 [health]
 cordon_xids = [95, 79, 79]
 poll_s = 0
+
+[mps]
+control = "/opt/mps/control"
+server = "/opt/mps/nvidia-cuda-mps-server"
+pause_s = 90
+drain_s = 0
+
+[processes]
+stray = "end"
+allow = [{ exe = "/usr/bin/nvtop" }, { exe = "/usr/bin/nvtop", uid = 1000 }, { uid = 0 }]
 
 [layouts]
 halves = ["3g.40gb*2"]
@@ -52,6 +65,40 @@ mode = "mig"
 layout = "none"
 
 [[gpu]]
+match = ["4"]
+mode = "mig"
+layout = ["2g.20gb*2:mps", "1c.3g.40gb:MPS"]
+mps = { percentage = "12.5%", memory_limit = "1536M", max_clients = 60 }
+
+[[gpu]]
+match = ["5"]
+mode = "mps"
+
+[[gpu]]
+match = ["6"]
+mode = "mps"
+[gpu.mps]
+percentage = 33.3
+memory_limit = "8G"
+priority = "below-normal"
+max_clients = 1
+shares_percent = 10000
+users = "many"
+compute_mode = "keep"
+
+[[gpu]]
+match = ["7"]
+mode = "timeslice"
+
+[[gpu]]
+match = ["8"]
+mode = "timeslice"
+[gpu.timeslice]
+replicas = 1000
+level = "long"
+compute_mode = "keep"
+
+[[gpu]]
 match = ["*L4*"]
 mode = "exclusive"
 
@@ -75,13 +122,64 @@ fn every_key_is_taken() {
     assert_eq!(config.health, Health { cordon_xids: vec![79, 95], poll_s: 0 });
     assert_eq!(config.layouts["text"].to_string(), "3g.40gb,2g.20gb");
     let modes: Vec<Mode> = config.rules.iter().map(|rule| rule.mode).collect();
-    assert_eq!(modes, [Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Exclusive, Mode::Unmanaged]);
+    let first = [Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mps, Mode::Mps];
+    assert_eq!(modes[..7], first);
+    assert_eq!(modes[7..], [Mode::Timeslice, Mode::Timeslice, Mode::Exclusive, Mode::Unmanaged]);
     let layouts: Vec<Option<String>> =
         config.rules.iter().map(|rule| config.layout_of(rule).map(|layout| layout.to_string())).collect();
-    let expected = [Some("3g.40gb*2"), Some("1g.10gb*7"), Some("1g.6gb*4"), Some("none"), None, None];
-    assert_eq!(layouts, expected.map(|text| text.map(str::to_owned)));
+    let expected = ["3g.40gb*2", "1g.10gb*7", "1g.6gb*4", "none", "2g.20gb*2:mps,1c.3g.40gb:mps"];
+    assert_eq!(layouts[..5], expected.map(|text| Some(text.to_owned())));
+    assert!(layouts[5..].iter().all(Option::is_none));
     assert_eq!(config.rules[0].label(0), "training");
     assert_eq!(config.rules[1].label(1), "rule 2");
+}
+
+#[test]
+fn how_clients_of_mps_share() {
+    let config = Config::parse(WHOLE, "config.toml").unwrap();
+    let policy = |rule: usize| config.rules[rule].mps_policy();
+    assert_eq!((policy(5), &config.rules[5].mps), (MpsPolicy::default(), &Some(MpsPolicy::default())));
+    let settings = MpsSettings {
+        percentage: "33.3".parse().unwrap(),
+        memory_limit_mib: MemoryLimit::of_mib(8192),
+        priority: Priority::BelowNormal,
+    };
+    let (users, compute_mode) = (MpsUsers::Many, MpsComputeMode::Keep);
+    assert_eq!(policy(6), MpsPolicy { settings, max_clients: 1, shares_percent: 10_000, users, compute_mode });
+    // A GPU that is cut has no compute mode to set.
+    let cut = policy(4);
+    assert_eq!((cut.settings.percentage.tenths(), cut.compute_mode), (125, MpsComputeMode::Keep));
+    assert!(config.rules[0].mps.is_none() && policy(0).compute_mode == MpsComputeMode::Keep);
+    let views = config.view(None, &[]).rules;
+    assert_eq!((&views[0].mps, &views[4].mps), (&None, &Some(cut)));
+}
+
+#[test]
+fn how_holders_take_turns() {
+    let config = Config::parse(WHOLE, "config.toml").unwrap();
+    let turns = |rule: usize| config.rules[rule].timeslice.clone();
+    assert_eq!((turns(6), turns(7)), (None, Some(TimeslicePolicy::default())));
+    let level = TimesliceLevel::Long;
+    assert_eq!(turns(8), Some(TimeslicePolicy { replicas: 1000, level, compute_mode: None }));
+    assert_eq!(config.view(None, &[]).rules[8].timeslice, turns(8));
+    for (mode, name) in [(ComputeMode::Prohibited, "prohibited"), (ComputeMode::ExclusiveProcess, "exclusive_process")]
+    {
+        let text =
+            format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = {{ compute_mode = \"{name}\" }}\n");
+        let config = Config::parse(&text, "config.toml").unwrap();
+        assert_eq!(config.rules[0].timeslice.as_ref().unwrap().compute_mode, Some(mode));
+        assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config);
+    }
+}
+
+#[test]
+fn what_a_supervisor_is_given() {
+    use crate::supervisor::Policy;
+    assert_eq!(Mps::default().policy(), Policy::default());
+    let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
+    // One that is left out is no shorter than the first pause.
+    assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
+    assert_eq!((mps.policy().pause.as_secs(), mps.policy().drain.as_secs()), (90, 0));
 }
 
 #[test]
@@ -129,6 +227,25 @@ fn each_key_has_an_effect_on_the_config() {
                 "reset_together = [\"0-1\"]",
             ],
         ),
+        (
+            "[mps]",
+            &[
+                "control = \"/a\"",
+                "server = \"/a/nvidia-cuda-mps-server\"",
+                "log_directory = \"/a\"",
+                "log_mib = 1",
+                "health_s = 1",
+                "start_s = 1",
+                "pause_s = 2",
+                "longest_pause_s = 1",
+                "failures = 1",
+                "within_s = 1",
+                "drain_s = 0",
+                "stop_s = 1",
+                "restart_hung_with_clients = true",
+            ],
+        ),
+        ("[processes]", &["stray = \"end\"", "grace_s = 0", "allow = [{ uid = 1000 }]"]),
         ("[layouts]", &["any = [\"3g.40gb\"]"]),
     ];
     let mut tried = Vec::new();
@@ -136,10 +253,12 @@ fn each_key_has_an_effect_on_the_config() {
         for line in *keys {
             let config = Config::parse(&format!("{header}\n{line}\n"), "config.toml").unwrap_or_else(|e| panic!("{e}"));
             assert_ne!(config, Config::default(), "{header} {line}");
+            assert!(!Config::default().differences(&config).is_empty(), "{header} {line}: a reload would not tell");
+            assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config, "{header} {line}");
             tried.push((*header, line.split(' ').next().unwrap()));
         }
     }
-    for section in schema::SECTIONS.iter().filter(|section| section.header != schema::RULE.header) {
+    for section in schema::SECTIONS.iter().filter(|section| !section.table().starts_with("gpu")) {
         for key in section.keys {
             assert!(tried.contains(&(section.header, key)), "{} {key} is not tried here", section.header);
         }

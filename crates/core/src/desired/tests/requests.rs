@@ -49,7 +49,6 @@ fn requests_that_are_refused() {
         ("dynamic", &config, request(&["0"], named("dynamic")), Code::Unsupported),
         ("profile misspelt", &config, request(&["0"], entries("3g40gb")), Code::BadRequest),
         ("empty layout", &config, request(&["0"], LayoutSource::Entries(vec![])), Code::BadRequest),
-        ("shared", &config, request(&["0"], entries("2g.20gb:mps")), Code::Unsupported),
         ("exclusive GPU", &config, request(&["3"], entries("3g.40gb")), Code::Conflict),
         ("unmanaged GPU", &config, request(&["4"], entries("3g.40gb")), Code::Conflict),
         ("degraded GPU", &config, request(&[], LayoutSource::Config), Code::Conflict),
@@ -197,4 +196,20 @@ fn nothing_is_destroyed_on_a_gpu_whose_users_are_not_known() {
     let mut json = serde_json::to_value(&gpu).unwrap();
     assert_eq!(json.as_object_mut().unwrap().remove("processes_known"), Some(serde_json::json!(false)));
     assert!(serde_json::from_value::<Gpu>(json).unwrap().processes_known);
+}
+
+#[test]
+fn a_share_changes_nothing_about_instances() {
+    let config = Config::parse("[layouts]\nshared = [\"3g.40gb:mps\", \"1c.2g.20gb:mps\", \"1c.2g.20gb\"]\n", "test");
+    let config = config.unwrap();
+    let plan = |layout| plan_host(&config, &host(), &request(&["0"], layout)).unwrap().plans.remove(0);
+    let shared = plan(LayoutSource::Named("shared".to_owned()));
+    let plain = plan(entries("3g.40gb,1c.2g.20gb*2"));
+    assert!(shared.error.is_none() && shared.refusal.is_none() && !shared.steps.is_empty());
+    assert_eq!(shared.steps, plain.steps);
+    assert_eq!(shared.layout, ["3g.40gb:mps", "1c.2g.20gb:mps", "1c.2g.20gb"]);
+    let each = vec![GpuLayout { gpu: "0".to_owned(), mig: true, layout: vec!["2g.20gb*3:mps".to_owned()] }];
+    let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
+    let plan = plan_host(&config, &host(), &request).unwrap().plans.remove(0);
+    assert_eq!((plan.steps.len(), plan.layout), (6, vec!["2g.20gb*3:mps".to_owned()]));
 }

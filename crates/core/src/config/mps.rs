@@ -1,0 +1,132 @@
+//! `[mps]`: where NVIDIA's Multi-Process Service is, and how its daemons are looked after. Which GPUs
+//! are shared through it, and how, is for the rules to say.
+
+use std::time::Duration;
+
+use toml::de::DeTable;
+
+use super::reader::Reader;
+use crate::{diagnostic::Problem, quote::Quoted, supervisor::Policy};
+
+/// File name of the server: the control daemon looks for it by this name, on its PATH.
+const SERVER: &str = "nvidia-cuda-mps-server";
+
+/// `[mps]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mps {
+    /// `nvidia-cuda-mps-control`, absolute.
+    pub control: String,
+    /// `nvidia-cuda-mps-server`, absolute; its directory is what daemons have for a PATH.
+    pub server: String,
+    /// Directory below which each daemon has its logs, absolute.
+    pub log_directory: String,
+    /// Size in MiB from which a log is rotated.
+    pub log_mib: u32,
+    /// Seconds between two looks at a daemon.
+    pub health_s: u32,
+    /// Seconds that a daemon may take until it answers.
+    pub start_s: u32,
+    /// Seconds of pause after the first failure; each further one doubles it.
+    pub pause_s: u32,
+    /// Longest pause in seconds.
+    pub longest_pause_s: u32,
+    /// So many failures …
+    pub failures: u32,
+    /// … within so many seconds are too many.
+    pub within_s: u32,
+    /// Seconds that clients get to finish before a daemon is stopped under them.
+    pub drain_s: u32,
+    /// Seconds that a daemon may take to end before it is killed.
+    pub stop_s: u32,
+    /// Whether a hung daemon is restarted although it has clients, who die of it.
+    pub restart_hung_with_clients: bool,
+}
+
+impl Default for Mps {
+    fn default() -> Self {
+        Self {
+            control: "/usr/bin/nvidia-cuda-mps-control".to_owned(),
+            server: format!("/usr/bin/{SERVER}"),
+            log_directory: "/var/log/gpush-mps".to_owned(),
+            log_mib: 16,
+            health_s: 15,
+            start_s: 10,
+            pause_s: 1,
+            longest_pause_s: 60,
+            failures: 5,
+            within_s: 600,
+            drain_s: 300,
+            stop_s: 10,
+            restart_hung_with_clients: false,
+        }
+    }
+}
+
+impl Mps {
+    /// What a supervisor is given.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        let seconds = |seconds: u32| Duration::from_secs(u64::from(seconds));
+        Policy {
+            start: seconds(self.start_s),
+            pause: seconds(self.pause_s),
+            longest_pause: seconds(self.longest_pause_s),
+            failures: usize::try_from(self.failures).unwrap_or(usize::MAX),
+            within: seconds(self.within_s),
+            drain: seconds(self.drain_s),
+            stop: seconds(self.stop_s),
+            restart_hung_with_clients: self.restart_hung_with_clients,
+        }
+    }
+}
+
+pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Mps {
+    let default = Mps::default();
+    let pause_s = reader.number(table, "pause_s", 1..=3600, default.pause_s);
+    Mps {
+        control: reader.absolute(table, "control", &default.control).unwrap_or(default.control),
+        server: server(reader, table, &default.server).unwrap_or(default.server),
+        log_directory: reader.absolute(table, "log_directory", &default.log_directory).unwrap_or(default.log_directory),
+        log_mib: reader.number(table, "log_mib", 1..=1024, default.log_mib),
+        health_s: reader.number(table, "health_s", 1..=3600, default.health_s),
+        start_s: reader.number(table, "start_s", 1..=600, default.start_s),
+        pause_s,
+        longest_pause_s: longest_pause_s(reader, table, pause_s, default.longest_pause_s),
+        failures: reader.number(table, "failures", 1..=100, default.failures),
+        within_s: reader.number(table, "within_s", 1..=86_400, default.within_s),
+        drain_s: reader.number(table, "drain_s", 0..=86_400, default.drain_s),
+        stop_s: reader.number(table, "stop_s", 1..=600, default.stop_s),
+        restart_hung_with_clients: reader
+            .flag(table, "restart_hung_with_clients")
+            .unwrap_or(default.restart_hung_with_clients),
+    }
+}
+
+/// One that the daemon finds: it is not told this path, but has its directory for a PATH.
+fn server(reader: &mut Reader<'_>, table: &DeTable<'_>, default: &str) -> Option<String> {
+    let text = reader.absolute_text(table, "server", default)?;
+    let (directory, name) = text.value.rsplit_once('/')?;
+    let hint = format!("write the path of {SERVER}, such as \"{default}\"");
+    if name != SERVER {
+        let problem = format!("`server` {} has another name than the daemon looks for", Quoted(&text.value));
+        reader.report(Problem::new(text.span, problem, hint));
+        return None;
+    }
+    if directory.contains(':') {
+        let problem = format!("`server` {} is in a directory that can't be on a PATH", Quoted(&text.value));
+        reader.report(Problem::new(text.span, problem, "name one without a colon, a link to it will do"));
+        return None;
+    }
+    Some(text.value)
+}
+
+/// At least the first pause. One that is left out grows with that.
+fn longest_pause_s(reader: &mut Reader<'_>, table: &DeTable<'_>, pause_s: u32, default: u32) -> u32 {
+    let longest = reader.number(table, "longest_pause_s", 1..=3600, default.max(pause_s));
+    if longest < pause_s {
+        let problem = format!("`longest_pause_s` {longest} is shorter than `pause_s`, {pause_s}");
+        let hint = format!("write a number from {pause_s} to 3600");
+        reader.report_at(table, "longest_pause_s", problem, hint);
+    }
+    longest
+}

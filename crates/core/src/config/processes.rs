@@ -1,0 +1,106 @@
+//! `[processes]`: what is done about processes on a GPU that belong to nobody who was given a share of it.
+
+use std::ops::Range;
+
+use gpush_api::StrayPolicy;
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    reader::{Reader, Value, get},
+    schema::ALLOW,
+};
+use crate::diagnostic::Problem;
+
+/// `[processes]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Processes {
+    /// What is done about strays.
+    pub stray: StrayPolicy,
+    /// Seconds from SIGTERM to SIGKILL.
+    pub grace_s: u32,
+    /// Processes that are none, whatever they do.
+    pub allow: Vec<Allowed>,
+}
+
+impl Default for Processes {
+    fn default() -> Self {
+        Self { stray: StrayPolicy::Report, grace_s: 30, allow: Vec::new() }
+    }
+}
+
+/// Processes that are no strays: those that have all that is given here, which is never nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allowed {
+    /// Program, absolute. Matched by the file that the process runs, never by its name.
+    pub exe: Option<String>,
+    /// User id.
+    pub uid: Option<u32>,
+}
+
+/// What is done about strays, as the config writes it.
+const STRAY: [(&str, StrayPolicy); 3] =
+    [("report", StrayPolicy::Report), ("warn", StrayPolicy::Warn), ("end", StrayPolicy::End)];
+
+/// A policy as the config writes it.
+pub(super) fn stray_name(policy: StrayPolicy) -> &'static str {
+    match policy {
+        StrayPolicy::Report => "report",
+        StrayPolicy::Warn => "warn",
+        StrayPolicy::End => "end",
+    }
+}
+
+const EXAMPLE: &str = "[{ exe = \"/usr/bin/nvtop\" }, { uid = 1000 }]";
+
+pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Processes {
+    let default = Processes::default();
+    Processes {
+        stray: reader.choice(table, "stray", "way to treat strays", &STRAY).unwrap_or(default.stray),
+        grace_s: reader.number(table, "grace_s", 0..=3600, default.grace_s),
+        allow: allow(reader, table),
+    }
+}
+
+fn allow(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Vec<Allowed> {
+    let Some(value) = get(table, "allow") else { return Vec::new() };
+    let DeValue::Array(items) = value.get_ref() else {
+        reader.expected("allow", value, "a list of tables", EXAMPLE);
+        return Vec::new();
+    };
+    let mut allowed: Vec<(Allowed, Range<usize>)> = Vec::new();
+    for item in items {
+        let span = reader.clip(item.span());
+        let Some(one) = entry(reader, item) else { continue };
+        match allowed.iter().find(|(other, _)| *other == one) {
+            Some((_, first)) => {
+                let problem = Problem::new(span, "the same processes are allowed twice", "keep one");
+                reader.report(problem.also(first.clone(), "the first is"));
+            }
+            None => allowed.push((one, span)),
+        }
+    }
+    allowed.into_iter().map(|(one, _)| one).collect()
+}
+
+fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
+    let span = reader.clip(item.span());
+    let DeValue::Table(table) = item.get_ref() else {
+        let hint = format!("write allow = {EXAMPLE}");
+        reader.report(Problem::new(span, "who is allowed is a table, and this is none", hint));
+        return None;
+    };
+    let before = reader.problems.len();
+    reader.strangers(table, ALLOW, &[]);
+    let exe = reader.absolute(table, "exe", "/usr/bin/nvtop");
+    // The last number is no user's: it says "nobody in particular" to the kernel.
+    let uid = get(table, "uid").map(|_| reader.number(table, "uid", 0..=u32::MAX - 1, 1000));
+    if reader.problems.len() > before {
+        return None;
+    }
+    if exe.is_none() && uid.is_none() {
+        let hint = "give it an `exe`, a `uid` or both: { exe = \"/usr/bin/nvtop\", uid = 1000 }";
+        reader.report(Problem::new(span, "this allows nobody in particular", hint));
+        return None;
+    }
+    Some(Allowed { exe, uid })
+}

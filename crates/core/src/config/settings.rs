@@ -1,0 +1,67 @@
+//! The settings as a list: what is shown, compared and told of is all of them, so that none is forgotten
+//! in one of these places.
+
+use super::{
+    Allowed, Config,
+    effective::{list, text},
+    processes::stray_name,
+};
+
+/// Table, key and value as TOML; `None` when it is not set.
+pub(super) type Setting = (&'static str, &'static str, Option<String>);
+
+impl Config {
+    /// All settings but layouts and rules, in the order of the file.
+    pub(super) fn settings(&self) -> Vec<Setting> {
+        let Self { auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, .. } = self;
+        let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
+        let together: Vec<String> = mode_change.reset_together.iter().map(ToString::to_string).collect();
+        let allowed: Vec<String> = processes.allow.iter().map(allowed).collect();
+        vec![
+            ("", "auto_reconcile", Some(auto_reconcile.to_string())),
+            ("log", "level", Some(text(log.level.name()))),
+            ("driver", "library", Some(text(&driver.library))),
+            ("driver", "start_s", Some(driver.start_s.to_string())),
+            ("driver", "read_ms", Some(driver.read_ms.to_string())),
+            ("driver", "change_s", Some(driver.change_s.to_string())),
+            ("api", "socket_group", api.socket_group.as_deref().map(text)),
+            ("api", "socket_mode", Some(format!("\"{:04o}\"", api.socket_mode))),
+            ("api", "admin_socket", api.admin_socket.as_deref().map(text)),
+            ("access", "admin_groups", Some(list(&access.admin_groups))),
+            ("health", "cordon_xids", Some(format!("[{}]", xids.join(", ")))),
+            ("health", "poll_s", Some(health.poll_s.to_string())),
+            ("mode_change", "services", Some(list(&mode_change.services))),
+            ("mode_change", "before", mode_change.before.as_deref().map(text)),
+            ("mode_change", "after", mode_change.after.as_deref().map(text)),
+            ("mode_change", "hook_s", Some(mode_change.hook_s.to_string())),
+            ("mode_change", "service_s", Some(mode_change.service_s.to_string())),
+            ("mode_change", "reset_s", Some(mode_change.reset_s.to_string())),
+            ("mode_change", "nvidia_smi", Some(text(&mode_change.nvidia_smi))),
+            ("mode_change", "systemctl", Some(text(&mode_change.systemctl))),
+            ("mode_change", "reset_together", Some(list(&together))),
+            ("mps", "control", Some(text(&mps.control))),
+            ("mps", "server", Some(text(&mps.server))),
+            ("mps", "log_directory", Some(text(&mps.log_directory))),
+            ("mps", "log_mib", Some(mps.log_mib.to_string())),
+            ("mps", "health_s", Some(mps.health_s.to_string())),
+            ("mps", "start_s", Some(mps.start_s.to_string())),
+            ("mps", "pause_s", Some(mps.pause_s.to_string())),
+            ("mps", "longest_pause_s", Some(mps.longest_pause_s.to_string())),
+            ("mps", "failures", Some(mps.failures.to_string())),
+            ("mps", "within_s", Some(mps.within_s.to_string())),
+            ("mps", "drain_s", Some(mps.drain_s.to_string())),
+            ("mps", "stop_s", Some(mps.stop_s.to_string())),
+            ("mps", "restart_hung_with_clients", Some(mps.restart_hung_with_clients.to_string())),
+            ("processes", "stray", Some(text(stray_name(processes.stray)))),
+            ("processes", "grace_s", Some(processes.grace_s.to_string())),
+            ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
+        ]
+    }
+}
+
+fn allowed(one: &Allowed) -> String {
+    let exe = one.exe.as_deref().map(|exe| format!("exe = {}", text(exe)));
+    let uid = one.uid.map(|uid| format!("uid = {uid}"));
+    let pairs: Vec<String> = exe.into_iter().chain(uid).collect();
+    format!("{{ {} }}", pairs.join(", "))
+}

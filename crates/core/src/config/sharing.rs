@@ -1,0 +1,115 @@
+//! What a rule says about sharing in time: its key `mps`, read and written.
+//!
+//! In mode `mps` it is about the whole GPU; in mode `mig` about the MIG devices whose entry of the
+//! layout ends in `:mps`, be that the rule's layout or an override's.
+
+use gpush_api::{Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Percentage, Priority};
+use toml::de::{DeTable, DeValue};
+
+use super::{
+    reader::{Reader, get},
+    rules::mode_name,
+    schema::RULE_MPS,
+};
+
+/// Most clients that any daemon takes, from CUDA 13.1 on.
+const MOST_CLIENTS: u32 = 60;
+
+const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers::Many)];
+
+const MPS_COMPUTE_MODES: [(&str, MpsComputeMode); 2] =
+    [("exclusive_process", MpsComputeMode::ExclusiveProcess), ("keep", MpsComputeMode::Keep)];
+
+/// The policy of a rule. A rule of mode `mps` always has one; one of mode `mig` if it says so.
+pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<MpsPolicy> {
+    if get(rule, "mps").is_none() {
+        return (mode == Some(Mode::Mps)).then(MpsPolicy::default);
+    }
+    let mode = match mode {
+        Some(mode @ (Mode::Mig | Mode::Mps)) => mode,
+        // What is wrong with the mode is told; the rest of the rule is read all the same.
+        None => Mode::Mps,
+        Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice)) => {
+            let problem = format!("`mps` means nothing in mode `{}`", mode_name(other));
+            let hint = "write mode = \"mps\", or mode = \"mig\" with entries such as \"2g.20gb:mps\", or leave it out";
+            reader.report_at(rule, "mps", problem, hint);
+            return None;
+        }
+    };
+    let table = reader.table(rule, RULE_MPS)?;
+    reader.strangers(table, RULE_MPS, &[]);
+    let default = default_of(mode);
+    let settings = MpsSettings {
+        percentage: percentage(reader, table).unwrap_or(default.settings.percentage),
+        memory_limit_mib: reader
+            .word(table, "memory_limit", "\"8G\"")
+            .and_then(|text| reader.valued(&text.value, text.span.clone())),
+        priority: reader
+            .word(table, "priority", "\"normal\"")
+            .and_then(|text| reader.valued::<Priority>(&text.value, text.span.clone()))
+            .unwrap_or(default.settings.priority),
+    };
+    if mode == Mode::Mig && get(table, "compute_mode").is_some() {
+        let problem = "`compute_mode` means nothing in mode `mig`: a GPU that is cut has none";
+        reader.report_at(table, "compute_mode", problem, "leave it out");
+        return None;
+    }
+    let compute_mode = reader.choice(table, "compute_mode", "compute mode", &MPS_COMPUTE_MODES);
+    Some(MpsPolicy {
+        settings,
+        max_clients: reader.number(table, "max_clients", 1..=MOST_CLIENTS, default.max_clients),
+        shares_percent: reader.number(table, "shares_percent", 1..=10_000, default.shares_percent),
+        users: reader.choice(table, "users", "way to admit users", &USERS).unwrap_or(default.users),
+        compute_mode: compute_mode.unwrap_or(default.compute_mode),
+    })
+}
+
+/// What holds for what a rule leaves out. Under MIG there is no compute mode to set.
+pub(super) fn default_of(mode: Mode) -> MpsPolicy {
+    let whole = MpsPolicy::default();
+    if mode == Mode::Mig { MpsPolicy { compute_mode: MpsComputeMode::Keep, ..whole } } else { whole }
+}
+
+/// A percentage is a number to most people, and a text with its sign to some.
+fn percentage(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Percentage> {
+    let value = get(table, "percentage")?;
+    let written = match value.get_ref() {
+        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+            .map_or_else(|_| number.as_str().to_owned(), |number| number.to_string()),
+        DeValue::Float(number) => number.as_str().to_owned(),
+        DeValue::String(_) => {
+            return reader
+                .word(table, "percentage", "25")
+                .and_then(|text| reader.valued(&text.value, text.span.clone()));
+        }
+        DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
+            reader.expected("percentage", value, "a number", "25");
+            return None;
+        }
+    };
+    reader.valued(&written, value.span())
+}
+
+/// The policy as the rule's key has it, on one line.
+pub(super) fn written(policy: &MpsPolicy, mode: Mode) -> String {
+    let MpsPolicy { settings, max_clients, shares_percent, users, compute_mode } = policy;
+    let MpsSettings { percentage, memory_limit_mib, priority } = settings;
+    let mut pairs = vec![format!("percentage = {percentage}")];
+    pairs.extend(memory_limit_mib.map(|limit| format!("memory_limit = \"{limit}\"")));
+    pairs.push(format!("priority = \"{priority}\""));
+    pairs.push(format!("max_clients = {max_clients}"));
+    pairs.push(format!("shares_percent = {shares_percent}"));
+    let users = match users {
+        MpsUsers::One => "one",
+        MpsUsers::Many => "many",
+    };
+    pairs.push(format!("users = \"{users}\""));
+    if mode != Mode::Mig {
+        let compute_mode = match compute_mode {
+            MpsComputeMode::ExclusiveProcess => "exclusive_process",
+            MpsComputeMode::Keep => "keep",
+        };
+        pairs.push(format!("compute_mode = \"{compute_mode}\""));
+    }
+    format!("{{ {} }}", pairs.join(", "))
+}

@@ -1,0 +1,55 @@
+//! What a rule says about taking turns: its key `timeslice`, read and written.
+
+use gpush_api::{ComputeMode, Mode, TimesliceLevel, TimeslicePolicy};
+use toml::de::DeTable;
+
+use super::{
+    reader::{Reader, get},
+    rules::mode_name,
+    schema::RULE_TIMESLICE,
+};
+
+/// What a rule may want of the compute mode; `None` leaves it as it is. The one that today's drivers
+/// refuse to set is not among them.
+const COMPUTE_MODES: [(&str, Option<ComputeMode>); 4] = [
+    ("default", Some(ComputeMode::Default)),
+    ("exclusive_process", Some(ComputeMode::ExclusiveProcess)),
+    ("prohibited", Some(ComputeMode::Prohibited)),
+    ("keep", None),
+];
+
+/// The policy of a rule: a rule of mode `timeslice` always has one, and no other has.
+pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<TimeslicePolicy> {
+    if get(rule, "timeslice").is_none() {
+        return (mode == Some(Mode::Timeslice)).then(TimeslicePolicy::default);
+    }
+    match mode {
+        // What is wrong with the mode is told; the rest of the rule is read all the same.
+        Some(Mode::Timeslice) | None => {}
+        Some(other @ (Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps)) => {
+            let problem = format!("`timeslice` means nothing in mode `{}`", mode_name(other));
+            reader.report_at(rule, "timeslice", problem, "write mode = \"timeslice\", or leave it out");
+            return None;
+        }
+    }
+    let table = reader.table(rule, RULE_TIMESLICE)?;
+    reader.strangers(table, RULE_TIMESLICE, &[]);
+    let default = TimeslicePolicy::default();
+    let levels = TimesliceLevel::ALL.map(|level| (level.name(), level));
+    Some(TimeslicePolicy {
+        replicas: reader.number(table, "replicas", 1..=1000, default.replicas),
+        level: reader.choice(table, "level", "time-slice level", &levels).unwrap_or(default.level),
+        compute_mode: reader
+            .choice(table, "compute_mode", "compute mode", &COMPUTE_MODES)
+            .unwrap_or(default.compute_mode),
+    })
+}
+
+/// The policy as the rule's key has it, on one line.
+pub(super) fn written(policy: &TimeslicePolicy) -> String {
+    let TimeslicePolicy { replicas, level, compute_mode } = policy;
+    // A file can't say the mode that is not among them, nor can this.
+    let known = COMPUTE_MODES.iter().find(|(_, mode)| mode == compute_mode);
+    let compute_mode = known.map_or("keep", |(name, _)| *name);
+    format!("{{ replicas = {replicas}, level = \"{level}\", compute_mode = \"{compute_mode}\" }}")
+}

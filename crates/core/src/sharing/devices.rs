@@ -1,0 +1,150 @@
+//! Which MIG devices the entries of a layout mean that end in `:mps`.
+//!
+//! A layout says how many of a kind there shall be, and of some where. So entries with a place are
+//! settled first, those that share nothing among them: what stands there is theirs. The rest of a kind
+//! is alike, and devices that are shared already come before the others, then the lowest.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpush_api::{ComputeInstance, GpuInstance, Mig};
+
+use crate::layout::{Entry, Layout};
+
+/// A MIG device: a compute instance in its GPU instance.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Device<'a> {
+    pub(super) instance: &'a GpuInstance,
+    pub(super) compute: &'a ComputeInstance,
+}
+
+/// The MIG device in words: `2g.20gb@2`, or `1c.3g.40gb@0/2` for a part of its GPU instance, with the slot
+/// that it stands at. Its neighbours come and go without its name changing.
+#[must_use]
+pub fn words(instance: &GpuInstance, compute: &ComputeInstance) -> String {
+    let start = instance.placement.start;
+    if part(&compute.profile).is_none() {
+        return format!("{}@{start}", instance.profile);
+    }
+    let slot = compute.placement.map_or(compute.id, |placement| u32::from(placement.start));
+    format!("{}@{start}/{slot}", compute.profile)
+}
+
+impl Device<'_> {
+    pub(super) fn words(&self) -> String {
+        words(self.instance, self.compute)
+    }
+
+    /// Compute slices; all of the GPU's when nothing says otherwise.
+    pub(super) fn slices(&self, mig: &Mig) -> u8 {
+        part(&self.compute.profile).or_else(|| whole(&self.instance.profile)).unwrap_or(mig.compute_slices)
+    }
+
+    fn is_in(&self, had: &BTreeSet<String>) -> bool {
+        self.compute.uuid.as_ref().is_some_and(|uuid| had.contains(uuid))
+    }
+
+    fn place(&self) -> (u8, Option<u8>, u32, u32) {
+        let slot = self.compute.placement.map(|placement| placement.start);
+        (self.instance.placement.start, slot, self.instance.id, self.compute.id)
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::of(&self.instance.profile, part(&self.compute.profile))
+    }
+}
+
+/// Devices that are alike but for their place.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    /// Profile of the GPU instance.
+    profile: String,
+    /// Compute slices, where they are not all of it.
+    part: Option<u8>,
+}
+
+impl Kind {
+    fn of(profile: &str, part: Option<u8>) -> Self {
+        let profile = profile.to_ascii_lowercase();
+        let part = part.filter(|slices| whole(&profile) != Some(*slices));
+        Self { profile, part }
+    }
+}
+
+/// The 1 of `1c.3g.40gb`.
+fn part(compute_profile: &str) -> Option<u8> {
+    compute_profile.split_once("c.")?.0.parse().ok()
+}
+
+/// The 3 of `3g.40gb`.
+fn whole(profile: &str) -> Option<u8> {
+    profile.split_once('g')?.0.parse().ok()
+}
+
+/// How many of a kind are wanted.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wanted {
+    shared: usize,
+    plain: usize,
+}
+
+impl Wanted {
+    fn add(&mut self, entry: &Entry) {
+        let count = usize::from(entry.count);
+        if entry.share.is_some() {
+            self.shared += count;
+        } else {
+            self.plain += count;
+        }
+    }
+}
+
+/// The devices that stand and that the layout shares, by place.
+pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) -> Vec<Device<'a>> {
+    let mut wanted: BTreeMap<Kind, BTreeMap<Option<u8>, Wanted>> = BTreeMap::new();
+    for entry in &layout.entries {
+        let of_kind = wanted.entry(Kind::of(&entry.profile, entry.compute_slices)).or_default();
+        of_kind.entry(entry.start).or_default().add(entry);
+    }
+    let mut chosen = Vec::new();
+    for (kind, mut places) in wanted {
+        let mut pool: Vec<Device<'a>> = all(mig).filter(|device| device.kind() == kind).collect();
+        pool.sort_by_key(|device| (!device.is_in(had), device.place()));
+        let anywhere = places.remove(&None).unwrap_or_default();
+        for (start, wanted) in places {
+            let is_here = |device: &Device<'_>| Some(device.instance.placement.start) == start;
+            chosen.extend(take(&mut pool, wanted.shared, is_here));
+            // Those that share nothing take what is not shared yet: the last, in that order.
+            pool.reverse();
+            take(&mut pool, wanted.plain, is_here);
+            pool.reverse();
+        }
+        chosen.extend(take(&mut pool, anywhere.shared, |_| true));
+    }
+    chosen.sort_by_key(Device::place);
+    chosen
+}
+
+/// The devices that stand and were shared before, by place.
+pub(super) fn standing<'a>(mig: &'a Mig, had: &BTreeSet<String>) -> Vec<Device<'a>> {
+    let mut devices: Vec<Device<'a>> = all(mig).filter(|device| device.is_in(had)).collect();
+    devices.sort_by_key(Device::place);
+    devices
+}
+
+fn all(mig: &Mig) -> impl Iterator<Item = Device<'_>> {
+    let of = |instance| move |compute| Device { instance, compute };
+    mig.instances.iter().flat_map(move |instance| instance.compute.iter().map(of(instance)))
+}
+
+/// Removes and gives back the first so many that fit.
+fn take<'a>(pool: &mut Vec<Device<'a>>, count: usize, fits: impl Fn(&Device<'a>) -> bool) -> Vec<Device<'a>> {
+    let mut taken = Vec::new();
+    pool.retain(|device| {
+        let takes = taken.len() < count && fits(device);
+        if takes {
+            taken.push(*device);
+        }
+        !takes
+    });
+    taken
+}

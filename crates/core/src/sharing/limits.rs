@@ -1,0 +1,123 @@
+//! What a target can give: memory and clients.
+
+use gpush_api::{
+    ApiError, Architecture, Code, Gpu, GpuInstance, MPS_CLIENTS, MemoryLimit, Mig, Mode, MpsSettings, TimesliceLevel,
+};
+
+use super::{Target, label, too_old};
+use crate::{config::Config, desired};
+
+/// Most clients of a MIG device: NVIDIA's MIG guide has the GPU's number go down in proportion to the
+/// compute instance. `wanted` above what GPUs take by default says that the driver takes that many.
+#[must_use]
+pub fn most_clients(wanted: u32, slices: u8, of: u8) -> u32 {
+    let whole = wanted.max(MPS_CLIENTS);
+    let part = whole * u32::from(slices) / u32::from(of).max(1);
+    wanted.min(part.max(1))
+}
+
+/// Refuses settings that a target of so much memory can't give. `label` is how it is called.
+///
+/// # Errors
+/// The memory limit is more than there is: it would limit nothing.
+pub fn fits(settings: &MpsSettings, memory_mib: u64, label: &str) -> Result<(), ApiError> {
+    match over(settings, memory_mib) {
+        Some(limit) => Err(ApiError::new(Code::BadRequest, sentence(limit, label, memory_mib))
+            .hint(format!("give at most {memory_mib}M, or leave it out for no limit"))),
+        None => Ok(()),
+    }
+}
+
+/// The same as a finding.
+pub(super) fn too_much(target: &Target) -> Option<String> {
+    let memory_mib = target.memory_mib?;
+    over(&target.policy.settings, memory_mib).map(|limit| sentence(limit, &target.label(), memory_mib))
+}
+
+/// What the rules want of GPUs that they can't give however they are cut, one sentence each: what a config
+/// can be checked for on a host, before anything is shared.
+#[must_use]
+pub fn unfit(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let mut findings = Vec::new();
+    let wishes = desired::wishes(config, gpus).into_iter().zip(desired::claims(config, gpus));
+    for (gpu, (wish, claimed)) in gpus.iter().zip(wishes) {
+        let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { continue };
+        let settings = rule.mps_policy().settings;
+        let mut check = |memory_mib: u64, label: &str| {
+            findings.extend(over(&settings, memory_mib).map(|limit| sentence(limit, label, memory_mib)));
+        };
+        match wish.mode {
+            Mode::Mps => {
+                check(gpu.memory.total_mib, &label(gpu.index, None));
+                findings.extend(too_old(gpu).map(|reason| format!("{}: {reason}", label(gpu.index, None))));
+            }
+            Mode::Mig => {
+                let entries = wish.layout.iter().flat_map(|layout| &layout.entries);
+                for entry in entries.filter(|entry| entry.share.is_some()) {
+                    let profiles = gpu.mig.iter().flat_map(|mig| mig.profiles.iter());
+                    if let Some(profile) = profiles.into_iter().find(|profile| profile.name == entry.profile) {
+                        check(profile.memory_mib, &label(gpu.index, Some(&profile.name)));
+                    }
+                }
+            }
+            Mode::Timeslice => {
+                let level = rule
+                    .timeslice
+                    .as_ref()
+                    .map(|policy| policy.level)
+                    .filter(|level| *level != TimesliceLevel::Default);
+                let told = level.filter(|_| !takes_levels(gpu.architecture));
+                let what = |level| {
+                    format!(
+                        "{}: {} is older than Turing and takes no time-slice level, such as {level}",
+                        label(gpu.index, None),
+                        gpu.name
+                    )
+                };
+                findings.extend(told.map(what));
+            }
+            Mode::Unmanaged | Mode::Exclusive => {}
+        }
+    }
+    findings.dedup();
+    findings
+}
+
+/// Whether `nvidia-smi compute-policy` sets turns there; whether this very part does is seen by trying.
+fn takes_levels(architecture: Architecture) -> bool {
+    match architecture {
+        Architecture::Legacy | Architecture::Volta => false,
+        Architecture::Turing
+        | Architecture::Ampere
+        | Architecture::Ada
+        | Architecture::Hopper
+        | Architecture::Blackwell
+        | Architecture::Unknown => true,
+    }
+}
+
+/// Memory of a GPU instance; the compute instances in it have it together.
+pub(super) fn memory_of(mig: &Mig, instance: &GpuInstance) -> Option<u64> {
+    let profile = mig.profiles.iter().find(|profile| profile.id == instance.profile_id);
+    let told = instance.memory.map(|memory| memory.total_mib);
+    told.or(profile.map(|profile| profile.memory_mib)).filter(|mib| *mib > 0)
+}
+
+/// The memory limit, when it is more than there is. What is not known is no less than it.
+fn over(settings: &MpsSettings, memory_mib: u64) -> Option<MemoryLimit> {
+    settings.memory_limit_mib.filter(|limit| memory_mib > 0 && limit.mib() > memory_mib)
+}
+
+fn sentence(limit: MemoryLimit, label: &str, memory_mib: u64) -> String {
+    let limit = match (limit.mib() / 1024, limit.mib() % 1024) {
+        (gib, 0) => format!("{gib}G"),
+        _ => limit.to_string(),
+    };
+    // Rounded down: what is shown is there.
+    let memory = match (memory_mib / 1024, memory_mib % 1024 * 10 / 1024) {
+        (0, _) => format!("{memory_mib} MiB"),
+        (gib, 0) => format!("{gib} GiB"),
+        (gib, tenth) => format!("{gib}.{tenth} GiB"),
+    };
+    format!("memory limit {limit} is more than {label} has, {memory}")
+}

@@ -1,0 +1,248 @@
+//! Which GPUs and MIG devices shall have an MPS daemon, and what its clients may have: the wishes of the
+//! config and its overrides, held against what stands.
+//!
+//! ```text
+//! rule of mode mps ──► the GPU, when it is whole ────────────────────────┐
+//! rule of mode mig ──► its layout, or the override's ──► entries ":mps"  ├──► Target, one a daemon
+//!                                  MIG devices that stand ──► devices ───┘
+//! ```
+//!
+//! A daemon is only ever meant for what stands: a device that a layout promises is a target once it is
+//! there. Of several alike the ones that have daemons keep them, since to move one would end its
+//! clients. So the answer depends on what was shared before, `had`.
+//!
+//! While a GPU can't be read, or is being changed, nothing new begins on it, and what was shared stays:
+//! a reading that failed is no reason to end anybody's work.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{Architecture, Gpu, GpuState, Mode, MpsPolicy};
+
+use crate::{
+    config::{Config, Rule},
+    desired::{self, Wish},
+};
+
+mod devices;
+mod limits;
+mod names;
+
+pub use devices::words;
+pub use limits::{fits, most_clients, unfit};
+pub use names::{name_of, resolve, short_name};
+
+/// A GPU or MIG device that shall have an MPS daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// UUID of the GPU, or of the MIG device: what the daemon sees.
+    pub uuid: String,
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// UUID of the GPU.
+    pub gpu_uuid: String,
+    /// The MIG device in words, `2g.20gb@2` or `1c.3g.40gb@0/2`; `None` for a full GPU.
+    pub device: Option<String>,
+    /// Its memory, where it is known.
+    pub memory_mib: Option<u64>,
+    /// What its clients may have.
+    pub policy: MpsPolicy,
+    /// Whether it is a full GPU.
+    pub full_gpu: bool,
+}
+
+impl Target {
+    /// In messages: `GPU 0`, `GPU 0, 2g.20gb@2`.
+    #[must_use]
+    pub fn label(&self) -> String {
+        label(self.gpu, self.device.as_deref())
+    }
+}
+
+/// What shall be shared, and what can't be.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Sharing {
+    /// Targets, by GPU and place.
+    pub targets: Vec<Target>,
+    /// What can't be shared as it is wanted and why, one sentence each.
+    pub findings: Vec<String>,
+    /// UUIDs of GPUs whose MIG devices can't be seen now: whatever daemons they have are to be left alone.
+    pub unseen: BTreeSet<String>,
+}
+
+/// What shall be shared through MPS. `had` are the UUIDs of the targets that have a daemon.
+#[must_use]
+pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing {
+    let mut sharing = Sharing::default();
+    let wishes = desired::wishes(config, gpus).into_iter().zip(desired::claims(config, gpus));
+    for (gpu, (wish, claimed)) in gpus.iter().zip(wishes) {
+        let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { continue };
+        match wish.mode {
+            Mode::Mps => whole(&mut sharing, gpu, &wish, rule, had),
+            Mode::Mig => cut(&mut sharing, gpu, &wish, rule, had),
+            Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
+        }
+    }
+    sharing
+}
+
+/// The targets of [`decide`].
+#[must_use]
+pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<Target> {
+    decide(config, gpus, had).targets
+}
+
+/// What of [`decide`] can't be shared and why.
+#[must_use]
+pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<String> {
+    decide(config, gpus, had).findings
+}
+
+/// A full GPU.
+fn whole(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSet<String>) {
+    let label = label(gpu.index, None);
+    if let Some(reason) = too_old(gpu) {
+        sharing.findings.push(format!("{label}: {reason}"));
+        return;
+    }
+    let in_the_way = desired::drift(wish, gpu);
+    if !in_the_way.is_empty() {
+        sharing.findings.extend(in_the_way.iter().map(|reason| format!("{label}: {reason}")));
+        return;
+    }
+    let target = Target {
+        uuid: gpu.uuid.clone(),
+        gpu: gpu.index,
+        gpu_uuid: gpu.uuid.clone(),
+        device: None,
+        memory_mib: Some(gpu.memory.total_mib).filter(|mib| *mib > 0),
+        policy: rule.mps_policy(),
+        full_gpu: true,
+    };
+    settle(sharing, gpu, vec![target], had);
+}
+
+/// The MIG devices of a GPU whose layout shares some.
+fn cut(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSet<String>) {
+    let known = match (&wish.layout, &gpu.overridden) {
+        (Some(layout), _) if layout.shared().is_none() => return,
+        (layout @ Some(_), _) => layout.as_ref(),
+        // Nobody knows what the override wants: what is shared stays so.
+        (None, Some(_)) => None,
+        (None, None) => return,
+    };
+    let Some(mig) = &gpu.mig else {
+        if !is_seen(gpu) {
+            sharing.unseen.insert(gpu.uuid.clone());
+        }
+        return;
+    };
+    // MIG mode that is off, or instances that are missing, are drift and told as such.
+    if !mig.enabled {
+        return;
+    }
+    let devices = match known {
+        Some(layout) => devices::shared(layout, mig, had),
+        None => devices::standing(mig, had),
+    };
+    let mut targets = Vec::new();
+    for device in devices {
+        let words = device.words();
+        let Some(uuid) = &device.compute.uuid else {
+            sharing.findings.push(format!("{}: its UUID is not known", label(gpu.index, Some(&words))));
+            continue;
+        };
+        let policy = rule.mps_policy();
+        let max_clients = most_clients(policy.max_clients, device.slices(mig), mig.compute_slices);
+        targets.push(Target {
+            uuid: uuid.clone(),
+            gpu: gpu.index,
+            gpu_uuid: gpu.uuid.clone(),
+            memory_mib: limits::memory_of(mig, device.instance),
+            device: Some(words),
+            policy: MpsPolicy { max_clients, ..policy },
+            full_gpu: false,
+        });
+    }
+    settle(sharing, gpu, targets, had);
+}
+
+/// Takes those that may be shared as their GPU is.
+fn settle(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<Target>, had: &BTreeSet<String>) {
+    let start = start(gpu);
+    for target in targets {
+        match start {
+            Start::Anew => {}
+            Start::Never(why) | Start::OnlyWhatWas(why) => {
+                let stays = matches!(start, Start::OnlyWhatWas(_)) && had.contains(&target.uuid);
+                if !stays {
+                    sharing.findings.push(format!("{}: {why}", target.label()));
+                    continue;
+                }
+            }
+        }
+        sharing.findings.extend(limits::too_much(&target));
+        sharing.targets.push(target);
+    }
+}
+
+/// Whether a GPU may get a daemon that it has not.
+#[derive(Debug, Clone, Copy)]
+enum Start {
+    Anew,
+    /// Those that it has stay; why there are no others.
+    OnlyWhatWas(&'static str),
+    /// There is nothing to share.
+    Never(&'static str),
+}
+
+fn start(gpu: &Gpu) -> Start {
+    match gpu.state {
+        GpuState::Lost => Start::Never("the GPU is lost: it has fallen off the bus"),
+        GpuState::Unknown => Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it"),
+        GpuState::Maintenance => Start::OnlyWhatWas("the GPU is in maintenance, so no MPS daemon is started on it"),
+        GpuState::Held => Start::OnlyWhatWas("the GPU is held, so no MPS daemon is started on it"),
+        GpuState::Degraded => Start::OnlyWhatWas("the GPU is degraded, so no MPS daemon is started on it"),
+        GpuState::Changing => Start::OnlyWhatWas("the GPU is being changed, its MPS daemon starts after that"),
+        GpuState::Ready | GpuState::Cordoned if gpu.stale => {
+            Start::OnlyWhatWas("the GPU can't be read, so no MPS daemon is started on it")
+        }
+        // A cordon keeps clients away, which is for admission to see to.
+        GpuState::Ready | GpuState::Cordoned => Start::Anew,
+    }
+}
+
+/// Whether what a GPU holds is as it was just read.
+fn is_seen(gpu: &Gpu) -> bool {
+    match gpu.state {
+        GpuState::Unknown | GpuState::Maintenance => false,
+        // Its devices are gone, and that is known.
+        GpuState::Lost => true,
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => !gpu.stale,
+    }
+}
+
+/// Why the part can't do what the daemons are for.
+fn too_old(gpu: &Gpu) -> Option<String> {
+    match gpu.architecture {
+        Architecture::Legacy => {
+            Some(format!("{} is older than Volta, from which on MPS can limit what clients take", gpu.name))
+        }
+        Architecture::Volta
+        | Architecture::Turing
+        | Architecture::Ampere
+        | Architecture::Ada
+        | Architecture::Hopper
+        | Architecture::Blackwell
+        | Architecture::Unknown => None,
+    }
+}
+
+fn label(gpu: u32, device: Option<&str>) -> String {
+    match device {
+        Some(device) => format!("GPU {gpu}, {device}"),
+        None => format!("GPU {gpu}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! What targets are called: short names for directories and units, and what people type.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Code, MpsDaemon};
+
+use crate::{nearest::nearest, quote::Quoted};
+
+/// Digits of a short name, when they tell it from the others.
+const DIGITS: usize = 8;
+
+/// Longest short name: it is part of a socket's path, which has an end.
+const LONGEST: usize = 20;
+
+/// A short name for a target: `g` or `m`, for a GPU or a MIG device, and the first eight hexadecimal digits
+/// of its UUID, or more of them while `taken` has that name. At most 20 characters, letters and digits.
+#[must_use]
+pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
+    let upper = uuid.to_ascii_uppercase();
+    let (kind, rest) = match upper.strip_prefix("MIG-") {
+        Some(rest) => ('m', rest),
+        None => ('g', upper.as_str()),
+    };
+    // UUIDs of MIG devices were once those of their GPUs, `MIG-GPU-…/1/0`.
+    let rest = rest.strip_prefix("GPU-").unwrap_or(rest);
+    let digits: String = rest.chars().filter(char::is_ascii_hexdigit).map(|c| c.to_ascii_lowercase()).collect();
+    let name = |length: usize| format!("{kind}{}", &digits[..length.min(digits.len())]);
+    let free =
+        (DIGITS..LONGEST).take_while(|length| *length <= digits.len()).map(name).find(|name| !taken.contains(name));
+    // Those that differ only further behind are numbered; an `x` is no digit of anybody's.
+    let numbered = || (2_u32..=u32::MAX).map(|n| format!("{}x{n}", name(DIGITS))).find(|name| !taken.contains(name));
+    free.or_else(numbered).unwrap_or_else(|| name(DIGITS))
+}
+
+/// What people type for a target: `0`, `0:2g.20gb@2`, or its short name while the driver does not show it.
+#[must_use]
+pub fn name_of(daemon: &MpsDaemon) -> String {
+    match (daemon.gpu, &daemon.device) {
+        (Some(gpu), None) => gpu.to_string(),
+        (Some(gpu), Some(device)) => format!("{gpu}:{device}"),
+        (None, _) => daemon.target.clone(),
+    }
+}
+
+/// The daemon that somebody means, by its position: a target's short name, the index of a GPU that is shared
+/// whole, `0:2g.20gb@2`, a UUID or its beginning. Case does not matter.
+///
+/// # Errors
+/// None or several are meant; the error lists what there is.
+pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
+    let typed = text.trim();
+    if daemons.is_empty() {
+        let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)));
+        return Err(error
+            .cause("nothing is shared through MPS on this host")
+            .hint("`gpushctl config show` has the rules; one with mode = \"mps\", or a layout entry such as 2g.20gb:mps, shares"));
+    }
+    let is = |name: &str| name.eq_ignore_ascii_case(typed);
+    if let Some(at) = daemons.iter().position(|daemon| is(&daemon.target) || is(&name_of(daemon)) || is(&daemon.uuid)) {
+        return Ok(at);
+    }
+    let meant: Vec<usize> = (0..daemons.len()).filter(|at| begins(&daemons[*at].uuid, typed)).collect();
+    match meant.as_slice() {
+        [at] => Ok(*at),
+        [] => Err(nobody(typed, daemons)),
+        several => {
+            let error = ApiError::new(Code::BadRequest, format!("{} is the beginning of several UUIDs", Quoted(typed)));
+            let named: Vec<String> = several.iter().map(|at| listed(&daemons[*at])).collect();
+            Err(error.cause(format!("it may be: {}", named.join(", "))).hint("give more of it, or the short name"))
+        }
+    }
+}
+
+/// Whether a UUID begins with what was typed: its prefix, `GPU-` or `MIG-`, and at least a digit.
+fn begins(uuid: &str, typed: &str) -> bool {
+    let kind = |text: &str| text.split_once('-').is_some_and(|(kind, rest)| !kind.is_empty() && !rest.is_empty());
+    kind(typed) && uuid.get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))
+}
+
+fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
+    let listed: Vec<String> = daemons.iter().map(listed).collect();
+    let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)))
+        .cause(format!("there are: {}", listed.join(", ")));
+    // The index of a GPU whose MIG devices are shared: which of them is for people to say.
+    let on_it: Vec<String> = match typed.parse::<u32>() {
+        Ok(gpu) => daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of).collect(),
+        Err(_) => Vec::new(),
+    };
+    if !on_it.is_empty() {
+        return error.hint(format!("GPU {typed} is not shared as a whole; name one of {}", on_it.join(", ")));
+    }
+    let names: Vec<String> = daemons.iter().flat_map(|daemon| [name_of(daemon), daemon.target.clone()]).collect();
+    // To a letter or two anything is near, and a figure is not offered for another.
+    let telling = typed.len() > 2 && typed.parse::<u32>().is_err();
+    let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);
+    match near {
+        Some(meant) => error.hint(format!("did you mean `{meant}`?")),
+        None => error.hint("name one of these; `gpushctl mps list` says more of them"),
+    }
+}
+
+/// A daemon in lists: `0:2g.20gb@2 (m5d1b03a2)`.
+fn listed(daemon: &MpsDaemon) -> String {
+    let name = name_of(daemon);
+    if name == daemon.target { name } else { format!("{name} ({})", daemon.target) }
+}

@@ -1,0 +1,295 @@
+use std::fmt::Write as _;
+
+use gpush_api::{
+    Actor, ApiError, Code, ComputeInstance, GpuInstance, Memory, MemoryLimit, MpsComputeMode, MpsSettings, Override,
+    Placement,
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::preset;
+
+mod named;
+
+fn config(text: &str) -> Config {
+    Config::parse(text, "config.toml").unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A host whose GPUs are whole.
+fn whole_host(preset: &str) -> Vec<Gpu> {
+    let mut gpus = preset::gpus(preset).unwrap();
+    for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
+        (mig.enabled, mig.pending) = (false, false);
+    }
+    gpus
+}
+
+/// Puts a GPU instance onto a GPU; `slots` are its compute instances, by profile and slot.
+fn put(gpu: &mut Gpu, profile: &str, start: u8, slots: &[(&str, u8)]) {
+    let index = gpu.index;
+    let mig = gpu.mig.as_mut().unwrap();
+    let id = u32::try_from(mig.instances.len()).unwrap();
+    let known = mig.profiles.iter().find(|known| known.name == profile).unwrap();
+    let compute = slots.iter().enumerate().map(|(n, (name, slot))| ComputeInstance {
+        id: u32::try_from(n).unwrap(),
+        profile_id: 0,
+        profile: (*name).to_owned(),
+        placement: Some(Placement { start: *slot, size: 1 }),
+        uuid: Some(format!("MIG-{index:02x}{start:02x}{slot:04x}-0000-0000-0000-{profile}")),
+        processes: Vec::new(),
+    });
+    let instance = GpuInstance {
+        id,
+        profile_id: known.id,
+        profile: profile.to_owned(),
+        placement: Placement { start, size: 1 },
+        memory: None,
+        compute: compute.collect(),
+        processes: Vec::new(),
+    };
+    mig.instances.push(instance);
+}
+
+fn words_of(targets: &[Target]) -> Vec<String> {
+    targets.iter().map(Target::label).collect()
+}
+
+fn uuids(targets: &[Target]) -> BTreeSet<String> {
+    targets.iter().map(|target| target.uuid.clone()).collect()
+}
+
+#[test]
+fn a_rule_of_mode_mps_shares_whole_gpus() {
+    let config = config("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\nmps = { percentage = 25 }\n");
+    let gpus = whole_host("dgx-a100");
+    let found = decide(&config, &gpus, &BTreeSet::new());
+    assert_eq!(words_of(&found.targets), ["GPU 0", "GPU 1"]);
+    let target = &found.targets[0];
+    assert!(
+        target.full_gpu && target.device.is_none() && target.uuid == gpus[0].uuid && target.gpu_uuid == target.uuid
+    );
+    assert_eq!((&target.policy, target.memory_mib), (&config.rules[0].mps_policy(), Some(gpus[0].memory.total_mib)));
+    assert!(found.findings.is_empty() && found.unseen.is_empty());
+    assert!(targets(&Config::default(), &gpus, &uuids(&found.targets)).is_empty());
+}
+
+#[test]
+fn what_a_whole_gpu_is_in_the_way_of() {
+    let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mps\"\nmps = { memory_limit = \"90G\" }\n");
+    let mut gpus = whole_host("dgx-a100");
+    let mig = |gpu: &mut Gpu, enabled, pending| {
+        let mig = gpu.mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (enabled, pending);
+    };
+    mig(&mut gpus[0], true, true);
+    mig(&mut gpus[1], false, true);
+    gpus[2].architecture = Architecture::Legacy;
+    gpus[3].state = GpuState::Unknown;
+    gpus[4].state = GpuState::Lost;
+    gpus[5].stale = true;
+    let had: BTreeSet<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let mut shown = String::new();
+    for (what, had) in [("nothing was shared", &BTreeSet::new()), ("all were shared", &had)] {
+        let found = decide(&config, &gpus, had);
+        let _ = writeln!(shown, "# {what}: {}", words_of(&found.targets).join("; "));
+        for finding in found.findings {
+            let _ = writeln!(shown, "{finding}");
+        }
+    }
+    let _ = writeln!(shown, "# by its parts alone");
+    for finding in unfit(&config, &gpus[..3]) {
+        let _ = writeln!(shown, "{finding}");
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn entries_share_what_stands() {
+    let layout = ["3g.40gb@4:mps", "1c.3g.40gb@0:mps", "1c.3g.40gb@0*2"];
+    let config = config(&format!("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = {layout:?}\n"));
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    // Nothing stands, so nothing is a target, and nothing is wrong.
+    assert_eq!(decide(&config, &gpus, &BTreeSet::new()), Sharing::default());
+    put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
+    put(&mut gpus[0], "3g.40gb", 0, &[("1c.3g.40gb", 0), ("1c.3g.40gb", 1), ("1c.3g.40gb", 2)]);
+    let found = targets(&config, &gpus, &BTreeSet::new());
+    assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/0", "GPU 0, 3g.40gb@4"]);
+    let had = BTreeSet::from([gpus[0].mig.as_ref().unwrap().instances[1].compute[2].uuid.clone().unwrap()]);
+    let found = targets(&config, &gpus, &had);
+    assert_eq!(words_of(&found), ["GPU 0, 1c.3g.40gb@0/2", "GPU 0, 3g.40gb@4"]);
+    // Under MIG there is no compute mode, and a part of the GPU has its part of the clients.
+    let policies: Vec<_> = found.iter().map(|target| (target.policy.compute_mode, target.policy.max_clients)).collect();
+    assert_eq!(policies, [(MpsComputeMode::Keep, 6), (MpsComputeMode::Keep, 20)]);
+    assert!(found.iter().all(|target| !target.full_gpu && target.gpu_uuid == gpus[0].uuid));
+    gpus[0].mig.as_mut().unwrap().enabled = false;
+    assert!(targets(&config, &gpus, &had).is_empty());
+}
+
+#[test]
+fn of_several_alike_those_that_are_shared_stay() {
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    for start in [0, 2, 4] {
+        put(&mut gpus[0], "2g.20gb", start, &[("2g.20gb", 0)]);
+    }
+    let shares = |layout: &str, had: &[u8]| {
+        let config = config(&format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"{layout}\"\n"));
+        let uuid = |start: &u8| gpus[0].mig.as_ref().unwrap().instances[usize::from(start / 2)].compute[0].uuid.clone();
+        let had: BTreeSet<String> = had.iter().filter_map(uuid).collect();
+        targets(&config, &gpus, &had).into_iter().map(|target| target.device.unwrap()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[]), "2g.20gb@0");
+    assert_eq!(shares("2g.20gb:mps,2g.20gb*2", &[4]), "2g.20gb@4");
+    assert_eq!(shares("2g.20gb*2:mps,2g.20gb", &[4]), "2g.20gb@0 2g.20gb@4");
+    // A place goes before what was.
+    assert_eq!(shares("2g.20gb@2:mps,2g.20gb*2", &[4]), "2g.20gb@2");
+    assert_eq!(shares("2g.20gb@0,2g.20gb:mps", &[0]), "2g.20gb@2");
+    assert_eq!(shares("2g.20gb*3:mps", &[2]), "2g.20gb@0 2g.20gb@2 2g.20gb@4");
+    assert_eq!(shares("2g.20gb*3", &[2]), "");
+    assert_eq!(shares("1g.10gb:mps,3g.40gb:mps,2c.2g.20gb:mps", &[]), "2g.20gb@0");
+}
+
+#[test]
+fn an_override_shares_in_place_of_the_rule() {
+    let config =
+        config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { percentage = 50 }\n");
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    put(&mut gpus[0], "2g.20gb", 0, &[("2g.20gb", 0)]);
+    put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
+    assert_eq!(words_of(&targets(&config, &gpus, &BTreeSet::new())), ["GPU 0, 2g.20gb@0"]);
+    let overridden = |layout: &str| Override {
+        uuid: gpus[0].uuid.clone(),
+        gpu: None,
+        rule: None,
+        layout: vec![layout.to_owned()],
+        by: Actor { uid: 0, user: None, pid: None },
+        reason: String::new(),
+        created_at: jiff::Timestamp::UNIX_EPOCH,
+        expires_at: None,
+        generation: 1,
+    };
+    let (shared, unknown) = (overridden("3g.40gb:mps"), overridden("3g.40gb:else"));
+    gpus[0].overridden = Some(shared);
+    let found = targets(&config, &gpus, &BTreeSet::new());
+    assert_eq!(words_of(&found), ["GPU 0, 3g.40gb@4"]);
+    assert_eq!(found[0].policy.settings.percentage.tenths(), 500);
+    // What it wants is not known: what is shared stays, and nothing else begins.
+    gpus[0].overridden = Some(unknown);
+    assert_eq!(targets(&config, &gpus, &uuids(&found)), found);
+    assert!(targets(&config, &gpus, &BTreeSet::new()).is_empty());
+}
+
+#[test]
+fn a_reading_that_failed_ends_nothing() {
+    let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb*2:mps\"\n");
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(1);
+    put(&mut gpus[0], "2g.20gb", 0, &[("2g.20gb", 0)]);
+    let before = targets(&config, &gpus, &BTreeSet::new());
+    put(&mut gpus[0], "2g.20gb", 2, &[("2g.20gb", 0)]);
+    for state in [GpuState::Unknown, GpuState::Changing, GpuState::Held, GpuState::Degraded, GpuState::Maintenance] {
+        gpus[0].state = state;
+        let found = decide(&config, &gpus, &uuids(&before));
+        assert_eq!(found.targets, before, "{state:?}");
+        assert!(found.findings.len() == 1 && found.findings[0].starts_with("GPU 0, 2g.20gb@2: the GPU "), "{found:?}");
+    }
+    gpus[0].state = GpuState::Lost;
+    assert!(targets(&config, &gpus, &uuids(&before)).is_empty());
+    gpus[0].state = GpuState::Unknown;
+    gpus[0].mig = None;
+    let found = decide(&config, &gpus, &uuids(&before));
+    assert_eq!((found.targets.len(), found.unseen), (0, BTreeSet::from([gpus[0].uuid.clone()])));
+}
+
+#[test]
+fn a_memory_limit_is_held_against_what_there_is() {
+    let limit = |mib| MpsSettings { memory_limit_mib: MemoryLimit::of_mib(mib), ..MpsSettings::default() };
+    assert!(fits(&limit(81_920), 81_920, "GPU 0").is_ok());
+    assert!(fits(&MpsSettings::default(), 1, "GPU 0").is_ok());
+    assert!(fits(&limit(90 << 10), 0, "GPU 0").is_ok(), "what is not known is no less");
+    let ApiError { code, message, hint, .. } = fits(&limit(90 << 10), 81_920, "GPU 0").unwrap_err();
+    assert_eq!((code, message.as_str()), (Code::BadRequest, "memory limit 90G is more than GPU 0 has, 80 GiB"));
+    assert_eq!(hint.unwrap(), "give at most 81920M, or leave it out for no limit");
+    assert_eq!(
+        fits(&limit(1537), 1536, "GPU 0").unwrap_err().message,
+        "memory limit 1537M is more than GPU 0 has, 1.5 GiB"
+    );
+
+    let config = config(
+        "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { memory_limit = \"30G\" }\n",
+    );
+    let mut gpus = preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(1);
+    put(&mut gpus[0], "2g.20gb", 0, &[("2g.20gb", 0)]);
+    let memory = Memory { total_mib: 20_096, used_mib: 0 };
+    gpus[0].mig.as_mut().unwrap().instances[0].memory = Some(memory);
+    let found = decide(&config, &gpus, &BTreeSet::new());
+    assert_eq!((found.targets.len(), found.targets[0].memory_mib), (1, Some(20_096)));
+    assert_eq!(found.findings, ["memory limit 30G is more than GPU 0, 2g.20gb@0 has, 19.6 GiB"]);
+    assert!(
+        crate::desired::findings(&config, &gpus)[0].starts_with("memory limit 30G is more than GPU 0, 2g.20gb has")
+    );
+}
+
+#[test]
+fn a_part_of_a_gpu_takes_its_part_of_the_clients() {
+    for (wanted, slices, of, most) in
+        [(48, 1, 7, 6), (48, 7, 7, 48), (60, 1, 7, 8), (4, 1, 7, 4), (1, 1, 7, 1), (48, 2, 4, 24)]
+    {
+        assert_eq!(most_clients(wanted, slices, of), most, "{wanted} {slices}/{of}");
+    }
+    assert_eq!(most_clients(48, 0, 0), 1);
+}
+
+/// Entries, the places that stand and those that were shared.
+fn cases() -> impl Strategy<Value = (Vec<(u8, bool)>, Vec<u8>, Vec<bool>, Vec<bool>)> {
+    let entry = (1u8..=3, any::<bool>());
+    let fixed = prop::sample::subsequence(vec![0u8, 1, 2, 3, 4, 5, 6], 0..=3);
+    let flags = || prop::collection::vec(any::<bool>(), 7);
+    (prop::collection::vec(entry, 1..=4), fixed, flags(), flags())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_daemon_a_device_and_none_moves((entries, fixed, stand, had) in cases()) {
+        let mut texts: Vec<String> = entries
+            .iter()
+            .map(|(count, shared)| format!("1g.10gb*{count}{}", if *shared { ":mps" } else { "" }))
+            .collect();
+        texts.extend(fixed.iter().map(|start| format!("1g.10gb@{start}:mps")));
+        let config = config(&format!("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = {texts:?}\n"));
+        let mut gpus = preset::gpus("dgx-a100").unwrap();
+        gpus.truncate(1);
+        let mut before = BTreeSet::new();
+        for start in 0..7u8 {
+            if stand[usize::from(start)] {
+                put(&mut gpus[0], "1g.10gb", start, &[("1g.10gb", 0)]);
+                if had[usize::from(start)] {
+                    let uuid = gpus[0].mig.as_ref().unwrap().instances.last().unwrap().compute[0].uuid.clone();
+                    before.extend(uuid);
+                }
+            }
+        }
+        let found = targets(&config, &gpus, &before);
+        let now = uuids(&found);
+        prop_assert_eq!(now.len(), found.len(), "two daemons on one device");
+        // As many as are wanted and stand, those with a place among them.
+        let anywhere: usize = entries.iter().filter(|(_, shared)| *shared).map(|(count, _)| usize::from(*count)).sum();
+        let there = |start: &&u8| stand[usize::from(**start)];
+        let placed = fixed.iter().filter(there).count();
+        let standing = stand.iter().filter(|stands| **stands).count();
+        prop_assert_eq!(found.len(), placed + anywhere.min(standing - placed));
+        for start in fixed.iter().filter(there) {
+            let words = Some(format!("1g.10gb@{start}"));
+            prop_assert!(found.iter().any(|target| target.device == words));
+        }
+        // Nobody who was shared goes for one who was not, but for those with a place.
+        let gone = before.difference(&now).count();
+        let new = found.iter().filter(|target| !before.contains(&target.uuid));
+        let new = new.filter(|target| !fixed.iter().any(|start| target.device == Some(format!("1g.10gb@{start}"))));
+        prop_assert!(gone == 0 || new.count() == 0, "{:?} had {:?}", found, before);
+        // Asked again it says the same.
+        prop_assert_eq!(targets(&config, &gpus, &now), found);
+    }
+}

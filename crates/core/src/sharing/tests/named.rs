@@ -1,0 +1,121 @@
+//! What targets are called, and whom people mean.
+
+use gpush_api::{MpsDaemon, MpsState};
+
+use super::*;
+
+fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
+    MpsDaemon {
+        target: short_name(uuid, &BTreeSet::new()),
+        uuid: uuid.to_owned(),
+        gpu,
+        device: device.map(str::to_owned),
+        state: MpsState::Ready,
+        reasons: Vec::new(),
+        findings: Vec::new(),
+        wanted: MpsPolicy::default(),
+        in_force: None,
+        pid: None,
+        since: jiff::Timestamp::UNIX_EPOCH,
+        next_start_at: None,
+        failures: 0,
+        protocol: None,
+        pipe_directory: None,
+        log_directory: None,
+        uid: None,
+        servers: Vec::new(),
+        clients: Vec::new(),
+        shares: Vec::new(),
+        shares_percent: 0,
+    }
+}
+
+fn daemons() -> Vec<MpsDaemon> {
+    vec![
+        daemon("GPU-5d1b03a2-1111-2222-3333-444444444444", Some(0), None),
+        daemon("MIG-c0ffee00-1111-2222-3333-444444444444", Some(1), Some("2g.20gb@2")),
+        daemon("MIG-c0ffee11-1111-2222-3333-444444444444", Some(1), Some("1c.3g.40gb@4/2")),
+        daemon("GPU-77777777-1111-2222-3333-444444444444", None, None),
+    ]
+}
+
+#[test]
+fn whom_people_mean() {
+    let daemons = daemons();
+    for (typed, meant) in [
+        ("g5d1b03a2", 0),
+        ("G5D1B03A2", 0),
+        ("0", 0),
+        (" 0 ", 0),
+        ("GPU-5d1b03a2-1111-2222-3333-444444444444", 0),
+        ("gpu-5", 0),
+        ("1:2g.20gb@2", 1),
+        ("1:2G.20GB@2", 1),
+        ("MIG-c0ffee00", 1),
+        ("1:1c.3g.40gb@4/2", 2),
+        ("mc0ffee11", 2),
+        ("g77777777", 3),
+    ] {
+        assert_eq!(resolve(typed, &daemons), Ok(meant), "{typed}");
+    }
+    for (at, daemon) in daemons.iter().enumerate() {
+        assert_eq!(resolve(&name_of(daemon), &daemons), Ok(at));
+    }
+}
+
+#[test]
+fn whom_nobody_means() {
+    let all = daemons();
+    let mut shown = String::new();
+    for (typed, daemons) in [
+        ("0", &[][..]),
+        ("1", &all),
+        ("7", &all),
+        ("1:2g.20gb@4", &all),
+        ("g5d1b03a", &all),
+        ("MIG-c0ffee", &all),
+        ("MIG-", &all),
+        ("GPU-\u{1b}[31m", &all),
+        ("", &all),
+        ("ü", &all),
+    ] {
+        let ApiError { code, message, causes, hint, .. } = resolve(typed, daemons).unwrap_err();
+        let _ = writeln!(shown, "{code:?}: {message}\n  {}\n  {}\n", causes.join("\n  "), hint.unwrap());
+    }
+    insta::assert_snapshot!(shown);
+}
+
+#[test]
+fn short_names_tell_targets_apart() {
+    let none = BTreeSet::new();
+    let uuid = "GPU-5D1B03A2-1111-2222-3333-444444444444";
+    assert_eq!(short_name(uuid, &none), "g5d1b03a2");
+    assert_eq!(short_name("MIG-c0ffee00-1111-2222-3333-444444444444", &none), "mc0ffee00");
+    assert_eq!(short_name("MIG-GPU-c0ffee00-1111-2222-3333-444444444444/1/0", &none), "mc0ffee00");
+    assert_eq!(short_name(uuid, &BTreeSet::from(["g5d1b03a2".to_owned()])), "g5d1b03a21");
+    assert_eq!(short_name("", &none), "gx2");
+    let mut taken = BTreeSet::new();
+    for n in 0..40 {
+        // Those of presets differ at their ends alone.
+        let name = short_name(&format!("GPU-00000000-0000-0000-0000-{n:012x}"), &taken);
+        assert!(taken.insert(name));
+    }
+    assert!(taken.contains("g0000000000000000000") && taken.contains("g00000000x2"));
+}
+
+proptest! {
+    #[test]
+    fn any_uuid_gets_a_name_of_its_own(uuids in prop::collection::vec("(GPU|MIG)-[0-2]{8}-[0-1]{4}-.{0,4}", 1..30)) {
+        let mut taken = BTreeSet::new();
+        for uuid in &uuids {
+            let name = short_name(uuid, &taken);
+            prop_assert!(name.len() <= 20 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()), "{}", name);
+            prop_assert!(taken.insert(name));
+        }
+    }
+
+    #[test]
+    fn no_text_makes_it_panic(text in ".{0,60}") {
+        let _ = (resolve(&text, &daemons()), short_name(&text, &BTreeSet::new()));
+    }
+}
