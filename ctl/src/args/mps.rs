@@ -108,7 +108,7 @@ Examples:
     #[command(after_help = with_ceilings!(
         "\x20 eval \"$(gpushctl mps env 0 --percentage 25)\"     for this login session
   gpushctl mps env 0 --for 2h > share.env
-  gpushctl mps env 1:2g.20gb@2 --with $$ --memory 8G --shell fish | source
+  gpushctl mps env 1:2g.20gb@2 --memory 8G --shell fish | source
 
 Without --for and --with the share ends with the session of the shell that
 asks. `gpushctl mps release` gives it back before."
@@ -120,7 +120,7 @@ asks. `gpushctl mps release` gives it back before."
         ceilings: Ceilings,
         #[command(flatten)]
         until: Until,
-        /// Whose syntax
+        /// In whose syntax
         #[arg(long, value_enum, value_name = "SHELL", default_value_t = Shell::Sh)]
         shell: Shell,
     },
@@ -202,10 +202,10 @@ pub(crate) struct Followed {
 /// When a share ends by itself.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Until {
-    /// After so long: 90s, 30m, 2h, 7d
+    /// The share ends after so long: 90s, 30m, 2h, 7d
     #[arg(long = "for", value_name = "DURATION", value_parser = span_seconds)]
     pub(crate) span: Option<u64>,
-    /// With the end of this process, which must be yours
+    /// The share ends with this process, which must be yours
     #[arg(long = "with", value_name = "PID", value_parser = pid, conflicts_with = "span")]
     pub(crate) with: Option<u32>,
 }

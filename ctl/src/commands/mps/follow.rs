@@ -14,6 +14,7 @@ use std::{
 use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsState};
 use gpush_client::{Client, Kind};
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     exit::{Failure, INTERRUPTED, Outcome},
@@ -117,6 +118,25 @@ fn is_going(what: Change, state: MpsState) -> bool {
     }
 }
 
+/// What has become of it instead, in words.
+fn otherwise(what: Change, state: MpsState) -> &'static str {
+    match (what, state) {
+        (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
+            "somebody has stopped it meanwhile"
+        }
+        (
+            Change::Start | Change::Restart,
+            MpsState::Starting
+            | MpsState::Ready
+            | MpsState::Fault
+            | MpsState::Hung
+            | MpsState::BackingOff
+            | MpsState::GivenUp,
+        ) => "it did not come up",
+        (Change::Stop | Change::Drain, _) => "somebody has started it again meanwhile",
+    }
+}
+
 async fn watched(
     client: &mut Client,
     what: Change,
@@ -132,8 +152,10 @@ async fn watched(
     let mut progress = Progress::new(quiet || out.json);
     // Without a limit this sleeps for longer than any drain lasts.
     let limit = tokio::time::sleep(Duration::from_secs(seconds.unwrap_or(366 * 86_400)));
-    let interrupt = tokio::signal::ctrl_c();
-    tokio::pin!(limit, interrupt);
+    // Listened for before anything is said: whoever reads a line may press Ctrl-C.
+    let mut interrupt = signal(SignalKind::interrupt())
+        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+    tokio::pin!(limit);
     let (mut going, mut pause) = (false, PAUSES.0);
     let mut away: Option<Instant> = None;
     loop {
@@ -143,12 +165,16 @@ async fn watched(
             reached @ (Far::AsWanted | Far::Otherwise) => {
                 progress.end();
                 out.show(&now, |look| change::ended(&now, look))?;
-                return Ok(if reached == Far::AsWanted { 0 } else { FAILED });
+                if reached == Far::AsWanted {
+                    return Ok(0);
+                }
+                out.remark(&format!("{}: {}\n", label(&now, &out.look), otherwise(what, now.state)));
+                return Ok(FAILED);
             }
         }
         progress.update(&now, out);
         let asked = tokio::select! {
-            _ = &mut interrupt => {
+            _ = interrupt.recv() => {
                 progress.end();
                 out.remark(&goes_on(&now, None, out));
                 return Ok(INTERRUPTED);
@@ -229,7 +255,8 @@ impl Progress {
             Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
             Self::Lines { since, said } => {
                 // What is over in a moment is not worth a line; whoever is waited for is.
-                let worth = !now.clients.is_empty() || since.elapsed() > super::super::SILENCE;
+                let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
+                let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
                 if worth && *said != text {
                     out.remark(&format!("{text}\n"));
                     *said = text;

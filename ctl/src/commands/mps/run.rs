@@ -6,7 +6,9 @@
 //! Signals are passed on, but for those that the terminal has sent to the command as well, as it does
 //! to all of its foreground, and those that were ignored before (`nohup`): they stay ignored.
 
-use std::{ffi::OsString, io::ErrorKind, os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
+use std::{
+    ffi::OsString, io::ErrorKind, os::unix::process::ExitStatusExt, path::Path, process::ExitStatus, time::Duration,
+};
 
 use gpush_api::{ApiError, Code, MpsShareRequest, MpsShareTaken};
 use nix::{
@@ -44,7 +46,7 @@ pub(super) fn run(global: &Global, target: &str, ceilings: Ceilings, command: &[
     give_back(global, &taken);
     match ended {
         Ok(status) => Ok(passed_through(status)),
-        Err((error, status)) => own(error.into(), status, out),
+        Err((failure, status)) => own(failure, status, out),
     }
 }
 
@@ -57,9 +59,9 @@ fn own(failure: Failure, status: u8, out: &Output) -> Outcome {
     Ok(status)
 }
 
-fn carried_out(taken: &MpsShareTaken, command: &[OsString]) -> Result<ExitStatus, (ApiError, u8)> {
+fn carried_out(taken: &MpsShareTaken, command: &[OsString]) -> Result<ExitStatus, (Failure, u8)> {
     let Some((program, arguments)) = command.split_first() else {
-        return Err((ApiError::new(Code::BadRequest, "a command is missing"), NO_COMMAND));
+        return Err((ApiError::new(Code::BadRequest, "a command is missing").into(), NO_COMMAND));
     };
     let mut child = Command::new(program);
     child.args(arguments);
@@ -67,14 +69,14 @@ fn carried_out(taken: &MpsShareTaken, command: &[OsString]) -> Result<ExitStatus
         child.env_remove(name);
     }
     child.envs(taken.environment.iter().map(|(name, value)| (name, value)));
-    let internal = |what: &str, cause: &std::io::Error| (exit::io(what, cause), NO_COMMAND);
-    let runtime = super::super::runtime().map_err(|error| (error, NO_COMMAND))?;
+    let internal = |what: &str, cause: &std::io::Error| (exit::io(what, cause).into(), NO_COMMAND);
+    let runtime = super::super::runtime().map_err(|error| (error.into(), NO_COMMAND))?;
     runtime.block_on(async {
         // Listened for before there is a command: none is lost.
         let mut signals = signals().map_err(|e| internal("signals can't be passed on", &e))?;
         let mut child = child.spawn().map_err(|cause| {
             let status = if cause.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
-            (exit::io(format!("can't run {}", std::path::Path::new(program).display()), &cause), status)
+            (exit::io(format!("can't run {}", Path::new(program).display()), &cause).into(), status)
         })?;
         loop {
             tokio::select! {
