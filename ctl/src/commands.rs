@@ -9,8 +9,10 @@ mod gpu;
 mod host;
 mod man;
 mod mig;
+mod mps;
 mod operation;
 mod parted;
+mod process;
 mod status;
 mod version;
 
@@ -38,6 +40,8 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
+        Command::Mps(command) => mps::run(global, command, out),
+        Command::Process(command) => ask(global, async |client| process::run(client, &command, out).await),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
@@ -48,11 +52,14 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     }
 }
 
-/// Runs what needs an agent. One thread, and only the drivers that a socket and a deadline need:
-/// this command is typed often and shall be back at once.
+/// Runs what needs an agent.
 fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-    let runtime = runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))?;
+    with_agent(global, command)
+}
+
+/// The same for what is not a whole command.
+fn with_agent<T>(global: &Global, what: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
+    let runtime = runtime()?;
     let mut client = Client::new(socket(global)).deadline(Duration::from_secs_f64(global.timeout));
     if !global.json {
         client = client.when_slow(SILENCE, |deadline| {
@@ -60,7 +67,14 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
             let _ = writeln!(std::io::stderr(), "gpushd has not answered yet; waiting up to {seconds} s (--timeout)");
         });
     }
-    runtime.block_on(command(&mut client))
+    runtime.block_on(what(&mut client))
+}
+
+/// One thread, and only the drivers that a socket and a deadline need: a command is typed often and
+/// shall be back at once.
+fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
 }
 
 /// `--socket`, else `GPUSH_SOCKET`, else the system's or the user's agent.

@@ -6,8 +6,18 @@ use gpush_api::{ApiError, Code};
 
 use crate::output::Output;
 
-/// What was asked for differs from what is (`mig assert`).
+/// What was asked for differs from what is (`mig assert`), or something is there that does not belong
+/// there (`process list --stray`).
 pub(crate) const DIFFERS: u8 = 3;
+
+/// `mps run`: there is no share, so the command was not run.
+pub(crate) const NO_COMMAND: u8 = 125;
+
+/// `mps run`: the command is there and can't be run.
+pub(crate) const NOT_RUN: u8 = 126;
+
+/// `mps run`: there is no such command.
+pub(crate) const NOT_FOUND: u8 = 127;
 
 /// Ended by Ctrl-C: 128 + SIGINT, as a shell has it.
 pub(crate) const INTERRUPTED: u8 = 130;

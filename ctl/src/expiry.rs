@@ -25,7 +25,7 @@ pub(crate) fn parse(text: &str) -> Result<Timestamp, String> {
 }
 
 /// `1h30m`: numbers, each with its unit.
-fn span(text: &str) -> Option<SignedDuration> {
+pub(crate) fn span(text: &str) -> Option<SignedDuration> {
     let mut rest = text;
     let mut sum = SignedDuration::ZERO;
     if rest.is_empty() {

@@ -12,7 +12,7 @@ mod offline;
 mod output;
 mod render;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
 use gpush_api::{ApiError, Code};
@@ -43,5 +43,12 @@ fn usage(error: &clap::Error) -> ExitCode {
     } else {
         let _ = error.print();
     }
-    ExitCode::from(if error.use_stderr() { Code::BadRequest.exit_status() } else { 0 })
+    let wrong = if is_run(std::env::args_os()) { exit::NO_COMMAND } else { Code::BadRequest.exit_status() };
+    ExitCode::from(if error.use_stderr() { wrong } else { 0 })
+}
+
+/// Whether `mps run` was meant, whose other exit statuses are the command's.
+fn is_run(args: impl Iterator<Item = OsString>) -> bool {
+    let words: Vec<OsString> = args.take_while(|arg| arg != "--").collect();
+    words.windows(2).any(|two| two[0] == "mps" && two[1] == "run")
 }

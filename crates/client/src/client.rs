@@ -338,7 +338,7 @@ impl Client {
         self.decode(&question, &answer).await
     }
 
-    async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
+    pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
         let question = Question::get(path);
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
@@ -357,8 +357,16 @@ impl Client {
     }
 
     /// What changes something, under a key of its own.
-    async fn change<B: Serialize, T: DeserializeOwned>(&mut self, path: &str, body: &B) -> Result<T, Error> {
+    pub(crate) async fn change<B: Serialize, T: DeserializeOwned>(&mut self, path: &str, body: &B) -> Result<T, Error> {
         self.post(path, body, Some(uuid::Uuid::new_v4().to_string())).await
+    }
+
+    /// What ends something, under a key of its own as well.
+    pub(crate) async fn delete<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, Error> {
+        let key = Some(uuid::Uuid::new_v4().to_string());
+        let question = Question { method: "DELETE", path, body: Bytes::new(), key };
+        let answer = self.ask(&question).await?;
+        self.decode(&question, &answer).await
     }
 
     async fn post<B: Serialize, T: DeserializeOwned>(
@@ -455,6 +463,7 @@ mod tests {
     #[test]
     fn segments_keep_what_names_a_gpu_and_escape_the_rest() {
         assert_eq!(segment("0000:07:00.0"), "0000:07:00.0");
+        assert_eq!(segment("0:2g.20gb@2"), "0:2g.20gb%402");
         assert_eq!(segment("GPU-5e8c/../x y?"), "GPU-5e8c%2F..%2Fx%20y%3F");
         assert_eq!(segment("ü"), "%C3%BC");
     }

@@ -73,6 +73,15 @@ impl<'a> Question<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
         Self { method: "GET", path, body: Bytes::new(), key: None }
     }
+
+    /// Commands that tell whether a change was made whose answer is missing.
+    fn where_it_shows(&self) -> &'static str {
+        if self.path.starts_with("/v1/mps/") {
+            "`gpushctl mps list`, `gpushctl mps show TARGET`"
+        } else {
+            "`gpushctl operation list`, `gpushctl status`"
+        }
+    }
 }
 
 impl std::fmt::Display for Question<'_> {
@@ -296,7 +305,7 @@ impl Wire {
         let text = format!("gpushd at {at} hung up before it answered {question}");
         let error = ApiError::new(Code::Unreachable, text);
         let error = if question.key.is_some() {
-            error.hint("it may have been done all the same: `gpushctl operation list`, `gpushctl status`")
+            error.hint(format!("it may have been done all the same: {}", question.where_it_shows()))
         } else {
             error.hint("look why: `systemctl status gpushd`, `journalctl -u gpushd`").retryable()
         };
@@ -308,9 +317,10 @@ impl Wire {
         let text = format!("gpushd at {at} did not answer {question} in {seconds} s");
         let error = ApiError::new(Code::TimedOut, text);
         let error = error.hint(if question.key.is_some() {
-            "it may still be done: `gpushctl operation list`, `gpushctl status`"
+            format!("it may still be done: {}", question.where_it_shows())
         } else {
-            "wait longer with --timeout SECONDS, or look why: `systemctl status gpushd`, `journalctl -u gpushd`"
+            let look = "`systemctl status gpushd`, `journalctl -u gpushd`";
+            format!("wait longer with --timeout SECONDS, or look why: {look}")
         });
         Error::new(Kind::TimedOut, error.retryable())
     }

@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `gpu`, `mig`, `config` | the commands of these names |
+//! | `gpu`, `mig`, `mps`, `process`, `config` | the commands of these names |
 //! | `follow` | operations, events, the audit trail |
 //! | `values` | spans, times, numbers |
 
@@ -10,6 +10,8 @@ mod config;
 mod follow;
 mod gpu;
 mod mig;
+mod mps;
+mod process;
 mod values;
 
 use std::path::PathBuf;
@@ -22,6 +24,8 @@ pub(crate) use self::{
     follow::{AuditArgs, EventsArgs, Operation, Watched},
     gpu::{Gpu, Maintenance, Named, Why},
     mig::{Lasting, Mig, Offline, Wanted},
+    mps::{Ceilings, Followed, Mps, Shell, Until},
+    process::Process,
     values::AUDIT_USUALLY,
 };
 
@@ -33,6 +37,7 @@ Exit status:
   2 usage                  7 unsupported
   3 differs or drift       8 timed out
   4 blocked or busy      130 interrupted
+  125-127 of `mps run` alone: no share, not runnable, not found
 
 Environment:
   GPUSH_SOCKET  socket of the agent, as --socket
@@ -111,6 +116,12 @@ are, and what differs from the config shows as drift.")]
     /// Plan, apply and check MIG layouts
     #[command(subcommand)]
     Mig(Mig),
+    /// Share GPUs and MIG devices through MPS: daemons, clients, shares
+    #[command(subcommand)]
+    Mps(Mps),
+    /// See who uses GPUs, and who was given no share
+    #[command(subcommand)]
+    Process(Process),
     /// Follow what the agent is doing, and what it did
     #[command(subcommand)]
     Operation(Operation),

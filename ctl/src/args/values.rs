@@ -47,6 +47,38 @@ pub(super) fn some_records(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Most lines of a log that are asked for.
+pub(crate) const MOST_LINES: usize = 1000;
+
+pub(super) fn some_lines(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=MOST_LINES).contains(&number) => Ok(number),
+        Ok(_) | Err(_) => Err(format!("a number from 1 to {MOST_LINES} is meant")),
+    }
+}
+
+/// A process id.
+pub(super) fn pid(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(pid) if pid > 1 && i32::try_from(pid).is_ok() => Ok(pid),
+        Ok(_) | Err(_) => Err("the id of a process other than 1 is meant".to_owned()),
+    }
+}
+
+/// How long, in seconds: `90s`, `30m`, `1h30m`.
+pub(super) fn span_seconds(text: &str) -> Result<u64, String> {
+    let span = crate::expiry::span(text.trim()).and_then(|span| u64::try_from(span.as_secs()).ok());
+    match span {
+        Some(seconds) if (1..=LONGEST_SPAN).contains(&seconds) => Ok(seconds),
+        Some(0) => Err("that is no time at all".to_owned()),
+        Some(_) => Err("at most 52w are meant".to_owned()),
+        None => Err("a span such as 90s, 30m, 2h or 7d is meant".to_owned()),
+    }
+}
+
+/// Longest span that anything lasts.
+const LONGEST_SPAN: u64 = 52 * 604_800;
+
 pub(super) fn kind(text: &str) -> Result<EventKind, String> {
     let named = EventKind::ALL.into_iter().find(|kind| kind.name() == text);
     named.ok_or_else(|| {
@@ -98,6 +130,18 @@ pub(super) fn since(text: &str) -> Result<Since, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spans_have_units() {
+        assert_eq!((span_seconds("90s"), span_seconds("1h30m")), (Ok(90), Ok(5400)));
+        for wrong in ["", "0s", "90", "-1m", "1.5h", "53w", "soon"] {
+            assert!(span_seconds(wrong).is_err(), "{wrong}");
+        }
+        assert!(pid("4123").is_ok());
+        for wrong in ["0", "1", "-7", "4294967295", "x"] {
+            assert!(pid(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_time_is_typed_as_one_or_as_a_span() {

@@ -67,7 +67,7 @@ async fn again(client: &mut Client, query: &EventQuery) -> Result<EventStream, E
 }
 
 /// Whether an agent that starts, stops or is overrun may be what is behind an error.
-fn may_pass(error: &Error) -> bool {
+pub(super) fn may_pass(error: &Error) -> bool {
     match error.kind {
         Kind::Connect | Kind::Lost | Kind::TimedOut => true,
         Kind::Answer => error.error.retryable || error.code() == Code::Unavailable,

@@ -28,7 +28,10 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());
             }
-            out.show(&gpus, |look| gpus.iter().map(|gpu| show::gpu(gpu, look)).collect::<Vec<_>>().join("\n"))?;
+            // Only for the picture: the JSON is the GPUs alone.
+            let mps = if out.json { Vec::new() } else { super::mps::of(client, &gpus, out).await };
+            let text = |look: &_| gpus.iter().map(|gpu| show::gpu(gpu, &mps, look)).collect::<Vec<_>>().join("\n");
+            out.show(&gpus, text)?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
         Gpu::Drain { which, why, wait, quiet } => return drain::drain(client, which, why, *wait, *quiet, out).await,

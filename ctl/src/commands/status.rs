@@ -21,13 +21,14 @@ pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) ->
         {
             // Maintenance is no failure: somebody wants it so.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
-            let shown = Status { version, health, gpus: Vec::new() };
+            let shown = Status { version, health, gpus: Vec::new(), mps: Vec::new() };
             out.show(&shown, |look| status(&shown, args.brief, look))?;
             return Ok(code);
         }
         Err(error) => return Err(Failure::from(error)),
     };
-    let shown = Status { version, health, gpus };
+    let mps = super::mps::of(client, &gpus, out).await;
+    let shown = Status { version, health, gpus, mps };
     out.show(&shown, |look| status(&shown, args.brief, look))?;
     Ok(0)
 }

@@ -1,5 +1,6 @@
-//! Memory as a line that fills from the left, with its figures. What the driver reserves for itself is
-//! in them (`Memory::used_mib`); the line shows use from one percent on, so that an idle GPU looks idle.
+//! A part of a whole as a line that fills from the left: memory with its figures, shares of a GPU. What
+//! the driver reserves of memory for itself is in it (`Memory::used_mib`); the line shows use from one
+//! percent on, so that an idle GPU looks idle.
 
 use gpush_api::Memory;
 
@@ -8,21 +9,26 @@ use super::{
     look::{QUIET, USED, gib, paint},
 };
 
-/// A line of `columns`: the heavy part is in use. In UTF-8 it has half columns.
+/// Memory as a line of `columns`: the heavy part is in use.
 pub(crate) fn line(memory: Memory, columns: usize, look: &Look) -> String {
+    part(memory.used_mib, memory.total_mib, columns, look)
+}
+
+/// A line of `columns`, of which as much is heavy as `used` is of `total`. In UTF-8 it has half columns.
+pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Look) -> String {
     let (full, half, empty) = match look.charset {
         Charset::Utf8 => ("━", "╸", "─"),
         Charset::Ascii => ("#", "", "."),
     };
     let steps = if half.is_empty() { 1 } else { 2 };
     let all = (columns * steps) as u64;
-    let used = memory.used_mib.min(memory.total_mib);
+    let used = used.min(total);
     // Rounded to the nearest step, yet a little use shows, and not quite full is not full. What the
     // driver reserves for itself (some MiB on every idle instance) is no use.
-    let filled = match (used * all + memory.total_mib / 2).checked_div(memory.total_mib) {
+    let filled = match (used * all + total / 2).checked_div(total) {
         None => 0,
-        Some(n) if used == memory.total_mib => n,
-        Some(n) => n.clamp(u64::from(used * 100 >= memory.total_mib), all - 1),
+        Some(n) if used == total => n,
+        Some(n) => n.clamp(u64::from(used * 100 >= total), all - 1),
     } as usize;
     let heavy = format!("{}{}", full.repeat(filled / steps), if filled % steps == 1 { half } else { "" });
     let rest = columns - filled.div_ceil(steps);

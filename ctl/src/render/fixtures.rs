@@ -8,6 +8,8 @@ use jiff::Timestamp;
 
 use super::{Charset, Look, status::Status};
 
+pub(crate) mod mps;
+
 /// All fixtures were read at this time.
 pub(crate) const READ_AT: i64 = 1_790_000_000;
 
@@ -226,6 +228,7 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
             pid: 812,
         },
         gpus,
+        mps: Vec::new(),
     }
 }
 

@@ -8,11 +8,12 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuInstance, GpuState, Memory, Mig, Mode, Process};
+use gpush_api::{Gpu, GpuInstance, GpuState, Memory, Mig, Mode, MpsDaemon, Process};
 
 use super::{
     Look, bar,
     look::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
+    mps::list as mps,
     overrides,
     slices::{self, Use},
     who,
@@ -334,8 +335,15 @@ fn unexplained(state: GpuState) -> &'static str {
     }
 }
 
-/// The whole GPU; `lines` says whether the things to use are listed below the drawing.
-pub(crate) fn block(gpu: &Gpu, rows: &[Row], columns: Columns, lines: bool, look: &Look) -> Vec<String> {
+/// The whole GPU with its MPS daemons; `lines` says whether the things to use are listed below the drawing.
+pub(crate) fn block(
+    gpu: &Gpu,
+    rows: &[Row],
+    daemons: &[&MpsDaemon],
+    columns: Columns,
+    lines: bool,
+    look: &Look,
+) -> Vec<String> {
     let mut out = vec![heading(gpu, look)];
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if let Some(mig) = mig {
@@ -344,6 +352,7 @@ pub(crate) fn block(gpu: &Gpu, rows: &[Row], columns: Columns, lines: bool, look
     if lines || mig.is_none() {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
     }
+    out.extend(mps::below(daemons, INDENT, lines || mig.is_none(), look));
     out.extend(notes(gpu, look));
     out
 }

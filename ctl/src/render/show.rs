@@ -1,18 +1,19 @@
 //! Everything about a GPU (`gpu show`), and all MIG devices with their full names (`mig show`).
 
-use gpush_api::{Architecture, ComputeMode, Gpu, GpuState, Mig, Mode, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Gpu, GpuState, Mig, Mode, MpsDaemon, NvLink, Process};
 
 use super::{
     Look, gpu,
     look::{QUIET, STRONG, count, gib, pad, paint, product},
+    mps::list as mps,
     profiles, slices,
     status::gpu_numbers,
     table::{Align, table},
     who,
 };
 
-/// `gpushctl gpu show`.
-pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
+/// `gpushctl gpu show`; `daemons` are those of the host.
+pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     let mut out = Vec::new();
     out.push(format!("{}  {}", paint(STRONG, &format!("GPU {}", one.index)), look.clean(product(&one.name))));
     let mut fact = |name: &str, value: String| {
@@ -70,6 +71,12 @@ pub(crate) fn gpu(one: &Gpu, look: &Look) -> String {
             text.push('\n');
         }
         text += &devices(std::slice::from_ref(one), false, look);
+    }
+    let daemons = mps::of(one, daemons);
+    if !daemons.is_empty() {
+        text += &format!("\n{}", section("MPS"));
+        text += &(mps::below(&daemons, gpu::INDENT, true, look).join("\n") + "\n");
+        text += &mps::more(&daemons, look);
     }
     let processes = processes(one, look);
     if !processes.is_empty() {

@@ -1,20 +1,24 @@
 //! `gpushctl status`: who answers, every GPU, and what to do about what is wrong.
 
-use gpush_api::{Gpu, GpuState, Health, HealthStatus, Mode, Version};
+use gpush_api::{Gpu, GpuState, Health, HealthStatus, Mode, MpsDaemon, Version};
 use serde::Serialize;
 
 use super::{
     Look, gpu,
     look::{BAD, NOTE, QUIET, STRONG, count, paint, width},
+    mps::list as mps,
     slices,
 };
 
-/// What `gpushctl status --json` prints: three answers of the API in one document.
+/// What `gpushctl status --json` prints: answers of the API in one document.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Status {
     pub(crate) version: Version,
     pub(crate) health: Health,
     pub(crate) gpus: Vec<Gpu>,
+    /// Of these GPUs and their MIG devices; not asked for where none is shared through MPS.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) mps: Vec<MpsDaemon>,
 }
 
 /// The picture; `brief` leaves the lines below each drawing out.
@@ -24,7 +28,7 @@ pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
     let columns = gpu::Columns::of(rows.iter().flatten());
     for (gpu, rows) in status.gpus.iter().zip(&rows) {
         out.push(String::new());
-        out.extend(gpu::block(gpu, rows, columns, !brief, look));
+        out.extend(gpu::block(gpu, rows, &mps::of(gpu, &status.mps), columns, !brief, look));
     }
     let next = next_steps(&status.gpus, look);
     if !next.is_empty() {

@@ -1,13 +1,17 @@
 //! Tables: one line a thing, columns aligned, headings quiet.
 //!
 //! On a terminal that is too narrow cells break at blanks, never within a word: first columns that can
-//! be spared give way, then the text of the last one goes below its row.
+//! be spared give way, then the text of the last one goes below its row. Cells may have colours, each
+//! word its own.
 
+use std::borrow::Cow;
+
+use anstream::adapter::strip_str;
 use gpush_api::{Gpu, OperationSummary};
 
 use super::{
     Look, gpu,
-    look::{QUIET, broken, gib, paint, product, width},
+    look::{self, QUIET, gib, paint, product},
     operation,
 };
 
@@ -57,8 +61,10 @@ pub(crate) fn fitted(
     let room = if look.wraps { look.width.saturating_sub(indent).max(40) } else { usize::MAX };
     let gaps = |columns: usize| GAP * columns.saturating_sub(1);
     for name in narrow.spare {
-        let (least, _) = measured(&columns, &rows, SHORT);
-        if least.iter().sum::<usize>() + gaps(least.len()) <= room {
+        let (least, whole) = measured(&columns, &rows, SHORT);
+        // The first column names the row: it stays whole as long as there is something to spare.
+        let needed = whole.iter().take(1).chain(least.iter().skip(1)).sum::<usize>();
+        if needed + gaps(least.len()) <= room {
             break;
         }
         if let Some(at) = columns.iter().position(|(column, _)| column == name) {
@@ -96,6 +102,30 @@ pub(crate) fn fitted(
         }
     }
     out
+}
+
+/// Columns that a cell takes, without its colours.
+fn width(cell: &str) -> usize {
+    look::width(&bare(cell))
+}
+
+fn bare(cell: &str) -> Cow<'_, str> {
+    if cell.contains('\x1b') { Cow::Owned(strip_str(cell).to_string()) } else { Cow::Borrowed(cell) }
+}
+
+/// A cell in lines of `room` columns; no word is broken.
+fn broken(cell: &str, room: usize) -> Vec<String> {
+    if !cell.contains('\x1b') {
+        return look::broken(cell, room);
+    }
+    let mut lines: Vec<String> = Vec::new();
+    for word in cell.split_whitespace() {
+        match lines.last_mut().filter(|line| width(line) + 1 + width(word) <= room) {
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 /// Of each column what is not to be broken, its words and whole cells of up to `short` columns, and its widest

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agent;
+mod mps;
 mod offline;
 mod support;
 mod unreachable;

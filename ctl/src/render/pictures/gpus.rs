@@ -18,18 +18,18 @@ fn a_gpu_in_full() {
     gpus[0].layout = Some(vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb".into()]);
     gpus[0].mig.as_mut().unwrap().profiles = profiles_of("dgx-a100");
     // A MIG UUID stays whole, so this one may be wider than the terminal.
-    assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &look)));
-    assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &look)));
+    assert_snapshot!("gpu-show-busy", fixtures::plain(&show::gpu(&gpus[0], &[], &look)));
+    assert_snapshot!("gpu-show-split", fixtures::plain(&show::gpu(&gpus[1], &[], &look)));
     let named = |rule: &str| {
         let one = gpush_api::Gpu { rule: Some(rule.into()), ..gpus[1].clone() };
-        fixtures::plain(&show::gpu(&one, &look))
+        fixtures::plain(&show::gpu(&one, &[], &look))
     };
     assert!(named("rule 1").contains(", by rule 1\n") && named("a").contains(", by rule a\n"));
-    assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &look), &look));
+    assert_snapshot!("gpu-show-l4", fits(&show::gpu(&gpus[5], &[], &look), &look));
     gpus[5].compute_mode = Some(gpush_api::ComputeMode::Default);
-    assert!(!show::gpu(&gpus[5], &look).contains("compute mode"), "as everybody expects it");
+    assert!(!show::gpu(&gpus[5], &[], &look).contains("compute mode"), "as everybody expects it");
     gpus[5].compute_mode = Some(gpush_api::ComputeMode::ExclusiveProcess);
-    assert_snapshot!("gpu-show-exclusive", fits(&show::gpu(&gpus[5], &look), &look));
+    assert_snapshot!("gpu-show-exclusive", fits(&show::gpu(&gpus[5], &[], &look), &look));
 }
 
 fn profiles_of(preset: &str) -> Arc<Vec<gpush_api::GpuProfile>> {

@@ -1,0 +1,117 @@
+//! The calls for MPS daemons, their shares, and processes on GPUs.
+//!
+//! A target is what people type: the index of a GPU, `0:2g.20gb@2`, the short name, a UUID or its
+//! beginning. The agent resolves it.
+
+use gpush_api::{
+    GpuProcesses, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest, MpsShare, MpsShareRequest, MpsShareTaken,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    client::{Client, segment},
+    error::Error,
+};
+
+/// A body without fields.
+#[derive(Serialize)]
+struct Nothing {}
+
+impl Client {
+    /// `GET /v1/mps`: every target that is shared through MPS.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn mps(&mut self) -> Result<Vec<MpsDaemon>, Error> {
+        self.get("/v1/mps").await
+    }
+
+    /// `GET /v1/mps/{target}`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn mps_daemon(&mut self, target: &str) -> Result<MpsDaemon, Error> {
+        self.get(&format!("/v1/mps/{}", segment(target))).await
+    }
+
+    /// `POST /v1/mps/{target}/start`: the daemon right after it was accepted.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn mps_start(&mut self, target: &str) -> Result<MpsDaemon, Error> {
+        self.on_target(target, "start", &Nothing {}).await
+    }
+
+    /// `POST /v1/mps/{target}/stop`: the daemon right after it was accepted.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::Blocked`] under clients, unless they shall be ended.
+    pub async fn mps_stop(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
+        self.on_target(target, "stop", how).await
+    }
+
+    /// `POST /v1/mps/{target}/restart`: the daemon right after it was accepted.
+    ///
+    /// # Errors
+    /// As [`Client::mps_stop`].
+    pub async fn mps_restart(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
+        self.on_target(target, "restart", how).await
+    }
+
+    /// `POST /v1/mps/{target}/drain`: the daemon right after it was accepted.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn mps_drain(&mut self, target: &str, how: &MpsEndRequest) -> Result<MpsDaemon, Error> {
+        self.on_target(target, "drain", how).await
+    }
+
+    /// `POST /v1/mps/{target}/settings`: what is in force then.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn mps_set(&mut self, target: &str, settings: &MpsSetRequest) -> Result<MpsSet, Error> {
+        self.on_target(target, "settings", settings).await
+    }
+
+    /// `POST /v1/mps/{target}/shares`. Sent under a key: one whose answer was lost is taken once.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn mps_take_share(&mut self, target: &str, wanted: &MpsShareRequest) -> Result<MpsShareTaken, Error> {
+        self.on_target(target, "shares", wanted).await
+    }
+
+    /// `DELETE /v1/mps/shares/{id}`: the share that was given back.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::NotFound`] when it has ended already.
+    pub async fn mps_release(&mut self, id: &str) -> Result<MpsShare, Error> {
+        self.delete(&format!("/v1/mps/shares/{}", segment(id))).await
+    }
+
+    /// `GET /v1/mps/{target}/logs`: the last lines of each of its logs.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn mps_logs(&mut self, target: &str, lines: usize) -> Result<MpsLogs, Error> {
+        self.get(&format!("/v1/mps/{}/logs?lines={lines}", segment(target))).await
+    }
+
+    /// `GET /v1/processes`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn processes(&mut self) -> Result<GpuProcesses, Error> {
+        self.get("/v1/processes").await
+    }
+
+    async fn on_target<B: Serialize, T: DeserializeOwned>(
+        &mut self,
+        target: &str,
+        what: &str,
+        body: &B,
+    ) -> Result<T, Error> {
+        self.change(&format!("/v1/mps/{}/{what}", segment(target)), body).await
+    }
+}

@@ -1,0 +1,314 @@
+//! `gpushctl mps start|stop|restart|drain`: asked for, then watched by asking again.
+//!
+//! ```text
+//!          asked for ──► on its way ──► as wanted      0
+//!                            │    └───► another end    1: it failed, or somebody wanted something else
+//!                            └──► --wait is over       8, Ctrl-C 130: the agent goes on
+//! ```
+
+use std::{
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsState};
+use gpush_client::{Client, Kind};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    exit::{Failure, INTERRUPTED, Outcome},
+    output::Output,
+    render::mps::{change, label, typed},
+};
+
+/// The first pause between two questions, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// How long an agent that went away is waited for.
+const AWAY: Duration = Duration::from_secs(5);
+
+/// What a daemon that did not become as wanted ends with.
+const FAILED: u8 = 1;
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    Start,
+    Stop,
+    Restart,
+    Drain,
+}
+
+/// Whether it is watched, and how.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Watch {
+    Not,
+    For { seconds: Option<u64>, quiet: bool },
+}
+
+/// How far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Far {
+    OnItsWay,
+    AsWanted,
+    Otherwise,
+}
+
+pub(super) async fn start(client: &mut Client, target: &str, watch: Watch, out: &Output) -> Outcome {
+    let before = client.mps_daemon(target).await?;
+    let accepted = client.mps_start(&before.target).await?;
+    watched(client, Change::Start, &before, accepted, watch, out).await
+}
+
+pub(super) async fn end(
+    client: &mut Client,
+    what: Change,
+    target: &str,
+    how: &MpsEndRequest,
+    watch: Watch,
+    out: &Output,
+) -> Outcome {
+    // By its short name from now on: an index may be another GPU's by the next request.
+    let before = client.mps_daemon(target).await?;
+    let accepted = match what {
+        Change::Start => client.mps_start(&before.target).await?,
+        Change::Stop => client.mps_stop(&before.target, how).await?,
+        Change::Restart => client.mps_restart(&before.target, how).await?,
+        Change::Drain => client.mps_drain(&before.target, how).await?,
+    };
+    watched(client, what, &before, accepted, watch, out).await
+}
+
+/// How far a change is, by what was there before and what is there now. `going` says that it was
+/// seen to be on its way.
+fn far(what: Change, before: &MpsDaemon, now: &MpsDaemon, going: bool) -> Far {
+    // An agent that has only noted what is wanted shows the state from before.
+    let moved = going || (before.state, before.since, before.pid) != (now.state, now.since, now.pid);
+    match (what, now.state) {
+        (Change::Start, MpsState::Ready) | (Change::Stop | Change::Drain, MpsState::Stopped) => Far::AsWanted,
+        (Change::Restart, MpsState::Ready) if moved && (before.since, before.pid) != (now.since, now.pid) => {
+            Far::AsWanted
+        }
+        (Change::Start | Change::Restart, MpsState::Fault | MpsState::GivenUp) if moved => Far::Otherwise,
+        // Somebody has stopped it again.
+        (Change::Start, MpsState::Stopped | MpsState::Draining) if moved => Far::Otherwise,
+        // Or wants it back.
+        (Change::Stop | Change::Drain, MpsState::Starting | MpsState::Ready) if going => Far::Otherwise,
+        (
+            Change::Start | Change::Stop | Change::Restart | Change::Drain,
+            MpsState::Stopped
+            | MpsState::Starting
+            | MpsState::Ready
+            | MpsState::Fault
+            | MpsState::Hung
+            | MpsState::BackingOff
+            | MpsState::GivenUp
+            | MpsState::Draining
+            | MpsState::Stopping,
+        ) => Far::OnItsWay,
+    }
+}
+
+/// Whether a state is one that is passed through on the way.
+fn is_going(what: Change, state: MpsState) -> bool {
+    match what {
+        Change::Start => matches!(state, MpsState::Starting),
+        Change::Stop | Change::Restart | Change::Drain => matches!(state, MpsState::Draining | MpsState::Stopping),
+    }
+}
+
+/// What has become of it instead, in words.
+fn otherwise(what: Change, state: MpsState) -> &'static str {
+    match (what, state) {
+        (Change::Start | Change::Restart, MpsState::Stopped | MpsState::Draining | MpsState::Stopping) => {
+            "somebody has stopped it meanwhile"
+        }
+        (
+            Change::Start | Change::Restart,
+            MpsState::Starting
+            | MpsState::Ready
+            | MpsState::Fault
+            | MpsState::Hung
+            | MpsState::BackingOff
+            | MpsState::GivenUp,
+        ) => "it did not come up",
+        (Change::Stop | Change::Drain, _) => "somebody has started it again meanwhile",
+    }
+}
+
+async fn watched(
+    client: &mut Client,
+    what: Change,
+    before: &MpsDaemon,
+    mut now: MpsDaemon,
+    watch: Watch,
+    out: &Output,
+) -> Outcome {
+    let Watch::For { seconds, quiet } = watch else {
+        out.show(&now, |look| change::ended(&now, look))?;
+        return Ok(0);
+    };
+    let mut progress = Progress::new(quiet || out.json);
+    // Without a limit this sleeps for longer than any drain lasts.
+    let limit = tokio::time::sleep(Duration::from_secs(seconds.unwrap_or(366 * 86_400)));
+    // Listened for before anything is said: whoever reads a line may press Ctrl-C.
+    let mut interrupt = signal(SignalKind::interrupt())
+        .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
+    tokio::pin!(limit);
+    let (mut going, mut pause) = (false, PAUSES.0);
+    let mut away: Option<Instant> = None;
+    loop {
+        going |= is_going(what, now.state);
+        match far(what, before, &now, going) {
+            Far::OnItsWay => {}
+            reached @ (Far::AsWanted | Far::Otherwise) => {
+                progress.end();
+                out.show(&now, |look| change::ended(&now, look))?;
+                if reached == Far::AsWanted {
+                    return Ok(0);
+                }
+                out.remark(&format!("{}: {}\n", label(&now, &out.look), otherwise(what, now.state)));
+                return Ok(FAILED);
+            }
+        }
+        progress.update(&now, out);
+        let asked = tokio::select! {
+            _ = interrupt.recv() => {
+                progress.end();
+                out.remark(&goes_on(&now, None, out));
+                return Ok(INTERRUPTED);
+            }
+            () = &mut limit => {
+                progress.end();
+                if out.json {
+                    out.document(&now)?;
+                } else {
+                    out.remark(&goes_on(&now, seconds, out));
+                }
+                return Ok(Code::TimedOut.exit_status());
+            }
+            asked = again(client, &before.target, pause) => asked,
+        };
+        pause = (pause * 3 / 2).min(PAUSES.1);
+        match asked {
+            Ok(newer) => (now, away) = (newer, None),
+            // A daemon outlives the agent, which is soon back.
+            Err(error) if matches!(error.kind, Kind::Connect | Kind::Lost) => {
+                if away.get_or_insert_with(Instant::now).elapsed() > AWAY {
+                    progress.end();
+                    return Err(lost_sight(&now, error.error.message, out));
+                }
+            }
+            Err(error) => {
+                progress.end();
+                return Err(error.into());
+            }
+        }
+    }
+}
+
+/// The daemon after a pause.
+async fn again(client: &mut Client, target: &str, pause: Duration) -> Result<MpsDaemon, gpush_client::Error> {
+    tokio::time::sleep(pause).await;
+    client.mps_daemon(target).await
+}
+
+fn goes_on(now: &MpsDaemon, waited: Option<u64>, out: &Output) -> String {
+    let (what, target) = (change::waits(now, &out.look), typed(now, &out.look));
+    let waited = waited.map_or_else(|| "no longer watched".to_owned(), |seconds| format!("not done in {seconds} s"));
+    format!("{what}; {waited}, gpushd goes on: `gpushctl mps show {target}`\n")
+}
+
+fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {
+    let (label, target) = (label(now, &out.look), typed(now, &out.look));
+    let error =
+        ApiError::new(Code::Unreachable, format!("lost sight of MPS on {label}: the agent went away meanwhile"));
+    let hint = format!("what was asked for is kept: start gpushd, then `gpushctl mps show {target}`");
+    error.cause(cause).hint(hint).into()
+}
+
+/// What is said meanwhile, on stderr: a line that is redrawn on a terminal, elsewhere one for each
+/// thing that is waited for.
+enum Progress {
+    Line(ProgressBar),
+    Lines { since: Instant, said: String },
+    Quiet,
+}
+
+impl Progress {
+    fn new(quiet: bool) -> Self {
+        if quiet {
+            Self::Quiet
+        } else if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::new_spinner();
+            bar.set_style(ProgressStyle::with_template("{msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+            Self::Line(bar)
+        } else {
+            Self::Lines { since: Instant::now(), said: String::new() }
+        }
+    }
+
+    fn update(&mut self, now: &MpsDaemon, out: &Output) {
+        let text = change::waits(now, &out.look);
+        match self {
+            Self::Line(bar) => bar.set_message(out.look.fit(&text, out.look.width)),
+            Self::Lines { since, said } => {
+                // What is over in a moment is not worth a line; whoever is waited for is.
+                let ends = matches!(now.state, MpsState::Draining | MpsState::Stopping);
+                let worth = (ends && !now.clients.is_empty()) || since.elapsed() > super::super::SILENCE;
+                if worth && *said != text {
+                    out.remark(&format!("{text}\n"));
+                    *said = text;
+                }
+            }
+            Self::Quiet => {}
+        }
+    }
+
+    fn end(&self) {
+        if let Self::Line(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixtures;
+
+    fn at(state: MpsState, seconds: i64, pid: Option<u32>) -> MpsDaemon {
+        let since = jiff::Timestamp::from_second(seconds).unwrap();
+        MpsDaemon { state, since, pid, ..fixtures::mps::daemon(0) }
+    }
+
+    #[test]
+    fn a_change_is_over_once_it_is_seen_to_be() {
+        let ready = at(MpsState::Ready, 1, Some(7));
+        let new = at(MpsState::Ready, 9, Some(8));
+        let stopped = at(MpsState::Stopped, 1, None);
+        let given_up = at(MpsState::GivenUp, 1, None);
+        let again = at(MpsState::GivenUp, 9, None);
+        for (what, before, now, going, reached) in [
+            (Change::Start, &stopped, &ready, false, Far::AsWanted),
+            (Change::Start, &ready, &ready, false, Far::AsWanted),
+            (Change::Start, &stopped, &stopped, false, Far::OnItsWay),
+            (Change::Start, &stopped, &stopped, true, Far::Otherwise),
+            (Change::Start, &given_up, &given_up, false, Far::OnItsWay),
+            (Change::Start, &given_up, &again, false, Far::Otherwise),
+            (Change::Restart, &ready, &ready, false, Far::OnItsWay),
+            (Change::Restart, &ready, &ready, true, Far::OnItsWay),
+            (Change::Restart, &ready, &stopped, true, Far::OnItsWay),
+            (Change::Restart, &ready, &new, true, Far::AsWanted),
+            (Change::Restart, &ready, &again, true, Far::Otherwise),
+            (Change::Stop, &ready, &ready, false, Far::OnItsWay),
+            (Change::Stop, &ready, &stopped, true, Far::AsWanted),
+            (Change::Stop, &stopped, &stopped, false, Far::AsWanted),
+            (Change::Drain, &ready, &at(MpsState::Draining, 2, Some(7)), true, Far::OnItsWay),
+            (Change::Drain, &ready, &ready, true, Far::Otherwise),
+        ] {
+            assert_eq!(far(what, before, now, going), reached, "{what:?} {:?} to {:?}", before.state, now.state);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! `gpushctl mps logs`: the ends of a daemon's logs, and what is new in them.
+
+use std::time::Duration;
+
+use gpush_api::{MpsLog, MpsLogs};
+use gpush_client::Client;
+
+use crate::{
+    exit::{Failure, Outcome},
+    output::Output,
+    render::mps::change,
+};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Lines that are asked for at each look: what comes beyond that within a second is not shown.
+const WINDOW: usize = 500;
+
+pub(super) async fn last(client: &mut Client, target: &str, lines: usize, out: &Output) -> Result<(), Failure> {
+    let logs = client.mps_logs(target, lines).await?;
+    out.show(&logs, |look| change::logs(&logs, look))
+}
+
+pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, out: &Output) -> Outcome {
+    // By its short name from now on: an index may be another GPU's by the next look.
+    let target = client.mps_daemon(target).await?.target;
+    let mut seen = client.mps_logs(&target, lines).await?;
+    tell(&seen, &seen, out)?;
+    let mut away = false;
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = match client.mps_logs(&target, WINDOW.max(lines)).await {
+            Ok(now) => now,
+            // Nobody looks after a monitor that has ended: an agent that restarts is waited for.
+            Err(error) if super::super::events::may_pass(&error) => {
+                if !away {
+                    out.remark("gpushd does not answer; going on when it is back\n");
+                }
+                away = true;
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if away {
+            out.remark("gpushd is back\n");
+            away = false;
+        }
+        tell(&news(&seen, &now), &now, out)?;
+        seen = now;
+    }
+}
+
+/// Prints what is new, if anything; all of them tell whether names are needed.
+fn tell(new: &MpsLogs, all: &MpsLogs, out: &Output) -> Result<(), Failure> {
+    if new.files.is_empty() {
+        return Ok(());
+    }
+    if out.json { out.json_line(new) } else { out.text(&change::more_logs(new, all.files.len() > 1, &out.look)) }
+}
+
+/// What `now` has that `seen` had not; files without news are left out.
+fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
+    let files = now.files.iter().filter_map(|file| {
+        let before = seen.files.iter().find(|old| old.path == file.path);
+        let lines = before.map_or(&file.lines[..], |old| added(&old.lines, &file.lines));
+        let failed = file.error.is_some() && before.is_none_or(|old| old.error != file.error);
+        (!lines.is_empty() || failed).then(|| MpsLog {
+            path: file.path.clone(),
+            lines: lines.to_vec(),
+            error: file.error.clone().filter(|_| failed),
+        })
+    });
+    MpsLogs { files: files.collect() }
+}
+
+/// The lines of `now` after the place where the end of `seen` is found best; all of them when it is not
+/// found, as in a log that was begun anew.
+fn added<'a>(seen: &[String], now: &'a [String]) -> &'a [String] {
+    let overlap = |end: usize| {
+        let both = std::iter::zip(seen.iter().rev(), now[..end].iter().rev());
+        let same = both.take_while(|(old, new)| old == new).count();
+        // Whatever is there of either has to agree, not just a line of it.
+        if same == seen.len().min(end) { same } else { 0 }
+    };
+    let best = (1..=now.len()).rev().max_by_key(|end| overlap(*end)).filter(|end| overlap(*end) > 0);
+    &now[best.unwrap_or(0)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_new_is_told() {
+        let lines = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
+        let new = |seen: &str, now: &str| added(&lines(seen), &lines(now)).concat();
+        assert_eq!(new("", "ab"), "ab");
+        assert_eq!(new("ab", "ab"), "");
+        assert_eq!(new("ab", "abc"), "c");
+        // Fewer lines were asked for at first.
+        assert_eq!(new("cd", "abcdef"), "ef");
+        // The window has moved on.
+        assert_eq!(new("abcd", "cdef"), "ef");
+        // A line that comes again is new.
+        assert_eq!(new("aa", "aaa"), "a");
+        assert_eq!(new("ab", "abab"), "ab");
+        // Another log by the same name.
+        assert_eq!(new("abc", "xc"), "xc");
+        assert_eq!(new("abc", ""), "");
+    }
+}

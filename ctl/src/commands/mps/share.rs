@@ -1,0 +1,104 @@
+//! `gpushctl mps env` and `release`: shares for programs that others start.
+
+use std::io::IsTerminal;
+
+use gpush_api::{ApiError, Code, MpsShareRequest, MpsShareTaken};
+use gpush_client::Client;
+use nix::{
+    errno::Errno,
+    sys::signal::kill,
+    unistd::{Pid, getsid},
+};
+
+use super::shell;
+use crate::{
+    args::{Ceilings, Shell, Until},
+    exit::Failure,
+    output::Output,
+    render::mps::change,
+};
+
+/// What is asked for, without its end.
+pub(super) fn request(Ceilings { percentage, memory, priority }: Ceilings) -> MpsShareRequest {
+    MpsShareRequest { percentage, memory_limit_mib: memory, priority, with_pid: None, for_s: None }
+}
+
+pub(super) async fn env(
+    client: &mut Client,
+    target: &str,
+    ceilings: Ceilings,
+    Until { span, with }: Until,
+    shell: Shell,
+    out: &Output,
+) -> Result<(), Failure> {
+    let with_pid = match (span, with) {
+        (None, None) => Some(session()?),
+        (Some(_), _) | (None, Some(_)) => with,
+    };
+    let taken = client.mps_take_share(target, &MpsShareRequest { with_pid, for_s: span, ..request(ceilings) }).await?;
+    if let Err(failure) = hand_out(&taken, shell, out) {
+        // Nobody has got what it takes to use it.
+        let _ = client.mps_release(&taken.share.id).await;
+        return Err(failure);
+    }
+    if std::io::stderr().is_terminal() {
+        out.remark(&change::taken(&taken.share, &out.look));
+    }
+    Ok(())
+}
+
+fn hand_out(taken: &MpsShareTaken, shell: Shell, out: &Output) -> Result<(), Failure> {
+    if out.json {
+        return out.document(taken);
+    }
+    out.verbatim(shell::lines(shell, &left_over(&taken.environment), &taken.environment)?.as_bytes())
+}
+
+/// Variables of MPS around this process that are none of these: those of another share.
+pub(super) fn left_over(environment: &[(String, String)]) -> Vec<String> {
+    let around = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    around.filter(|name| name.starts_with(shell::OURS) && environment.iter().all(|(one, _)| one != name)).collect()
+}
+
+/// The leader of the session that this command was typed in, with which a share ends that has no other end.
+fn session() -> Result<u32, ApiError> {
+    let no_end = |cause: String| {
+        let error = ApiError::new(Code::BadRequest, "the share would have no end").cause(cause);
+        error.hint("say when it ends: `--for 2h`, or `--with $$` for as long as the shell lives")
+    };
+    let leader = getsid(None).map_err(|errno| no_end(format!("this session is not known: {errno}")))?;
+    // 0 is one outside of this container, 1 one that never ends.
+    let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
+    let pid = pid.ok_or_else(|| no_end("this command belongs to no login session".to_owned()))?;
+    match kill(Pid::from_raw(leader.as_raw()), None) {
+        Ok(()) => Ok(pid),
+        Err(Errno::ESRCH) => Err(no_end(format!("the process that began this session, pid {pid}, has ended"))),
+        Err(Errno::EPERM) => Err(no_end(format!("the process that began this session, pid {pid}, is another user's"))),
+        Err(errno) => Err(no_end(format!("the process that began this session, pid {pid}, is not known: {errno}"))),
+    }
+}
+
+pub(super) async fn release(client: &mut Client, ids: &[String], out: &Output) -> Result<(), Failure> {
+    let (mut released, mut errors) = (Vec::new(), Vec::new());
+    // One that is unknown costs the others nothing.
+    for id in ids {
+        match client.mps_release(id).await {
+            Ok(share) => released.push(share),
+            Err(error) if error.kind == gpush_client::Kind::Answer => errors.push(ApiError::from(error)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if errors.is_empty() {
+        return out.show(&released, |look| change::released(&released, look));
+    }
+    let mut error = if errors.len() == 1 {
+        errors.swap_remove(0)
+    } else {
+        ApiError::several(format!("{} of {} shares can't be given back", errors.len(), ids.len()), errors)
+    };
+    if !released.is_empty() {
+        let given: Vec<&str> = released.iter().map(|share| share.id.as_str()).collect();
+        error = error.outcome(format!("given back: {}", given.join(", ")));
+    }
+    Err(error.into())
+}

@@ -1,0 +1,44 @@
+//! `gpushctl process list`.
+
+use gpush_api::GpuProcesses;
+use gpush_client::Client;
+
+use crate::{
+    args::{Process, Which},
+    exit::{DIFFERS, Failure, Outcome},
+    output::Output,
+    render::processes,
+};
+
+pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) -> Outcome {
+    let Process::List { stray, which } = command;
+    let mut all = client.processes().await?;
+    if !which.gpus.is_empty() {
+        only(client, &mut all, which).await?;
+    }
+    if *stray {
+        all.processes.retain(|one| one.stray.is_some());
+    }
+    out.show(&all, |look| processes::list(&all, *stray, look))?;
+    Ok(match all.unseen.first() {
+        _ if !stray => 0,
+        _ if !all.processes.is_empty() => DIFFERS,
+        // Of what nobody sees nobody knows that it has no strays.
+        Some(error) => error.code.exit_status(),
+        None => 0,
+    })
+}
+
+/// Leaves those of the GPUs that are named.
+async fn only(client: &mut Client, all: &mut GpuProcesses, which: &Which) -> Result<(), Failure> {
+    let host = client.gpus(false).await?;
+    let chosen = super::select_of(client, host.clone(), which).await?;
+    all.processes.retain(|one| chosen.iter().any(|gpu| gpu.uuid == one.gpu_uuid));
+    // An error that names none of the other GPUs is about all.
+    let others = |message: &str| {
+        let named = |gpu: &&gpush_api::Gpu| message.contains(&gpu.uuid);
+        host.iter().any(|gpu| named(&gpu)) && !chosen.iter().any(|gpu| named(&gpu))
+    };
+    all.unseen.retain(|error| !others(&error.message));
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! What a change came to, what is waited for meanwhile, and what is new in a log.
+
+use gpush_api::{MpsDaemon, MpsLog, MpsLogs, MpsSet, MpsShare, MpsState};
+
+use super::{clients, label, memory, notes, state, typed, way_out};
+use crate::render::{
+    Look,
+    look::{NOTE, QUIET, paint},
+    trouble,
+};
+
+/// A target in a line, with its notes: how a change of its life ended.
+pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
+    let (word, style) = state(daemon.state);
+    let what = match (daemon.state, daemon.pid) {
+        (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
+        (MpsState::Stopped, _) => format!("; `gpushctl mps start {}` brings it back", typed(daemon, look)),
+        _ => String::new(),
+    };
+    let first = format!("{}: ", label(daemon, look));
+    let lines = look.wrap(&first, &format!("{word}{what}"));
+    // Only the word has a colour, and it is the first.
+    let mut out = lines.join("\n").replacen(word, &paint(style, word), 1) + "\n";
+    for line in notes(daemon, "  ! ", look) {
+        out += &(line + "\n");
+    }
+    for line in way_out(daemon, look).iter().flat_map(|text| look.wrap("", text)) {
+        out += &(paint(NOTE, &line) + "\n");
+    }
+    out
+}
+
+/// What is waited for, in a line.
+pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
+    let (word, _) = state(daemon.state);
+    let who = match daemon.state {
+        MpsState::Draining | MpsState::Stopping if !daemon.clients.is_empty() => {
+            format!("; still there: {}", clients::names(&daemon.clients, look))
+        }
+        MpsState::BackingOff => {
+            daemon.next_start_at.map_or_else(String::new, |at| format!(", started again {}", look.ahead(at)))
+        }
+        MpsState::Stopped
+        | MpsState::Starting
+        | MpsState::Ready
+        | MpsState::Fault
+        | MpsState::Hung
+        | MpsState::GivenUp
+        | MpsState::Draining
+        | MpsState::Stopping => String::new(),
+    };
+    format!("{}: {word}{who}", label(daemon, look))
+}
+
+/// `gpushctl mps set`.
+pub(crate) fn set(set: &MpsSet, look: &Look) -> String {
+    let daemon = &set.daemon;
+    let mut out = match &daemon.in_force {
+        Some(now) => format!(
+            "{}: in force are {} % for each client, memory {}, priority {}\n",
+            label(daemon, look),
+            now.percentage,
+            memory(now.memory_limit_mib),
+            now.priority
+        ),
+        None => format!("{}: kept for when its daemon answers; it is {}\n", label(daemon, look), state(daemon.state).0),
+    };
+    for text in &set.reaches {
+        out += &(look.wrap("  ", &look.clean(text)).join("\n") + "\n");
+    }
+    for line in notes(daemon, "  ! ", look) {
+        out += &(line + "\n");
+    }
+    out
+}
+
+/// `gpushctl mps release`.
+pub(crate) fn released(shares: &[MpsShare], look: &Look) -> String {
+    let line = |share: &MpsShare| {
+        let percent = share.settings.percentage;
+        format!("{} given back: {percent} % of {}\n", look.clean(&share.id), look.clean(&share.target))
+    };
+    shares.iter().map(line).collect()
+}
+
+/// What `gpushctl mps env` says beside its output.
+pub(crate) fn taken(share: &MpsShare, look: &Look) -> String {
+    let until = match (share.with_pid, share.expires_at) {
+        (Some(pid), None) => format!("stands until pid {pid} ends"),
+        (None, Some(at)) => format!("ends {}", look.ahead(at)),
+        (Some(pid), Some(at)) => format!("stands until pid {pid} ends, and ends {} anyway", look.ahead(at)),
+        (None, None) => "stands until it is given back".to_owned(),
+    };
+    let id = look.clean(&share.id);
+    let text = format!("share {id} {until}; `gpushctl mps release {id}` gives it back");
+    look.wrap("", &text).join("\n") + "\n"
+}
+
+/// Logs one after the other, each with its path above it where there are several.
+pub(crate) fn logs(logs: &MpsLogs, look: &Look) -> String {
+    let text: Vec<String> = logs.files.iter().map(|file| log(file, logs.files.len() > 1, look)).collect();
+    text.join(if logs.files.len() > 1 { "\n" } else { "" })
+}
+
+/// What is new in them.
+pub(crate) fn more_logs(new: &MpsLogs, named: bool, look: &Look) -> String {
+    new.files.iter().map(|file| log(file, named, look)).collect()
+}
+
+fn log(file: &MpsLog, named: bool, look: &Look) -> String {
+    let name = if named { paint(QUIET, &format!("==> {} <==", look.clean(&file.path))) + "\n" } else { String::new() };
+    let mut out = name;
+    out.extend(file.lines.iter().map(|line| look.clean(line) + "\n"));
+    if let Some(error) = &file.error {
+        let lines = trouble::lines("!", error, 0, look);
+        out += &(lines.join("\n") + "\n");
+    } else if file.lines.is_empty() {
+        out += &(paint(QUIET, "(empty)") + "\n");
+    }
+    out
+}

@@ -1,0 +1,93 @@
+//! Who computes through MPS.
+
+use gpush_api::{MpsClient, MpsDaemon};
+
+use super::{NONE, label, user};
+use crate::render::{
+    Look,
+    look::{QUIET, count, paint},
+    table::{Align, Narrow, fitted},
+    who,
+};
+
+/// Longest command line in a table on a terminal.
+const COMMAND: usize = 60;
+
+/// `gpushctl mps clients`.
+pub(crate) fn all(daemons: &[MpsDaemon], look: &Look) -> String {
+    if daemons.iter().all(|daemon| daemon.clients.is_empty()) {
+        let of = match daemons {
+            [one] => format!("{} has", label(one, look)),
+            [] => "No GPU is shared through MPS, so there is".to_owned(),
+            [..] => format!("{} have", count(daemons.len(), "target")),
+        };
+        return format!("{of} no MPS client.\n");
+    }
+    table(daemons, daemons.len() > 1, 0, look)
+}
+
+/// Clients, with their target where there are several.
+pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, look: &Look) -> String {
+    use Align::{Left, Right};
+    let columns =
+        [("TARGET", Left), ("PID", Right), ("USER", Left), ("SHARE", Left), ("SERVER", Right), ("COMMAND", Left)];
+    let from = usize::from(!with_target);
+    let mut rows = Vec::new();
+    for daemon in daemons {
+        let label = label(daemon, look);
+        rows.extend(daemon.clients.iter().map(|client| row(client, &label, look)[from..].to_vec()));
+    }
+    fitted(&columns[from..], rows, Narrow { spare: &["SERVER"], prose: true }, indent, look)
+}
+
+fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
+    let user = user(client.user.as_ref(), client.uid, look);
+    // Of another user's nothing may be known: that is said, and not that nothing is there.
+    let command = match (&client.command, client.pid) {
+        (Some(command), _) => look.fit(&look.clean(command), COMMAND),
+        (None, None) if user.is_none() => who::ANOTHER.to_owned(),
+        (None, _) => NONE.to_owned(),
+    };
+    // A client of which nothing is known has a share that nobody may know of.
+    let share = match &client.share {
+        Some(share) => look.clean(share),
+        None if user.is_none() && client.pid.is_none() => NONE.to_owned(),
+        None => "none".to_owned(),
+    };
+    [
+        label.to_owned(),
+        client.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
+        user.unwrap_or_else(|| NONE.to_owned()),
+        share,
+        client.server.to_string(),
+        command,
+    ]
+}
+
+/// Who is there, in one line: `alice 4123, bob 991, another user`.
+pub(crate) fn names(clients: &[MpsClient], look: &Look) -> String {
+    let name = |client: &MpsClient| match (user(client.user.as_ref(), client.uid, look), client.pid) {
+        (Some(user), Some(pid)) => Some(format!("{user} {pid}")),
+        (Some(user), None) => Some(user),
+        (None, Some(pid)) => Some(format!("pid {pid}")),
+        (None, None) => None,
+    };
+    let mut names: Vec<String> = clients.iter().filter_map(name).collect();
+    let known = names.len();
+    names.truncate(SHOWN);
+    if known > SHOWN {
+        names.push(format!("{} more", known - SHOWN));
+    }
+    if known < clients.len() {
+        names.push("another user".to_owned());
+    }
+    names.join(", ")
+}
+
+/// Clients that are named in a line.
+const SHOWN: usize = 4;
+
+/// A quiet line that there is none.
+pub(super) fn nobody() -> String {
+    paint(QUIET, "  none") + "\n"
+}

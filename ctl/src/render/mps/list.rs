@@ -1,0 +1,115 @@
+//! Targets as a table, and one of them in a line below its GPU.
+
+use gpush_api::{Gpu, Mode, MpsDaemon};
+
+use super::{NONE, admitted, bar_columns, given, label, memory, notes, state, typed, way_out, words};
+use crate::render::{
+    Look,
+    look::{NOTE, QUIET, pad, paint, width},
+    table::{Align, Narrow, fitted},
+};
+
+/// What an empty list says.
+const NOTHING: &str = "No GPU is shared through MPS. A rule of the config says so: `mode = \"mps\"` for whole GPUs, or in mode `mig` a \
+     layout with entries such as `2g.20gb:mps`. `gpushctl config show` has the rules in force.";
+
+/// `gpushctl mps list`.
+pub(crate) fn list(daemons: &[MpsDaemon], look: &Look) -> String {
+    use Align::{Left, Right};
+    if daemons.is_empty() {
+        return look.wrap("", NOTHING).join("\n") + "\n";
+    }
+    let columns = [
+        ("TARGET", Left),
+        ("STATE", Left),
+        ("CLIENTS", Right),
+        ("SHARES", Left),
+        ("GIVEN", Right),
+        ("USER", Left),
+        ("PERCENT", Right),
+        ("MEMORY", Right),
+        ("PID", Right),
+    ];
+    let row = |daemon: &MpsDaemon| {
+        let (word, style) = state(daemon.state);
+        let in_force = daemon.in_force.as_ref();
+        let (bar, figures) = given(daemon, bar_columns(look), look);
+        vec![
+            label(daemon, look),
+            words(style, word),
+            format!("{}/{}", daemon.clients.len(), daemon.wanted.max_clients),
+            bar,
+            figures,
+            admitted(daemon, look)
+                .map_or_else(|| NONE.to_owned(), |user| look.fit(&user, if look.width < 100 { 12 } else { 16 })),
+            in_force.map_or_else(|| NONE.to_owned(), |settings| settings.percentage.to_string()),
+            in_force.map_or_else(|| NONE.to_owned(), |settings| memory(settings.memory_limit_mib)),
+            daemon.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
+        ]
+    };
+    let narrow = Narrow { spare: &["PID", "MEMORY", "PERCENT", "SHARES"], prose: false };
+    let mut out = fitted(&columns, daemons.iter().map(row).collect(), narrow, 0, look);
+    for daemon in daemons {
+        for line in notes(daemon, &format!("! {}: ", label(daemon, look)), look) {
+            out += &(line + "\n");
+        }
+    }
+    for daemon in daemons {
+        let text = way_out(daemon, look).map(|text| format!("{}: {text}", label(daemon, look)));
+        for line in text.iter().flat_map(|text| look.wrap("", text)) {
+            out += &(paint(NOTE, &line) + "\n");
+        }
+    }
+    out
+}
+
+/// Whether a GPU has anything to do with MPS: without one, nobody needs to be asked.
+pub(crate) fn concerns(gpu: &Gpu) -> bool {
+    let shared = |entry: &String| entry.to_ascii_lowercase().ends_with(":mps");
+    gpu.mode == Mode::Mps || gpu.layout.iter().flatten().any(shared)
+}
+
+/// The daemons of a GPU, the whole one's first.
+pub(crate) fn of<'a>(gpu: &Gpu, daemons: &'a [MpsDaemon]) -> Vec<&'a MpsDaemon> {
+    let mut its: Vec<&MpsDaemon> = daemons.iter().filter(|daemon| daemon.gpu == Some(gpu.index)).collect();
+    its.sort_by_key(|daemon| daemon.device.is_some());
+    its
+}
+
+/// A line a daemon, each with its notes; `lines` says whether those are drawn of which nothing is to be said.
+pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &Look) -> Vec<String> {
+    let margin = " ".repeat(indent);
+    let place = |daemon: &MpsDaemon| match &daemon.device {
+        Some(device) => format!("MPS {}", look.clean(device)),
+        None => "MPS".to_owned(),
+    };
+    let at = daemons.iter().map(|daemon| width(&place(daemon))).max().unwrap_or(0);
+    let words = daemons.iter().map(|daemon| width(state(daemon.state).0)).max().unwrap_or(0);
+    let mut out = Vec::new();
+    for daemon in daemons {
+        let notes = notes(daemon, &format!("{margin}! {}: ", place(daemon)), look);
+        if lines || !notes.is_empty() {
+            let (word, style) = state(daemon.state);
+            let clients = format!("{}/{} clients", daemon.clients.len(), daemon.wanted.max_clients);
+            let user = admitted(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
+            let (bar, figures) = given(daemon, bar_columns(look), look);
+            let line = format!(
+                "{margin}{}  {}  {}  {bar} {figures:>8} given{}",
+                paint(QUIET, &pad(&place(daemon), at)),
+                paint(style, &pad(word, words)),
+                pad(&clients, "48/48 clients".len()),
+                look.fit(&user, 18)
+            );
+            out.push(line.trim_end().to_owned());
+        }
+        out.extend(notes);
+    }
+    out
+}
+
+/// The commands that say more, for `gpu show`.
+pub(crate) fn more(daemons: &[&MpsDaemon], look: &Look) -> String {
+    let commands: Vec<String> =
+        daemons.iter().map(|daemon| format!("`gpushctl mps show {}`", typed(daemon, look))).collect();
+    look.wrap("  ", &format!("more: {}", commands.join(", "))).join("\n") + "\n"
+}

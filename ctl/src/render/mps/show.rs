@@ -1,0 +1,203 @@
+//! Everything about one target that is shared through MPS.
+
+use gpush_api::{MpsComputeMode, MpsDaemon, MpsShare, MpsUsers};
+
+use super::{NONE, admitted, clients, given, label, memory, notes, section, server_state, state, user, way_out, words};
+use crate::render::{
+    Look,
+    look::{NOTE, QUIET, STRONG, count, pad, paint},
+    table::{Align, Narrow, fitted, table},
+};
+
+/// Blanks before everything below a heading.
+const INDENT: usize = 2;
+
+/// Columns of the names of facts.
+const NAMES: usize = 14;
+
+/// What the ceilings are, said once and plainly.
+const TRUTH: &str = "A percentage and a memory limit are ceilings that cooperating programs keep: no reservation, and no wall. The \
+     percentage bounds each client by itself; a memory limit counts for each process, and one that clears its \
+     environment has the daemon's own limits and no others. All clients of a server share its faults: a fatal one \
+     ends them all. Where clients must be kept apart, MIG does it.";
+
+/// `gpushctl mps show`.
+pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
+    let (word, style) = state(daemon.state);
+    let heading = paint(STRONG, &label(daemon, look));
+    let mut out = format!("{heading}  {}, since {}\n", paint(style, word), look.ago(daemon.since));
+    out += &life(daemon, look);
+    out += &(notes(daemon, "  ! ", look).join("\n") + "\n");
+    if let Some(text) = way_out(daemon, look) {
+        let lines = look.wrap("  ", &text);
+        out += &(lines.iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
+    }
+    // Without a note there is an empty line already.
+    out.truncate(out.trim_end().len());
+    out += "\n\n";
+    out += &settings(daemon, look);
+    out += &format!("\n{}", section("Servers"));
+    out += &servers(daemon, look);
+    out += &format!("\n{}", section("Clients"));
+    out += &if daemon.clients.is_empty() {
+        clients::nobody()
+    } else {
+        clients::table(std::slice::from_ref(daemon), false, INDENT, look)
+    };
+    let (bar, figures) = given(daemon, 20, look);
+    out += &format!("\n{}  {bar} {figures}\n", paint(STRONG, "Shares"));
+    out += &shares(&daemon.shares, look);
+    out += &format!("\n{}", section("What this holds a client to"));
+    out += &(look.wrap("  ", TRUTH).join("\n") + "\n");
+    out
+}
+
+/// A name and a value, wrapped below itself.
+fn fact(name: &str, value: &str, look: &Look) -> String {
+    let first = format!("  {}", pad(name, NAMES));
+    let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
+        Some(rest) => format!("{}{rest}\n", paint(QUIET, &first)),
+        None => line + "\n",
+    });
+    lines.collect()
+}
+
+/// What it is, and where.
+fn life(daemon: &MpsDaemon, look: &Look) -> String {
+    let mut out = fact("UUID", &look.clean(&daemon.uuid), look);
+    out += &fact("short name", &look.clean(&daemon.target), look);
+    let spoken = daemon.protocol.as_ref().map_or_else(String::new, |how| format!(", protocol {}", look.clean(how)));
+    let pid = daemon.pid.map_or_else(|| "none".to_owned(), |pid| format!("pid {pid}{spoken}"));
+    out += &fact("daemon", &pid, look);
+    let whose = match (admitted(daemon, look), daemon.wanted.users) {
+        (Some(user), MpsUsers::One) => format!("{user}; others once the shares of {user} have ended"),
+        (Some(user), MpsUsers::Many) => format!("{user}, and others beside"),
+        (None, _) => "nobody yet: no share is taken".to_owned(),
+    };
+    out += &fact("let in", &whose, look);
+    // A path is there to be copied: it never breaks.
+    for (name, path) in [("sockets", &daemon.pipe_directory), ("logs", &daemon.log_directory)] {
+        if let Some(path) = path {
+            out += &fact(name, &look.clean(path), look);
+        }
+    }
+    out
+}
+
+/// What is wanted beside what the daemon said that it has.
+fn settings(daemon: &MpsDaemon, look: &Look) -> String {
+    let wanted = &daemon.wanted.settings;
+    let in_force = daemon.in_force.as_ref();
+    // The daemon tells whole GiB: what differs by less is the same.
+    let mib = |limit: Option<gpush_api::MemoryLimit>| limit.map(gpush_api::MemoryLimit::mib);
+    let same_memory = |other| match (mib(wanted.memory_limit_mib), mib(other)) {
+        (Some(wanted), Some(other)) => wanted.abs_diff(other) < 1024,
+        (Some(wanted), None) => wanted < 1024,
+        (None, Some(_)) => false,
+        (None, None) => true,
+    };
+    let row = |name: &str, wanted: String, other: Option<(String, bool)>| {
+        let (value, same) = other.unwrap_or_else(|| (NONE.to_owned(), true));
+        let mark = if same { String::new() } else { words(NOTE, "! not as wanted") };
+        vec![name.to_owned(), wanted, value, mark]
+    };
+    let rows = vec![
+        row(
+            "percentage",
+            wanted.percentage.to_string(),
+            in_force.map(|now| (now.percentage.to_string(), now.percentage == wanted.percentage)),
+        ),
+        row(
+            "memory limit",
+            memory(wanted.memory_limit_mib),
+            in_force.map(|now| (memory(now.memory_limit_mib), same_memory(now.memory_limit_mib))),
+        ),
+        row(
+            "priority",
+            wanted.priority.to_string(),
+            in_force.map(|now| (now.priority.to_string(), now.priority == wanted.priority)),
+        ),
+    ];
+    let columns =
+        [("EACH CLIENT", Align::Left), ("WANTED", Align::Right), ("IN FORCE", Align::Right), ("", Align::Left)];
+    let mut out = section("Settings") + &table(&columns, rows, INDENT, look);
+    let policy = &daemon.wanted;
+    let users = match policy.users {
+        MpsUsers::One => "of one user at a time",
+        MpsUsers::Many => "of any users",
+    };
+    out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
+    let over = if policy.shares_percent > 100 { ", more than there is" } else { "" };
+    out += &fact("shares", &format!("{} % at most together{over}", policy.shares_percent), look);
+    if daemon.device.is_none() {
+        let mode = match policy.compute_mode {
+            MpsComputeMode::ExclusiveProcess => "exclusive process: nobody gets past MPS",
+            MpsComputeMode::Keep => "left as it is: programs may get past MPS",
+        };
+        out += &fact("compute mode", mode, look);
+    }
+    out
+}
+
+fn servers(daemon: &MpsDaemon, look: &Look) -> String {
+    if daemon.servers.is_empty() {
+        return paint(QUIET, "  none: the first client brings one up") + "\n";
+    }
+    let row = |server: &gpush_api::MpsServer| {
+        let state = server.state.map_or_else(
+            || "not told".to_owned(),
+            |state| {
+                let (word, style) = server_state(state);
+                words(style, word)
+            },
+        );
+        let its = daemon.clients.iter().filter(|client| client.server == server.pid).count();
+        vec![
+            server.pid.to_string(),
+            user(server.user.as_ref(), server.uid, look).unwrap_or_else(|| NONE.to_owned()),
+            state,
+            count(its, "client"),
+        ]
+    };
+    let columns = [("PID", Align::Right), ("USER", Align::Left), ("STATE", Align::Left), ("SERVES", Align::Left)];
+    table(&columns, daemon.servers.iter().map(row).collect(), INDENT, look)
+}
+
+fn shares(shares: &[MpsShare], look: &Look) -> String {
+    use Align::{Left, Right};
+    if shares.is_empty() {
+        return paint(QUIET, "  none: `gpushctl mps env` and `gpushctl mps run` take one") + "\n";
+    }
+    let columns = [
+        ("SHARE", Left),
+        ("USER", Left),
+        ("PERCENT", Right),
+        ("MEMORY", Right),
+        ("PRIORITY", Left),
+        ("TAKEN", Left),
+        ("UNTIL", Left),
+    ];
+    let row = |share: &MpsShare| {
+        vec![
+            look.clean(&share.id),
+            user(share.by.user.as_ref(), Some(share.by.uid), look).unwrap_or_default(),
+            share.settings.percentage.to_string(),
+            memory(share.settings.memory_limit_mib),
+            share.settings.priority.to_string(),
+            look.ago(share.created_at),
+            until(share, look),
+        ]
+    };
+    let narrow = Narrow { spare: &["TAKEN", "PRIORITY"], prose: true };
+    fitted(&columns, shares.iter().map(row).collect(), narrow, INDENT, look)
+}
+
+/// When a share ends by itself.
+pub(crate) fn until(share: &MpsShare, look: &Look) -> String {
+    match (share.with_pid, share.expires_at) {
+        (Some(pid), None) => format!("pid {pid} ends"),
+        (None, Some(at)) => look.ahead(at),
+        (Some(pid), Some(at)) => format!("pid {pid} ends, or {}", look.ahead(at)),
+        (None, None) => "given back".to_owned(),
+    }
+}

@@ -1,0 +1,154 @@
+//! MPS and processes.
+
+use gpush_api::{MpsLog, MpsLogs, MpsSet, MpsState};
+
+use super::*;
+use crate::render::{
+    mps::{self, change, clients, list, show as daemon},
+    processes,
+};
+
+#[test]
+fn targets_as_a_table() {
+    let all = fixtures::mps::all();
+    for width in [60, 80, 120] {
+        let look = fixtures::look(width, UTF8);
+        assert_snapshot!(format!("mps-list-{width}"), fits(&list::list(&all, &look), &look));
+    }
+    let ascii = fixtures::look(100, Charset::Ascii);
+    let text = fits(&list::list(&all, &ascii), &ascii);
+    assert!(text.is_ascii(), "{text}");
+    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let lines = fixtures::plain(&list::list(&all, &pipe));
+    assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::label(one, &pipe)))), "{lines}");
+    // Well means quiet: a heading and a line.
+    assert_eq!(list::list(&[fixtures::mps::daemon(0)], &pipe).lines().count(), 2);
+    let look = fixtures::look(80, UTF8);
+    assert_snapshot!("mps-list-none", fits(&list::list(&[], &look), &look));
+}
+
+#[test]
+fn targets_in_colour() {
+    let look = fixtures::look(80, UTF8);
+    // Escapes made visible: a diff of control characters tells nobody anything.
+    assert_snapshot!("mps-list-colour", list::list(&fixtures::mps::all(), &look).replace('\x1b', "^["));
+}
+
+#[test]
+fn a_target_in_full() {
+    for (name, one) in [
+        ("busy", fixtures::mps::busy()),
+        ("given-up", fixtures::mps::all().remove(5)),
+        ("long", fixtures::mps::all().remove(6)),
+        ("device", fixtures::mps::all().remove(2)),
+    ] {
+        let look = fixtures::look(80, UTF8);
+        assert_snapshot!(format!("mps-show-{name}"), fits(&daemon::show(&one, &look), &look));
+    }
+    let narrow = fixtures::look(60, Charset::Ascii);
+    let text = fits(&daemon::show(&fixtures::mps::busy(), &narrow), &narrow);
+    assert!(text.is_ascii());
+    assert_snapshot!("mps-show-60", text);
+}
+
+#[test]
+fn clients_of_mps() {
+    let all = fixtures::mps::all();
+    let look = fixtures::look(80, UTF8);
+    let mut text = fits(&clients::all(&all, &look), &look);
+    text += "---\n";
+    text += &fits(&clients::all(&all[..1], &look), &look);
+    text += "---\n";
+    text += &clients::all(&[fixtures::mps::daemon(3)], &look);
+    text += &clients::all(&[fixtures::mps::daemon(3), fixtures::mps::daemon(4)], &look);
+    text += &clients::all(&[], &look);
+    assert_snapshot!("mps-clients", text);
+}
+
+#[test]
+fn what_a_change_of_mps_came_to() {
+    let look = fixtures::look(80, UTF8);
+    let all = fixtures::mps::all();
+    let mut text = String::new();
+    for one in &all {
+        text += &fits(&change::ended(one, &look), &look);
+        text += &format!("  meanwhile: {}\n", change::waits(one, &look));
+    }
+    let reaches = ["the server of alice and its 3 clients keep what they have", "clients of the next server get it"];
+    let set = MpsSet { daemon: fixtures::mps::busy(), reaches: reaches.map(str::to_owned).to_vec() };
+    text += &format!("---\n{}", fits(&change::set(&set, &look), &look));
+    let later = MpsSet { daemon: all[3].clone(), reaches: Vec::new() };
+    text += &fits(&change::set(&later, &look), &look);
+    text += &format!("---\n{}", change::released(&all[0].shares, &look));
+    for share in &all[0].shares {
+        text += &fits(&change::taken(share, &look), &look);
+    }
+    let denied = ApiError::new(Code::Denied, "the log can't be read").cause("Permission denied");
+    let log = |name: &str, lines: &[&str], error| MpsLog {
+        path: format!("/var/log/gpush/mps/g00000000/{name}.log"),
+        lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+        error,
+    };
+    let control = log("control", &["[2026-11-22 04:00:00.001 Control  4100] Start", "a\u{1b}[2Jb"], None);
+    let logs = MpsLogs { files: vec![control, log("server", &[], None), log("other", &[], Some(denied))] };
+    text += &format!("---\n{}", fits(&change::logs(&logs, &look), &look));
+    assert_snapshot!("mps-changes", text);
+}
+
+#[test]
+fn every_state_of_mps_has_its_word_and_its_meaning() {
+    let look = fixtures::look(80, UTF8);
+    for state in [
+        MpsState::Stopped,
+        MpsState::Starting,
+        MpsState::Ready,
+        MpsState::Fault,
+        MpsState::Hung,
+        MpsState::BackingOff,
+        MpsState::GivenUp,
+        MpsState::Draining,
+        MpsState::Stopping,
+    ] {
+        let one = gpush_api::MpsDaemon { state, ..fixtures::mps::daemon(0) };
+        assert_eq!(mps::state(state).0, state.name().replace('_', " "));
+        assert!(list::list(std::slice::from_ref(&one), &look).contains(mps::state(state).0.split(' ').next().unwrap()));
+        let quiet = matches!(state, MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Stopping);
+        assert_eq!(mps::notes(&one, "! ", &look).is_empty(), quiet, "{state:?}");
+    }
+}
+
+#[test]
+fn gpus_with_their_mps() {
+    let look = fixtures::look(80, UTF8);
+    let mut gpus = fixtures::mixed();
+    gpus[0].mig = None;
+    gpus[0].mode = Mode::Mps;
+    gpus[1].layout = Some(vec!["2g.20gb:mps".into(), "3g.40gb:mps".into()]);
+    gpus.truncate(3);
+    assert_eq!(gpus.iter().map(list::concerns).collect::<Vec<_>>(), [true, true, false]);
+    let mut shown = fixtures::status(gpus.clone(), false);
+    shown.mps = fixtures::mps::all();
+    assert_snapshot!("status-mps", drawn(&shown, false, &look));
+    assert_snapshot!("status-mps-brief", drawn(&shown, true, &look));
+    let narrow = fixtures::look(72, Charset::Ascii);
+    assert!(drawn(&shown, false, &narrow).is_ascii());
+    assert_snapshot!("gpu-show-mps", fixtures::plain(&show::gpu(&gpus[1], &shown.mps, &look)));
+}
+
+#[test]
+fn processes_as_a_table() {
+    let all = fixtures::mps::processes();
+    for width in [60, 80, 140] {
+        let look = fixtures::look(width, UTF8);
+        assert_snapshot!(format!("process-list-{width}"), fits(&processes::list(&all, false, &look), &look));
+    }
+    let look = fixtures::look(80, UTF8);
+    let none = gpush_api::GpuProcesses { processes: Vec::new(), unseen: Vec::new(), ..all.clone() };
+    assert_eq!(processes::list(&none, true, &look), "No stray process.\n");
+    assert_eq!(processes::list(&none, false, &look), "No process uses a GPU.\n");
+    let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
+    let text = fixtures::plain(&processes::list(&all, false, &pipe));
+    let rows = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit() || c == 'G'));
+    assert_eq!(rows.count(), 1 + all.processes.len() + 1, "a line a process, the heading, the foot:\n{text}");
+    assert!(text.contains("/srv/imagenet"), "nothing is cut:\n{text}");
+}

@@ -1,0 +1,124 @@
+//! Processes on GPUs as a table, and which of them belong to nobody who was given a share.
+
+use gpush_api::{GpuProcess, GpuProcesses, StrayPolicy};
+
+use super::{
+    Look,
+    look::{BAD, NOTE, QUIET, count, gib, paint},
+    table::{Align, Narrow, fitted},
+    trouble, who,
+};
+
+/// Columns of a command line on a terminal: beside it there may be why a process is a stray.
+fn command_columns(strays: bool, look: &Look) -> usize {
+    (look.width / if strays { 4 } else { 3 }).clamp(16, 60)
+}
+
+/// A quiet mark for what is not there or not known.
+const NONE: &str = "-";
+
+/// `gpushctl process list`; `strays` says that only those are there.
+pub(crate) fn list(all: &GpuProcesses, strays: bool, look: &Look) -> String {
+    let mut out = match (all.processes.is_empty(), strays) {
+        (true, true) => "No stray process.\n".to_owned(),
+        (true, false) => "No process uses a GPU.\n".to_owned(),
+        (false, _) => table(&all.processes, look),
+    };
+    for error in &all.unseen {
+        out += &(trouble::lines("!", error, 0, look).join("\n") + "\n");
+    }
+    let found = all.processes.iter().filter(|one| one.stray.is_some()).count();
+    if found > 0 {
+        let them = if found == 1 { "it" } else { "them" };
+        let text = format!("{}: {}", strays_in_words(found), what_is_done(all.policy, them));
+        out += &(look.wrap("", &text).iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
+    }
+    out
+}
+
+fn strays_in_words(n: usize) -> String {
+    if n == 1 { "1 process is a stray".to_owned() } else { format!("{} are strays", processes(n)) }
+}
+
+fn processes(n: usize) -> String {
+    if n == 1 { count(n, "process") } else { format!("{n} processes") }
+}
+
+/// What the config has done about strays.
+fn what_is_done(policy: StrayPolicy, them: &str) -> String {
+    match policy {
+        StrayPolicy::Report => format!("the config wants {them} shown, and left alone"),
+        StrayPolicy::Warn => format!("the config wants {them} shown and warned of in the log, and left alone"),
+        StrayPolicy::End => format!("the config wants {them} ended: SIGTERM, a while to obey, SIGKILL"),
+    }
+}
+
+fn table(processes: &[GpuProcess], look: &Look) -> String {
+    use Align::{Left, Right};
+    let mut columns = vec![
+        ("GPU", Left),
+        ("PID", Right),
+        ("USER", Left),
+        ("KIND", Left),
+        ("GIB", Right),
+        ("BELONGS TO", Left),
+        ("COMMAND", Left),
+    ];
+    let strays = processes.iter().any(|one| one.stray.is_some());
+    if strays {
+        columns.push(("STRAY", Left));
+    }
+    let rows = processes.iter().map(|one| {
+        let mut row = row(one, command_columns(strays, look), look);
+        if strays {
+            row.push(stray(one, look));
+        }
+        row
+    });
+    fitted(&columns, rows.collect(), Narrow { spare: &["KIND", "GIB"], prose: true }, 0, look)
+}
+
+fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
+    let process = &one.process;
+    let gpu = match &one.device {
+        Some(device) => format!("{} {}", one.gpu, look.clean(device)),
+        None => one.gpu.to_string(),
+    };
+    let user = match (&process.user, process.uid) {
+        (Some(user), _) => Some(look.clean(user)),
+        (None, Some(uid)) => Some(format!("uid {uid}")),
+        (None, None) => None,
+    };
+    let command = match &process.command {
+        Some(command) => look.fit(&look.clean(command), room),
+        None if user.is_none() && process.pid.is_none() => who::ANOTHER.to_owned(),
+        None => NONE.to_owned(),
+    };
+    vec![
+        gpu,
+        process.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
+        user.unwrap_or_else(|| NONE.to_owned()),
+        who::kind(process.kind).to_owned(),
+        process.memory_mib.map_or_else(|| NONE.to_owned(), gib),
+        belongs(one, look),
+        command,
+    ]
+}
+
+/// The nearest of what it belongs to: a share, a job, a unit.
+fn belongs(one: &GpuProcess, look: &Look) -> String {
+    let job = one.slurm_job.map(|job| format!("job {job}"));
+    let share = one.share.as_ref().map(|share| format!("share {}", look.clean(share)));
+    let unit = one.unit.as_ref().filter(|_| job.is_none() && share.is_none()).map(|unit| look.clean(unit));
+    let parts: Vec<String> = share.into_iter().chain(job).chain(unit).collect();
+    if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
+}
+
+/// Why it is a stray, and what was done, each word in its colour: cells break at blanks.
+fn stray(one: &GpuProcess, look: &Look) -> String {
+    let Some(why) = &one.stray else { return String::new() };
+    let painted =
+        |style, text: &str| look.clean(text).split(' ').map(|w| paint(style, w)).collect::<Vec<_>>().join(" ");
+    let done = one.done.as_ref().map_or_else(String::new, |done| format!("; {}", painted(QUIET, done)));
+    format!("{} {}{done}", paint(BAD, "!"), painted(NOTE, why))
+}

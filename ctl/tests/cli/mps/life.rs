@@ -1,0 +1,92 @@
+//! Daemons that are started, stopped and drained, and who watches them.
+
+use super::*;
+
+/// An agent whose daemon goes through `states` after what is posted, a state a question.
+pub(super) fn living(host: &Host, before: MpsDaemon, accepted: Answer, states: Vec<MpsDaemon>) -> Agent {
+    let asked = AtomicUsize::new(0);
+    let accepted = std::sync::Mutex::new(Some(accepted));
+    let posted = std::sync::atomic::AtomicBool::new(false);
+    Agent::listen(&host.path("gpushd.sock"), move |request: &Request| {
+        if request.method == "POST" {
+            posted.store(true, Ordering::SeqCst);
+            return accepted.lock().unwrap().take().unwrap_or(Answer::HangUp);
+        }
+        if !posted.load(Ordering::SeqCst) {
+            return Answer::ok(&before);
+        }
+        let at = asked.fetch_add(1, Ordering::SeqCst).min(states.len() - 1);
+        Answer::ok(&states[at])
+    })
+}
+
+#[test]
+fn a_daemon_is_watched_to_its_end() {
+    let (stopped, ready) = (daemon(MpsState::Stopped, 1, &[]), daemon(MpsState::Ready, 4, &[]));
+    let (starting, stopping) = (daemon(MpsState::Starting, 2, &[]), daemon(MpsState::Stopping, 2, &[]));
+    let draining = |clients: &[MpsClient]| daemon(MpsState::Draining, 2, clients);
+    let mut given_up = daemon(MpsState::GivenUp, 3, &[]);
+    given_up.reasons = vec!["its control daemon ended with status 1, 5 times in 10 minutes".into()];
+    let two = [client(5120), client(5121)];
+    let old = busy();
+    let cases: [(&[&str], &MpsDaemon, &MpsDaemon, Vec<MpsDaemon>); 8] = [
+        (&["start", "0"], &stopped, &starting, vec![starting.clone(), ready.clone()]),
+        (&["start", "0"], &ready, &ready, vec![]),
+        (&["start", "0"], &stopped, &starting, vec![starting.clone(), given_up]),
+        (&["start", "0", "--no-wait"], &stopped, &starting, vec![]),
+        (&["start", "0", "--wait", "1s"], &stopped, &starting, vec![starting.clone()]),
+        (&["restart", "0", "--force"], &old, &old, vec![stopping.clone(), starting.clone(), ready.clone()]),
+        (
+            &["drain", "0", "--wait", "30m"],
+            &old,
+            &draining(&two),
+            vec![draining(&two), draining(&two[1..]), stopping, stopped.clone()],
+        ),
+        (&["drain", "0", "-q"], &old, &draining(&two), vec![draining(&two), ready.clone()]),
+    ];
+    let mut text = Vec::new();
+    for (args, before, accepted, states) in cases {
+        let host = Host::new();
+        let agent = living(&host, before.clone(), Answer::ok(accepted), states);
+        text.push(host.run(&[&["mps"], args].concat()));
+        let body = agent.bodies(&format!("/v1/mps/g5d1b03a2/{}", args[0])).pop().unwrap();
+        text.push(format!("[body {body}]\n"));
+    }
+    assert_snapshot!(text.concat());
+}
+
+#[test]
+fn a_stop_under_clients_is_refused() {
+    let host = Host::new();
+    let blocked = ApiError::new(Code::Blocked, "MPS on GPU 0 (GPU-00000000) has 2 clients")
+        .cause("pid 5120 of alice (python train.py), and one of another user")
+        .hint("`gpushctl mps drain 0` lets them finish, `gpushctl mps stop 0 --force` ends them");
+    living(&host, busy(), Answer::error(&blocked), vec![busy()]);
+    assert_snapshot!(host.run(&["mps", "stop", "0"]), @"
+    $ gpushctl mps stop 0
+    [stderr]
+    error: MPS on GPU 0 (GPU-00000000) has 2 clients
+      because: pid 5120 of alice (python train.py), and one of another user
+      hint: `gpushctl mps drain 0` lets them finish, `gpushctl mps stop 0 --force`
+            ends them
+    [exit 4]
+    ");
+}
+
+#[test]
+fn ctrl_c_leaves_a_drain_to_the_agent() {
+    let host = Host::new();
+    let draining = daemon(MpsState::Draining, 2, &[client(5120)]);
+    living(&host, busy(), Answer::ok(&draining), vec![draining.clone()]);
+    let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    // Who is waited for is told: from then on it watches.
+    stderr.read_line(&mut line).unwrap();
+    assert_eq!(line, "GPU 0: draining; still there: alice 5120\n");
+    signal(child.id(), nix::sys::signal::Signal::SIGINT);
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(rest.contains("no longer watched, gpushd goes on: `gpushctl mps show 0`"), "{rest}");
+}

@@ -1,0 +1,182 @@
+//! What is looked at, and what is printed of it.
+
+use super::{life::living, *};
+
+#[test]
+fn what_is_shared_and_by_whom() {
+    let host = Host::new();
+    let agent = agent(&host);
+    let cases: &[&[&str]] = &[
+        &["mps", "list"],
+        &["mps", "show", "1:2g.20gb@2"],
+        &["mps", "clients"],
+        &["mps", "clients", "0"],
+        &["mps", "set", "0", "--percentage", "50%"],
+        &["mps", "logs", "0", "-n", "2"],
+        &["mps", "show", "7"],
+        &["mps", "release", "s12"],
+        &["mps", "release", "s12", "s99", "s98"],
+        &["process", "list"],
+        &["process", "list", "--stray", "--gpu", "0"],
+        &["process", "list", "--stray", "--gpu", "1"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+    assert_eq!(agent.bodies("/v1/mps/0/settings"), ["{\"percentage\":50}"]);
+    assert!(agent.asked().contains(&"GET /v1/mps/0/logs?lines=2".to_owned()));
+}
+
+#[test]
+fn nothing_shared_and_no_strays() {
+    let host = Host::new();
+    let lost = ApiError::new(Code::GpuLost, "GPU 3 (GPU-3): which processes use it is not known");
+    let asked = AtomicUsize::new(0);
+    Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
+        "/v1/mps" => Answer::ok::<[MpsDaemon]>(&[]),
+        _ if asked.fetch_add(1, Ordering::SeqCst) == 0 => Answer::ok(&processes(false)),
+        _ => Answer::ok(&GpuProcesses { unseen: vec![lost.clone()], ..processes(false) }),
+    });
+    let mut text = host.run(&["mps", "list"]);
+    text += &host.run(&["mps", "clients"]);
+    text += &host.run(&["process", "list", "--stray"]);
+    text += &host.run(&["process", "list", "--stray"]);
+    assert_snapshot!(text);
+}
+
+#[test]
+fn values_are_checked_before_anybody_is_asked() {
+    let host = Host::new();
+    let cases: &[&[&str]] = &[
+        &["mps", "set", "0"],
+        &["mps", "set", "0", "--percentage", "0"],
+        &["mps", "set", "0", "--percentage", "33.37"],
+        &["mps", "env", "0", "--percentage", "-5"],
+        &["mps", "env", "0", "--memory", "1.5G"],
+        &["mps", "env", "0", "--memory", "512"],
+        &["mps", "env", "0", "--priority", "high"],
+        &["mps", "env", "0", "--for", "2h", "--with", "4000"],
+        &["mps", "env", "0", "--for", "soon"],
+        &["mps", "env", "0", "--with", "1"],
+        &["mps", "env", "0", "--shell", "tcsh"],
+        &["mps", "start", "0", "--wait", "0s"],
+        &["mps", "start", "0", "--wait", "1s", "--no-wait"],
+        &["mps", "logs", "0", "--lines", "0"],
+        &["mps", "run", "0"],
+        &["mps", "run", "0", "--percentage", "200", "--", "true"],
+        &["mps", "release"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+}
+
+fn version() -> Version {
+    Version { agent: "9.8.7".into(), api: "v1".into(), driver: None }
+}
+
+fn health() -> Health {
+    Health {
+        status: HealthStatus::Ok,
+        causes: Vec::new(),
+        simulated: true,
+        gpus: 2,
+        maintenance: None,
+        layouts_at_start: None,
+        pid: 812,
+    }
+}
+
+/// An agent of two GPUs of which the first is of this mode, and what it says of MPS.
+fn whole(host: &Host, mode: Mode, mps: fn() -> Answer) -> Agent {
+    Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
+        "/v1/version" => Answer::ok(&version()),
+        "/v1/health" => Answer::ok(&health()),
+        "/v1/gpus" | "/v1/gpus?profiles=true" => Answer::ok(&gpus(mode)),
+        "/v1/mps" => mps(),
+        other => panic!("not asked for: {other}"),
+    })
+}
+
+#[test]
+fn status_asks_for_mps_only_where_there_is_some() {
+    let shared = || Answer::ok(&[busy(), idle_device()]);
+    let host = Host::new();
+    let agent = whole(&host, Mode::Mps, shared);
+    let text = host.run(&["status", "--brief", "--gpu", "0"]);
+    assert!(text.contains("MPS  ready  2/48 clients") && text.contains("25/100% given  alice"), "{text}");
+    assert_eq!(agent.asked(), ["GET /v1/version", "GET /v1/health", "GET /v1/gpus", "GET /v1/mps"]);
+    let document: serde_json::Value =
+        serde_json::from_slice(&host.command(&["status", "--json"]).output().unwrap().stdout).unwrap();
+    assert_eq!(serde_json::from_value::<Vec<MpsDaemon>>(document["mps"].clone()).unwrap(), [busy(), idle_device()]);
+    assert!(host.run(&["gpu", "show", "0"]).contains("more: `gpushctl mps show 0`"));
+
+    let host = Host::new();
+    let agent = whole(&host, Mode::Exclusive, shared);
+    let text = host.run(&["status", "--json"]);
+    assert!(!text.contains("\"mps\":"), "{text}");
+    assert_eq!(agent.asked().len(), 3, "{:?}", agent.asked());
+
+    // That it can't be told hides nothing else.
+    let host = Host::new();
+    whole(&host, Mode::Mps, || Answer::error(&ApiError::new(Code::Unavailable, "gpushd is starting")));
+    let text = host.run(&["status", "--brief"]);
+    assert!(text.contains("whole GPU") && text.contains("MPS is not shown: gpushd is starting\n"), "{text}");
+    assert!(text.ends_with("[exit 0]\n"), "{text}");
+}
+
+#[test]
+fn json_is_the_types_of_the_api() {
+    let host = Host::new();
+    agent(&host);
+    fn json<T: serde::de::DeserializeOwned>(host: &Host, args: &[&str]) -> (T, Option<i32>) {
+        let output = host.command(args).arg("--json").output().unwrap();
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        (serde_json::from_slice(&output.stdout).unwrap(), output.status.code())
+    }
+    let all = vec![busy(), idle_device()];
+    assert_eq!(json(&host, &["mps", "list"]), (all.clone(), Some(0)));
+    assert_eq!(json(&host, &["mps", "clients"]), (all, Some(0)));
+    assert_eq!(json(&host, &["mps", "clients", "0"]), (vec![busy()], Some(0)));
+    assert_eq!(json(&host, &["mps", "show", "0"]), (busy(), Some(0)));
+    assert_eq!(json::<MpsSet>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
+    assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);
+    assert_eq!(json(&host, &["mps", "env", "0", "--for", "2h"]), (taken(), Some(0)));
+    assert_eq!(json(&host, &["mps", "release", "s12"]), (vec![share("s12")], Some(0)));
+    assert_eq!(json(&host, &["process", "list"]), (processes(true), Some(0)));
+    assert_eq!(json::<GpuProcesses>(&host, &["process", "list", "--stray"]).1, Some(3));
+    let (error, code) = json::<serde_json::Value>(&host, &["mps", "release", "s99"]);
+    let error: ApiError = serde_json::from_value(error["error"].clone()).unwrap();
+    assert_eq!((error.code, code), (Code::NotFound, Some(2)));
+
+    let host = Host::new();
+    let ready = daemon(MpsState::Ready, 4, &[]);
+    let starting = daemon(MpsState::Starting, 2, &[]);
+    living(&host, daemon(MpsState::Stopped, 1, &[]), Answer::ok(&starting), vec![ready.clone()]);
+    assert_eq!(json(&host, &["mps", "start", "0"]), (ready, Some(0)));
+}
+
+#[test]
+fn logs_are_followed_by_what_is_new() {
+    let host = Host::new();
+    let asked = AtomicUsize::new(0);
+    Agent::listen(&host.path("gpushd.sock"), move |request| {
+        if !request.path.contains("/logs?") {
+            return Answer::ok(&busy());
+        }
+        let lines = match asked.fetch_add(1, Ordering::SeqCst) {
+            0 => vec!["one", "two"],
+            1 => vec!["zero", "one", "two", "three"],
+            _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is not shared through MPS any more")),
+        };
+        let lines = lines.into_iter().map(str::to_owned).collect();
+        Answer::ok(&MpsLogs { files: vec![MpsLog { path: "/var/log/control.log".into(), lines, error: None }] })
+    });
+    assert_snapshot!(host.run(&["mps", "logs", "0", "-f", "-n", "2"]), @"
+    $ gpushctl mps logs 0 -f -n 2
+    one
+    two
+    three
+    [stderr]
+    error: GPU 0 is not shared through MPS any more
+    [exit 2]
+    ");
+}

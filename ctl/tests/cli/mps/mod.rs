@@ -1,0 +1,188 @@
+//! `gpushctl mps` and `process` against an agent that plays a part: what it asks, what it says, how it
+//! exits.
+
+mod life;
+mod looks;
+mod shares;
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use gpush_api::{
+    Actor, ApiError, Code, Gpu, GpuProcess, GpuProcesses, Health, HealthStatus, Mode, MpsClient, MpsDaemon, MpsLog,
+    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSettings, MpsShare, MpsShareRequest, MpsShareTaken,
+    MpsState, Process, ProcessKind, StrayPolicy, Version,
+};
+use insta::assert_snapshot;
+
+use crate::support::{Agent, Answer, GPUSHCTL, Host, Request};
+
+/// To come, so that its age in the output is 0 in each run.
+fn at(second: i64) -> jiff::Timestamp {
+    let start: jiff::Timestamp = "2999-01-01T00:00:00Z".parse().unwrap();
+    start.checked_add(jiff::SignedDuration::from_secs(second)).unwrap()
+}
+
+fn share(id: &str) -> MpsShare {
+    MpsShare {
+        id: id.into(),
+        target: "g5d1b03a2".into(),
+        by: Actor { uid: 1000, user: Some("alice".into()), pid: Some(4000) },
+        settings: MpsSettings { percentage: "25".parse().unwrap(), ..MpsSettings::default() },
+        created_at: at(0),
+        with_pid: Some(4055),
+        expires_at: None,
+    }
+}
+
+fn client(pid: u32) -> MpsClient {
+    MpsClient {
+        pid: Some(pid),
+        server: 4107,
+        uid: Some(1000),
+        user: Some("alice".into()),
+        command: Some("python train.py".into()),
+        share: Some("s12".into()),
+    }
+}
+
+fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
+    let server =
+        MpsServer { pid: 4107, uid: Some(1000), user: Some("alice".into()), state: Some(MpsServerState::Active) };
+    let runs = !matches!(state, MpsState::Stopped | MpsState::GivenUp | MpsState::BackingOff);
+    MpsDaemon {
+        target: "g5d1b03a2".into(),
+        uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
+        gpu: Some(0),
+        device: None,
+        state,
+        reasons: Vec::new(),
+        findings: Vec::new(),
+        wanted: MpsPolicy::default(),
+        in_force: runs.then(MpsSettings::default),
+        pid: runs.then_some(4100 + u32::try_from(second).unwrap()),
+        since: at(second),
+        next_start_at: None,
+        failures: 0,
+        protocol: Some("550".into()),
+        pipe_directory: Some("/run/gpush-mps/g5d1b03a2".into()),
+        log_directory: Some("/var/log/gpush/mps/g5d1b03a2".into()),
+        uid: (!clients.is_empty()).then_some(1000),
+        servers: if clients.is_empty() { Vec::new() } else { vec![server] },
+        clients: clients.to_vec(),
+        shares: if clients.is_empty() { Vec::new() } else { vec![share("s12")] },
+        shares_percent: if clients.is_empty() { 0 } else { 25 },
+    }
+}
+
+fn busy() -> MpsDaemon {
+    let stranger = MpsClient { pid: None, server: 4107, uid: None, user: None, command: None, share: None };
+    daemon(MpsState::Ready, 0, &[client(5120), stranger])
+}
+
+fn idle_device() -> MpsDaemon {
+    MpsDaemon {
+        target: "m00000001".into(),
+        uuid: "MIG-00000001-aaaa-5bbb-8ccc-0123456789ab".into(),
+        gpu: Some(1),
+        device: Some("2g.20gb@2".into()),
+        findings: vec!["pid 7001 of mallory computes without a share".into()],
+        ..daemon(MpsState::Ready, 1, &[])
+    }
+}
+
+fn taken() -> MpsShareTaken {
+    let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    MpsShareTaken {
+        share: share("s12"),
+        environment: vec![
+            variable("CUDA_VISIBLE_DEVICES", "GPU-00000000-0000-0000-0000-000000000000"),
+            variable("CUDA_MPS_PIPE_DIRECTORY", "/run/it's here/g5d1b03a2"),
+            variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"),
+        ],
+    }
+}
+
+fn processes(strays: bool) -> GpuProcesses {
+    let one = |pid: u32, user: &str, command: &str| GpuProcess {
+        gpu: 0,
+        gpu_uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
+        device: None,
+        process: Process {
+            pid: Some(pid),
+            uid: Some(1000),
+            user: Some(user.into()),
+            command: Some(command.into()),
+            kind: ProcessKind::MpsClient,
+            memory_mib: Some(2048),
+        },
+        cgroup: None,
+        unit: Some("session-4.scope".into()),
+        slurm_job: None,
+        share: None,
+        stray: None,
+        done: None,
+    };
+    let owner = GpuProcess { share: Some("s12".into()), ..one(5120, "alice", "python train.py") };
+    let mut stray = one(7001, "mallory", "./miner");
+    stray.process.kind = ProcessKind::Compute;
+    stray.stray = Some("it has no share of GPU 0".into());
+    stray.done = Some("left alone".into());
+    let mut all = GpuProcesses { policy: StrayPolicy::Warn, processes: vec![owner], unseen: Vec::new() };
+    if strays {
+        all.processes.push(stray);
+    }
+    all
+}
+
+fn gpus(mode: Mode) -> Vec<Gpu> {
+    let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+    gpus.truncate(2);
+    gpus[0].mig = None;
+    gpus[0].mode = mode;
+    gpus[0].rule = Some("shared".into());
+    gpus
+}
+
+fn not_shared(target: &str) -> Answer {
+    let error = ApiError::new(Code::NotFound, format!("{target} is not shared through MPS"));
+    Answer::error(&error.hint("`gpushctl mps list` shows what is"))
+}
+
+/// An agent of a target with two clients, and of an idle one on a MIG device.
+fn agent(host: &Host) -> Agent {
+    Agent::listen(&host.path("gpushd.sock"), |request| match (request.method.as_str(), request.path.as_str()) {
+        (_, "/v1/mps") => Answer::ok(&[busy(), idle_device()]),
+        (_, "/v1/mps/0" | "/v1/mps/g5d1b03a2") => Answer::ok(&busy()),
+        (_, "/v1/mps/1:2g.20gb%402") => Answer::ok(&idle_device()),
+        (_, "/v1/mps/0/settings") => {
+            let reaches = vec!["pid 5120 of alice keeps 100 %: the next clients of its server get 50 %".into()];
+            let mut daemon = busy();
+            daemon.in_force = Some(MpsSettings { percentage: "50".parse().unwrap(), ..MpsSettings::default() });
+            Answer::ok(&MpsSet { daemon, reaches })
+        }
+        (_, "/v1/mps/0/shares") => Answer::ok(&taken()),
+        ("DELETE", "/v1/mps/shares/s12") => Answer::ok(&share("s12")),
+        ("DELETE", path) => Answer::error(&ApiError::new(
+            Code::NotFound,
+            format!("there is no share {}", path.rsplit('/').next().unwrap_or_default()),
+        )),
+        (_, path) if path.starts_with("/v1/mps/0/logs?lines=") => {
+            let lines = vec!["[04:00:00.001 Control  4100] Start".into(), "[04:00:01.002 Control  4100] ok".into()];
+            Answer::ok(&MpsLogs {
+                files: vec![MpsLog { path: "/var/log/gpush/mps/g5d1b03a2/control.log".into(), lines, error: None }],
+            })
+        }
+        (_, "/v1/processes") => Answer::ok(&processes(true)),
+        (_, "/v1/gpus") => Answer::ok(&gpus(Mode::Mps)),
+        (_, path) => not_shared(path.rsplit('/').next().unwrap_or_default()),
+    })
+}
+
+fn signal(pid: u32, signal: nix::sys::signal::Signal) {
+    let pid = nix::unistd::Pid::from_raw(pid.try_into().unwrap());
+    nix::sys::signal::kill(pid, signal).unwrap();
+}
