@@ -36,23 +36,25 @@ impl Machine {
     pub fn install(&self) {
         let page = document("install.md");
         let [_, install, enable] = &blocks(&page, "sh")[..] else { panic!("install.md has other blocks than it had") };
-        let install: String = install.replace("target/release", BUILT).lines().filter(|line| !line.contains("/man/")).fold(
-            String::new(),
-            |text, line| text + line + "\n",
-        );
+        let install: String = install
+            .replace("target/release", BUILT)
+            .lines()
+            .filter(|line| !line.contains("/man/"))
+            .fold(String::new(), |text, line| text + line + "\n");
         self.sh(&format!("set -e\ncd {REPOSITORY}\n{install}"));
         // What is run at once is the tests' to say.
         let enable: Vec<_> = enable.lines().filter(|line| !line.starts_with("gpushctl")).collect();
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }
 
-    /// Has gpushd see a simulated host, a preset of `gpush-sim`. Its state is the one thing that the
-    /// unit's sandbox is opened for.
+    /// Has gpushd see a simulated host, described in TOML. Its state is the one thing that the unit's
+    /// sandbox is opened for.
     ///
     /// # Panics
     /// When it is refused.
-    pub fn simulated_host(&self, preset: &str) {
-        self.sh(&format!("GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim up {preset} {HOST}"));
+    pub fn simulated_host(&self, toml: &str) {
+        self.write("/root/host.toml", toml);
+        self.sh(&format!("GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim up /root/host.toml {HOST}"));
         let script = format!(r#"eval "$({BUILT}/gpush-sim env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];

@@ -87,7 +87,7 @@ impl Machine {
             .arg("--volatile=overlay")
             .arg(format!("--machine=gpush-test-{}", unique()))
             .arg(format!("--bind-ro={}:{}", guest::built().display(), guest::BUILT))
-            .arg(format!("--bind-ro={}:{}", guest::repository().display(), guest::REPOSITORY))
+            .arg(format!("--bind-ro={}:{}:norbind", guest::repository().display(), guest::REPOSITORY))
             .arg("--directory")
             .arg(root);
         let nspawn = cgroup.spawn(&command, |shell| {
@@ -96,8 +96,7 @@ impl Machine {
             shell.stdout(console.try_clone().expect("a descriptor")).stderr(console);
         });
         let nspawn = nspawn.expect("systemd-nspawn can be started");
-        let mut machine =
-            Self { nspawn, init: Pid::from_raw(0), boot: Duration::ZERO, scratch, _cgroup: cgroup };
+        let mut machine = Self { nspawn, init: Pid::from_raw(0), boot: Duration::ZERO, scratch, _cgroup: cgroup };
         machine.wait_until_ready(&notify);
         machine.boot = begun.elapsed();
         machine
@@ -173,8 +172,8 @@ impl Machine {
     ///
     /// # Panics
     /// When that fails.
-    pub fn write(&self, path: &str, text: &str) {
-        // By the way of a directory of ours: the machine's files can't be reached from here.
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>) {
+        // Through a program there: files in memory of another machine can't be reached by path.
         let mut child = self
             .command("sh")
             .args(["-c", r#"mkdir -p "$(dirname "$0")" && cat > "$0""#, path])
@@ -182,9 +181,18 @@ impl Machine {
             .spawn()
             .expect("nsenter can be started");
         let mut stdin = child.stdin.take().expect("it was asked for");
-        std::io::Write::write_all(&mut stdin, text.as_bytes()).expect("the machine reads");
+        std::io::Write::write_all(&mut stdin, content.as_ref()).expect("the machine reads");
         drop(stdin);
         assert!(child.wait().expect("a child can be waited for").success(), "{path} can't be written");
+    }
+
+    /// Puts a program inside.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn put(&self, path: &str, program: impl AsRef<[u8]>) {
+        self.write(path, program);
+        self.sh(&format!("chmod 755 {path}"));
     }
 
     /// A property of a unit.

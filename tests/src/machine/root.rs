@@ -112,8 +112,7 @@ fn stanzas(text: &str, release: &str) -> String {
 }
 
 fn lines(text: &str, release: &str) -> String {
-    let is_ours =
-        |line: &&str| line.starts_with("deb ") && line.split_whitespace().any(|word| is_of(word, release));
+    let is_ours = |line: &&str| line.starts_with("deb ") && line.split_whitespace().any(|word| is_of(word, release));
     text.lines().filter(is_ours).map(|line| format!("{line}\n")).collect()
 }
 
