@@ -12,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-const PREFIX: &str = "gpush-test-";
+/// How names of machines begin; the pid of their test program follows.
+pub(super) const PREFIX: &str = "gpush-test-";
 
 /// How long the kernel may take to let go of a cgroup whose processes were killed.
 const EMPTY: Duration = Duration::from_secs(10);
@@ -40,8 +41,7 @@ impl Cgroup {
         for hierarchy in &hierarchies {
             sweep(hierarchy);
         }
-        let name = format!("{PREFIX}{}-{name}", std::process::id());
-        let group = Self(hierarchies.iter().map(|hierarchy| hierarchy.join(&name)).collect());
+        let group = Self(hierarchies.iter().map(|hierarchy| hierarchy.join(name)).collect());
         for dir in &group.0 {
             fs::create_dir(dir).map_err(|error| format!("{} can't be made: {error}", dir.display()))?;
         }

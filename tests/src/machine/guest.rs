@@ -63,7 +63,7 @@ impl Machine {
         let set: String = set.map(|line| format!("Environment=\"{line}\"\n")).collect();
         self.write(
             "/etc/systemd/system/gpushd.service.d/simulated.conf",
-            &format!("[Service]\n{set}ReadWritePaths={HOST}\n"),
+            format!("[Service]\n{set}ReadWritePaths={HOST}\n"),
         );
         self.sh("systemctl daemon-reload");
     }

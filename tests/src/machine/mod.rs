@@ -64,9 +64,10 @@ impl Machine {
     /// When it can be done, and the machine does not come up.
     #[must_use]
     pub fn boot(what: &str) -> Option<Self> {
-        let root = able().and_then(|()| root::root()).and_then(|root| Ok((root, Cgroup::make(&unique())?)));
-        match root {
-            Ok((root, cgroup)) => Some(Self::start(root, cgroup)),
+        let name = unique();
+        let made = able().and_then(|()| root::root()).and_then(|root| Ok((root, Cgroup::make(&name)?)));
+        match made {
+            Ok((root, cgroup)) => Some(Self::start(&name, root, cgroup)),
             Err(why) => {
                 println!("SKIPPED {what}: {why}");
                 None
@@ -74,7 +75,7 @@ impl Machine {
         }
     }
 
-    fn start(root: &Path, cgroup: Cgroup) -> Self {
+    fn start(name: &str, root: &Path, cgroup: Cgroup) -> Self {
         let begun = Instant::now();
         let scratch = tempfile::Builder::new().prefix("gpush-machine-").tempdir().expect("a temporary directory");
         let notify = UnixDatagram::bind(scratch.path().join("notify")).expect("a notify socket");
@@ -85,7 +86,7 @@ impl Machine {
             // Without it DeviceAllow= of units is not enforced, and nobody says so.
             .arg("--system-call-filter=bpf")
             .arg("--volatile=overlay")
-            .arg(format!("--machine=gpush-test-{}", unique()))
+            .arg(format!("--machine={name}"))
             .arg(format!("--bind-ro={}:{}", guest::built().display(), guest::BUILT))
             .arg(format!("--bind-ro={}:{}:norbind", guest::repository().display(), guest::REPOSITORY))
             .arg("--directory")
@@ -273,10 +274,15 @@ fn able() -> Result<(), String> {
             return Err(format!("{program} is not installed (Debian's package {package})"));
         }
     }
+    // The root of a container may be refused this, and all that follows from it.
+    let mounts = Command::new("unshare").args(["--mount", "true"]).output();
+    if !mounts.is_ok_and(|output| output.status.success()) {
+        return Err("no mount namespace can be had here".to_owned());
+    }
     Ok(())
 }
 
 fn unique() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    format!("{}{}-{}", cgroup::PREFIX, std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
