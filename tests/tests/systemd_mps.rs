@@ -3,7 +3,7 @@
 //! `nvidia-cuda-mps-control` is the real one, where it is installed; its servers need a GPU, so a
 //! script stands in for them.
 
-use gpush_tests::machine::Machine;
+use gpush_tests::{host::program, machine::Machine};
 
 const UNIT: &str = "gpushd-mps@g5d1b03a2.service";
 const DIRECTORY: &str = "/run/gpush-mps/g5d1b03a2";
@@ -174,4 +174,92 @@ fn what_it_says_is_told_apart_and_what_it_takes_is_counted() {
     machine.write("/root/ask.pl", ask);
     assert_eq!(machine.sh(&format!("perl /root/ask.pl {UNIT}")), "0");
     assert_eq!(machine.sh("perl /root/ask.pl gpushd.service"), "");
+}
+
+/// What `agent/examples/systemd.rs` prints for each step, run as gpushd would be: in its unit's place.
+fn steps(machine: &Machine, steps: &[&str]) -> Vec<String> {
+    let quoted: Vec<String> = steps.iter().map(|step| format!("\"{step}\"")).collect();
+    let run = format!("/opt/built/examples/systemd {}", quoted.join(" "));
+    machine.write(
+        "/etc/systemd/system/gpushd.service.d/steps.conf",
+        format!(
+            "[Service]\nType=oneshot\nRestart=no\nStandardOutput=truncate:/root/steps\nStandardError=journal\nExecStart=\nExecStart={run}\n"
+        ),
+    );
+    machine.sh("systemctl daemon-reload; systemctl start gpushd.service");
+    let told = machine.sh("cat /root/steps");
+    println!("{told}");
+    let told: Vec<String> = told.lines().map(str::to_owned).collect();
+    assert_eq!(told.len(), steps.len(), "{told:?}");
+    told
+}
+
+#[test]
+fn gpushd_starts_and_stops_units_from_within_its_sandbox() {
+    // An example: `cargo test --workspace` builds it, `cargo build` does not.
+    if !program("gpushd").with_file_name("examples/systemd").exists() {
+        println!("SKIPPED units over D-Bus: `cargo build --package gpushd --example systemd` was not run");
+        return;
+    }
+    let Some(machine) = machine("units over D-Bus") else { return };
+    machine.write(&format!("{DIRECTORY}/spec.json"), "{}");
+    // After the stand-in of the template, by its name.
+    machine.write(
+        "/etc/systemd/system/gpushd-mps@none.service.d/without.conf",
+        "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
+    );
+    machine.write("/etc/systemd/system/mute.service", "[Service]\nType=notify\nExecStart=/bin/true\n");
+    let told = steps(
+        &machine,
+        &[
+            "start gpushd-mps@g5d1b03a2.service",
+            "start gpushd-mps@g5d1b03a2.service",
+            "state gpushd-mps@g5d1b03a2.service",
+            "kill gpushd-mps@g5d1b03a2.service KILL",
+            "until-failed gpushd-mps@g5d1b03a2.service",
+            "reset gpushd-mps@g5d1b03a2.service",
+            "reset gpushd-mps@g5d1b03a2.service",
+            "state gpushd-mps@g5d1b03a2.service",
+            "stop gpushd-mps@g5d1b03a2.service",
+            "start gpushd-mps@none.service",
+            "start no-such.service",
+            "stop no-such.service",
+            "start mute.service",
+            "state mute.service",
+        ],
+    );
+    let said = |at: usize| told[at].split_once(": ").expect("a step and what came of it").1;
+    assert_eq!(said(0), said(1), "what runs is left as it is");
+    assert!(said(0).parse::<u32>().is_ok_and(|pid| pid > 1));
+    let ends = |at: usize, end: &str| assert!(said(at).ends_with(end), "{} …{end}", told[at]);
+    ends(2, &format!("main_pid: Some({}), exec_main_code: 0, exec_main_status: 0 }}", said(0)));
+    ends(4, "result: \"signal\", main_pid: None, exec_main_code: 2, exec_main_status: 9 }");
+    assert_eq!((said(5), said(6), said(8)), ("reset", "reset", "stopped"));
+    assert!(said(7).contains("\"inactive\""), "{}", told[7]);
+    ends(9, "ended with \"failed\"");
+    ends(10, "not found. (org.freedesktop.systemd1.NoSuchUnit)");
+    assert_eq!(said(11), "stopped", "nothing of it runs");
+    ends(12, "ended with \"failed\"");
+    assert!(said(13).contains("result: \"protocol\""), "{}", told[13]);
+}
+
+#[test]
+fn a_bus_that_was_restarted_is_found_again() {
+    if !program("gpushd").with_file_name("examples/systemd").exists() {
+        println!("SKIPPED a bus that was restarted: `cargo build --package gpushd --example systemd` was not run");
+        return;
+    }
+    let Some(machine) = machine("a bus that was restarted") else { return };
+    machine.write(&format!("{DIRECTORY}/spec.json"), "{}");
+    let told = steps(
+        &machine,
+        &[
+            "state gpushd-mps@g5d1b03a2.service",
+            "sh pkill -KILL -x dbus-daemon",
+            "start gpushd-mps@g5d1b03a2.service",
+            "sh pkill -KILL -x dbus-daemon",
+            "stop gpushd-mps@g5d1b03a2.service",
+        ],
+    );
+    assert!(!told.iter().any(|line| line.contains("error")), "{told:?}");
 }
