@@ -171,9 +171,9 @@ fn what_it_says_is_told_apart_and_what_it_takes_is_counted() {
     // What needrestart would make of its snippet; it asks with the unit's name.
     let ask = r#"our %nrconf = (override_rc => {}); do "/etc/needrestart/conf.d/gpush.conf"; die $@ if $@;
                  print join ",", map { $nrconf{override_rc}{$_} } grep { $ARGV[0] =~ /$_/ } keys %{$nrconf{override_rc}}"#;
-    machine.write("/root/ask.pl", ask);
-    assert_eq!(machine.sh(&format!("perl /root/ask.pl {UNIT}")), "0");
-    assert_eq!(machine.sh("perl /root/ask.pl gpushd.service"), "");
+    machine.write("/srv/ask.pl", ask);
+    assert_eq!(machine.sh(&format!("perl /srv/ask.pl {UNIT}")), "0");
+    assert_eq!(machine.sh("perl /srv/ask.pl gpushd.service"), "");
 }
 
 /// What `agent/examples/systemd.rs` prints for each step, run as gpushd would be: in its unit's place.
@@ -183,11 +183,11 @@ fn steps(machine: &Machine, steps: &[&str]) -> Vec<String> {
     machine.write(
         "/etc/systemd/system/gpushd.service.d/steps.conf",
         format!(
-            "[Service]\nType=oneshot\nRestart=no\nStandardOutput=truncate:/root/steps\nStandardError=journal\nExecStart=\nExecStart={run}\n"
+            "[Service]\nType=oneshot\nRestart=no\nStandardOutput=truncate:/srv/steps\nStandardError=journal\nExecStart=\nExecStart={run}\n"
         ),
     );
     machine.sh("systemctl daemon-reload; systemctl start gpushd.service");
-    let told = machine.sh("cat /root/steps");
+    let told = machine.sh("cat /srv/steps");
     println!("{told}");
     let told: Vec<String> = told.lines().map(str::to_owned).collect();
     assert_eq!(told.len(), steps.len(), "{told:?}");

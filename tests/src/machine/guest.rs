@@ -53,8 +53,8 @@ impl Machine {
     /// # Panics
     /// When it is refused.
     pub fn simulated_host(&self, toml: &str) {
-        self.write("/root/host.toml", toml);
-        self.sh(&format!("GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim up /root/host.toml {HOST}"));
+        self.write("/srv/host.toml", toml);
+        self.sh(&format!("GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim up /srv/host.toml {HOST}"));
         let script = format!(r#"eval "$({BUILT}/gpush-sim env {HOST})"; env"#);
         let text = self.sh(&script);
         let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
