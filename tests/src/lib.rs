@@ -5,5 +5,7 @@ pub mod around;
 pub mod driver;
 pub mod fixture;
 pub mod host;
+pub mod machine;
+pub mod page;
 pub mod smi;
 pub mod strace;

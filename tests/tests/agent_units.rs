@@ -20,22 +20,19 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     println!("{}", String::from_utf8_lossy(&version.stdout).lines().next().unwrap_or_default());
     // With the program where the unit has it, in a root of our own: verify looks for it.
     let scratch = tempfile::tempdir().unwrap();
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no", "--recursive-errors=no"]);
     let mut checked = 0;
-    for unit in ["gpushd.service", "gpushd.socket", "gpushd-admin.socket"] {
+    for entry in std::fs::read_dir(repository().join("systemd")).unwrap() {
+        let unit = entry.unwrap().file_name().into_string().unwrap();
         let text = read(&format!("systemd/{unit}")).replace("/usr/sbin/gpushd", "/bin/true");
-        std::fs::write(scratch.path().join(unit), text).unwrap();
+        std::fs::write(scratch.path().join(&unit), text).unwrap();
+        verify.arg(scratch.path().join(&unit));
         checked += 1;
     }
-    let output = Command::new("systemd-analyze")
-        .args(["verify", "--man=no", "--recursive-errors=no"])
-        .arg(scratch.path().join("gpushd.service"))
-        .arg(scratch.path().join("gpushd.socket"))
-        .arg(scratch.path().join("gpushd-admin.socket"))
-        .env("SYSTEMD_UNIT_PATH", format!("{}:", scratch.path().display()))
-        .output()
-        .unwrap();
+    let output = verify.env("SYSTEMD_UNIT_PATH", format!("{}:", scratch.path().display())).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    let ours: Vec<&str> = said.lines().filter(|line| line.contains("gpushd")).collect();
+    let ours: Vec<&str> = said.lines().filter(|line| line.contains("gpush")).collect();
     assert!(output.status.success() && ours.is_empty(), "{said}");
     println!("{checked} units verified");
 }
@@ -63,4 +60,25 @@ fn the_units_keep_what_the_agent_relies_on() {
     assert!(read("packaging/sysusers.d/gpush.conf").contains("g gpush -\n"));
     assert!(!service.contains("RuntimeDirectory="), "it would take the socket with it");
     assert!(!service.contains("PrivateDevices="), "it would hide the GPUs");
+}
+
+#[test]
+fn units_of_mps_daemons_are_bound_to_nothing_of_the_agents() {
+    let unit = read("systemd/gpushd-mps@.service");
+    for line in [
+        "Type=exec",
+        "ExecStart=/usr/sbin/gpushd mps-daemon /run/gpush-mps/%i",
+        "Restart=no",
+        "KillMode=mixed",
+        "TimeoutStopSec=30",
+        "RuntimeDirectory=gpush-mps/%i",
+        "Slice=gpush-mps.slice",
+        "LogExtraFields=GPUSH_MPS=%i",
+    ] {
+        assert!(unit.lines().any(|found| found == line), "{line}");
+    }
+    for harm in ["BindsTo=", "PartOf=", "Requires=", "PrivateTmp=", "PrivateDevices=", "[Install]"] {
+        assert!(!unit.lines().any(|line| line.starts_with(harm)), "{harm}");
+    }
+    assert!(read("packaging/tmpfiles.d/gpush.conf").contains("d /run/gpush-mps 0711 root root -\n"));
 }

@@ -12,30 +12,11 @@ use std::{
 use gpush_tests::{
     agent::{PATIENCE, Setup},
     host::{Host, program},
+    page::{blocks, document},
 };
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn document(name: &str) -> String {
-    let path = repository().join("docs").join(name);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// Blocks of one language between fences.
-fn blocks(page: &str, language: &str) -> Vec<String> {
-    let mut blocks = Vec::new();
-    let mut open: Option<(bool, String)> = None;
-    for line in page.lines() {
-        match (&mut open, line.strip_prefix("```")) {
-            (None, Some(found)) => open = Some((found == language, String::new())),
-            (Some(_), Some(_)) => blocks.extend(open.take().filter(|(ours, _)| *ours).map(|(_, text)| text)),
-            (Some((_, text)), None) => *text += &format!("{line}\n"),
-            (None, None) => {}
-        }
-    }
-    blocks
 }
 
 /// Directory in which the built programs are.
@@ -168,8 +149,9 @@ fn installing_by_hand_puts_everything_where_the_units_look_for_it() {
     {
         assert!(root.join(path).exists(), "{path}");
     }
-    for unit in ["gpushd.service", "gpushd.socket", "gpushd-admin.socket"] {
-        assert!(root.join("usr/lib/systemd/system").join(unit).exists(), "{unit}");
+    for entry in std::fs::read_dir(repository().join("systemd")).unwrap() {
+        let unit = entry.unwrap().file_name().into_string().unwrap();
+        assert!(root.join("usr/lib/systemd/system").join(&unit).exists(), "{unit}");
     }
 
     let there =

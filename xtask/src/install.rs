@@ -21,12 +21,15 @@ pub(crate) fn venv() -> PathBuf {
 }
 
 /// Programs that tests run, with their Debian packages: a client of the driver, what kills at system
-/// calls, what sets the clock of one program, NVIDIA's control daemon.
-const PROGRAMS: [(&str, &str); 4] = [
+/// calls, what sets the clock of one program, NVIDIA's control daemon, what makes and boots a machine
+/// with a systemd of its own.
+const PROGRAMS: [(&str, &str); 6] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
     ("faketime", "faketime"),
     ("nvidia-cuda-mps-control", "nvidia-cuda-mps"),
+    ("mmdebstrap", "mmdebstrap"),
+    ("systemd-nspawn", "systemd-container"),
 ];
 
 /// Installs what is missing; returns what could not be had, each as `what: why`.

@@ -1,0 +1,270 @@
+//! Units started, stopped and looked at, over systemd's D-Bus interface.
+//!
+//! `systemctl` would do, at 10 ms and a parser each time; and it says of a job that failed only that
+//! it did. Here a call is about a millisecond, and the result is systemd's own word.
+//!
+//! ```text
+//! start(unit) ─► subscribe to JobRemoved of it ─► StartUnit ─► its job ends ─► done: MainPID
+//!                                                               │             else: its result
+//!                                                               └ deadline, or the bus is gone
+//! ```
+//!
+//! A start or stop whose wait was broken off goes on: what became of it is asked with
+//! [`Manager::state`]. The connection is made anew when the bus was restarted; nothing is sent before
+//! it is known to be alive, so no call is made twice.
+
+use std::{collections::HashMap, time::Duration};
+
+use nix::sys::signal::Signal;
+use tokio::{sync::Mutex, time::timeout};
+use zbus::{
+    Connection, MatchRule, Message, MessageStream,
+    export::{ordered_stream::OrderedStreamExt, serde::Serialize},
+    message::Type,
+    zvariant::{DynamicType, OwnedObjectPath, OwnedValue},
+};
+
+const SYSTEMD: &str = "org.freedesktop.systemd1";
+const MANAGER: &str = "org.freedesktop.systemd1.Manager";
+const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
+const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
+
+/// How long one question may take.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long a job may take. Beyond the unit's own limits, so that systemd tells the end first.
+const JOB: Duration = Duration::from_secs(100);
+
+/// systemd's manager. One for the whole agent: calls share its connection.
+#[derive(Debug)]
+pub(crate) struct Manager {
+    connection: Mutex<Connection>,
+}
+
+/// Which processes of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whom {
+    /// The main process alone.
+    Main,
+    /// All in its cgroup.
+    All,
+}
+
+/// A service unit, as of one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct State {
+    /// `active`, `activating`, `deactivating`, `inactive`, `failed`.
+    pub(crate) active: String,
+    /// `running`, `dead`, `stop-sigterm`, …
+    pub(crate) sub: String,
+    /// How it ended last: `success`, `exit-code`, `signal`, `oom-kill`, …
+    pub(crate) result: String,
+    /// Its main process, when it has one.
+    pub(crate) main_pid: Option<u32>,
+    /// How the main process ended: `CLD_EXITED` (1), `CLD_KILLED` (2), `CLD_DUMPED` (3); 0 before.
+    pub(crate) exec_main_code: i32,
+    /// Its exit status, or the signal.
+    pub(crate) exec_main_status: i32,
+}
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// There is no bus, or it went away.
+    #[error("systemd can't be reached over the system bus")]
+    Bus(#[source] zbus::Error),
+    /// systemd refused, by an error of this name.
+    #[error("systemd refused to {what}: {message} ({name})")]
+    Refused {
+        /// What was asked for.
+        what: String,
+        /// Name of the D-Bus error.
+        name: String,
+        /// systemd's own words.
+        message: String,
+    },
+    /// The job ended otherwise than done: `failed`, `timeout`, `canceled`, `dependency`.
+    #[error("the job to {what} ended with {result:?}")]
+    Job {
+        /// What was asked for.
+        what: String,
+        /// systemd's word.
+        result: String,
+    },
+    /// No answer in time. What was asked for may still happen.
+    #[error("systemd did not {what} within {} s", .after.as_secs())]
+    Deadline {
+        /// What was asked for.
+        what: String,
+        /// How long it had.
+        after: Duration,
+    },
+}
+
+impl Manager {
+    /// Connects to the system bus.
+    pub(crate) async fn connect() -> Result<Self, Error> {
+        Ok(Self { connection: Mutex::new(connect().await?) })
+    }
+
+    /// Starts a unit, or finds it started, and gives its main process.
+    pub(crate) async fn start(&self, unit: &str) -> Result<u32, Error> {
+        self.job("StartUnit", unit).await?;
+        let state = self.state(unit).await?;
+        // It may have ended between the end of its job and this look.
+        state.main_pid.ok_or(Error::Job { what: format!("start {unit}"), result: state.result })
+    }
+
+    /// Stops a unit and waits until nothing of it is left.
+    pub(crate) async fn stop(&self, unit: &str) -> Result<(), Error> {
+        match self.job("StopUnit", unit).await {
+            Err(Error::Refused { name, .. }) if is_not_loaded(&name) => Ok(()),
+            ended => ended,
+        }
+    }
+
+    /// Sends a signal to processes of a unit.
+    pub(crate) async fn kill(&self, unit: &str, whom: Whom, signal: Signal) -> Result<(), Error> {
+        let who = match whom {
+            Whom::Main => "main",
+            Whom::All => "all",
+        };
+        let what = format!("send {signal} to {unit}");
+        self.ask(&what, "KillUnit", &(unit, who, signal as i32)).await.map(|_| ())
+    }
+
+    /// Forgets that a unit failed.
+    pub(crate) async fn reset_failed(&self, unit: &str) -> Result<(), Error> {
+        match self.ask(&format!("reset {unit}"), "ResetFailedUnit", &(unit,)).await {
+            Err(Error::Refused { name, .. }) if is_not_loaded(&name) => Ok(()),
+            answer => answer.map(|_| ()),
+        }
+    }
+
+    /// A service unit as it is now.
+    pub(crate) async fn state(&self, unit: &str) -> Result<State, Error> {
+        let what = format!("tell the state of {unit}");
+        let connection = self.alive().await?;
+        let path: OwnedObjectPath = call(&connection, &what, MANAGER_PATH, MANAGER, "LoadUnit", &(unit,))
+            .await?
+            .body()
+            .deserialize()
+            .map_err(Error::Bus)?;
+        // Without an interface systemd gives the properties of all of them, as of one moment.
+        let all = call(&connection, &what, path.as_str(), PROPERTIES, "GetAll", &("",)).await?;
+        let all: HashMap<String, OwnedValue> = all.body().deserialize().map_err(Error::Bus)?;
+        let main_pid = number::<u32>(&all, "MainPID")?;
+        Ok(State {
+            active: text(&all, "ActiveState")?,
+            sub: text(&all, "SubState")?,
+            result: text(&all, "Result")?,
+            main_pid: (main_pid != 0).then_some(main_pid),
+            exec_main_code: number(&all, "ExecMainCode")?,
+            exec_main_status: number(&all, "ExecMainStatus")?,
+        })
+    }
+
+    /// Has a job done on a unit and waits for its end.
+    async fn job(&self, method: &str, unit: &str) -> Result<(), Error> {
+        let what = format!("{} {unit}", if method == "StartUnit" { "start" } else { "stop" });
+        let connection = self.alive().await?;
+        let begun = async {
+            // Without a subscription systemd sends no signals; a second one is refused, and as good.
+            let subscribed = call(&connection, &what, MANAGER_PATH, MANAGER, "Subscribe", &()).await;
+            match subscribed {
+                Ok(_) => {}
+                Err(Error::Refused { name, .. }) if name == "org.freedesktop.systemd1.AlreadySubscribed" => {}
+                Err(error) => return Err(error),
+            }
+            // From before the call: a job may end before its answer is read.
+            let mut ends = ends_of_jobs(&connection, unit).await.map_err(Error::Bus)?;
+            let job = call(&connection, &what, MANAGER_PATH, MANAGER, method, &(unit, "replace")).await?;
+            let job: OwnedObjectPath = job.body().deserialize().map_err(Error::Bus)?;
+            while let Some(signal) = ends.next().await {
+                let signal = signal.map_err(Error::Bus)?;
+                let (_, ended, _, result): (u32, OwnedObjectPath, String, String) =
+                    signal.body().deserialize().map_err(Error::Bus)?;
+                if ended == job {
+                    return if result == "done" { Ok(()) } else { Err(Error::Job { what: what.clone(), result }) };
+                }
+            }
+            Err(Error::Bus(zbus::Error::Failure("the connection was closed".to_owned())))
+        };
+        timeout(JOB, begun).await.unwrap_or_else(|_| Err(Error::Deadline { what: what.clone(), after: JOB }))
+    }
+
+    async fn ask<B: Serialize + DynamicType>(&self, what: &str, method: &str, body: &B) -> Result<Message, Error> {
+        call(&self.alive().await?, what, MANAGER_PATH, MANAGER, method, body).await
+    }
+
+    /// A connection that was alive a moment ago: the one there is, or another.
+    async fn alive(&self) -> Result<Connection, Error> {
+        let mut connection = self.connection.lock().await;
+        let bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus.Peer");
+        let ping = connection.call_method(Some(bus.0), bus.1, Some(bus.2), "Ping", &());
+        if !matches!(timeout(ANSWER, ping).await, Ok(Ok(_))) {
+            *connection = connect().await?;
+        }
+        Ok(connection.clone())
+    }
+}
+
+async fn connect() -> Result<Connection, Error> {
+    let what = "answer a connection".to_owned();
+    let connected = timeout(ANSWER, Connection::system()).await;
+    connected.map_err(|_| Error::Deadline { what, after: ANSWER })?.map_err(Error::Bus)
+}
+
+/// One call, within its deadline.
+async fn call<B: Serialize + DynamicType>(
+    connection: &Connection,
+    what: &str,
+    path: &str,
+    interface: &str,
+    method: &str,
+    body: &B,
+) -> Result<Message, Error> {
+    let answer = connection.call_method(Some(SYSTEMD), path, Some(interface), method, body);
+    match timeout(ANSWER, answer).await {
+        Ok(Ok(message)) => Ok(message),
+        Ok(Err(zbus::Error::MethodError(name, message, _))) => {
+            Err(Error::Refused { what: what.to_owned(), name: name.to_string(), message: message.unwrap_or_default() })
+        }
+        Ok(Err(error)) => Err(Error::Bus(error)),
+        Err(_) => Err(Error::Deadline { what: what.to_owned(), after: ANSWER }),
+    }
+}
+
+async fn ends_of_jobs(connection: &Connection, unit: &str) -> zbus::Result<MessageStream> {
+    let rule = MatchRule::builder()
+        .msg_type(Type::Signal)
+        .sender(SYSTEMD)?
+        .path(MANAGER_PATH)?
+        .interface(MANAGER)?
+        .member("JobRemoved")?
+        .arg(2, unit)?
+        .build();
+    MessageStream::for_match_rule(rule, connection, None).await
+}
+
+/// A unit that was never started, or that systemd no longer keeps in memory.
+fn is_not_loaded(name: &str) -> bool {
+    matches!(name, "org.freedesktop.systemd1.NoSuchUnit" | "org.freedesktop.systemd1.UnitNotLoaded")
+}
+
+fn text(all: &HashMap<String, OwnedValue>, name: &str) -> Result<String, Error> {
+    let value = all.get(name).and_then(|value| value.downcast_ref::<&str>().ok());
+    value.map(str::to_owned).ok_or_else(|| lacks(name))
+}
+
+fn number<T>(all: &HashMap<String, OwnedValue>, name: &str) -> Result<T, Error>
+where
+    T: for<'v> TryFrom<&'v zbus::zvariant::Value<'v>, Error = zbus::zvariant::Error>,
+{
+    all.get(name).and_then(|value| value.downcast_ref::<T>().ok()).ok_or_else(|| lacks(name))
+}
+
+/// The unit is no service, or systemd is another than it was.
+fn lacks(property: &str) -> Error {
+    Error::Bus(zbus::Error::Failure(format!("systemd told no {property}")))
+}

@@ -1,0 +1,70 @@
+//! gpush in a machine: installed as docs/install.md says, on a simulated host.
+
+use std::path::{Path, PathBuf};
+
+use super::Machine;
+use crate::{
+    host::program,
+    page::{blocks, document},
+};
+
+/// Where the built programs are seen inside.
+pub(super) const BUILT: &str = "/opt/built";
+
+/// Where the checkout is seen inside.
+pub(super) const REPOSITORY: &str = "/opt/gpush";
+
+/// The simulated host, inside.
+const HOST: &str = "/var/lib/gpush-sim";
+
+/// Directory of the built programs.
+pub(super) fn built() -> PathBuf {
+    program("gpushd").parent().expect("a program is somewhere").to_owned()
+}
+
+/// The checkout.
+pub(super) fn repository() -> PathBuf {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().expect("tests are in the repository").to_owned()
+}
+
+impl Machine {
+    /// Installs gpush: types what docs/install.md says, up to enabling it.
+    ///
+    /// # Panics
+    /// When the page's commands fail.
+    pub fn install(&self) {
+        let page = document("install.md");
+        let [_, install, enable] = &blocks(&page, "sh")[..] else { panic!("install.md has other blocks than it had") };
+        let install: String = install
+            .replace("target/release", BUILT)
+            .lines()
+            .filter(|line| !line.contains("/man/"))
+            .fold(String::new(), |text, line| text + line + "\n");
+        self.sh(&format!("set -e\ncd {REPOSITORY}\n{install}"));
+        // What is run at once is the tests' to say.
+        let enable: Vec<_> = enable.lines().filter(|line| !line.starts_with("gpushctl")).collect();
+        self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
+    }
+
+    /// Has gpushd see a simulated host, described in TOML. Its state is the one thing that the unit's
+    /// sandbox is opened for.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn simulated_host(&self, toml: &str) {
+        self.write("/srv/host.toml", toml);
+        self.sh(&format!("GPUSH_SIM_LIBRARY={BUILT}/libnvidia_ml.so {BUILT}/gpush-sim up /srv/host.toml {HOST}"));
+        let script = format!(r#"eval "$({BUILT}/gpush-sim env {HOST})"; env"#);
+        let text = self.sh(&script);
+        let seen = ["NVML_SIM_STATE=", "LD_LIBRARY_PATH=", "GPUSH_BOOT_ID_FILE=", "GPUSH_PROC=", "GPUSH_NVIDIA_SMI="];
+        // Socket and state directory stay the unit's own.
+        let set = text.lines().filter(|line| seen.iter().any(|name| line.starts_with(name)));
+        let set: String = set.map(|line| format!("Environment=\"{line}\"\n")).collect();
+        self.write(
+            "/etc/systemd/system/gpushd.service.d/simulated.conf",
+            format!("[Service]\n{set}ReadWritePaths={HOST}\n"),
+        );
+        self.sh("systemctl daemon-reload");
+    }
+}

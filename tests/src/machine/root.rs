@@ -1,0 +1,132 @@
+//! The file system that machines start from: a small Debian with systemd, made once.
+//!
+//! It comes from the Debian sources of this machine's own package lists, in the release that this
+//! machine has, so that programs built here run there. It lies under the target directory and is
+//! made anew when the recipe changes. Machines never write to it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+    time::Instant,
+};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::host::program;
+
+/// What is in it beyond the smallest Debian.
+const PACKAGES: &str = "systemd,systemd-sysv,dbus,procps";
+
+/// Its files, made now or before. A failure is told to every test of this program that asks.
+pub(super) fn root() -> Result<&'static Path, String> {
+    static ROOT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let profile = program("gpushd");
+        // target/<profile>/gpushd → target/machine
+        let target = profile.parent().and_then(Path::parent).ok_or("no target directory")?;
+        made(&target.join("machine"))
+    })
+    .as_deref()
+    .map_err(Clone::clone)
+}
+
+fn made(dir: &Path) -> Result<PathBuf, String> {
+    let release = release()?;
+    let sources = sources(&release, Path::new("/etc/apt"));
+    if sources.is_empty() {
+        return Err(format!("apt has no source of Debian's {release} here"));
+    }
+    let wanted = format!("{release} {PACKAGES}\n");
+    let why = |error: std::io::Error| format!("{}: {error}", dir.display());
+    fs::create_dir_all(dir).map_err(why)?;
+    let lock = fs::File::create(dir.join("lock")).map_err(why)?;
+    let _lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| why(error.into()))?;
+    let (root, note) = (dir.join("root"), dir.join("recipe"));
+    if fs::read_to_string(&note).is_ok_and(|recipe| recipe == wanted) && root.is_dir() {
+        return Ok(root);
+    }
+    let begun = Instant::now();
+    // Without its note it is not taken for whole.
+    let _ = fs::remove_file(&note);
+    if root.exists() {
+        fs::remove_dir_all(&root).map_err(why)?;
+    }
+    let mut lists = Vec::new();
+    for (name, text) in &sources {
+        lists.push(dir.join(name));
+        fs::write(dir.join(name), text).map_err(why)?;
+    }
+    let output = Command::new("mmdebstrap")
+        .args(["--quiet", "--mode=root", "--variant=minbase"])
+        .arg(format!("--include={PACKAGES}"))
+        // What is random or this machine's own: each boot makes its own id.
+        .arg("--customize-hook=: > \"$1/etc/machine-id\"")
+        .arg(&release)
+        .arg(&root)
+        .args(&lists)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("mmdebstrap can't be started: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("mmdebstrap failed: {}", said.lines().last().unwrap_or("it said nothing")));
+    }
+    fs::write(&note, wanted).map_err(why)?;
+    println!("a Debian {release} was made for machines in {:.1} s", begun.elapsed().as_secs_f64());
+    Ok(root)
+}
+
+/// Code name of the release that this machine runs.
+fn release() -> Result<String, String> {
+    let text = fs::read_to_string("/etc/os-release").map_err(|error| format!("/etc/os-release: {error}"))?;
+    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    name.map(|name| name.trim_matches('"').to_owned()).ok_or("this is no Debian: it has no code name".to_owned())
+}
+
+/// Parts of apt's lists that name this release: file name and content.
+fn sources(release: &str, apt: &Path) -> Vec<(String, String)> {
+    let mut files = vec![apt.join("sources.list")];
+    files.extend(fs::read_dir(apt.join("sources.list.d")).into_iter().flatten().flatten().map(|entry| entry.path()));
+    let kept = |file: &PathBuf| {
+        let name = file.file_name()?.to_str()?.to_owned();
+        let text = fs::read_to_string(file).ok()?;
+        let kept = if name.ends_with(".sources") { stanzas(&text, release) } else { lines(&text, release) };
+        (!kept.is_empty() && (name.ends_with(".sources") || name.ends_with(".list"))).then_some((name, kept))
+    };
+    files.iter().filter_map(kept).collect()
+}
+
+/// Whether a suite is the release's: `bookworm`, `bookworm-security`.
+fn is_of(suite: &str, release: &str) -> bool {
+    suite.strip_prefix(release).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+}
+
+fn stanzas(text: &str, release: &str) -> String {
+    let is_ours = |stanza: &&str| {
+        let suites = stanza.lines().find_map(|line| line.strip_prefix("Suites:"));
+        suites.is_some_and(|suites| suites.split_whitespace().any(|suite| is_of(suite, release)))
+    };
+    text.split("\n\n").filter(is_ours).map(|stanza| format!("{}\n\n", stanza.trim())).collect()
+}
+
+fn lines(text: &str, release: &str) -> String {
+    let is_ours = |line: &&str| line.starts_with("deb ") && line.split_whitespace().any(|word| is_of(word, release));
+    text.lines().filter(is_ours).map(|line| format!("{line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_debians_own_sources_of_the_release_are_taken() {
+        let text = "Types: deb\n# old\nURIs: file:/a\nSuites: trixie trixie-updates\nComponents: main\n\n\
+                    Types: deb\nURIs: file:/b\nSuites: nodistro\nComponents: main\n";
+        assert!(stanzas(text, "trixie").contains("file:/a") && !stanzas(text, "trixie").contains("file:/b"));
+        let text = "deb file:/a bookworm-security main\ndeb file:/b cloud-bookworm main\n# deb file:/c bookworm main\n";
+        assert_eq!(lines(text, "bookworm"), "deb file:/a bookworm-security main\n");
+        assert_eq!(lines(text, "book"), "");
+    }
+}

@@ -1,0 +1,79 @@
+//! gpushd as a service of a real systemd: installed by hand in a machine of its own, with a
+//! simulated host, within the sandbox of its unit.
+
+use gpush_tests::machine::Machine;
+
+/// Two GPUs: one that can be partitioned as it is, one that needs a reset for it.
+const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n";
+
+/// A machine with gpush installed and the simulated GPUs; `None` where there can be none.
+fn machine(what: &str) -> Option<Machine> {
+    let machine = Machine::boot(what)?;
+    println!("booted in {:.2} s", machine.boot.as_secs_f64());
+    machine.install();
+    machine.simulated_host(HOST);
+    Some(machine)
+}
+
+#[test]
+fn the_service_starts_reloads_comes_back_and_stops() {
+    let Some(machine) = machine("gpushd under systemd") else { return };
+    // Type=notify: it returns once gpushd is ready.
+    machine.sh("systemctl start gpushd.service");
+    let first = machine.main_pid("gpushd.service");
+    assert_eq!(machine.property("gpushd.service", "ActiveState"), "active");
+    assert_eq!(machine.sh("systemctl is-active gpushd.socket gpushd-admin.socket"), "active\nactive");
+    assert_eq!(machine.sh("stat -c '%a %G' /run/gpush/gpushd.sock /run/gpush/admin.sock"), "666 gpush\n600 root");
+
+    // Another user sees the GPUs, through the sandbox.
+    let status = machine.sh("setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl status");
+    assert!(status.contains("A100"), "{status}");
+
+    // Within its sandbox it changes the hardware, and resets a GPU through a unit beside its own.
+    let sandbox = machine.sh(&format!("cat /proc/{first}/status"));
+    assert!(sandbox.lines().any(|line| line == "NoNewPrivs:\t1"), "{sandbox}");
+    for gpu in ["0", "1"] {
+        machine.sh(&format!("gpushctl mig apply --gpu {gpu} --layout '3g.40gb,1g.10gb*2' --once"));
+    }
+    let reset = machine.journal_until("-u 'gpush-op-*'", "Started");
+    assert!(reset.contains("reset"), "{reset}");
+
+    machine.write("/etc/gpush/config.toml", "[log]\nlevel = \"debug\"\n");
+    machine.sh("systemctl reload gpushd.service");
+    let _ = machine.journal_until("-u gpushd.service", "the config was read again");
+    assert_eq!(machine.main_pid("gpushd.service"), first, "a reload is no restart");
+
+    machine.sh("systemctl restart gpushd.service");
+    let second = machine.main_pid("gpushd.service");
+    assert_ne!(second, first);
+    let _ = machine.sh("gpushctl status");
+
+    // The sockets stay, so a client that comes meanwhile waits for the next gpushd.
+    machine.kill(second);
+    let _ = machine.sh("gpushctl status");
+    let third = machine.main_pid("gpushd.service");
+    assert_ne!(third, second);
+    assert_eq!(machine.property("gpushd.service", "NRestarts"), "1");
+
+    machine.sh("systemctl stop gpushd.service");
+    assert_eq!(machine.property("gpushd.service", "Result"), "success");
+    assert_eq!(machine.property("gpushd.service", "ActiveState"), "inactive");
+    assert_eq!(machine.sh("pgrep -c gpushd || true"), "0", "its worker is gone as well");
+    assert_eq!(machine.sh("systemctl --failed --no-legend"), "");
+    let journal = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
+    let stopped = |line: &&str| line.contains("Stopped") && line.contains("gpushd.service");
+    assert_eq!(journal.lines().filter(stopped).count(), 3, "{journal}");
+    assert_eq!(journal.lines().filter(|line| line.starts_with("ready: ")).count(), 3, "{journal}");
+}
+
+#[test]
+fn systemd_has_nothing_to_say_of_the_units() {
+    let Some(machine) = machine("systemd-analyze of the installed units") else { return };
+    let said = machine.sh("systemd-analyze verify --man=no /usr/lib/systemd/system/gpush* 2>&1");
+    assert_eq!(said, "");
+    for unit in ["gpushd.service", "gpushd-mps@g5d1b03a2.service"] {
+        let security = machine.sh(&format!("systemd-analyze security --no-pager {unit}"));
+        let overall = security.lines().find(|line| line.contains("Overall exposure"));
+        println!("{}", overall.unwrap_or_else(|| panic!("{security}")).trim());
+    }
+}
