@@ -1,0 +1,49 @@
+//! The front-end: lines from standard input, answers to standard output. As with the real one, its exit
+//! status says nothing but whether there is a daemon.
+
+use std::{
+    io::{self, BufRead, Write},
+    process::ExitCode,
+};
+
+use crate::{
+    place,
+    wire::{Kind, Socket},
+};
+
+pub(crate) fn run() -> anyhow::Result<ExitCode> {
+    let pipe = place::pipe();
+    let at = |door: &str| Socket::introduced(&pipe.join(door), Kind::UserInterface);
+    let door = match at("control_privileged") {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => at("control"),
+        other => other,
+    };
+    let Ok(door) = door else {
+        println!("Cannot find MPS control daemon process");
+        return Ok(ExitCode::FAILURE);
+    };
+    let answers = |door: &Socket| {
+        // Until the status, or the close: somebody else has the daemon's ear.
+        while let Ok(said) = door.receive() {
+            let Some((kind, text)) = said.bytes.split_first_chunk::<4>() else { break };
+            if u32::from_le_bytes(*kind) != 0 {
+                break;
+            }
+            let mut out = io::stdout().lock();
+            let _reader_gone = out.write_all(text).and_then(|()| out.write_all(b"\n"));
+        }
+    };
+    std::thread::scope(|scope| {
+        let printed = scope.spawn(|| answers(&door));
+        for line in io::stdin().lock().lines() {
+            let Ok(line) = line else { break };
+            let body = [line.as_bytes(), b"\n\0"].concat();
+            let sent = door.send(&(body.len() as u64).to_le_bytes()).and_then(|()| door.send(&body));
+            if sent.is_err() || printed.is_finished() {
+                break;
+            }
+        }
+        let _closed = door.send(&0_u64.to_le_bytes());
+    });
+    Ok(ExitCode::SUCCESS)
+}
