@@ -48,6 +48,9 @@ pub enum ControlError {
     /// No such server, or none at all.
     #[error("the control daemon has no such server")]
     NoServer,
+    /// The server starts or ends, and was not asked.
+    #[error("the server starts or ends, and the control daemon did not ask it")]
+    ServerBusy,
     /// It said that all was well, and has another value.
     #[error("the control daemon was told {told} and has {has}")]
     NotSet {
@@ -127,7 +130,7 @@ impl Control {
         self.pids(Command::ServerList, deadline).await
     }
 
-    /// Pids of a server's clients.
+    /// Pids of a server's clients. A server that starts or ends has none, as far as the daemon says.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -235,23 +238,23 @@ impl Control {
         }
     }
 
-    async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
-        Ok(self.say(&command, deadline).await?.text.concat())
+    /// The answer, a line for each frame: the daemon sends them without ends.
+    pub(crate) async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
+        Ok(self.say(&command, deadline).await?.text.join("\n"))
     }
 }
 
 /// How the daemon shows a limit: whole GiB from one on, rounded down.
-fn shown(limit: MemoryLimit) -> String {
+pub(crate) fn shown(limit: MemoryLimit) -> String {
     match limit.mib() {
         mib @ ..1024 => format!("{mib}M"),
         mib => format!("{}G", mib / 1024),
     }
 }
 
-/// Tells refusals from answers: they come as text, with status 0.
+/// Tells refusals from answers: they come as text, the first of it, with status 0.
 fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
-    let said = answer.text.concat();
-    let said = said.trim();
+    let said = answer.text.first().map_or("", |first| first.trim());
     let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];
     if said.starts_with("Unknown command") {
         Err(ControlError::Unknown(line.to_owned()))
@@ -266,10 +269,10 @@ fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
     }
 }
 
-fn strange(command: Command, said: &str) -> ControlError {
+pub(crate) fn strange(command: Command, said: &str) -> ControlError {
     ControlError::Strange { command: command.to_string(), said: said.trim().to_owned() }
 }
 
-fn not_set(told: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
+pub(crate) fn not_set(told: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
     ControlError::NotSet { told: told.to_string(), has: has.to_string() }
 }

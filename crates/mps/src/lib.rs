@@ -17,6 +17,7 @@
 pub mod command;
 pub mod control;
 pub mod lock;
+pub mod server;
 pub mod session;
 pub mod value;
 pub mod wire;

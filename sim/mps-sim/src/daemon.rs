@@ -73,6 +73,7 @@ pub(crate) fn background(called: &Path) -> anyhow::Result<ExitCode> {
     if said.trim() == LISTENS {
         return Ok(ExitCode::SUCCESS);
     }
+    print!("{said}");
     Ok(if child.wait()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

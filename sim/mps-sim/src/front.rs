@@ -4,6 +4,7 @@
 use std::{
     io::{self, BufRead, Write},
     process::ExitCode,
+    sync::Arc,
 };
 
 use crate::{
@@ -19,31 +20,37 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         other => other,
     };
     let Ok(door) = door else {
-        println!("Cannot find MPS control daemon process");
+        eprintln!("Cannot find MPS control daemon process");
         return Ok(ExitCode::FAILURE);
     };
-    let answers = |door: &Socket| {
-        // Until the status, or the close: somebody else has the daemon's ear.
-        while let Ok(said) = door.receive() {
-            let Some((kind, text)) = said.bytes.split_first_chunk::<4>() else { break };
-            if u32::from_le_bytes(*kind) != 0 {
-                break;
-            }
-            let mut out = io::stdout().lock();
-            let _reader_gone = out.write_all(text).and_then(|()| out.write_all(b"\n"));
-        }
-    };
-    std::thread::scope(|scope| {
-        let printed = scope.spawn(|| answers(&door));
-        for line in io::stdin().lock().lines() {
-            let Ok(line) = line else { break };
-            let body = [line.as_bytes(), b"\n\0"].concat();
-            let sent = door.send(&(body.len() as u64).to_le_bytes()).and_then(|()| door.send(&body));
-            if sent.is_err() || printed.is_finished() {
-                break;
-            }
-        }
-        let _closed = door.send(&0_u64.to_le_bytes());
+    let door = Arc::new(door);
+    let heard = Arc::clone(&door);
+    std::thread::spawn(move || {
+        answers(&heard);
+        // Also when standard input goes on: somebody else has the daemon's ear, or it has ended.
+        std::process::exit(0)
     });
-    Ok(ExitCode::SUCCESS)
+    for line in io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        let body = [line.as_bytes(), b"\n\0"].concat();
+        if door.send(&(body.len() as u64).to_le_bytes()).and_then(|()| door.send(&body)).is_err() {
+            break;
+        }
+    }
+    let _closed = door.send(&0_u64.to_le_bytes());
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Prints answers until the status, or the close.
+fn answers(door: &Socket) {
+    while let Ok(said) = door.receive() {
+        let Some((kind, text)) = said.bytes.split_first_chunk::<4>() else { break };
+        if u32::from_le_bytes(*kind) != 0 {
+            break;
+        }
+        let mut out = io::stdout().lock();
+        let _reader_gone = out.write_all(text).and_then(|()| out.write_all(b"\n"));
+    }
 }

@@ -45,6 +45,8 @@ struct Client {
 #[derive(Debug, Default)]
 struct State {
     clients: Vec<Client>,
+    /// Those, and sockets whose client has not said who it is.
+    served: u32,
     numbers: u32,
     percentage: f64,
     memory: Vec<u64>,
@@ -103,6 +105,8 @@ impl Server {
             match control.receive_u32()? {
                 ask::CLIENT => {
                     if let Some(socket) = control.receive()?.socket {
+                        // Before the daemon says the next thing, which may be to leave.
+                        self.state().served += 1;
                         let server = Arc::clone(self);
                         std::thread::spawn(move || server.serve(socket));
                     }
@@ -181,6 +185,7 @@ impl Server {
         if served().is_err() {
             self.log.say("a client left before it was served");
         }
+        self.state().served -= 1;
         self.end_if_done();
     }
 
@@ -193,7 +198,7 @@ impl Server {
 
     fn end_if_done(&self) {
         let state = self.state();
-        if state.leaving && state.clients.is_empty() {
+        if state.leaving && state.served == 0 {
             self.log.say("Exiting");
             std::process::exit(0);
         }
