@@ -3,7 +3,7 @@
 //! ```text
 //! geometry ──► core ◄── api          api ← core ← nvml ← agent
 //!                                    api ← client;  {client, core} ← ctl
-//! geometry ──► silicon ──► nvml-sim, gpush-sim     (nothing that ships knows these)
+//! geometry ──► silicon ──► nvml-sim, mps-sim ──► gpush-sim     (nothing that ships knows these)
 //! ```
 //!
 //! Read from `cargo metadata`: normal dependencies only, followed to the end for the crates that

@@ -82,13 +82,13 @@ pub(crate) struct Packet {
 pub(crate) struct Socket(OwnedFd);
 
 impl Socket {
-    fn new() -> io::Result<OwnedFd> {
+    fn unconnected() -> io::Result<OwnedFd> {
         Ok(socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?)
     }
 
     /// Listens at a path, in place of whoever did.
     pub(crate) fn listen(at: &Path) -> io::Result<Self> {
-        let fd = Self::new()?;
+        let fd = Self::unconnected()?;
         match std::fs::remove_file(at) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
@@ -118,7 +118,7 @@ impl Socket {
 
     /// Connects, is greeted, and says what it is.
     pub(crate) fn introduced(at: &Path, kind: Kind) -> io::Result<Self> {
-        let fd = Self::new()?;
+        let fd = Self::unconnected()?;
         socket::connect(fd.as_raw_fd(), &UnixAddr::new(at)?)?;
         let own = Self::with_names(fd)?;
         if own.receive()?.bytes != HELLO {
@@ -175,9 +175,11 @@ impl Socket {
         for one in message.cmsgs()? {
             match one {
                 ControlMessageOwned::ScmCredentials(who) => from = Some(Peer { pid: who.pid(), uid: who.uid() }),
-                // SAFETY: the kernel has just made these for us.
                 ControlMessageOwned::ScmRights(fds) => {
-                    got = fds.into_iter().map(|fd| Self(unsafe { OwnedFd::from_raw_fd(fd) })).next();
+                    for fd in fds {
+                        // SAFETY: the kernel has just made it for us, and nobody else has it.
+                        got = Some(Self(unsafe { OwnedFd::from_raw_fd(fd) }));
+                    }
                 }
                 _ => {}
             }
