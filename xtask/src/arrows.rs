@@ -3,7 +3,7 @@
 //! ```text
 //! geometry ──► core ◄── api          api ← core ← nvml ← agent
 //!                                    api ← client;  {client, core} ← ctl
-//! geometry ──► silicon ──► nvml-sim, gpush-sim     (nothing that ships knows these)
+//! geometry ──► silicon ──► nvml-sim, mps-sim ──► gpush-sim     (nothing that ships knows these)
 //! ```
 //!
 //! Read from `cargo metadata`: normal dependencies only, followed to the end for the crates that
@@ -30,7 +30,8 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpushctl", &["gpush-api", "gpush-client", "gpush-core", "gpush-man"]),
     ("silicon", &["gpush-geometry"]),
     ("nvml-sim", &["silicon", "gpush-geometry"]),
-    ("gpush-sim", &["silicon", "gpush-geometry"]),
+    ("gpush-sim", &["silicon", "gpush-geometry", "mps-sim"]),
+    ("mps-sim", &["silicon"]),
     ("gpush-tests", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml", "silicon"]),
     ("xtask", &["gpush-api", "gpush-client", "gpush-core", "gpush-geometry", "gpush-nvml"]),
 ];
@@ -52,7 +53,7 @@ const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
     ("gpush-sim", &["gpush-core", "gpush-nvml"], "the simulator and the planner check each other"),
 ];
 
-const SIMULATION: &[&str] = &["silicon", "nvml-sim", "gpush-sim", "gpush-tests", "xtask"];
+const SIMULATION: &[&str] = &["silicon", "nvml-sim", "mps-sim", "gpush-sim", "gpush-tests", "xtask"];
 
 /// Normal dependencies of every package, by name.
 type Graph = BTreeMap<String, BTreeSet<String>>;

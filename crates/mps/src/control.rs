@@ -48,6 +48,9 @@ pub enum ControlError {
     /// No such server, or none at all.
     #[error("the control daemon has no such server")]
     NoServer,
+    /// The server starts or ends, and was not asked.
+    #[error("the server starts or ends, and the control daemon did not ask it")]
+    ServerBusy,
     /// It said that all was well, and has another value.
     #[error("the control daemon was told {told} and has {has}")]
     NotSet {
@@ -116,7 +119,7 @@ impl Control {
         self.pids(Command::ServerList, deadline).await
     }
 
-    /// Pids of a server's clients.
+    /// Pids of a server's clients. A server that starts or ends has none, as far as the daemon says.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -190,11 +193,7 @@ impl Control {
     /// # Errors
     /// Those of [`Control::say`].
     pub async fn default_memory_limit(&self, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
-        let text = self.text(Command::DefaultMemoryLimit, deadline).await?;
-        match text.trim() {
-            "" => Ok(None),
-            limit => limit.parse().map(Some).map_err(|_| strange(Command::DefaultMemoryLimit, &text)),
-        }
+        limit(Command::DefaultMemoryLimit, &self.text(Command::DefaultMemoryLimit, deadline).await?)
     }
 
     /// Sets the pinned memory limit of the next server, or takes it away, and reads it back as far as the
@@ -212,18 +211,6 @@ impl Control {
         let has = self.default_memory_limit(deadline).await?;
         let words = |limit: Option<MemoryLimit>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
         if has == to.map(shown) { Ok(()) } else { Err(not_set(words(to), words(has))) }
-    }
-
-    /// Sets the active thread percentage of a server's next clients, and reads it back.
-    ///
-    /// # Errors
-    /// Those of [`Control::say`]; [`ControlError::NotSet`].
-    pub async fn set_percentage(&self, server: Pid, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
-        self.text(Command::SetPercentage(server, to), deadline).await?;
-        let command = Command::Percentage(server);
-        let text = self.text(command, deadline).await?;
-        let has: Percentage = text.trim().parse().map_err(|_| strange(command, &text))?;
-        if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
     /// Has a server started for a user. Whether it lives is for [`Control::servers`] to say.
@@ -245,8 +232,17 @@ impl Control {
         }
     }
 
-    async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
-        Ok(self.say(&command, deadline).await?.text.concat())
+    /// The answer, a line for each frame: the daemon sends them without ends.
+    pub(crate) async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
+        Ok(self.say(&command, deadline).await?.text.join("\n"))
+    }
+}
+
+/// The memory limit in an answer; none where it is empty.
+pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>, ControlError> {
+    match said.trim() {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|_| strange(command, said)),
     }
 }
 
@@ -257,10 +253,9 @@ pub fn shown(limit: MemoryLimit) -> MemoryLimit {
     MemoryLimit::of_mib(whole).unwrap_or(limit)
 }
 
-/// Tells refusals from answers: they come as text, with status 0.
+/// Tells refusals from answers: they come as text, the first of it, with status 0.
 fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
-    let said = answer.text.concat();
-    let said = said.trim();
+    let said = answer.text.first().map_or("", |first| first.trim());
     let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];
     if said.starts_with("Unknown command") {
         Err(ControlError::Unknown(line.to_owned()))
@@ -275,10 +270,10 @@ fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
     }
 }
 
-fn strange(command: Command, said: &str) -> ControlError {
+pub(crate) fn strange(command: Command, said: &str) -> ControlError {
     ControlError::Strange { command: command.to_string(), said: said.trim().to_owned() }
 }
 
-fn not_set(told: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
+pub(crate) fn not_set(told: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
     ControlError::NotSet { told: told.to_string(), has: has.to_string() }
 }

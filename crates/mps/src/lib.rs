@@ -17,5 +17,6 @@
 pub mod command;
 pub mod control;
 pub mod lock;
+pub mod server;
 pub mod session;
 pub mod wire;

@@ -5,15 +5,16 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use silicon::host::PROC;
 use silicon::machine::Pid;
 use silicon::{Description, Host};
 
 /// Names under which programs look for the library: the loader's, and the one Slurm's plugin opens.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+/// Program that this one stands in for, besides those of MPS.
+const PROGRAMS: [&str; 1] = ["nvidia-smi"];
 /// Directory, in a host's own, of an agent that runs on it; the agent makes it.
 const AGENT: &str = "gpushd";
-/// Directory, in a host's own, of the processes that have GPUs open, as `/proc` would show them.
-pub(crate) const PROC: &str = "proc";
 /// Pid of a host's fabric manager there: higher than any that Linux gives out.
 const FABRIC_MANAGER: &str = "4194305";
 /// Environment variable that names the simulated library.
@@ -49,7 +50,8 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         std::fs::create_dir_all(&bin)?;
         std::fs::create_dir_all(host.dir().join(PROC))?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
-        for (link, target) in links.chain([(bin.join("nvidia-smi"), &own)]) {
+        let programs = PROGRAMS.iter().chain(&mps_sim::PROGRAMS).map(|name| (bin.join(name), &own));
+        for (link, target) in links.chain(programs) {
             match std::fs::remove_file(&link) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => std::os::unix::fs::symlink(target, link)?,
@@ -155,9 +157,10 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
     for sleeper in sleepers(dir) {
         crate::process::end(sleeper);
     }
-    let files = ["state", "description.toml", "boot_id", "faults.toml", "trace", "sleepers", "bin/nvidia-smi"];
+    let files = ["state", "description.toml", "boot_id", "faults.toml", "trace", "sleepers", mps_sim::fault::FILE];
     let libraries = LIBRARY_NAMES.iter().map(|name| format!("lib/{name}"));
-    for name in files.iter().map(ToString::to_string).chain(libraries) {
+    let programs = PROGRAMS.iter().chain(&mps_sim::PROGRAMS).map(|name| format!("bin/{name}"));
+    for name in files.iter().map(ToString::to_string).chain(libraries).chain(programs) {
         let path = dir.join(name);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -1,6 +1,7 @@
 //! `gpush-sim`: makes simulated GPU hosts, runs programs on them, and acts on them.
 //!
-//! Called as `nvidia-smi` it is the stand-in that a simulated host has first on its PATH.
+//! Called as `nvidia-smi`, or as one of the MPS programs, it is the stand-in that a simulated host has
+//! first on its PATH.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -13,6 +14,7 @@ use silicon::{Description, Host};
 
 mod directory;
 mod fault;
+mod mps;
 mod nvidia_smi;
 mod process;
 mod run;
@@ -80,6 +82,15 @@ enum Command {
         #[command(subcommand)]
         action: fault::Action,
     },
+    /// Act on the stand-ins for the MPS control daemon and its server
+    Mps {
+        /// Directory of the host
+        dir: PathBuf,
+        #[command(subcommand)]
+        action: mps::Action,
+    },
+    /// Be a CUDA program that does nothing, as a client of the MPS daemon that the environment names
+    MpsClient,
     /// Put real processes on simulated GPUs
     Process {
         /// Directory of the host
@@ -196,6 +207,8 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Fault { dir, action } => fault::act(&Host::open(&dir)?, action),
+        Command::Mps { dir, action } => mps::act(&Host::open(&dir)?, action),
+        Command::MpsClient => Ok(mps_sim::client::main()),
         Command::Process { dir, action } => process::act(&Host::open(&dir)?, action),
         Command::Xid { dir, xid, gpu, gi, ci } => {
             let host = Host::open(&dir)?;
@@ -244,6 +257,10 @@ fn main() -> ExitCode {
     let called = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
     if called.file_name().is_some_and(|name| name == "nvidia-smi") {
         return nvidia_smi::main(&called);
+    }
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(ended) = mps_sim::main(&called, &arguments) {
+        return ended;
     }
     match act(Cli::parse()) {
         Ok(code) => code,

@@ -117,7 +117,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     match action {
         Action::Add(wanted) => add(host, &wanted)?,
         Action::Remove { pid, gpu } => {
-            let below = host.dir().join(directory::PROC).join(pid.to_string());
+            let below = host.dir().join(silicon::host::PROC).join(pid.to_string());
             let shown = match gpu {
                 Some(gpu) => std::fs::remove_file(below.join("fd").join(gpu.to_string())),
                 None => std::fs::remove_dir_all(below),
@@ -169,25 +169,8 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
             rc => bail!("cannot put pid {} on GPU {gpu}: {rc}", pid.pid),
         }
     }
-    open(host, gpu, pid.pid).context("cannot show what the process has open")?;
+    host.show_open(gpu, pid.pid)?;
     println!("{}", pid.pid);
-    Ok(())
-}
-
-/// Lets the host's `proc` show that a process has a GPU's device node open; all else of it is as in
-/// the real `/proc`. A process that ends is gone from there too: its links lead nowhere.
-fn open(host: &Host, gpu: u32, pid: u32) -> std::io::Result<()> {
-    let dir = host.dir().join(directory::PROC).join(pid.to_string());
-    std::fs::create_dir_all(dir.join("fd"))?;
-    let minor = host.hardware().slots[gpu as usize].identity.minor;
-    let links = ["cmdline", "comm", "cgroup"].map(|name| (dir.join(name), format!("/proc/{pid}/{name}")));
-    let node = (dir.join("fd").join(gpu.to_string()), format!("/dev/nvidia{minor}"));
-    for (link, target) in links.into_iter().chain([node]) {
-        match std::os::unix::fs::symlink(target, link) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-    }
     Ok(())
 }
 

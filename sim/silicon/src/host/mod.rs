@@ -17,9 +17,11 @@ use crate::machine::{Event, Hardware, Machine, Pid, State, uuid};
 use crate::returns::Return;
 
 mod lock;
+mod processes;
 mod region;
 
 use lock::{Lock, PerProcess};
+pub use processes::PROC;
 use region::Region;
 
 /// Environment variable that names the directory of the simulated host.

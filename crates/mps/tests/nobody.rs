@@ -1,0 +1,22 @@
+//! What answers at a directory's door and is no control daemon. What is one is in the conformance tests of
+//! `sim/mps-sim`, which run on NVIDIA's and on the stand-in alike.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::{os::unix::net::UnixListener, path::Path, time::Duration};
+
+use gpush_mps::{
+    control::{Control, ControlError},
+    session::SessionError,
+};
+
+#[tokio::test]
+async fn what_is_no_daemon_is_told_apart() {
+    let long = Duration::from_secs(10);
+    let absent = Control::of(Path::new("/nonexistent")).daemon(long).await.unwrap_err();
+    assert!(matches!(absent, ControlError::Session(SessionError::Absent { .. })), "{absent:?}");
+    let dir = tempfile::tempdir().unwrap();
+    let other = UnixListener::bind(dir.path().join("control_privileged")).unwrap();
+    let stream = Control::of(dir.path()).daemon(long).await.unwrap_err();
+    assert!(matches!(stream, ControlError::Session(SessionError::System(_))), "{stream:?}");
+    drop(other);
+}

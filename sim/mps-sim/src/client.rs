@@ -1,0 +1,103 @@
+//! A client: what libcuda does to reach a server, and then nothing, until it is told to end.
+//!
+//! It prints one line for what became of it, and others as they happen:
+//!
+//! ```text
+//! active server=1234 percentage=25.0 device=GPU-…     served; no device is named outside of a host
+//! without MPS                                         nobody listens: it runs all the same, as libcuda does
+//! error 805                                           the daemon has no server for it; it ends
+//! fault, terminated                                   its context is lost; it stays
+//! lost                                                its server is gone; it ends
+//! ```
+//!
+//! It ends with a line `end` on standard input, and lives on when that is closed. On a simulated host it is
+//! on its server's device as NVML shows MPS clients; `$MPS_SIM_MEMORY` MiB, or 512.
+
+use std::{
+    io::{self, BufRead, Write},
+    path::Path,
+    process::ExitCode,
+};
+
+use silicon::machine::ProcessKind;
+
+use crate::{
+    place::{Place, variable},
+    wire::{self, Kind, Socket},
+};
+
+/// Runs it.
+#[must_use]
+pub fn main() -> ExitCode {
+    let place = Place::of_environment();
+    std::thread::spawn(|| {
+        for line in io::stdin().lock().lines() {
+            if line.is_ok_and(|line| line.trim() == "end") {
+                std::process::exit(0);
+            }
+        }
+    });
+    match reach(&place.pipe) {
+        Err(Unreached::NoDaemon) => {
+            say("without MPS");
+            occupy(&place, &place.device_name(), ProcessKind::Compute);
+            loop {
+                std::thread::park();
+            }
+        }
+        Err(Unreached::NoServer) => {
+            say("error 805");
+            ExitCode::FAILURE
+        }
+        Ok((server, first)) => {
+            let device = first.split(' ').find_map(|word| word.strip_prefix("device="));
+            occupy(&place, device.unwrap_or_default(), ProcessKind::Mps);
+            say(&format!("active {first}"));
+            while let Ok(said) = server.receive() {
+                say(&String::from_utf8_lossy(&said.bytes));
+            }
+            say("lost");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Unreached {
+    NoDaemon,
+    NoServer,
+}
+
+fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
+    let control = Socket::introduced(&pipe.join("control"), Kind::Client).map_err(|_| Unreached::NoDaemon)?;
+    let served = || -> io::Result<(Socket, String)> {
+        let packet = control.receive()?;
+        let server = packet.socket.filter(|_| packet.bytes == wire::SOCKET).ok_or(io::ErrorKind::InvalidData)?;
+        // The daemon waits for this.
+        control.send(&0_u32.to_le_bytes())?;
+        let server = server.ask_names()?;
+        let mut wishes = Vec::new();
+        for (name, its) in [
+            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "percentage"),
+            ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "memory"),
+            ("CUDA_MPS_CLIENT_PRIORITY", "priority"),
+        ] {
+            wishes.extend(variable(name).map(|value| format!("{its}={}", value.replace(' ', ""))));
+        }
+        server.send_named(format!("{} ", wishes.join(" ")).as_bytes())?;
+        let first = server.receive()?.bytes;
+        Ok((server, String::from_utf8_lossy(&first).into_owned()))
+    };
+    served().map_err(|_| Unreached::NoServer)
+}
+
+fn occupy(place: &Place, device: &str, kind: ProcessKind) {
+    let memory = variable("MPS_SIM_MEMORY").and_then(|mib| mib.parse().ok()).unwrap_or(512);
+    if let Err(error) = place.occupy(device, kind, memory) {
+        eprintln!("mps-sim: {error}");
+    }
+}
+
+fn say(text: &str) {
+    let mut out = io::stdout().lock();
+    let _reader_gone = writeln!(out, "{text}").and_then(|()| out.flush());
+}

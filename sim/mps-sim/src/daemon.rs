@@ -1,0 +1,327 @@
+//! The control daemon: one loop over its two doors, the user interface that has its ear, and the end of
+//! its server.
+//!
+//! ```text
+//!  poll ─┬─ a door: greet, hear what it is ─┬─ 1 server ready    ─┐
+//!        │                                  ├─ 2 client           ├──► servers
+//!        │                                  ├─ 10 fatal exception ─┘
+//!        │                                  └─ 4 user interface: has the ear; hung up on when somebody has it
+//!        ├─ the ear: a command, or the end
+//!        └─ a server ended
+//! ```
+//!
+//! Nothing here has a deadline: a peer that stops half-way stops the daemon, as it does the real one.
+
+use std::{
+    io,
+    os::fd::AsFd,
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::{
+    command::{self, Verdict},
+    fault::{Kind as Fault, LOOK, Rule},
+    files::{self, Files, NoFiles},
+    log::{self, Lines, Log, Source},
+    place::{Place, Version},
+    servers::{DEVICES, Defaults, Servers},
+    value,
+    wire::{self, Kind, Peer, Socket},
+};
+
+/// The argument of the process behind `-d`.
+pub(crate) const BEHIND: &str = "--behind";
+/// What it prints once it listens.
+const LISTENS: &str = "listens";
+
+pub(crate) struct Daemon {
+    pub(crate) place: Place,
+    pub(crate) version: Version,
+    pub(crate) log: Log,
+    pub(crate) defaults: Defaults,
+    pub(crate) servers: Servers,
+    files: Files,
+    /// Who has its ear.
+    ear: Option<(Socket, Peer)>,
+    /// Those that are not greeted, and the rule that wants it.
+    ungreeted: Vec<(Socket, Rule)>,
+}
+
+/// `-f`.
+pub(crate) fn foreground(place: Place) -> anyhow::Result<ExitCode> {
+    serve(place, &Lines::Output, || {})
+}
+
+/// `-d`: what serves is a process of its own, started by one that ends when it listens.
+pub(crate) fn background(called: &Path) -> anyhow::Result<ExitCode> {
+    let own = std::env::current_exe().context("cannot find my own executable")?;
+    let mut command = Command::new(own);
+    std::os::unix::process::CommandExt::arg0(&mut command, called);
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    // Called by the program's own name: see main.rs.
+    command.arg(BEHIND).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    let mut child = command.spawn().context("cannot start the daemon")?;
+    let mut said = String::new();
+    if let Some(out) = child.stdout.take() {
+        io::BufRead::read_line(&mut io::BufReader::new(out), &mut said)?;
+    }
+    if said.trim() == LISTENS {
+        return Ok(ExitCode::SUCCESS);
+    }
+    print!("{said}");
+    Ok(if child.wait()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The process behind `-d`.
+pub(crate) fn behind(place: Place) -> anyhow::Result<ExitCode> {
+    let made = std::fs::create_dir(&place.log);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    if made.is_ok() {
+        std::fs::set_permissions(&place.log, mode)?;
+    }
+    let lines = Lines::Directory(place.log.clone());
+    serve(place, &lines, || {
+        println!("{LISTENS}");
+        // Nobody reads what comes after it, nor the errors of a daemon.
+        if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
+            let _as_it_is = nix::unistd::dup2_stdout(&null).and_then(|()| nix::unistd::dup2_stderr(&null));
+        }
+    })
+}
+
+fn serve(place: Place, lines: &Lines, listening: impl FnOnce()) -> anyhow::Result<ExitCode> {
+    let lock = match files::lock(&place.pipe) {
+        Ok(lock) => lock,
+        Err(NoFiles::Taken) => {
+            println!("An instance of this daemon is already running");
+            return Ok(ExitCode::FAILURE);
+        }
+        Err(NoFiles::TooLong) => return Ok(ExitCode::FAILURE),
+        Err(NoFiles::System(error)) => {
+            println!("Cannot access CUDA_MPS_PIPE_DIRECTORY={}", place.pipe.display());
+            return Err(error.into());
+        }
+    };
+    if let Some(rule) = place.faults.fires(Fault::SlowStart) {
+        std::thread::sleep(rule.longer());
+    }
+    log::open(&place.pipe, lines).context("cannot open the log")?;
+    let log = Log::of(&place.pipe, Source::Control);
+    let pipe = place.pipe.display();
+    log.say(&format!("Starting control daemon using socket {pipe}/control"));
+    log.say(&format!("To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={pipe}"));
+    let defaults = from_environment(&log);
+    let files = files::listen(&place, lock).context("cannot listen")?;
+    listening();
+    let daemon = Daemon {
+        version: place.version(),
+        place,
+        log,
+        defaults,
+        servers: Servers::default(),
+        files,
+        ear: None,
+        ungreeted: Vec::new(),
+    };
+    daemon.run()
+}
+
+/// Percentage and priority; the memory limit is not read at start.
+fn from_environment(log: &Log) -> Defaults {
+    let mut defaults = Defaults { percentage: 100.0, memory: [0; DEVICES as usize], priority: 0 };
+    if let Some(text) = crate::place::variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") {
+        match value::percentage(&text) {
+            Some(percentage) => defaults.percentage = percentage,
+            None => log.say("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]"),
+        }
+    }
+    if let Some(text) = crate::place::variable("CUDA_MPS_CLIENT_PRIORITY") {
+        match u32::try_from(value::number(Some(&text))) {
+            Ok(priority @ 0..=1) => defaults.priority = priority,
+            Ok(_) | Err(_) => log.say("CUDA_MPS_CLIENT_PRIORITY should be between [0,1]"),
+        }
+    }
+    defaults
+}
+
+impl Daemon {
+    fn run(mut self) -> anyhow::Result<ExitCode> {
+        loop {
+            self.meet_faults();
+            if self.place.is_gone() {
+                self.servers.interrupt();
+                return Ok(ExitCode::SUCCESS);
+            }
+            let (privileged, control, ear) = self.wait()?;
+            while self.servers.reap(&self.log).is_some() {}
+            if privileged {
+                self.door(true);
+            }
+            if control {
+                self.door(false);
+            }
+            if ear && let Some(code) = self.listen() {
+                return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+            }
+        }
+    }
+
+    /// Waits for something to do: at the privileged door, at the other one, from who has its ear.
+    fn wait(&self) -> anyhow::Result<(bool, bool, bool)> {
+        let wanted = |socket| PollFd::new(socket, PollFlags::POLLIN);
+        let mut fds = vec![wanted(self.files.privileged.as_fd()), wanted(self.files.control.as_fd())];
+        fds.extend(self.ear.as_ref().map(|(ear, _)| wanted(ear.as_fd())));
+        let timeout = PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut fds, timeout) {
+            Err(nix::errno::Errno::EINTR) | Ok(_) => {}
+            Err(errno) => return Err(errno).context("cannot wait"),
+        }
+        let ready = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
+        Ok((ready(0), ready(1), ready(2)))
+    }
+
+    fn meet_faults(&mut self) {
+        if let Some(rule) = self.place.faults.fires(Fault::HungDaemon) {
+            self.place.faults.wait_out(&rule);
+        }
+        if self.place.faults.fires(Fault::OrphanServer).is_some() {
+            let _dying = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
+        }
+        self.ungreeted.retain(|(_, rule)| self.place.faults.is_there(rule));
+        match self.servers.made_up() {
+            Some(rule) if self.place.faults.is_there(rule) => {}
+            Some(_) => self.servers.unmake(),
+            None => {
+                if let Some(rule) = self.place.faults.fires(Fault::SecondUid) {
+                    self.servers.make_up(rule, &self.log);
+                }
+            }
+        }
+    }
+
+    /// Somebody is at a door. What goes wrong with one of them is said in the log alone.
+    fn door(&mut self, privileged: bool) {
+        let door = if privileged { &self.files.privileged } else { &self.files.control };
+        let Ok(socket) = door.accept() else {
+            self.log.say("Unable to accept connection");
+            return;
+        };
+        self.log.say("Accepting connection...");
+        if let Some(rule) = self.place.faults.fires(Fault::SilentHello) {
+            self.ungreeted.push((socket, rule));
+            return;
+        }
+        let introduced = socket.send(wire::HELLO).and_then(|()| socket.receive());
+        let peer = introduced.ok().filter(|said| said.bytes == wire::CREDENTIALS).and_then(|said| said.from);
+        let Some(peer) = peer else {
+            self.log.say("User did not send valid credentials");
+            return;
+        };
+        let Ok(kind) = socket.receive_u32() else {
+            self.log.say("Unable to read new connection type information");
+            return;
+        };
+        self.introduced(socket, peer, Kind::of(kind));
+    }
+
+    fn introduced(&mut self, socket: Socket, peer: Peer, kind: Option<Kind>) {
+        match kind {
+            Some(Kind::Server) => {
+                if self.servers.ready(socket, peer, &self.defaults, &self.log).is_err() {
+                    self.log.say("Unable to read new connection type information");
+                }
+            }
+            Some(Kind::Client) => self.servers.client(socket, peer, &self.log),
+            Some(Kind::Debuggee) => self.log.say(&format!("NEW DEBUGGEE {} from user {}", peer.pid, peer.uid)),
+            Some(Kind::UserInterface) => {
+                let busy = self.place.faults.fires(Fault::BusyUi).is_some();
+                if self.ear.is_none() && !busy {
+                    self.log.say("NEW UI");
+                    self.ear = Some((socket, peer));
+                }
+            }
+            Some(Kind::FatalException) => {
+                self.servers.failed(peer, &self.log);
+                // Who does not wait for it does not need it.
+                let _gone = socket.send(&0_u32.to_le_bytes());
+            }
+            None => self.log.say("Unknown type of connection"),
+        }
+    }
+
+    /// Who has its ear says something. Gives the exit code when that ends the daemon.
+    fn listen(&mut self) -> Option<i32> {
+        let (ear, peer) = self.ear.take()?;
+        match self.hear(&ear, peer) {
+            Ok(Verdict::Goes) => self.ear = Some((ear, peer)),
+            Ok(Verdict::Quit { force_after }) => {
+                let code = self.quit(force_after);
+                let _gone = ear.send(&status(code));
+                return Some(code);
+            }
+            Err(_) => self.log.say("UI closed"),
+        }
+        None
+    }
+
+    /// A command, which is answered; or the end, as an error.
+    fn hear(&mut self, ear: &Socket, peer: Peer) -> io::Result<Verdict> {
+        if u64::from_le_bytes(ear.receive_array()?) == 0 {
+            ear.send(&status(0))?;
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let body = ear.receive()?.bytes;
+        let line = String::from_utf8_lossy(&body);
+        let line = line.trim_end_matches('\0').trim_end_matches('\n');
+        self.log.say(&format!("Cmd:{line}\n"));
+        if let Some(rule) = self.place.faults.fires(Fault::UnreadPipe) {
+            self.place.faults.wait_out(&rule);
+        }
+        let (answer, verdict) = command::obey(self, line, peer);
+        let mute = !answer.is_empty() && self.place.faults.fires(Fault::EmptyReply).is_some();
+        for text in answer {
+            self.log.say(&text);
+            if !mute {
+                ear.send(&[&0_u32.to_le_bytes(), text.as_bytes()].concat())?;
+            }
+        }
+        Ok(verdict)
+    }
+
+    /// Waits for the server to end, and cleans up; gives the exit code, which is the server's.
+    fn quit(&mut self, force_after: Option<Duration>) -> i32 {
+        if let Some(after) = force_after {
+            self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));
+        }
+        let mut interrupt_at = force_after.map(|after| Instant::now() + after);
+        self.servers.end_all();
+        let mut code = 0;
+        while self.servers.now().is_some() {
+            if interrupt_at.is_some_and(|at| at <= Instant::now()) {
+                self.servers.interrupt();
+                interrupt_at = None;
+            }
+            match self.servers.reap(&self.log) {
+                Some(ended) => code = ended,
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        if let Some(rule) = self.place.faults.fires(Fault::SlowQuit) {
+            std::thread::sleep(rule.longer());
+        }
+        self.log.say(&format!("Exit with status {code}"));
+        // The log's thread has it in a moment; without a reader nobody would.
+        std::thread::sleep(Duration::from_millis(2));
+        files::remove(&self.place.pipe);
+        code
+    }
+}
+
+fn status(code: i32) -> Vec<u8> {
+    [1_u32.to_le_bytes(), code.to_le_bytes()].concat()
+}

@@ -1,0 +1,322 @@
+//! Faults of the stand-ins: rules in a file, read again at every turn, so that they can be switched on and
+//! off while the programs run.
+//!
+//! ```toml
+//! [[fault]]
+//! id = 1
+//! kind = "silent-hello"
+//! on = "gpu-0"       # part of a pipe directory or of CUDA_VISIBLE_DEVICES; left out: all
+//! times = 2          # left out: as long as the rule is there
+//! ```
+//!
+//! The file is `mps-faults.toml` of the simulated host in whose `bin` the program lies, since an environment
+//! may be cleaned on the way; outside of a host the one that `$MPS_SIM_FAULTS` names. What a rule holds up
+//! goes on when the rule is removed. A file that can't be read ends the programs: a typo must not pass for
+//! "no faults".
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Read, Seek, Write},
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+/// Names the file outside of a simulated host.
+pub const VARIABLE: &str = "MPS_SIM_FAULTS";
+/// Its name in a simulated host.
+pub const FILE: &str = "mps-faults.toml";
+
+/// Between two looks of something that waits for a rule to be removed.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The daemon takes a connection and does not greet.
+    SilentHello,
+    /// The daemon behaves as if somebody else had its ear.
+    BusyUi,
+    /// A command is done, and its answer is not sent.
+    EmptyReply,
+    /// The daemon blocks on its log in the middle of a session, as on a pipe that nobody reads.
+    UnreadPipe,
+    /// The daemon's pid file names somebody else.
+    StalePidFile,
+    /// A server ends as soon as it is started.
+    ServerDies,
+    /// A server never says that it is ready.
+    NeverActive,
+    /// A server reports a fatal exception.
+    Fault,
+    /// The daemon is killed; its server lives on.
+    OrphanServer,
+    /// The daemon stands still.
+    HungDaemon,
+    /// Somebody of another uid waits to be served, or is.
+    SecondUid,
+    /// `quit` takes `ms` longer.
+    SlowQuit,
+    /// The daemon takes `ms` until it listens.
+    SlowStart,
+}
+
+impl Kind {
+    /// All, as they are written.
+    pub const NAMES: [(&'static str, Self); 13] = [
+        ("silent-hello", Self::SilentHello),
+        ("busy-ui", Self::BusyUi),
+        ("empty-reply", Self::EmptyReply),
+        ("unread-pipe", Self::UnreadPipe),
+        ("stale-pid-file", Self::StalePidFile),
+        ("server-dies", Self::ServerDies),
+        ("never-active", Self::NeverActive),
+        ("fault", Self::Fault),
+        ("orphan-server", Self::OrphanServer),
+        ("hung-daemon", Self::HungDaemon),
+        ("second-uid", Self::SecondUid),
+        ("slow-quit", Self::SlowQuit),
+        ("slow-start", Self::SlowStart),
+    ];
+
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES.into_iter().find_map(|(name, kind)| (kind == self).then_some(name)).unwrap_or_default()
+    }
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::NAMES
+            .into_iter()
+            .find_map(|(name, kind)| (name == text).then_some(kind))
+            .ok_or_else(|| format!("`{text}` is none of {}", Self::NAMES.map(|(name, _)| name).join(", ")))
+    }
+}
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Tells it from the others, for ever.
+    pub id: u64,
+    /// What goes wrong.
+    pub kind: Kind,
+    /// Part of the pipe directory, or of the visible devices, of the daemon concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<String>,
+    /// How often; without, for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub times: Option<u64>,
+    /// For those that take longer, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ms: Option<u64>,
+    /// How often it went wrong already.
+    #[serde(default)]
+    pub fired: u64,
+}
+
+impl Rule {
+    fn is_left(&self) -> bool {
+        self.times.is_none_or(|times| self.fired < times)
+    }
+
+    /// How much longer something takes.
+    pub(crate) fn longer(&self) -> Duration {
+        Duration::from_millis(self.ms.unwrap_or(3000))
+    }
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    #[serde(default)]
+    fault: Vec<Rule>,
+}
+
+/// The rules of a file.
+#[derive(Debug, Clone)]
+pub struct FaultFile {
+    path: PathBuf,
+}
+
+impl FaultFile {
+    /// Of a simulated host's directory.
+    #[must_use]
+    pub fn of_host(dir: &Path) -> Self {
+        Self { path: dir.join(FILE) }
+    }
+
+    /// At a path.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// The rules, oldest first.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn rules(&self) -> anyhow::Result<Vec<Rule>> {
+        match File::open(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", self.path.display())),
+            Ok(file) => {
+                let mut held = locked(file, FlockArg::LockShared)?;
+                self.read(&mut held)
+            }
+        }
+    }
+
+    /// Adds a rule, and gives its id.
+    ///
+    /// # Errors
+    /// When the file can't be read or written.
+    pub fn add(&self, kind: Kind, on: Option<String>, times: Option<u64>, ms: Option<u64>) -> anyhow::Result<u64> {
+        self.change(true, |rules| {
+            let id = rules.iter().map(|rule| rule.id).max().unwrap_or(0) + 1;
+            rules.push(Rule { id, kind, on, times, ms, fired: 0 });
+            id
+        })
+    }
+
+    /// Removes a rule, or all; says how many went.
+    ///
+    /// # Errors
+    /// When the file can't be read or written, or there is no such rule.
+    pub fn clear(&self, id: Option<u64>) -> anyhow::Result<usize> {
+        let gone = self.change(true, |rules| {
+            let before = rules.len();
+            rules.retain(|rule| id.is_some_and(|id| rule.id != id));
+            before - rules.len()
+        })?;
+        match id {
+            Some(id) if gone == 0 => bail!("there is no fault {id}"),
+            Some(_) | None => Ok(gone),
+        }
+    }
+
+    fn change<T>(&self, create: bool, change: impl FnOnce(&mut Vec<Rule>) -> T) -> anyhow::Result<T> {
+        let there = || format!("cannot write {}", self.path.display());
+        let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.path);
+        let file = file.with_context(there)?;
+        if create {
+            // A server counts what it did, and may be of any user.
+            let _not_mine = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        }
+        let mut held = locked(file, FlockArg::LockExclusive)?;
+        let mut rules = self.read(&mut held)?;
+        let result = change(&mut rules);
+        let text = toml::to_string(&Rules { fault: rules })?;
+        held.set_len(0).with_context(there)?;
+        held.rewind().with_context(there)?;
+        held.write_all(text.as_bytes()).with_context(there)?;
+        Ok(result)
+    }
+
+    fn read(&self, file: &mut File) -> anyhow::Result<Vec<Rule>> {
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let rules: Rules = toml::from_str(&text).with_context(|| format!("in {}", self.path.display()))?;
+        Ok(rules.fault)
+    }
+}
+
+fn locked(file: File, how: FlockArg) -> anyhow::Result<Flock<File>> {
+    Flock::lock(file, how).map_err(|(_, errno)| anyhow::anyhow!("cannot lock the faults: {errno}"))
+}
+
+/// The rules, as one program looks at them.
+#[derive(Debug, Clone)]
+pub(crate) struct Faults {
+    file: Option<FaultFile>,
+    /// Its pipe directory and visible devices.
+    target: String,
+}
+
+impl Faults {
+    pub(crate) fn of(file: Option<FaultFile>, target: String) -> Self {
+        Self { file, target }
+    }
+
+    fn rules(&self) -> Vec<Rule> {
+        let Some(file) = &self.file else { return Vec::new() };
+        file.rules().unwrap_or_else(|error| {
+            eprintln!("mps-sim: {error:#}");
+            std::process::exit(70)
+        })
+    }
+
+    /// A rule of this kind that is on.
+    pub(crate) fn on(&self, kind: Kind) -> Option<Rule> {
+        let concerned = |rule: &Rule| rule.on.as_ref().is_none_or(|part| self.target.contains(part.as_str()));
+        self.rules().into_iter().find(|rule| rule.kind == kind && rule.is_left() && concerned(rule))
+    }
+
+    /// The same, and it counts as having gone wrong once more.
+    pub(crate) fn fires(&self, kind: Kind) -> Option<Rule> {
+        let rule = self.on(kind)?;
+        if let Some(file) = &self.file {
+            let count = |rules: &mut Vec<Rule>| {
+                rules.iter_mut().filter(|one| one.id == rule.id).for_each(|one| one.fired += 1);
+            };
+            if let Err(error) = file.change(false, count) {
+                eprintln!("mps-sim: this fault is not counted: {error:#}");
+            }
+        }
+        Some(rule)
+    }
+
+    /// Whether a rule is still there, used up or not.
+    pub(crate) fn is_there(&self, rule: &Rule) -> bool {
+        self.rules().iter().any(|one| one.id == rule.id)
+    }
+
+    /// Waits until a rule is removed.
+    pub(crate) fn wait_out(&self, rule: &Rule) {
+        while self.is_there(rule) {
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_aimed_counted_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = FaultFile::of_host(dir.path());
+        assert_eq!(file.rules().unwrap(), []);
+        let id = file.add(Kind::BusyUi, Some("gpu-1".to_owned()), Some(2), None).unwrap();
+        let of = |target: &str| Faults::of(Some(file.clone()), target.to_owned());
+        assert!(of("/run/gpu-0").fires(Kind::BusyUi).is_none());
+        assert!(of("/run/gpu-1").fires(Kind::SilentHello).is_none());
+        let rule = of("/run/gpu-1").fires(Kind::BusyUi).unwrap();
+        assert!(of("/run/gpu-1").fires(Kind::BusyUi).is_some());
+        assert!(of("/run/gpu-1").fires(Kind::BusyUi).is_none(), "used up");
+        assert!(of("").is_there(&rule));
+        assert!(file.clear(Some(id + 1)).is_err());
+        assert_eq!(file.clear(Some(id)).unwrap(), 1);
+        assert!(!of("").is_there(&rule));
+    }
+
+    #[test]
+    fn every_kind_reads_back() {
+        for (name, kind) in Kind::NAMES {
+            assert_eq!(name.parse(), Ok(kind));
+            assert_eq!(toml::Value::try_from(kind).unwrap().as_str(), Some(name));
+        }
+        assert!("silent".parse::<Kind>().unwrap_err().contains("silent-hello"));
+    }
+}

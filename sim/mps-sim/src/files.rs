@@ -1,0 +1,107 @@
+//! What a daemon keeps in its pipe directory.
+//!
+//! | file | mode | left by `quit` |
+//! |---|---|---|
+//! | `control` | 0666 | yes |
+//! | `control_privileged` | 0755 by the umask | yes |
+//! | `control_lock`, locked for life | 0666 | yes |
+//! | `log`, a FIFO | 0777 | no |
+//! | `nvidia-cuda-mps-control.pid`, from 550 on, not truncated when written | 0666 | no |
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, fcntl},
+    libc,
+};
+
+use crate::{
+    fault::Kind,
+    place::{Place, Version, without_umask},
+    wire::Socket,
+};
+
+/// A path of this many bytes is one too long for the sockets below it.
+const TOO_LONG: usize = 88;
+const PID: &str = "nvidia-cuda-mps-control.pid";
+/// Higher than any that Linux gives out.
+const NOBODYS_PID: u32 = 4_194_304;
+
+/// What a daemon holds.
+pub(crate) struct Files {
+    pub(crate) control: Socket,
+    pub(crate) privileged: Socket,
+    /// Whose lock ends with the process.
+    _lock: File,
+}
+
+/// Why a daemon does not start.
+pub(crate) enum NoFiles {
+    /// Another one is here.
+    Taken,
+    /// It ends without a word.
+    TooLong,
+    System(io::Error),
+}
+
+impl From<io::Error> for NoFiles {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+/// Takes a directory: makes it, and locks it.
+pub(crate) fn lock(pipe: &Path) -> Result<File, NoFiles> {
+    if pipe.as_os_str().len() >= TOO_LONG {
+        return Err(NoFiles::TooLong);
+    }
+    without_umask(|| {
+        match std::fs::create_dir(pipe) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            Ok(()) | Err(_) => {}
+        }
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(pipe.join("control_lock"))?;
+        let wanted = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        match fcntl(&file, FcntlArg::F_SETLK(&wanted)) {
+            Ok(_) => Ok(file),
+            Err(Errno::EAGAIN | Errno::EACCES) => Err(NoFiles::Taken),
+            Err(errno) => Err(io::Error::from(errno).into()),
+        }
+    })
+}
+
+/// Listens in a directory that is locked. `lock` is the daemon's for life.
+pub(crate) fn listen(place: &Place, lock: File) -> io::Result<Files> {
+    let privileged = Socket::listen(&place.pipe.join("control_privileged"))?;
+    let control = Socket::listen(&place.pipe.join("control"))?;
+    std::fs::set_permissions(place.pipe.join("control"), PermissionsExt::from_mode(0o666))?;
+    if place.version() == Version::V550 {
+        let pid = match place.faults.fires(Kind::StalePidFile) {
+            Some(_) => NOBODYS_PID,
+            None => std::process::id(),
+        };
+        let open = || OpenOptions::new().write(true).create(true).truncate(false).open(place.pipe.join(PID));
+        write!(without_umask(open)?, "{pid}")?;
+    }
+    Ok(Files { control, privileged, _lock: lock })
+}
+
+/// What `quit` removes.
+pub(crate) fn remove(pipe: &Path) {
+    for name in ["log", PID] {
+        // Gone already is as good.
+        let _gone = std::fs::remove_file(pipe.join(name));
+    }
+}

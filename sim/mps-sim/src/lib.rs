@@ -1,0 +1,77 @@
+//! Stand-ins for NVIDIA's MPS programs: the control daemon with its front-end, the server, and a client
+//! that does what libcuda does to reach them.
+//!
+//! Nothing that ships knows this crate. `gpush-sim` lays the programs into a host's `bin`, under the
+//! names of the real ones; tests run them by [`main`]'s own little program. What they are true to was
+//! watched on the real daemon (README.md beside this crate says how, and what is not known).
+//!
+//! ```text
+//!  user interface ──4──► control_privileged ─┐                       ┌── clients: they, and their limits
+//!                                            ▼                       ▼
+//!  client ────2────────► control ──────► daemon ──starts, asks──► server (of one uid)
+//!     └────────────────────────────────────── its own socket ────────▲
+//!                                        handed to both by the daemon
+//! ```
+//!
+//! Faults come by a file, since these programs may be started with a clean environment: see [`fault`].
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+pub mod client;
+mod command;
+mod daemon;
+pub mod fault;
+mod files;
+mod front;
+mod log;
+mod place;
+mod server;
+mod servers;
+mod value;
+mod wire;
+
+/// Names under which the programs of this crate are laid into a host's `bin`.
+pub const PROGRAMS: [&str; 2] = [CONTROL, SERVER];
+const CONTROL: &str = "nvidia-cuda-mps-control";
+const SERVER: &str = "nvidia-cuda-mps-server";
+
+/// The program that a path calls for by its last part; nothing when it is none of ours.
+#[must_use]
+pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
+    let name = called.file_name()?;
+    let ended = if name == CONTROL {
+        control(called, arguments)
+    } else if name == SERVER {
+        server::run(place::Place::of(called))
+    } else {
+        return None;
+    };
+    Some(ended.unwrap_or_else(|error| {
+        eprintln!("{} (simulated): {error:#}", name.display());
+        ExitCode::FAILURE
+    }))
+}
+
+/// As the real one: exactly one argument is looked at, and all else is its front-end.
+fn control(called: &Path, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
+    let only = match arguments {
+        [only] => only.to_str(),
+        [] | [_, ..] => None,
+    };
+    match only {
+        Some("-f") => daemon::foreground(place::Place::of(called)),
+        Some("-d") => daemon::background(called),
+        Some("-h") => {
+            println!("{HELP}");
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(daemon::BEHIND) => daemon::behind(place::Place::of(called)),
+        Some(_) | None => front::run(),
+    }
+}
+
+const HELP: &str = "CUDA MPS Control for Linux/Unix, a stand-in.\n
+  -d  start the daemon in the background
+  -f  start it in the foreground
+  -h  this text
+Without one of these, commands are read from standard input.\n";

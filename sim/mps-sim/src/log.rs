@@ -1,0 +1,142 @@
+//! The log: a FIFO in the pipe directory, into which daemon and servers write records, and a thread of the
+//! daemon that writes what comes out of it as lines.
+//!
+//! A record is 48 bytes and a text: what wrote it (in the last byte of a mark), its pid, the local time in
+//! eight numbers, and the length. Anyone may write there, and whoever writes something else silences the log;
+//! when the FIFO is full, the daemon blocks. Both are as with the real one.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
+
+/// The mark of a record, without what wrote it.
+const MARK: u32 = 0xabcd_e000;
+const HEADER: usize = 48;
+
+/// What writes a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    Control,
+    Server,
+}
+
+impl Source {
+    fn number(self) -> u32 {
+        match self {
+            Self::Control => 0,
+            Self::Server => 1,
+        }
+    }
+}
+
+/// Where a program writes its records.
+#[derive(Debug)]
+pub(crate) struct Log {
+    fifo: Option<File>,
+    source: Source,
+}
+
+impl Log {
+    /// To the FIFO of a pipe directory; nowhere when it can't be opened.
+    pub(crate) fn of(pipe: &Path, source: Source) -> Self {
+        let fifo = OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(pipe.join("log"));
+        if let Ok(fifo) = &fifo {
+            // Only the opening must not wait for a reader.
+            let _as_it_is = nix::fcntl::fcntl(fifo, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty()));
+        }
+        Self { fifo: fifo.ok(), source }
+    }
+
+    pub(crate) fn say(&self, text: &str) {
+        let Some(mut fifo) = self.fifo.as_ref() else { return };
+        let now = jiff::Zoned::now();
+        let numbers = [
+            MARK + self.source.number(),
+            std::process::id(),
+            i32::from(now.year()).cast_unsigned(),
+            i32::from(now.month()).cast_unsigned(),
+            i32::from(now.day()).cast_unsigned(),
+            0,
+            i32::from(now.hour()).cast_unsigned(),
+            i32::from(now.minute()).cast_unsigned(),
+            i32::from(now.second()).cast_unsigned(),
+            i32::from(now.millisecond()).cast_unsigned(),
+        ];
+        let mut record: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        record.extend((text.len() as u64).to_le_bytes());
+        record.extend(text.as_bytes());
+        // A log that is gone is no reason to stop.
+        let _lost = fifo.write_all(&record);
+    }
+}
+
+/// Where lines go.
+#[derive(Debug)]
+pub(crate) enum Lines {
+    /// All to standard output, in the foreground.
+    Output,
+    /// To `control.log` and `server.log` of a directory; nowhere when it can't be written.
+    Directory(PathBuf),
+}
+
+/// Makes the FIFO and starts the thread that empties it.
+pub(crate) fn open(pipe: &Path, lines: &Lines) -> io::Result<()> {
+    let fifo = pipe.join("log");
+    let mode = nix::sys::stat::Mode::from_bits_truncate(0o777);
+    match nix::unistd::mkfifo(&fifo, mode) {
+        Err(nix::errno::Errno::EEXIST) | Ok(()) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    std::fs::set_permissions(&fifo, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
+    // For both, so that it never sees the end of it.
+    let mut from = OpenOptions::new().read(true).write(true).open(&fifo)?;
+    let append = |dir: &Path, name: &str| OpenOptions::new().create(true).append(true).open(dir.join(name)).ok();
+    let (mut control, mut server) = match lines {
+        Lines::Output => (None, None),
+        Lines::Directory(dir) => (append(dir, "control.log"), append(dir, "server.log")),
+    };
+    let to_output = matches!(lines, Lines::Output);
+    std::thread::spawn(move || {
+        while let Ok((source, line)) = record(&mut from) {
+            let _lost = match (to_output, source == Source::Server.number()) {
+                (true, _) => io::stdout().lock().write_all(line.as_bytes()),
+                (false, true) => server.as_mut().map_or(Ok(()), |file| file.write_all(line.as_bytes())),
+                (false, false) => control.as_mut().map_or(Ok(()), |file| file.write_all(line.as_bytes())),
+            };
+        }
+    });
+    Ok(())
+}
+
+fn record(from: &mut File) -> io::Result<(u32, String)> {
+    let mut header = [0; HEADER];
+    from.read_exact(&mut header)?;
+    let word = |at: usize| header[at * 4..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    let length = header.last_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let mut text = Vec::new();
+    from.take(length).read_to_end(&mut text)?;
+    let source = word(0).wrapping_sub(MARK);
+    let name = match source {
+        0 => "Control",
+        1 => "Server",
+        2 => "Client",
+        3 => "Other",
+        _ => "Legacy Server",
+    };
+    let line = format!(
+        "[{}-{:02}-{:02} {:02}:{:02}:{:02}.{:03} {name} {:5}] {}\n",
+        word(2),
+        word(3),
+        word(4),
+        word(6),
+        word(7),
+        word(8),
+        word(9),
+        word(1),
+        String::from_utf8_lossy(&text).trim_end_matches('\n')
+    );
+    Ok((source, line))
+}

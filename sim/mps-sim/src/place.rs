@@ -1,0 +1,180 @@
+//! Where a program runs: the simulated host that it lies in, if any, and what its environment says.
+
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::Mode;
+use silicon::machine::{Pid, Process, ProcessKind};
+use silicon::{Host, HostError};
+
+use crate::fault::{self, FaultFile, Faults};
+
+/// Directory in which daemon and clients meet.
+const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// Directory of the logs.
+const LOG: &str = "CUDA_MPS_LOG_DIRECTORY";
+/// Says outside of a host which version the programs behave as.
+const VERSION: &str = "MPS_SIM_VERSION";
+
+/// A driver branch whose programs behave alike here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// Does not know `get_server_status`, writes no pid file, and lets anybody set values.
+    V535,
+    /// Knows it, writes one, and lets only root and its own user.
+    V550,
+}
+
+impl Version {
+    fn of(text: &str) -> Self {
+        let branch = text.split('.').next().and_then(|branch| branch.parse::<u32>().ok());
+        if branch.is_some_and(|branch| branch < 550) { Self::V535 } else { Self::V550 }
+    }
+}
+
+/// Where a program runs.
+#[derive(Debug)]
+pub(crate) struct Place {
+    host: Option<Host>,
+    pub(crate) pipe: PathBuf,
+    pub(crate) log: PathBuf,
+    pub(crate) faults: Faults,
+}
+
+/// A device as `ps` names it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) mig: bool,
+    pub(crate) uuid: [u8; 16],
+}
+
+impl Device {
+    /// From `GPU-…` or `MIG-…`; none of it from anything else.
+    pub(crate) fn of_uuid(text: &str) -> Self {
+        let digits: Vec<u8> = text.get(4..).unwrap_or_default().bytes().filter(u8::is_ascii_hexdigit).collect();
+        let mut uuid = [0; 16];
+        for (byte, pair) in uuid.iter_mut().zip(digits.chunks(2)) {
+            *byte = std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok()).unwrap_or(0);
+        }
+        Self { mig: text.starts_with("MIG-"), uuid }
+    }
+}
+
+/// A variable that is set to something.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Directory in which daemon and clients meet, by the environment.
+pub(crate) fn pipe() -> PathBuf {
+    variable(PIPE).unwrap_or_else(|| "/tmp/nvidia-mps".to_owned()).into()
+}
+
+impl Place {
+    /// Of a program that was called by this name. Called by a bare one it was found on the PATH.
+    pub(crate) fn of(called: &Path) -> Self {
+        let found = || {
+            let name = called.file_name()?;
+            let paths = std::env::var_os("PATH")?;
+            std::env::split_paths(&paths).map(|dir| dir.join(name)).find(|path| path.exists())
+        };
+        let program = if called.parent() == Some(Path::new("")) { found() } else { Some(called.to_owned()) };
+        let around = program.as_deref().and_then(Path::parent).and_then(Path::parent);
+        let host = around.filter(|dir| dir.join("state").exists()).and_then(|dir| Host::open(dir).ok());
+        Self::on(host)
+    }
+
+    /// Of a program on the host that the environment names.
+    pub(crate) fn of_environment() -> Self {
+        Self::on(Host::from_environment().ok())
+    }
+
+    fn on(host: Option<Host>) -> Self {
+        let file = match &host {
+            Some(host) => Some(FaultFile::of_host(host.dir())),
+            None => variable(fault::VARIABLE).map(|path| FaultFile::at(path.into())),
+        };
+        let pipe = pipe();
+        let target = format!("{}\n{}", pipe.display(), variable("CUDA_VISIBLE_DEVICES").unwrap_or_default());
+        let log = variable(LOG).unwrap_or_else(|| "/var/log/nvidia-mps".to_owned()).into();
+        Self { host, pipe, log, faults: Faults::of(file, target) }
+    }
+
+    pub(crate) fn version(&self) -> Version {
+        match (&self.host, variable(VERSION)) {
+            (_, Some(text)) => Version::of(&text),
+            (Some(host), None) => Version::of(&host.hardware().driver.to_string()),
+            (None, None) => Version::V550,
+        }
+    }
+
+    /// Whether a user may do what root may: the daemon's own may.
+    pub(crate) fn is_root(uid: u32) -> bool {
+        uid == 0 || uid == nix::unistd::geteuid().as_raw()
+    }
+
+    /// Whether the host that it ran on is gone: nothing may outlive it.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.host.as_ref().is_some_and(|host| !host.dir().join("state").exists())
+    }
+
+    /// The device that the environment makes visible: the first one named, by index, UUID or part of it.
+    pub(crate) fn device_name(&self) -> String {
+        let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_else(|| "0".to_owned());
+        let first = visible.split(',').next().unwrap_or_default().trim().to_owned();
+        let by_index =
+            || Some(self.host.as_ref()?.hardware().slots.get(first.parse::<usize>().ok()?)?.identity.uuid.clone());
+        by_index().unwrap_or(first)
+    }
+
+    /// Puts a process on a device, so that NVML lists it there until it ends. Says nothing outside of a host.
+    pub(crate) fn occupy(&self, device: &str, kind: ProcessKind, memory_mib: u64) -> Result<(), HostError> {
+        let Some(host) = &self.host else { return Ok(()) };
+        let slots = host.hardware().slots.iter().zip(0..);
+        let whole = slots.filter(|(slot, _)| !device.is_empty() && slot.identity.uuid.starts_with(device));
+        let at = match whole.map(|(_, index)| (index, None, None)).next() {
+            Some(found) => found,
+            None => match host.read()?.mig_device_by_uuid(device) {
+                Ok(found) => (found.gpu, Some(found.gpu_instance), Some(found.id)),
+                Err(_) => {
+                    eprintln!("mps-sim: the host has no device `{device}`: this process is on none");
+                    return Ok(());
+                }
+            },
+        };
+        let (gpu, gpu_instance, compute_instance) = at;
+        let process = Process { pid: Pid::own(), kind, memory_mib, gpu_instance, compute_instance };
+        let put = host.update(|machine| Ok::<_, HostError>(machine.attach(gpu, process)))?;
+        if let Err(rc) = put {
+            eprintln!("mps-sim: this process is not on GPU {gpu}: {rc}");
+            return Ok(());
+        }
+        host.show_open(gpu, std::process::id())
+    }
+}
+
+/// No more rights are taken away from what is made than by the modes given.
+pub(crate) fn without_umask<T>(make: impl FnOnce() -> T) -> T {
+    let before = nix::sys::stat::umask(Mode::empty());
+    let made = make();
+    nix::sys::stat::umask(before);
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_by_their_branch() {
+        for (text, version) in [("535", Version::V535), ("535.309.01", Version::V535), ("580.65", Version::V550)] {
+            assert_eq!(Version::of(text), version, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_read_from_its_uuid() {
+        let device = Device::of_uuid("MIG-01020304-0506-0708-090a-0b0c0d0e0f10");
+        assert_eq!((device.mig, device.uuid[0], device.uuid[15]), (true, 1, 16));
+        assert_eq!(Device::of_uuid("0"), Device::default());
+    }
+}

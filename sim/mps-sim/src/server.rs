@@ -1,0 +1,239 @@
+//! The server: serves the clients that the daemon hands it, and answers the daemon's questions about them.
+//!
+//! It works under the real control daemon as well, whose questions are the same (README.md). What goes
+//! between it and its clients is ours alone:
+//!
+//! ```text
+//! client ► its credentials and `percentage=25 memory=0=2G`     what its environment says
+//! server ► `server=PID percentage=25.0 device=GPU-…`           what it gets
+//! server ► `fault`                                             its context is lost
+//! ```
+//!
+//! Its life: until it was told to leave and has no client, or SIGINT. The daemon's end is not its own;
+//! but nothing outlives its pipe directory, or its host.
+
+use std::{
+    io,
+    process::ExitCode,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use anyhow::Context;
+use silicon::machine::ProcessKind;
+
+use crate::{
+    command,
+    fault::Kind as Fault,
+    log::{Log, Source},
+    place::{Device, Place},
+    servers::{DEVICES, ask},
+    value,
+    wire::{Kind, Peer, Socket},
+};
+
+/// Memory of a server itself, MiB.
+const OWN_MEMORY: u64 = 30;
+
+#[derive(Debug)]
+struct Client {
+    peer: Peer,
+    number: u32,
+    socket: Arc<Socket>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    clients: Vec<Client>,
+    /// Those, and sockets whose client has not said who it is.
+    served: u32,
+    numbers: u32,
+    percentage: f64,
+    memory: Vec<u64>,
+    leaving: bool,
+    failed: bool,
+}
+
+struct Server {
+    place: Place,
+    log: Log,
+    device: String,
+    state: Mutex<State>,
+}
+
+pub(crate) fn run(place: Place) -> anyhow::Result<ExitCode> {
+    let log = Log::of(&place.pipe, Source::Server);
+    if place.faults.fires(Fault::ServerDies).is_some() {
+        log.say("Failed to start : the device is unavailable");
+        return Ok(ExitCode::FAILURE);
+    }
+    let device = place.device_name();
+    log.say("Creating server context on device 0");
+    if let Some(rule) = place.faults.fires(Fault::NeverActive) {
+        while place.faults.is_there(&rule) && place.pipe.exists() && !place.is_gone() {
+            std::thread::sleep(crate::fault::LOOK);
+        }
+    }
+    place.occupy(&device, ProcessKind::Compute, OWN_MEMORY)?;
+    let control = Socket::introduced(&place.pipe.join("control"), Kind::Server).context("no daemon")?;
+    control.send(&0_u32.to_le_bytes())?;
+    let mut state = State { percentage: f64::from_le_bytes(control.receive_array()?), ..State::default() };
+    let devices = u64::from_le_bytes(control.receive_array()?);
+    for _ in 0..devices.min(u64::from(DEVICES)) {
+        state.memory.push(u64::from_le_bytes(control.receive_array()?));
+    }
+    control.receive_u32()?;
+    let server = Arc::new(Server { place, log, device, state: Mutex::new(state) });
+    let watched = Arc::clone(&server);
+    std::thread::spawn(move || watched.watch());
+    // Told to leave, or left behind by a daemon that died: either way its clients are served to the end.
+    let _end = server.answer(&control);
+    drop(control);
+    loop {
+        std::thread::park();
+    }
+}
+
+impl Server {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers the daemon until it hangs up.
+    fn answer(self: &Arc<Self>, control: &Socket) -> io::Result<()> {
+        loop {
+            match control.receive_u32()? {
+                ask::CLIENT => {
+                    if let Some(socket) = control.receive()?.socket {
+                        // Before the daemon says the next thing, which may be to leave.
+                        self.state().served += 1;
+                        let server = Arc::clone(self);
+                        std::thread::spawn(move || server.serve(socket));
+                    }
+                }
+                ask::LEAVE => {
+                    control.receive_u32()?;
+                    self.state().leaving = true;
+                    self.end_if_done();
+                }
+                ask::CLIENTS => {
+                    let pids: Vec<u32> = self.state().clients.iter().map(|one| one.peer.pid.cast_unsigned()).collect();
+                    send_all(control, pids.into_iter().map(u32::to_le_bytes))?;
+                }
+                ask::PERCENTAGE => {
+                    let percentage = self.state().percentage;
+                    control.send(&percentage.to_le_bytes())?;
+                }
+                ask::SET_PERCENTAGE => self.state().percentage = f64::from_le_bytes(control.receive_array()?),
+                ask::MEMORY => {
+                    let device = control.receive_u32()? as usize;
+                    let limit = self.state().memory.get(device).copied().unwrap_or(0);
+                    control.send(&limit.to_le_bytes())?;
+                }
+                ask::SET_MEMORY => {
+                    let device = control.receive_u32()? as usize;
+                    let limit = u64::from_le_bytes(control.receive_array()?);
+                    if let Some(slot) = self.state().memory.get_mut(device) {
+                        *slot = limit;
+                    }
+                }
+                ask::TERMINATE => {
+                    let pid = control.receive_u32()?;
+                    control.send(&u32::from(!self.terminate(pid)).to_le_bytes())?;
+                }
+                ask::PROCESSES => {
+                    let device = Device::of_uuid(&self.device);
+                    let row = |one: &Client| command::encoded(one.peer.pid.cast_unsigned(), device, one.number);
+                    let rows: Vec<_> = self.state().clients.iter().map(row).collect();
+                    send_all(control, rows.into_iter())?;
+                    control.receive_u32()?;
+                }
+                unknown => self.log.say(&format!("the daemon asks {unknown}, which is not known here")),
+            }
+        }
+    }
+
+    /// Serves a client until it goes.
+    fn serve(&self, socket: Socket) {
+        let served = || -> io::Result<()> {
+            let socket = Arc::new(socket.ask_names()?);
+            let hello = socket.receive()?;
+            let peer = hello.from.ok_or(io::ErrorKind::InvalidData)?;
+            let said = String::from_utf8_lossy(&hello.bytes).into_owned();
+            let own = said.split(' ').find_map(|word| word.strip_prefix("percentage=")).and_then(value::percentage);
+            let percentage = {
+                let mut state = self.state();
+                let number = state.numbers;
+                state.numbers += 1;
+                state.clients.push(Client { peer, number, socket: Arc::clone(&socket) });
+                own.map_or(state.percentage, |own| own.min(state.percentage))
+            };
+            self.log.say(&format!("Client {} from user {}: {said}", peer.pid, peer.uid));
+            let answer = format!(
+                "server={} percentage={} device={}",
+                std::process::id(),
+                value::shown_percentage(percentage),
+                self.device
+            );
+            let greeted = socket.send(answer.as_bytes());
+            // It says nothing more: what ends is the wait for its end.
+            while greeted.is_ok() && socket.receive().is_ok() {}
+            self.state().clients.retain(|one| !Arc::ptr_eq(&one.socket, &socket));
+            self.log.say(&format!("Client {} disconnected", peer.pid));
+            Ok(())
+        };
+        if served().is_err() {
+            self.log.say("a client left before it was served");
+        }
+        self.state().served -= 1;
+        self.end_if_done();
+    }
+
+    /// Ends a client's work; says whether there was any.
+    fn terminate(&self, pid: u32) -> bool {
+        let clients = &self.state().clients;
+        let found = clients.iter().find(|one| one.peer.pid.cast_unsigned() == pid);
+        found.is_some_and(|one| one.socket.send(b"terminated").is_ok())
+    }
+
+    fn end_if_done(&self) {
+        let state = self.state();
+        if state.leaving && state.served == 0 {
+            self.log.say("Exiting");
+            std::process::exit(0);
+        }
+    }
+
+    /// Looks after faults, and whether there is anything left to serve.
+    fn watch(&self) {
+        loop {
+            if !self.place.pipe.exists() || self.place.is_gone() {
+                std::process::exit(0);
+            }
+            let failed = self.state().failed;
+            if !failed && self.place.faults.fires(Fault::Fault).is_some() {
+                self.fail();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A fatal exception: all clients lose their contexts, and the daemon hears of it.
+    fn fail(&self) {
+        self.log.say("Fatal GPU exception");
+        {
+            let mut state = self.state();
+            state.failed = true;
+            for client in &state.clients {
+                let _gone = client.socket.send(b"fault");
+            }
+        }
+        let told = Socket::introduced(&self.place.pipe.join("control"), Kind::FatalException);
+        let _no_daemon = told.and_then(|told| told.receive_u32());
+    }
+}
+
+fn send_all<const N: usize>(to: &Socket, all: impl ExactSizeIterator<Item = [u8; N]>) -> io::Result<()> {
+    to.send(&u32::try_from(all.len()).unwrap_or(u32::MAX).to_le_bytes())?;
+    all.into_iter().try_for_each(|one| to.send(&one))
+}

@@ -1,0 +1,330 @@
+//! The daemon's server, and those who wait for one.
+//!
+//! ```text
+//!              ┌ started by a client or a command, for its uid
+//!              ▼
+//!        starting ──says 1──► ready ──somebody of another uid waits, or told──► leaving ──ends──► none
+//!           │ ends              │ clients of its uid are handed over             │
+//!           ▼                   ▼ reports 10: as told                            ▼
+//!     those who wait are hung up on                             the last who came to wait is served first
+//! ```
+//!
+//! One uid at a time. Asked something, a server that starts or leaves is busy, which only the log says.
+
+use std::{
+    io,
+    os::unix::process::CommandExt,
+    process::{Child, Command},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    SERVER,
+    fault::Rule,
+    log::Log,
+    wire::{Peer, Socket},
+};
+
+/// What the daemon asks of a server.
+pub(crate) mod ask {
+    /// Here comes a client: a socket follows.
+    pub(crate) const CLIENT: u32 = 2;
+    /// End, when the last client has gone. A 0 follows.
+    pub(crate) const LEAVE: u32 = 5;
+    /// How many clients, then the pid of each.
+    pub(crate) const CLIENTS: u32 = 6;
+    /// The active thread percentage, a double.
+    pub(crate) const PERCENTAGE: u32 = 8;
+    /// Sets it; nothing comes back.
+    pub(crate) const SET_PERCENTAGE: u32 = 9;
+    /// The limit of a device's pinned memory in bytes. The device follows.
+    pub(crate) const MEMORY: u32 = 11;
+    /// Sets it. Device and bytes follow; nothing comes back.
+    pub(crate) const SET_MEMORY: u32 = 12;
+    /// End a client's work. Its pid follows, a status comes back.
+    pub(crate) const TERMINATE: u32 = 13;
+    /// How many clients, then a row of `ps` for each; a 0 of the daemon's ends it.
+    pub(crate) const PROCESSES: u32 = 14;
+}
+
+/// Devices that a server is told a limit for.
+pub(crate) const DEVICES: u32 = 32;
+/// Bytes of a row of `ps`.
+pub(crate) const ROW: usize = 40;
+
+/// What the next server starts with.
+#[derive(Debug, Clone)]
+pub(crate) struct Defaults {
+    pub(crate) percentage: f64,
+    pub(crate) memory: [u64; DEVICES as usize],
+    pub(crate) priority: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) uid: u32,
+    child: Child,
+    /// Once it is ready, until it is told to leave.
+    socket: Option<Socket>,
+    was_ready: bool,
+    pub(crate) failed: bool,
+}
+
+impl Server {
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        self.was_ready && !self.failed
+    }
+
+    /// Asks it something, unless it is busy.
+    pub(crate) fn ask<T>(&self, log: &Log, ask: impl FnOnce(&Socket) -> io::Result<T>) -> Option<T> {
+        match &self.socket {
+            Some(socket) => ask(socket).ok(),
+            None => {
+                log.say(&format!("Server {} is <busy>", self.pid()));
+                None
+            }
+        }
+    }
+
+    /// Tells it to end when its clients have.
+    fn leave(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            // It may be dead already, which its end will say.
+            let _dead = socket.send(&ask::LEAVE.to_le_bytes()).and_then(|()| socket.send(&0_u32.to_le_bytes()));
+        }
+    }
+
+    fn interrupt(&self) {
+        let _gone = kill(Pid::from_raw(self.pid()), Signal::SIGINT);
+    }
+}
+
+/// Somebody who waits for a server.
+#[derive(Debug)]
+enum Waiting {
+    Client {
+        socket: Socket,
+        peer: Peer,
+    },
+    /// Only the server is wanted.
+    Start {
+        uid: u32,
+    },
+    /// The one that a fault rule makes up.
+    MadeUp {
+        uid: u32,
+    },
+}
+
+impl Waiting {
+    fn uid(&self) -> u32 {
+        match self {
+            Self::Client { peer, .. } => peer.uid,
+            Self::Start { uid } | Self::MadeUp { uid } => *uid,
+        }
+    }
+}
+
+/// The uid of a client that a fault rule makes up.
+const MADE_UP_UID: u32 = 65_533;
+
+/// All servers of a daemon.
+#[derive(Debug, Default)]
+pub(crate) struct Servers {
+    now: Option<Server>,
+    waiting: Vec<Waiting>,
+    made_up: Option<(Rule, Option<Socket>)>,
+}
+
+impl Servers {
+    pub(crate) fn now(&self) -> Option<&Server> {
+        self.now.as_ref()
+    }
+
+    /// The one of this pid.
+    pub(crate) fn of(&self, pid: i64) -> Option<&Server> {
+        self.now.as_ref().filter(|server| i64::from(server.pid()) == pid)
+    }
+
+    /// A client came.
+    pub(crate) fn client(&mut self, socket: Socket, peer: Peer, log: &Log) {
+        let there = self.now.as_ref().is_some_and(|now| now.uid == peer.uid && now.socket.is_some());
+        let said = if there { "Server already exists" } else { "Server is not ready, push client to pending list" };
+        log.say(&format!("NEW CLIENT {} from user {}: {said}", peer.pid, peer.uid));
+        self.waiting.push(Waiting::Client { socket, peer });
+        self.settle(log);
+    }
+
+    /// A server is wanted for a user.
+    pub(crate) fn start(&mut self, uid: u32, log: &Log) {
+        self.waiting.push(Waiting::Start { uid });
+        self.settle(log);
+    }
+
+    /// A server says that it is ready, with its status, and hears the defaults.
+    pub(crate) fn ready(&mut self, socket: Socket, peer: Peer, defaults: &Defaults, log: &Log) -> io::Result<()> {
+        let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) else {
+            log.say(&format!("NEW SERVER {}: Ignoring connection from user", peer.pid));
+            return Ok(());
+        };
+        log.say(&format!("NEW SERVER {}: Ready", peer.pid));
+        // As the real one does, this waits for the status for ever.
+        socket.receive()?;
+        socket.send(&defaults.percentage.to_le_bytes())?;
+        socket.send(&u64::from(DEVICES).to_le_bytes())?;
+        for limit in defaults.memory {
+            socket.send(&limit.to_le_bytes())?;
+        }
+        socket.send(&defaults.priority.to_le_bytes())?;
+        now.socket = Some(socket);
+        now.was_ready = true;
+        self.settle(log);
+        Ok(())
+    }
+
+    /// The server met a fatal exception.
+    pub(crate) fn failed(&mut self, peer: Peer, log: &Log) {
+        if let Some(now) = self.now.as_mut().filter(|now| now.pid() == peer.pid) {
+            log.say("Server encountered a fatal exception. Shutting down");
+            now.failed = true;
+            now.leave();
+        }
+    }
+
+    /// Tells the server to end when its clients have; at once when forced.
+    pub(crate) fn shutdown(&mut self, force: bool) {
+        if let Some(now) = &mut self.now {
+            now.leave();
+            if force {
+                now.interrupt();
+            }
+        }
+    }
+
+    /// The daemon ends: nobody is served any more.
+    pub(crate) fn end_all(&mut self) {
+        self.waiting.clear();
+        self.made_up = None;
+        match &mut self.now {
+            // One that is not ready would never hear of it.
+            Some(now) if now.socket.is_none() && !now.was_ready => now.interrupt(),
+            Some(now) => now.leave(),
+            None => {}
+        }
+    }
+
+    /// Ends the server without asking it.
+    pub(crate) fn interrupt(&self) {
+        if let Some(now) = &self.now {
+            now.interrupt();
+        }
+    }
+
+    /// Looks whether the server has ended; gives its status then.
+    pub(crate) fn reap(&mut self, log: &Log) -> Option<i32> {
+        let now = self.now.as_mut()?;
+        let status = now.child.try_wait().ok()??;
+        let code = status.code().unwrap_or(0);
+        log.say(&format!("Server {} exited with status {code}", now.pid()));
+        let (uid, was_ready) = (now.uid, now.was_ready);
+        self.now = None;
+        if !was_ready {
+            // Their cuInit says 805.
+            self.waiting.retain(|one| one.uid() != uid);
+        }
+        self.settle(log);
+        Some(code)
+    }
+
+    /// Goes on where something can: a server for the last who waits, those of its uid handed over, and
+    /// told to leave when somebody else waits.
+    fn settle(&mut self, log: &Log) {
+        if self.now.is_none()
+            && let Some(uid) = self.waiting.last().map(Waiting::uid)
+        {
+            match spawn(uid) {
+                Ok(child) => {
+                    log.say(&format!("Starting new server {} for user {uid}", child.id()));
+                    self.now = Some(Server { uid, child, socket: None, was_ready: false, failed: false });
+                }
+                Err(error) => {
+                    log.say(&format!("Starting new server for user {uid}: {error}"));
+                    self.waiting.retain(|one| one.uid() != uid);
+                }
+            }
+        }
+        let Some(now) = &mut self.now else { return };
+        let Some(socket) = &now.socket else { return };
+        let (theirs, others): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(|one| one.uid() == now.uid);
+        self.waiting = others;
+        for one in theirs {
+            match one {
+                Waiting::Client { socket: client, .. } => {
+                    // Who has gone meanwhile needs no server.
+                    let _gone = hand_over(socket, &client);
+                }
+                Waiting::Start { .. } => {}
+                Waiting::MadeUp { .. } => {
+                    if let (Some((_, end)), Ok((ours, its))) = (&mut self.made_up, Socket::pair()) {
+                        let sent = socket.send(&ask::CLIENT.to_le_bytes()).and_then(|()| socket.send_socket(&its));
+                        let _dead = sent.and_then(|()| ours.send_named(b"percentage=100"));
+                        *end = Some(ours);
+                    }
+                }
+            }
+        }
+        if !self.waiting.is_empty() {
+            now.leave();
+        }
+    }
+
+    /// A client of another uid comes, by a fault rule.
+    pub(crate) fn make_up(&mut self, rule: Rule, log: &Log) {
+        self.made_up = Some((rule, None));
+        self.waiting.push(Waiting::MadeUp { uid: MADE_UP_UID });
+        self.settle(log);
+    }
+
+    /// The rule of the made-up client.
+    pub(crate) fn made_up(&self) -> Option<&Rule> {
+        self.made_up.as_ref().map(|(rule, _)| rule)
+    }
+
+    /// It leaves, or waits no more.
+    pub(crate) fn unmake(&mut self) {
+        self.made_up = None;
+        self.waiting.retain(|one| !matches!(one, Waiting::MadeUp { .. }));
+        if self.now.as_ref().is_some_and(|now| now.uid == MADE_UP_UID) {
+            self.shutdown(false);
+        }
+    }
+}
+
+/// Gives a client and its server a socket between them.
+fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
+    let (one, other) = Socket::pair()?;
+    server.send(&ask::CLIENT.to_le_bytes())?;
+    server.send_socket(&one)?;
+    drop(one);
+    client.send_socket(&other)?;
+    drop(other);
+    // A client that says nothing now holds up everybody, as with the real one.
+    client.receive().map(|_| ())
+}
+
+/// Starts a server through the PATH, as a user if we may.
+fn spawn(uid: u32) -> io::Result<Child> {
+    let mut command = Command::new(SERVER);
+    if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
+        command.uid(uid);
+    }
+    command.stdin(std::process::Stdio::null()).spawn()
+}

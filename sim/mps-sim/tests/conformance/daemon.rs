@@ -1,0 +1,290 @@
+//! A control daemon under test, real or not, with the stand-in's server first on its PATH.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use gpush_mps::{command::Pid, control::Control, session};
+use mps_sim::fault::{self, FaultFile, Kind};
+
+pub(crate) const LONG: Duration = Duration::from_secs(10);
+const CONTROL: &str = "nvidia-cuda-mps-control";
+const SERVER: &str = "nvidia-cuda-mps-server";
+const STAND_IN: &str = env!("CARGO_BIN_EXE_mps-sim");
+
+/// Which daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    Real,
+    StandIn550,
+    StandIn535,
+}
+
+/// Something that not all of them do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trait {
+    KnowsServerStatus,
+    WritesPidFile,
+    StrangersMaySet,
+}
+
+/// What differs: a trait, whether version 535 has it, whether 550 and later have it, and how that is known.
+/// A real daemon is taken for 550 when it knows `get_server_status`.
+pub(crate) const DIFFERENCES: &[(Trait, bool, bool, &str)] = &[
+    (Trait::KnowsServerStatus, false, true, "seen with 535.309 and 550.163"),
+    (Trait::WritesPidFile, false, true, "535.309 was seen not to write it, 550.163 to write it"),
+    (Trait::StrangersMaySet, true, false, "any uid sets values with 535.309; 550.163 was seen to refuse"),
+];
+
+/// What a daemon needs before it starts: directories, programs, faults.
+pub(crate) struct Setup {
+    pub(crate) which: Which,
+    scratch: tempfile::TempDir,
+    pub(crate) pipe: PathBuf,
+    environment: Vec<(String, String)>,
+}
+
+impl Setup {
+    /// Nothing, where it is not installed.
+    pub(crate) fn of(which: Which, check: &str) -> Option<Self> {
+        if which == Which::Real && program(CONTROL).is_none() {
+            println!("SKIPPED {check}: {CONTROL} is not installed; `cargo xtask test` as root installs it");
+            return None;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        // Other users are to reach it.
+        std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        for name in ["bin", "pipe", "log"] {
+            std::fs::create_dir(scratch.path().join(name)).unwrap();
+        }
+        symlink(STAND_IN, scratch.path().join("bin").join(SERVER)).unwrap();
+        let control = match which {
+            Which::Real => program(CONTROL).unwrap(),
+            Which::StandIn550 | Which::StandIn535 => STAND_IN.into(),
+        };
+        symlink(control, scratch.path().join("bin").join(CONTROL)).unwrap();
+        let pipe = scratch.path().join("pipe");
+        Some(Self { which, scratch, pipe, environment: Vec::new() })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// Another pipe directory.
+    pub(crate) fn at(mut self, pipe: PathBuf) -> Self {
+        self.pipe = pipe;
+        self
+    }
+
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Faults of the stand-in's server, under either daemon.
+    pub(crate) fn faults(&self) -> FaultFile {
+        FaultFile::at(self.path("faults.toml"))
+    }
+
+    pub(crate) fn fault(&self, kind: Kind) -> u64 {
+        self.faults().add(kind, None, None, None).unwrap()
+    }
+
+    /// A program with the daemon's environment.
+    pub(crate) fn command(&self, program: &Path) -> Command {
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new(program);
+        command
+            .env_clear()
+            .env("PATH", path)
+            .env("CUDA_MPS_PIPE_DIRECTORY", &self.pipe)
+            .env("CUDA_MPS_LOG_DIRECTORY", self.path("log"))
+            .env("CUDA_VISIBLE_DEVICES", "GPU-01020304-0506-0708-090a-0b0c0d0e0f10")
+            .env(fault::VARIABLE, self.path("faults.toml"))
+            .env("MPS_SIM_VERSION", if self.which == Which::StandIn535 { "535" } else { "550" })
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
+
+    /// Its control program.
+    pub(crate) fn control_program(&self) -> PathBuf {
+        self.path("bin").join(CONTROL)
+    }
+
+    pub(crate) fn spawn(&self) -> Child {
+        let out = std::fs::OpenOptions::new().create(true).append(true).open(self.path("out")).unwrap();
+        self.command(&self.control_program()).arg("-f").stdout(out).spawn().unwrap()
+    }
+
+    /// Starts it in the foreground, and waits until it answers.
+    pub(crate) async fn start(self) -> Daemon {
+        let child = self.spawn();
+        let daemon = Daemon { control: Control::of(&self.pipe), setup: self, child };
+        until("it answers", async || daemon.control.daemon(LONG).await.ok()).await;
+        daemon
+    }
+}
+
+/// A daemon that runs; killed when dropped. Its server ends with the pipe directory.
+pub(crate) struct Daemon {
+    pub(crate) control: Control,
+    pub(crate) setup: Setup,
+    pub(crate) child: Child,
+}
+
+impl Daemon {
+    pub(crate) fn pid(&self) -> Pid {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// Says a line as it is; gives the frames of the answer.
+    pub(crate) async fn says(&self, line: &str) -> Vec<String> {
+        let door = self.setup.pipe.join("control_privileged");
+        let answer = session::ask(&door, line, LONG).await;
+        answer.unwrap_or_else(|error| panic!("{line}: {error}")).text
+    }
+
+    /// Its log so far, in the foreground.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.setup.path("out")).unwrap()
+    }
+
+    pub(crate) async fn logs(&self, part: &str) {
+        until(part, async || self.log().contains(part).then_some(())).await;
+    }
+
+    pub(crate) async fn has(&self, one: Trait) -> bool {
+        let is_550 = match self.setup.which {
+            Which::Real => !self.says("get_server_status 1").await.concat().contains("Unknown command"),
+            Which::StandIn550 => true,
+            Which::StandIn535 => false,
+        };
+        DIFFERENCES.iter().any(|&(known, old, new, _)| known == one && if is_550 { new } else { old })
+    }
+
+    /// The server, once there is one.
+    pub(crate) async fn server(&self) -> Pid {
+        until("a server", async || self.control.servers(LONG).await.unwrap().first().copied()).await
+    }
+
+    /// The server, once it is asked.
+    pub(crate) async fn ready_server(&self) -> Pid {
+        let server = self.server().await;
+        until("a server that is asked", async || self.control.percentage(server, LONG).await.ok()).await;
+        server
+    }
+
+    pub(crate) async fn no_server(&self) {
+        until("no server", async || self.control.servers(LONG).await.unwrap().is_empty().then_some(())).await;
+    }
+
+    /// Starts a client of our uid, with more in its environment.
+    pub(crate) fn client(&self, environment: &[(&str, &str)]) -> Client {
+        self.client_of(None, environment)
+    }
+
+    /// Of another uid, which only root may.
+    pub(crate) fn client_of(&self, uid: Option<u32>, environment: &[(&str, &str)]) -> Client {
+        let mut command = self.setup.command(Path::new(STAND_IN));
+        if let Some(uid) = uid {
+            std::os::unix::process::CommandExt::uid(&mut command, uid);
+        }
+        command.arg("client").envs(environment.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Client { child, lines }
+    }
+
+    /// Kills it as a crash would.
+    pub(crate) fn kill(&mut self) {
+        let _gone = self.child.kill();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A client; killed when dropped.
+pub(crate) struct Client {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Client {
+    pub(crate) fn pid(&self) -> Pid {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// What it says next; nothing when it has ended.
+    pub(crate) fn next(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    /// Lets it end.
+    pub(crate) fn end(mut self) {
+        self.child.stdin.take().unwrap().write_all(b"end\n").unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+/// Asks until there is an answer.
+pub(crate) async fn until<T>(what: &str, ask: impl AsyncFn() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(started.elapsed() < LONG, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+pub(crate) fn signal(pid: Pid, signal: nix::sys::signal::Signal) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+}
+
+/// A uid that is not ours, if we may be it and it may run our programs.
+pub(crate) fn another_uid(check: &str) -> Option<u32> {
+    let uid = 65_534;
+    let mut command = Command::new(STAND_IN);
+    std::os::unix::process::CommandExt::uid(&mut command, uid);
+    let may = nix::unistd::geteuid().is_root() && command.stderr(Stdio::null()).status().is_ok();
+    if !may {
+        println!("SKIPPED {check}: only root can be two users, and uid {uid} must reach {STAND_IN}");
+    }
+    may.then_some(uid)
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    std::env::split_paths(&paths).map(|dir| dir.join(name)).find(|path| path.is_file())
+}

@@ -1,0 +1,90 @@
+//! The daemon's one ear.
+
+use std::{process::Stdio, time::Duration};
+
+use gpush_mps::{
+    control::{Control, ControlError},
+    session::SessionError,
+    value::Percentage,
+};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
+
+use crate::daemon::{LONG, Setup};
+
+pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
+    let daemon = setup.start().await;
+    let control = std::sync::Arc::new(Control::of(&daemon.setup.pipe));
+    let asked = (0..20).map(|_| {
+        let control = std::sync::Arc::clone(&control);
+        tokio::spawn(async move { control.default_percentage(LONG).await })
+    });
+    for asked in asked.collect::<Vec<_>>() {
+        assert_eq!(asked.await.unwrap().unwrap(), Percentage::ALL);
+    }
+    // Each with an ear of its own: they get in each other's way, and ask again.
+    let asked = (0..20).map(|_| {
+        let control = Control::of(&daemon.setup.pipe);
+        tokio::spawn(async move { control.default_percentage(LONG).await })
+    });
+    for asked in asked.collect::<Vec<_>>() {
+        assert_eq!(asked.await.unwrap().unwrap(), Percentage::ALL);
+    }
+}
+
+pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is_gone(setup: Setup) {
+    let daemon = setup.start().await;
+    let sit_down = || {
+        let mut prompt = daemon.setup.command(&daemon.setup.control_program());
+        prompt.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let mut prompt = sit_down();
+    let control = &daemon.control;
+    // It has its ear a moment after it starts, unless we had it just then: then it ends.
+    let busy = loop {
+        if let Err(error) = control.default_percentage(Duration::from_millis(300)).await {
+            break error;
+        }
+        if prompt.try_wait().unwrap().is_some() {
+            prompt = sit_down();
+        }
+    };
+    assert!(matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. })), "{busy:?}");
+    drop(prompt.stdin.take());
+    prompt.wait().unwrap();
+    assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
+}
+
+/// Any user can: the door for clients is everybody's.
+pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
+    let daemon = setup.start().await;
+    let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    let at = UnixAddr::new(&daemon.setup.pipe.join("control")).unwrap();
+    socket::connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &at).unwrap();
+    let stopped = daemon.control.default_percentage(Duration::from_millis(300)).await.unwrap_err();
+    assert!(matches!(stopped, ControlError::Session(SessionError::Silent { .. })), "{stopped:?}");
+    drop(fd);
+    assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
+}
+
+pub(crate) async fn the_front_end_says_nothing_by_its_status(setup: Setup) {
+    let daemon = setup.start().await;
+    let asked = |lines: &str| {
+        let mut front = daemon.setup.command(&daemon.setup.control_program());
+        let mut front = front.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Without a daemon it ends before it reads.
+        let _unread = std::io::Write::write_all(&mut front.stdin.take().unwrap(), lines.as_bytes());
+        let ended = front.wait_with_output().unwrap();
+        let said = [ended.stdout, ended.stderr].concat();
+        (ended.status.code(), String::from_utf8(said).unwrap())
+    };
+    let lines = "get_default_active_thread_percentage\nfoo\n\nget_server_list\nset_default_client_priority 3";
+    let said = "100.0\nUnknown command \"foo\"\nUnknown command \"\"\nInvalid priority value - must be 0 or 1!\n";
+    assert_eq!(asked(lines), (Some(0), said.to_owned()));
+    assert_eq!(asked(""), (Some(0), String::new()));
+    daemon.control.quit(None, LONG).await.unwrap();
+    let gone = crate::daemon::until("it ends", async || {
+        let (status, said) = asked("get_server_list\n");
+        (status == Some(1)).then_some(said)
+    });
+    assert_eq!(gone.await, "Cannot find MPS control daemon process\n");
+}

@@ -1,0 +1,30 @@
+//! The processes that have GPUs open, as `/proc` would show them: `proc` in the host's directory.
+
+use std::io;
+use std::os::unix::fs::symlink;
+
+use super::{Host, HostError};
+
+/// Directory, in a host's own, of the processes that have GPUs open.
+pub const PROC: &str = "proc";
+
+impl Host {
+    /// Shows there that a process has a GPU's device node open; all else of it is as in the real `/proc`.
+    /// A process that ends is gone from there too: its links lead nowhere.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn show_open(&self, gpu: u32, pid: u32) -> Result<(), HostError> {
+        let dir = self.dir().join(PROC).join(pid.to_string());
+        let minor = self.hardware().slots[gpu as usize].identity.minor;
+        let links = ["cmdline", "comm", "cgroup"].map(|name| (dir.join(name), format!("/proc/{pid}/{name}")));
+        let node = (dir.join("fd").join(gpu.to_string()), format!("/dev/nvidia{minor}"));
+        let laid = std::fs::create_dir_all(dir.join("fd")).and_then(|()| {
+            links.into_iter().chain([node]).try_for_each(|(link, target)| match symlink(target, link) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                Ok(()) | Err(_) => Ok(()),
+            })
+        });
+        laid.map_err(|cause| HostError::io("cannot make", &dir, cause))
+    }
+}
