@@ -15,11 +15,13 @@ use crate::{
     events::Events,
     held::Held,
     http::{desk::Desk, kept::Kept},
+    mps::Mps,
     observe::Observer,
     operation::Operations,
     outside::Outside,
     overrides::Overrides,
     people::People,
+    processes::Strays,
     reload::Reloads,
     settings::Settings,
     startup::Startup,
@@ -61,6 +63,10 @@ pub(crate) struct Agent {
     pub(crate) conditions: Conditions,
     /// Layouts that stand above the config's.
     pub(crate) overrides: Overrides,
+    /// MPS daemons, and shares of their targets.
+    pub(crate) mps: Mps,
+    /// What was done about processes without a share.
+    pub(crate) strays: Strays,
     /// What was lost, for which managed GPUs are held.
     pub(crate) held: Held,
     /// Of those who change the state of the host, one at a time.

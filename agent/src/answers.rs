@@ -39,7 +39,15 @@ impl Key {
     /// # Errors
     /// When it can't be recorded.
     pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
-        self.record(tx, Some(operation), 202)
+        self.record(tx, Some(operation), 202, serde_json::Value::Null)
+    }
+
+    /// Records that what has this number answers the request.
+    ///
+    /// # Errors
+    /// When it can't be recorded.
+    pub(crate) fn keep_with(&self, tx: &mut Tx<'_>, number: u64) -> Result<(), StoreError> {
+        self.record(tx, None, 200, number.into())
     }
 
     /// Records that the request was carried out at once.
@@ -47,10 +55,16 @@ impl Key {
     /// # Errors
     /// When it can't be recorded.
     pub(crate) fn keep_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
-        self.record(tx, None, 200)
+        self.record(tx, None, 200, serde_json::Value::Null)
     }
 
-    fn record(&self, tx: &mut Tx<'_>, operation: Option<OperationId>, status: u16) -> Result<(), StoreError> {
+    fn record(
+        &self,
+        tx: &mut Tx<'_>,
+        operation: Option<OperationId>,
+        status: u16,
+        body: serde_json::Value,
+    ) -> Result<(), StoreError> {
         let expires_at = tx.now().checked_add(KEPT).unwrap_or(jiff::Timestamp::MAX);
         tx.keep_answer(NewAnswer {
             uid: self.uid,
@@ -58,8 +72,8 @@ impl Key {
             request: &self.request,
             operation,
             status,
-            // What it was about, as it is whenever it is asked, says it better.
-            body: serde_json::Value::Null,
+            // What it was about, as it is whenever it is asked, says it better: it is named at most.
+            body,
             expires_at,
         })
     }
@@ -84,6 +98,14 @@ impl Key {
             Some(operation) => agent.operations.get(&operation.to_string()).await.map(Some),
             None => Ok(None),
         }
+    }
+
+    /// The number of what answered the request. To be asked in its turn.
+    ///
+    /// # Errors
+    /// When the key was used for another request.
+    pub(crate) async fn answered_with(&self, agent: &Shared) -> Result<Option<u64>, ApiError> {
+        Ok(self.kept(agent).await?.and_then(|kept| kept.body.as_u64()))
     }
 
     /// Whether the request was carried out before.

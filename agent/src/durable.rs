@@ -8,8 +8,8 @@ use std::{
 use gpush_api::{ApiError, Code};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, Intent, Lost, NewAudit, Note, OpenError, Opened, OperationId, Options, Override,
-    Scope, Store, StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, Intent, Lost, MpsShare, MpsTarget, NewAudit, Note, OpenError, Opened, OperationId,
+    Options, Override, Scope, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{apply::Part, operation};
@@ -32,6 +32,10 @@ pub(crate) struct Remembered {
     pub(crate) conditions: Vec<(Condition, Option<Part>)>,
     /// Overrides, those past their time included.
     pub(crate) overrides: Vec<Override>,
+    /// Shares of MPS targets.
+    pub(crate) mps_shares: Vec<MpsShare>,
+    /// What was made of MPS targets above their rules.
+    pub(crate) mps_targets: Vec<MpsTarget>,
     /// Generation of what is wanted.
     pub(crate) generation: u64,
     /// What was last noticed about the memory of each GPU, by UUID.
@@ -57,7 +61,10 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
         }
     }
     let boot = boot_id.to_owned();
-    let cleared = store.write_ending(move |tx| tx.forget_conditions_of_other_boots(&boot));
+    let cleared = store.write_ending(move |tx| {
+        tx.forget_mps_of_other_boots()?;
+        tx.forget_conditions_of_other_boots(&boot)
+    });
     if let Err(error) = cleared.wait() {
         tracing::warn!("conditions of an earlier boot can't be cleared: {error}");
     }
@@ -75,16 +82,31 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
         let unfinished = view.unfinished()?;
         let superseded = superseded(view, &unfinished)?;
         let left = (unfinished, superseded);
-        Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation()))
+        let mps = (view.mps_shares()?, view.mps_targets()?);
+        Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), mps))
     });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
     // taken over.
-    let (last_boot, left, conditions, noticed, overrides, generation) = remembered.wait().unwrap_or_else(|error| {
-        tracing::error!("what the agent before left can't be read: {error}");
-        Default::default()
-    });
+    let (last_boot, left, conditions, noticed, overrides, generation, (mps_shares, mps_targets)) =
+        remembered.wait().unwrap_or_else(|error| {
+            tracing::error!("what the agent before left can't be read: {error}");
+            Default::default()
+        });
     let (unfinished, superseded) = left;
-    Ok(Remembered { store, notes, last_boot, unfinished, superseded, conditions, overrides, generation, noticed, lost })
+    Ok(Remembered {
+        store,
+        notes,
+        last_boot,
+        unfinished,
+        superseded,
+        conditions,
+        overrides,
+        mps_shares,
+        mps_targets,
+        generation,
+        noticed,
+        lost,
+    })
 }
 
 /// What was promised about GPUs does not outlive a boot, and neither does its loss: one of another

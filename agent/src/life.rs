@@ -43,12 +43,14 @@ use crate::{
     logging::{self, Log},
     maintenance,
     manager::{self, Say, say},
+    mps::{self, Mps},
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
     outside::Outside,
     overrides::{self, Overrides},
     people::People,
+    processes,
     reload::{self, Wish},
     settings::Settings,
     signals::{self, Asked, Signals},
@@ -104,7 +106,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     // A filter of the command line is not the config's to change.
     let level = arguments.log.is_none().then_some(&log);
-    let here = Here { boot, host_root: arguments.host_root.clone(), outside, early };
+    let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
+    let here = Here { boot, host_root: arguments.host_root.clone(), outside, early, mps_dir, mps_programs };
     let result = runtime.block_on(serve(settings, here, remembered, doors, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
@@ -121,6 +124,10 @@ struct Here {
     outside: Outside,
     /// What was asked by signal so far.
     early: signals::Early,
+    /// Directory of MPS daemons.
+    mps_dir: PathBuf,
+    /// Directory of NVIDIA's MPS programs, if not the config's.
+    mps_programs: Option<PathBuf>,
 }
 
 /// The sockets to serve.
@@ -170,7 +177,7 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
 
 async fn serve(
     settings: Settings,
-    Here { boot, host_root, outside, early }: Here,
+    Here { boot, host_root, outside, early, mps_dir, mps_programs }: Here,
     remembered: Remembered,
     doors: Doors,
     options: Options,
@@ -189,6 +196,8 @@ async fn serve(
         superseded,
         conditions,
         overrides,
+        mps_shares,
+        mps_targets,
         generation,
         noticed,
         lost,
@@ -209,6 +218,8 @@ async fn serve(
         events,
         under_way: Default::default(),
         conditions: Conditions::of_the_store(store.clone(), conditions, noticed),
+        mps: Mps::new(mps_dir, mps_programs, mps_shares, mps_targets),
+        strays: Default::default(),
         held: Held::new(lost),
         reloads,
         store,
@@ -251,6 +262,8 @@ async fn serve(
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
     let expiry = tokio::spawn(overrides::expire(Arc::clone(&agent)));
+    let mps = tokio::spawn(mps::run(Arc::clone(&agent)));
+    let strays = tokio::spawn(processes::run(Arc::clone(&agent)));
 
     let ended = loop {
         tokio::select! {
@@ -280,7 +293,7 @@ async fn serve(
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry);
+    let _ = tokio::join!(startup, expiry, mps, strays);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());
     publishing.abort();

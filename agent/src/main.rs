@@ -32,12 +32,14 @@ mod listen;
 mod logging;
 mod maintenance;
 mod manager;
+mod mps;
 mod observe;
 mod operation;
 mod options;
 mod outside;
 mod overrides;
 mod people;
+mod processes;
 mod redact;
 mod reload;
 mod request;
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
     match &arguments.command {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
         Some(options::Command::Beside { dir }) => return beside::keeper::main(dir),
+        Some(options::Command::MpsDaemon { dir }) => return mps::exec::main(dir),
         #[cfg(feature = "man")]
         Some(options::Command::Man) => {
             let written = options::man_page().and_then(|page| std::io::Write::write_all(&mut std::io::stdout(), &page));

@@ -78,6 +78,14 @@ pub(crate) struct Arguments {
     #[arg(long, env = "GPUSH_NVIDIA_SMI", value_name = "FILE", hide = true)]
     pub(crate) nvidia_smi: Option<PathBuf>,
 
+    /// Directory of MPS daemons [default: /run/gpush-mps, $XDG_RUNTIME_DIR/gpush-mps when not root]
+    #[arg(long, env = "GPUSH_MPS_DIR", value_name = "DIR")]
+    pub(crate) mps_dir: Option<PathBuf>,
+
+    /// Directory of NVIDIA's MPS programs, where the config has its default
+    #[arg(long, env = "GPUSH_MPS_PROGRAMS", value_name = "DIR", hide = true)]
+    pub(crate) mps_programs: Option<PathBuf>,
+
     /// systemd-run, as if systemd were the service manager
     #[arg(long, env = "GPUSH_SYSTEMD_RUN", value_name = "FILE", hide = true)]
     pub(crate) systemd_run: Option<PathBuf>,
@@ -96,6 +104,12 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Beside {
         /// Directory of the run.
+        dir: PathBuf,
+    },
+    /// Becomes the MPS control daemon of a target.
+    #[command(hide = true)]
+    MpsDaemon {
+        /// Directory of the target.
         dir: PathBuf,
     },
     /// Prints the man page.
@@ -134,6 +148,8 @@ pub(crate) struct Paths {
     pub(crate) state_dir: PathBuf,
     /// File with the boot id.
     pub(crate) boot_id_file: PathBuf,
+    /// Directory of MPS daemons.
+    pub(crate) mps_dir: PathBuf,
 }
 
 /// A default that can't be made out, with the option that replaces it.
@@ -203,6 +219,12 @@ impl Paths {
                 }
             },
         };
+        let mps_dir = match &arguments.mps_dir {
+            Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
+            None if here.root => crate::mps::SYSTEM.into(),
+            // Beside the socket, where its user's own things are.
+            None => here.runtime_dir.as_ref().map_or_else(|| state_dir.join("mps"), |dir| dir.join("gpush-mps")),
+        };
         Ok(Self {
             config,
             config_named: arguments.config.is_some(),
@@ -210,6 +232,7 @@ impl Paths {
             admin_socket: arguments.admin_socket.clone(),
             state_dir,
             boot_id_file: arguments.boot_id_file.clone(),
+            mps_dir,
         })
     }
 }

@@ -35,10 +35,10 @@ const COMMAND: usize = 256;
 
 /// A process, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Person {
-    uid: u32,
-    user: Option<String>,
-    command: Option<String>,
+pub(crate) struct Person {
+    pub(crate) uid: u32,
+    pub(crate) user: Option<String>,
+    pub(crate) command: Option<String>,
 }
 
 enum Question {
@@ -108,15 +108,20 @@ impl People {
         }
     }
 
+    /// Who processes are, as far as it is found out in time.
+    pub(crate) async fn processes(&self, pids: Vec<u32>) -> HashMap<u32, Person> {
+        if pids.is_empty() {
+            return HashMap::new();
+        }
+        self.ask(|answer| Question::Processes(pids, answer)).await.unwrap_or_default()
+    }
+
     /// Writes uid, user and command line into the processes of a reading.
     pub(crate) async fn name(&self, reading: &mut Reading) {
         let mut pids: Vec<u32> = processes(reading).filter_map(|process| process.pid).collect();
         pids.sort_unstable();
         pids.dedup();
-        if pids.is_empty() {
-            return;
-        }
-        let Some(known) = self.ask(|answer| Question::Processes(pids, answer)).await else { return };
+        let known = self.processes(pids).await;
         for process in processes_mut(reading) {
             if let Some(person) = process.pid.and_then(|pid| known.get(&pid)) {
                 process.uid = Some(person.uid);

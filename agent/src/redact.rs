@@ -40,7 +40,12 @@ pub(crate) fn event(what: &mut Happening, asker: &Asker) {
         Happening::Operation(change) => actor(&mut change.operation.by, asker),
         Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, asker)),
         // What they hold everybody may read elsewhere.
-        Happening::Gpu(_) | Happening::Config(_) | Happening::Driver(_) | Happening::Xid(_) | Happening::Resync(_) => {}
+        Happening::Gpu(_)
+        | Happening::Config(_)
+        | Happening::Driver(_)
+        | Happening::Xid(_)
+        | Happening::Mps(_)
+        | Happening::Resync(_) => {}
     }
 }
 

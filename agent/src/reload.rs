@@ -110,6 +110,7 @@ pub(crate) async fn carry_out(
     match take(agent, wish, live).await {
         Ok(reloaded) => {
             agent.startup.reloaded();
+            agent.mps.settle();
             Ok(reloaded)
         }
         Err(error) => Err(agent.settings.refuse(error)),

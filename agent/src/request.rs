@@ -38,6 +38,21 @@ impl Request {
         path: &str,
         why: WhyRequest,
     ) -> Result<Self, ApiError> {
+        let key = header.of(asker.peer.uid, path, &why);
+        Self::with(agent, asker, what, key, why.reason.as_deref()).await
+    }
+
+    /// Of a request with another body, whose key is known.
+    ///
+    /// # Errors
+    /// As [`Request::of`].
+    pub(crate) async fn with(
+        agent: &Shared,
+        asker: &Asker,
+        what: &str,
+        key: Option<Key>,
+        why: Option<&str>,
+    ) -> Result<Self, ApiError> {
         let user = agent.people.user(asker.peer.uid).await;
         if !asker.admin {
             return Err(asker.denied(what, user.as_deref(), &agent.settings.config().access));
@@ -45,8 +60,7 @@ impl Request {
         if let Some(why) = &agent.read_only {
             return Err(why.clone());
         }
-        let key = header.of(asker.peer.uid, path, &why);
-        let reason = why.reason.as_deref().map(reason).transpose()?.filter(|reason| !reason.is_empty());
+        let reason = why.map(reason).transpose()?.filter(|reason| !reason.is_empty());
         Ok(Self { by: asker.actor(user), reason, key })
     }
 

@@ -95,8 +95,7 @@ impl Beside {
     /// # Errors
     /// When it was not run at all.
     pub(crate) async fn run(&self, job: Job) -> Result<Ended, ApiError> {
-        let program = trust::check(&job.program, nix::unistd::geteuid().as_raw())
-            .map_err(|error| refused(&job.program, &error))?;
+        let program = Self::may_run(&job.program)?;
         let spec = Spec {
             program,
             name: job.program.clone(),
@@ -127,13 +126,13 @@ impl Beside {
         Ok(ended)
     }
 
-    /// Whether a program may be run: it is there, and nobody but root or ourselves can have written it.
+    /// The file behind a program, if it may be run: it is there, and nobody but root or ourselves can have
+    /// written it.
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn may_run(program: &str) -> Result<(), ApiError> {
-        let trusted = trust::check(program, nix::unistd::geteuid().as_raw());
-        trusted.map(|_| ()).map_err(|error| refused(program, &error))
+    pub(crate) fn may_run(program: &str) -> Result<PathBuf, ApiError> {
+        trust::check(program, nix::unistd::geteuid().as_raw()).map_err(|error| refused(program, &error))
     }
 
     /// Steps of an operation that still run.

@@ -28,7 +28,11 @@ pub(crate) async fn run(agent: Shared) {
                 // Without a driver there is nothing to compare: that is an event of its own.
                 if let Ok(host) = agent.observer.known() {
                     let seen = view::compose(&agent, &Asker::agent(), host);
-                    gpus.differences(&seen).into_iter().for_each(|change| agent.events.publish(change));
+                    let changes = gpus.differences(&seen);
+                    if !changes.is_empty() {
+                        agent.mps.settle();
+                    }
+                    changes.into_iter().for_each(|change| agent.events.publish(change));
                 }
             }
             Ok(()) = status.changed() => {

@@ -16,9 +16,11 @@ mod host;
 mod if_match;
 pub(crate) mod kept;
 mod mig;
+mod mps;
 pub(crate) mod openapi;
 mod operations;
 mod overrides;
+mod processes;
 
 use axum::{
     Router,
@@ -48,6 +50,17 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/recover", post(host::recover))
         .route("/v1/mig/plan", post(mig::plan))
         .route("/v1/mig/apply", post(mig::apply))
+        .route("/v1/mps", get(mps::list))
+        .route("/v1/mps/{target}", get(mps::one))
+        .route("/v1/mps/{target}/start", post(mps::start))
+        .route("/v1/mps/{target}/stop", post(mps::stop))
+        .route("/v1/mps/{target}/restart", post(mps::restart))
+        .route("/v1/mps/{target}/drain", post(mps::drain))
+        .route("/v1/mps/{target}/settings", post(mps::set))
+        .route("/v1/mps/{target}/shares", post(mps::take))
+        .route("/v1/mps/{target}/logs", get(mps::logs))
+        .route("/v1/mps/shares/{id}", delete(mps::end))
+        .route("/v1/processes", get(processes::list))
         .route("/v1/operations", get(operations::list))
         .route("/v1/operations/{id}", get(operations::one))
         .route("/v1/operations/{id}/cancel", post(operations::cancel))

@@ -21,7 +21,7 @@ pub(super) async fn show() -> impl IntoResponse {
 pub(crate) fn from_code() -> Result<String, serde_json::Error> {
     use utoipa::OpenApi;
 
-    use super::{audit, config, events, gpus, health, host, mig, openapi, operations, overrides};
+    use super::{audit, config, events, gpus, health, host, mig, mps, openapi, operations, overrides, processes};
 
     #[derive(OpenApi)]
     #[openapi(
@@ -33,6 +33,7 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
         paths(
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
             host::enter, host::leave, host::recover, mig::plan, mig::apply,
+            mps::list, mps::one, mps::start, mps::stop, mps::restart, mps::drain, mps::set, mps::take, mps::logs, mps::end, processes::list,
             operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
             config::diff, config::reload, overrides::list, overrides::end, openapi::show
         ),
@@ -40,6 +41,7 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
             (name = "gpus", description = "GPUs and their profiles"),
             (name = "host", description = "What concerns the host with all its GPUs"),
             (name = "mig", description = "MIG layouts"),
+            (name = "mps", description = "MPS daemons and shares of them"),
             (name = "operations", description = "Plans being carried out"),
             (name = "events", description = "What changes, as it happens"),
             (name = "audit", description = "Who changed what"),

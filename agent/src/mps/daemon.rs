@@ -12,15 +12,14 @@
 //! The directory is what admission is made of: while a daemon does not serve, nobody reaches its
 //! sockets. What is known of it is published after each turn, for whoever looks.
 
-use std::{
-    collections::BTreeSet,
-    path::PathBuf,
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings, MpsUsers};
 use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
-use gpush_mps::control::{Control, ControlError};
+use gpush_mps::{
+    command::Command,
+    control::{Control, ControlError},
+};
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -33,6 +32,7 @@ use super::{
     place::{Place, Spec},
     settings,
 };
+use crate::beside::Beside;
 
 /// How long one question to a daemon may take.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -54,6 +54,8 @@ const WAITING: usize = 64;
 pub(crate) struct Wanted {
     /// By its rule, and what was set above it.
     pub(crate) policy: MpsPolicy,
+    /// The GPU that the target is, or is of.
+    pub(crate) gpu_uuid: String,
     /// How its life goes.
     pub(crate) supervision: Policy,
     /// Between two looks at its health.
@@ -81,6 +83,8 @@ pub(super) enum Do {
     Restart,
     /// These users, and no others, may have clients.
     Users(BTreeSet<u32>),
+    /// Told that this client shall end its work.
+    Terminate(i32),
     /// Looked at now.
     Look,
 }
@@ -143,11 +147,6 @@ impl Daemon {
     /// What is known of it.
     pub(crate) fn seen(&self) -> Seen {
         self.seen.borrow().clone()
-    }
-
-    /// Follows what is known of it.
-    pub(crate) fn follow(&self) -> watch::Receiver<Seen> {
-        self.seen.clone()
     }
 
     /// Has something done, and waits until it is, or was refused.
@@ -282,6 +281,7 @@ impl Life {
             Do::Leave(within) => self.step(Event::Leave(within)).await,
             Do::Restart => self.step(Event::Restart).await,
             Do::Users(users) => return self.have_users(users).await,
+            Do::Terminate(client) => self.terminate(client).await,
             Do::Look => self.look().await,
         }
         Ok(())
@@ -291,7 +291,8 @@ impl Life {
     async fn started(&mut self) -> Result<(), ApiError> {
         match self.machine.state() {
             State::BackingOff { .. } | State::GivenUp | State::Stopped => {
-                let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
+                let mut error =
+                    ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
                 error.causes.clone_from(&self.trouble);
                 Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
             }
@@ -457,18 +458,21 @@ impl Life {
         let Some(wanted) = &self.wanted else {
             return Err(ApiError::new(Code::Internal, "it is not known how it is wanted"));
         };
-        let internal = |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());
+        let internal =
+            |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());
         self.place.is_short()?;
-        let control = crate::beside::trusted(&wanted.control.to_string_lossy())?;
-        let server = crate::beside::trusted(&wanted.server.to_string_lossy())?;
+        let control = Beside::may_run(&wanted.control.to_string_lossy())?;
+        Beside::may_run(&wanted.server.to_string_lossy())?;
         let before = self.spec.as_ref();
         let spec = Spec {
             target: self.target.clone(),
             uuid: self.uuid.clone(),
+            gpu_uuid: wanted.gpu_uuid.clone(),
             tenure: before.map_or(1, |spec| spec.tenure),
             user: before.and_then(|spec| spec.user),
             control,
-            servers: server.parent().map(Into::into).unwrap_or_default(),
+            name: wanted.control.clone(),
+            servers: wanted.server.parent().map(Into::into).unwrap_or_default(),
             logs: wanted.logs.clone(),
             settings: wanted.policy.settings.clone(),
         };
@@ -480,15 +484,22 @@ impl Life {
         Ok(spec)
     }
 
+    /// Has a client end its work on the GPU.
+    async fn terminate(&self, client: i32) {
+        let Some(control) = &self.control else { return };
+        let Some((server, _)) = self.health.clients.iter().find(|(_, one)| *one == client) else { return };
+        let command = Command::TerminateClient { server: *server, client };
+        if let Err(error) = control.say(&command, DEADLINE).await {
+            tracing::warn!(mps = self.target, "client {client} can't be told to end: {error}");
+        }
+    }
+
     /// Tells the daemon to end. Its process tells whether it does.
     async fn quit(&mut self) {
-        let Some(control) = &self.control else { return };
-        for (server, client) in &self.health.clients {
-            let command = gpush_mps::command::Command::TerminateClient { server: *server, client: *client };
-            if let Err(error) = control.say(&command, DEADLINE).await {
-                tracing::warn!(mps = self.target, "client {client} can't be told to end: {error}");
-            }
+        for (_, client) in &self.health.clients {
+            self.terminate(*client).await;
         }
+        let Some(control) = &self.control else { return };
         if let Err(error) = control.quit(Some(INTERRUPT), DEADLINE).await {
             tracing::warn!(mps = self.target, "the daemon can't be told to end: {error}");
         }

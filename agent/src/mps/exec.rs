@@ -8,10 +8,7 @@
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::unix::{
-        fs::OpenOptionsExt,
-        process::CommandExt,
-    },
+    os::unix::{fs::OpenOptionsExt, process::CommandExt},
     path::Path,
     process::{Command, ExitCode},
     sync::{Arc, atomic::AtomicBool},
@@ -66,12 +63,13 @@ fn daemon(place: &Place, spec: &Spec, lock: File, log: File) -> io::Error {
         Ok(both) => both,
         Err(error) => return error,
     };
-    let programs = spec.control.parent().unwrap_or_else(|| Path::new("/usr/bin"));
-    let search = match std::env::join_paths([programs, spec.servers.as_path()]) {
+    // The server is looked for there by its name, and nothing else is.
+    let search = match std::env::join_paths([spec.servers.as_path()]) {
         Ok(search) => search,
         Err(error) => return io::Error::other(error),
     };
     Command::new(&spec.control)
+        .arg0(&spec.name)
         .arg("-f")
         .env_clear()
         .env("PATH", search)

@@ -144,7 +144,10 @@ pub(super) fn silence(error: &ControlError, place: &Place, spec: Option<&Spec>) 
     let pipe = spec.map(|spec| place.pipe(spec.tenure));
     match (error, pipe) {
         (ControlError::Session(SessionError::Absent { .. }), Some(pipe)) if !pipe.exists() => {
-            format!("its pipe directory {} was deleted: it serves whom it has, and nobody else can reach it", pipe.display())
+            format!(
+                "its pipe directory {} was deleted: it serves whom it has, and nobody else can reach it",
+                pipe.display()
+            )
         }
         (error, _) => {
             let mut words = error.to_string();

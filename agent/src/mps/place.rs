@@ -42,13 +42,17 @@ pub(crate) struct Spec {
     pub(crate) target: String,
     /// UUID of the GPU or MIG device.
     pub(crate) uuid: String,
+    /// UUID of the GPU that it is, or is of.
+    pub(crate) gpu_uuid: String,
     /// Number of the pipe directory.
     pub(crate) tenure: u32,
     /// Whose it is; nobody's yet without.
     #[serde(default)]
     pub(crate) user: Option<u32>,
-    /// `nvidia-cuda-mps-control`, as it was checked.
+    /// `nvidia-cuda-mps-control`: the file that was checked.
     pub(crate) control: PathBuf,
+    /// The name that it is called by.
+    pub(crate) name: PathBuf,
     /// Directory of `nvidia-cuda-mps-server`.
     pub(crate) servers: PathBuf,
     /// Directory of its logs.
@@ -240,9 +244,11 @@ mod tests {
         Spec {
             target: "g5d1b03a2".to_owned(),
             uuid: "GPU-5d1b03a2".to_owned(),
+            gpu_uuid: "GPU-5d1b03a2".to_owned(),
             tenure,
             user: None,
             control: "/usr/bin/nvidia-cuda-mps-control".into(),
+            name: "/usr/bin/nvidia-cuda-mps-control".into(),
             servers: "/usr/bin".into(),
             logs: base.join("logs"),
             settings: MpsSettings::default(),

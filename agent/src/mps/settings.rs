@@ -39,7 +39,9 @@ pub(super) async fn put(
     }
     let limit = control.default_memory_limit(deadline).await?;
     if limit != wanted.memory_limit_mib.map(shown) {
-        let words = |limit: Option<_>| limit.map_or_else(|| "none".to_owned(), |limit: gpush_api::MemoryLimit| limit.to_string());
+        let words = |limit: Option<_>| {
+            limit.map_or_else(|| "none".to_owned(), |limit: gpush_api::MemoryLimit| limit.to_string())
+        };
         differed.push(format!("memory limit {}, not {}", words(limit), words(wanted.memory_limit_mib)));
         control.set_default_memory_limit(wanted.memory_limit_mib, deadline).await?;
     }

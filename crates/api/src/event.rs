@@ -12,6 +12,7 @@ use crate::{
     error::ApiError,
     gpu::{GpuState, Placement},
     health::Driver,
+    mps::MpsState,
     operation::{Actor, OperationSummary, StepState},
 };
 
@@ -45,6 +46,8 @@ pub enum Happening {
     Driver(DriverChange),
     /// The driver reported an error of a GPU.
     Xid(Xid),
+    /// An MPS daemon is in another state.
+    Mps(Box<MpsChange>),
     /// Somebody changed something else that the agent keeps.
     Change(Change),
     /// Events are missing here: ask for the state anew.
@@ -66,6 +69,8 @@ pub enum EventKind {
     Driver,
     /// [`Xid`].
     Xid,
+    /// [`MpsChange`].
+    Mps,
     /// [`Change`].
     Change,
     /// [`Resync`]; comes whatever kinds are asked for.
@@ -74,8 +79,8 @@ pub enum EventKind {
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Operation, Self::Gpu, Self::Config, Self::Driver, Self::Xid, Self::Change, Self::Resync];
+    pub const ALL: [Self; 8] =
+        [Self::Operation, Self::Gpu, Self::Config, Self::Driver, Self::Xid, Self::Mps, Self::Change, Self::Resync];
 
     /// As it is written in JSON, in `?kinds=` and as the stream's `event:`.
     #[must_use]
@@ -86,6 +91,7 @@ impl EventKind {
             Self::Config => "config",
             Self::Driver => "driver",
             Self::Xid => "xid",
+            Self::Mps => "mps",
             Self::Change => "change",
             Self::Resync => "resync",
         }
@@ -102,6 +108,7 @@ impl Happening {
             Self::Config(_) => EventKind::Config,
             Self::Driver(_) => EventKind::Driver,
             Self::Xid(_) => EventKind::Xid,
+            Self::Mps(_) => EventKind::Mps,
             Self::Change(_) => EventKind::Change,
             Self::Resync(_) => EventKind::Resync,
         }
@@ -175,6 +182,25 @@ pub struct InstanceSeen {
     pub placement: Placement,
     /// Ids of its compute instances.
     pub compute: Vec<u32>,
+}
+
+/// An MPS daemon as it is now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct MpsChange {
+    /// Short name of its target.
+    pub target: String,
+    /// UUID of the GPU or MIG device.
+    pub uuid: String,
+    /// UUID of the GPU that it is, or is of.
+    pub gpu_uuid: String,
+    /// Index of that; `None` while it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<u32>,
+    /// Where it is in its life.
+    pub state: MpsState,
+    /// Why.
+    pub reasons: Vec<String>,
 }
 
 /// A reload of the config.

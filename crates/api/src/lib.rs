@@ -25,7 +25,7 @@ pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
 pub use error::{ApiError, Code, STOPPING};
 pub use event::{
-    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen,
+    Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, MpsChange,
     OperationChange, Resync, ResyncReason, Xid,
 };
 pub use gpu::{

@@ -6,10 +6,11 @@
 
 use std::time::Duration;
 
+use gpush_api::{MemoryLimit, Percentage};
+
 use crate::{
     command::{Command, Pid},
-    control::{Control, ControlError, not_set, shown, strange},
-    value::{MemoryLimit, Percentage},
+    control::{Control, ControlError, limit, not_set, shown, strange},
 };
 
 /// A row of the table of clients.
@@ -49,15 +50,14 @@ impl Control {
         if has == to { Ok(()) } else { Err(not_set(to, has)) }
     }
 
-    /// Pinned memory limit of a server's next clients in the daemon's words, whole GiB from one on; `None`
-    /// without one, and from a server that is busy.
+    /// Pinned memory limit of a server's next clients, of which the daemon shows whole GiB; `None` without one,
+    /// and from a server that is busy.
     ///
     /// # Errors
     /// Those of [`Control::say`].
-    pub async fn memory_limit(&self, server: Pid, deadline: Duration) -> Result<Option<String>, ControlError> {
-        let text = self.text(Command::MemoryLimit(server), deadline).await?;
-        let text = text.trim();
-        Ok((!text.is_empty()).then(|| text.to_owned()))
+    pub async fn memory_limit(&self, server: Pid, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
+        let command = Command::MemoryLimit(server);
+        limit(command, &self.text(command, deadline).await?)
     }
 
     /// Sets the pinned memory limit of a server's next clients, and reads it back as far as the daemon shows it.
@@ -67,7 +67,8 @@ impl Control {
     pub async fn set_memory_limit(&self, server: Pid, to: MemoryLimit, deadline: Duration) -> Result<(), ControlError> {
         self.text(Command::SetMemoryLimit(server, to), deadline).await?;
         let has = self.memory_limit(server, deadline).await?;
-        if has.as_deref() == Some(shown(to).as_str()) { Ok(()) } else { Err(not_set(to, has.unwrap_or_default())) }
+        let words = has.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
+        if has == Some(shown(to)) { Ok(()) } else { Err(not_set(to, words)) }
     }
 
     /// Ends a server once its clients are gone, or by SIGINT at once. Its process tells when it has ended.

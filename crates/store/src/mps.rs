@@ -97,7 +97,16 @@ pub struct MpsTarget {
     /// What was set in place of the rule's settings.
     pub set: Option<MpsSettings>,
     /// Compute mode of the GPU before MPS, to be put back.
-    pub compute_mode: Option<String>,
+    pub compute_mode: Option<ModeBefore>,
+}
+
+/// A compute mode that was there before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModeBefore {
+    /// NVIDIA's name of it.
+    pub mode: String,
+    /// Boot in which it was: the driver forgets it with that.
+    pub boot_id: String,
 }
 
 impl Record for MpsTarget {
@@ -173,11 +182,22 @@ impl Tx<'_> {
         Ok(old)
     }
 
-    /// Ends the shares of any boot but this one.
+    /// A compute mode that is there now, on this boot.
+    #[must_use]
+    pub fn mode_before(&self, mode: &str) -> ModeBefore {
+        ModeBefore { mode: mode.to_owned(), boot_id: self.boot_id.to_owned() }
+    }
+
+    /// Ends the shares of any boot but this one, and forgets the compute modes of others.
     ///
     /// # Errors
     /// When it can't be written.
-    pub fn forget_mps_shares_of_other_boots(&mut self) -> Result<(), StoreError> {
+    pub fn forget_mps_of_other_boots(&mut self) -> Result<(), StoreError> {
+        for target in self.view().mps_targets()? {
+            if target.compute_mode.as_ref().is_some_and(|before| before.boot_id != self.boot_id) {
+                self.set_mps_target(&MpsTarget { compute_mode: None, ..target })?;
+            }
+        }
         for share in self.view().mps_shares()? {
             if share.boot_id != self.boot_id {
                 self.end_mps_share(share.id)?;

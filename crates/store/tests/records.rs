@@ -9,8 +9,8 @@ mod scene;
 use gpush_api::OperationState;
 use gpush_api::{ApiError, Code, StepState};
 use gpush_store::{
-    Answer, AuditQuery, Bounds, ConditionKind, MpsTarget, NewAnswer, NewCondition, Note, OperationId, Options, Scope,
-    Store, StoreError,
+    Answer, AuditQuery, Bounds, ConditionKind, ModeBefore, MpsTarget, NewAnswer, NewCondition, Note, OperationId,
+    Options, Scope, Store, StoreError,
 };
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
@@ -372,7 +372,7 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
         target: "GPU-0".to_owned(),
         stopped_by: Some(scene::actor(0)),
         set: None,
-        compute_mode: Some("default".to_owned()),
+        compute_mode: Some(ModeBefore { mode: "DEFAULT".to_owned(), boot_id: options().boot_id }),
     };
     let kept = target.clone();
     store.write(move |tx| tx.set_mps_target(&kept)).wait().unwrap();
@@ -385,12 +385,12 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
     let empty = MpsTarget { target: "GPU-0".to_owned(), ..MpsTarget::default() };
     store.write(move |tx| tx.set_mps_target(&empty)).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), []);
-    store.write_ending(|tx| tx.forget_mps_shares_of_other_boots()).wait().unwrap();
+    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap().len(), 1, "of this boot");
     drop(store);
 
     let options = Options { boot_id: "another".to_owned(), ..Options::default() };
     let store = Store::open(scratch.path(), options).unwrap().store;
-    store.write_ending(|tx| tx.forget_mps_shares_of_other_boots()).wait().unwrap();
+    store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap(), []);
 }

@@ -11,7 +11,7 @@ use super::{
     audit::object,
     gpu,
     look::{BAD, NOTE, PLAIN, QUIET, broken, pad, paint, width},
-    operation,
+    mps, operation,
     status::gpu_numbers,
     table::{BELOW, PROSE},
 };
@@ -44,6 +44,12 @@ fn known(event: &Event, look: &Look) -> String {
                 (Some(gi), Some(ci)) => format!(" in GI {gi} CI {ci}"),
             };
             (about, ("xid", BAD), format!("Xid {}{instance}", xid.xid))
+        }
+        Happening::Mps(change) => {
+            let about = change.gpu.map_or_else(|| change.target.clone(), |gpu| format!("GPU {gpu}"));
+            let of = if change.uuid == change.gpu_uuid { String::new() } else { format!(" of {}", change.uuid) };
+            let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
+            (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
@@ -158,7 +164,8 @@ fn of_driver(change: &DriverChange) -> (String, (&'static str, anstyle::Style), 
 #[cfg(test)]
 mod tests {
     use gpush_api::{
-        ApiError, Change, Code, Driver, GpuState, OperationState, OperationSummary, Placement, Resync, StepState, Xid,
+        ApiError, Change, Code, Driver, GpuState, MpsChange, MpsState, OperationState, OperationSummary, Placement,
+        Resync, StepState, Xid,
     };
 
     use super::*;
@@ -236,6 +243,14 @@ mod tests {
                 error: Some(error("the driver is not loaded")),
             }),
             Happening::Xid(Xid { gpu: Some(3), uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
+            Happening::Mps(Box::new(MpsChange {
+                target: "g5d1b03a2".into(),
+                uuid: "GPU-5d1b03a2".into(),
+                gpu_uuid: "GPU-5d1b03a2".into(),
+                gpu: Some(0),
+                state: MpsState::BackingOff,
+                reasons: vec!["the daemon was ended by signal 9".into(), "it is started again by itself".into()],
+            })),
             Happening::Change(Change {
                 action: "operation.cancel".into(),
                 object: "op-17".into(),

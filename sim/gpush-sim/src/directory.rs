@@ -84,7 +84,7 @@ fn fabric_manager(dir: &Path) -> std::io::Result<()> {
 /// The environment of programs on a host.
 pub(crate) struct Environment {
     /// Variables that are set.
-    pub(crate) set: [(&'static str, PathBuf); 6],
+    pub(crate) set: [(&'static str, PathBuf); 8],
     /// Directories that are put before what a variable has.
     pub(crate) prepended: [(&'static str, PathBuf); 2],
 }
@@ -100,6 +100,8 @@ impl Environment {
                 ("GPUSH_STATE_DIR", dir.join(AGENT).join("state")),
                 ("GPUSH_PROC", dir.join(PROC)),
                 ("GPUSH_NVIDIA_SMI", dir.join("bin/nvidia-smi")),
+                ("GPUSH_MPS_DIR", dir.join(AGENT).join("mps")),
+                ("GPUSH_MPS_PROGRAMS", dir.join("bin")),
             ],
             prepended: [("LD_LIBRARY_PATH", dir.join("lib")), ("PATH", dir.join("bin"))],
         }

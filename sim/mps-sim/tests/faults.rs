@@ -8,11 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpush_api::{MpsServerState, Percentage};
 use gpush_mps::{
-    control::{Control, ControlError, ServerState},
+    control::{Control, ControlError},
     lock,
     session::{SessionError, Stage},
-    value::Percentage,
 };
 use mps_sim::fault::{FaultFile, Kind};
 
@@ -165,9 +165,9 @@ async fn never_active_and_server_dies() {
     daemon.fault(Kind::NeverActive, None);
     let server = daemon.server().await;
     tokio::time::sleep(SHORT).await;
-    assert_eq!(daemon.control.server_state(server, LONG).await.unwrap(), ServerState::Initializing);
+    assert_eq!(daemon.control.server_state(server, LONG).await.unwrap(), MpsServerState::Initializing);
     daemon.faults.clear(None).unwrap();
-    until(async || (daemon.control.server_state(server, LONG).await.unwrap() == ServerState::Active).then_some(()))
+    until(async || (daemon.control.server_state(server, LONG).await.unwrap() == MpsServerState::Active).then_some(()))
         .await;
     daemon.fault(Kind::ServerDies, None);
     daemon.control.shutdown_server(server, true, LONG).await.unwrap();

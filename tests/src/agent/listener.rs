@@ -121,6 +121,7 @@ pub fn state(event: &Event) -> Option<(&str, OperationState)> {
         | Happening::Config(_)
         | Happening::Driver(_)
         | Happening::Xid(_)
+        | Happening::Mps(_)
         | Happening::Change(_)
         | Happening::Resync(_) => None,
     }

@@ -58,7 +58,7 @@ fn programs(agent: &Shared, reset: &Reset) -> Result<(), ApiError> {
     let change = &agent.settings.config().mode_change;
     let systemctl = (!reset.services.is_empty()).then(|| change.systemctl.clone());
     let programs = reset.hooks.iter().cloned().chain(systemctl).chain([agent.outside.nvidia_smi(change)]);
-    programs.into_iter().try_for_each(|program| Beside::may_run(&program))
+    programs.into_iter().try_for_each(|program| Beside::may_run(&program).map(|_| ()))
 }
 
 /// Whether this is a virtual machine: the processor says so to whoever runs in one.

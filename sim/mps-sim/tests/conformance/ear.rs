@@ -2,10 +2,10 @@
 
 use std::{process::Stdio, time::Duration};
 
+use gpush_api::Percentage;
 use gpush_mps::{
     control::{Control, ControlError},
     session::SessionError,
-    value::Percentage,
 };
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 

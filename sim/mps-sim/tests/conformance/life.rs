@@ -2,11 +2,11 @@
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
+use gpush_api::Percentage;
 use gpush_mps::{
     control::{Control, ControlError},
     lock,
     session::SessionError,
-    value::Percentage,
 };
 use nix::sys::signal::Signal;
 

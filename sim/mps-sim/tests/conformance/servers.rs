@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use gpush_mps::{
-    control::{ControlError, ServerState},
-    value::{MemoryLimit, Percentage},
-};
+use gpush_api::{MemoryLimit, MpsServerState, Percentage};
+use gpush_mps::control::ControlError;
 use mps_sim::fault::Kind;
 
 use crate::daemon::{Daemon, LONG, Setup, Trait, is_alive, until};
@@ -15,7 +13,7 @@ fn own_uid() -> u32 {
 }
 
 /// The state, of daemons that know it.
-async fn state(daemon: &Daemon, server: i32) -> Option<ServerState> {
+async fn state(daemon: &Daemon, server: i32) -> Option<MpsServerState> {
     match daemon.control.server_state(server, LONG).await {
         Ok(state) => Some(state),
         Err(ControlError::Unknown(_)) if !daemon.has(Trait::KnowsServerStatus).await => None,
@@ -51,17 +49,17 @@ pub(crate) async fn a_server_is_started_listed_set_and_shut_down(setup: Setup) {
     let daemon = setup.start().await;
     let control = &daemon.control;
     control.set_default_percentage("40".parse().unwrap(), LONG).await.unwrap();
-    control.set_default_memory_limit("2G".parse().unwrap(), LONG).await.unwrap();
+    control.set_default_memory_limit("2G".parse().ok(), LONG).await.unwrap();
     control.start_server(own_uid(), LONG).await.unwrap();
     let server = daemon.ready_server().await;
-    assert!(matches!(state(&daemon, server).await, Some(ServerState::Active) | None));
+    assert!(matches!(state(&daemon, server).await, Some(MpsServerState::Active) | None));
     // Again for the same user is nothing.
     control.start_server(own_uid(), LONG).await.unwrap();
     assert_eq!(control.servers(LONG).await.unwrap(), [server]);
     // The defaults were handed on at its start, and later ones are not.
     control.set_default_percentage("70".parse().unwrap(), LONG).await.unwrap();
     assert_eq!(control.percentage(server, LONG).await.unwrap().tenths(), 400);
-    assert_eq!(control.memory_limit(server, LONG).await.unwrap().as_deref(), Some("2G"));
+    assert_eq!(control.memory_limit(server, LONG).await.unwrap(), "2G".parse().ok());
     control.set_percentage(server, "12.5".parse().unwrap(), LONG).await.unwrap();
     assert_eq!(daemon.says(&format!("set_active_thread_percentage {server} 0")).await, ["12.5"]);
     for limit in ["1536M", "512M", "8G"] {
@@ -111,7 +109,7 @@ pub(crate) async fn a_server_that_is_not_ready_is_busy(setup: Setup) {
     let daemon = setup.start().await;
     daemon.control.start_server(own_uid(), LONG).await.unwrap();
     let server = daemon.server().await;
-    assert!(matches!(state(&daemon, server).await, Some(ServerState::Initializing) | None));
+    assert!(matches!(state(&daemon, server).await, Some(MpsServerState::Initializing) | None));
     let busy = daemon.control.percentage(server, LONG).await.unwrap_err();
     assert!(matches!(busy, ControlError::ServerBusy), "{busy:?}");
     assert_eq!(daemon.control.clients(server, LONG).await.unwrap(), [] as [i32; 0]);
@@ -133,7 +131,7 @@ pub(crate) async fn a_fatal_exception_ends_the_server_when_its_clients_have_gone
     daemon.setup.faults().add(Kind::Fault, None, Some(1), None).unwrap();
     assert_eq!(client.next(), "fault");
     daemon.logs("Server encountered a fatal exception. Shutting down").await;
-    assert!(matches!(state(&daemon, server).await, Some(ServerState::Fault) | None));
+    assert!(matches!(state(&daemon, server).await, Some(MpsServerState::Fault) | None));
     let mut next = daemon.client(&[]);
     daemon.logs("push client to pending list").await;
     assert_eq!(daemon.control.servers(LONG).await.unwrap(), [server]);

@@ -2,11 +2,8 @@
 
 use std::process::Stdio;
 
-use gpush_mps::{
-    control::ControlError,
-    lock,
-    value::{MemoryLimit, Percentage, Priority},
-};
+use gpush_api::{MemoryLimit, Percentage, Priority};
+use gpush_mps::{control::ControlError, lock};
 
 use crate::daemon::{LONG, Setup, Trait, another_uid};
 
@@ -30,8 +27,10 @@ pub(crate) async fn what_is_set_is_read_back(setup: Setup) {
     assert_eq!(control.default_memory_limit(LONG).await.unwrap(), None);
     for text in ["1M", "512M", "1536M", "8G", "80G"] {
         let limit: MemoryLimit = text.parse().unwrap();
-        control.set_default_memory_limit(limit, LONG).await.unwrap_or_else(|e| panic!("{text}: {e}"));
+        control.set_default_memory_limit(Some(limit), LONG).await.unwrap_or_else(|e| panic!("{text}: {e}"));
     }
+    control.set_default_memory_limit(None, LONG).await.unwrap();
+    assert_eq!(control.default_memory_limit(LONG).await.unwrap(), None);
     for priority in [Priority::BelowNormal, Priority::Normal] {
         control.set_default_priority(priority, LONG).await.unwrap();
     }

@@ -1,0 +1,223 @@
+//! `/v1/mps`: targets that are shared through MPS, their daemons, and shares of them.
+
+use std::sync::Arc;
+
+use axum::{Json, extract::State, http::StatusCode, response::Response};
+use gpush_api::{
+    Code, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest, MpsShare, MpsShareRequest, MpsShareTaken,
+};
+use serde::Deserialize;
+
+use super::{
+    desk,
+    extract::{Body, Parameters, Part},
+    failure::Failure,
+};
+use crate::{
+    agent::Shared,
+    answers::Header,
+    auth::Asker,
+    mps::{self, Act},
+    request::{self, Request},
+};
+
+/// Lines of each log that are shown unless another number is asked for, and most of them.
+const LINES: (usize, usize) = (50, 2000);
+
+/// Targets that are shared through MPS, by GPU.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/mps", operation_id = "listMps", tag = "mps",
+    responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Response, Failure> {
+    let list =
+        async |agent: Shared, asker: Asker| -> Result<Vec<MpsDaemon>, Failure> { Ok(mps::all(&agent, &asker).await) };
+    desk::answer(agent, asker, StatusCode::OK, list).await
+}
+
+/// One target, its daemon looked at now.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/mps/{target}", operation_id = "getMps", tag = "mps",
+    params(("target" = String, Path, description = "Index of a GPU, `0:2g.20gb@2`, short name, or UUID or its beginning")),
+    responses((status = 200, description = "The answer", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn one(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Part(target): Part,
+) -> Result<Json<MpsDaemon>, Failure> {
+    Ok(Json(mps::one(&agent, &asker, &target).await?))
+}
+
+/// Starts a daemon that was stopped, or given up.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsEndRequest,
+    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn start(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(target): Part,
+    Body(how): Body<MpsEndRequest>,
+) -> Result<Json<MpsDaemon>, Failure> {
+    act(agent, asker, header, target, Act::Start, how).await
+}
+
+/// Stops a daemon; it stays so until it is started. Refused under clients unless they shall be ended.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsEndRequest,
+    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn stop(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(target): Part,
+    Body(how): Body<MpsEndRequest>,
+) -> Result<Json<MpsDaemon>, Failure> {
+    act(agent, asker, header, target, Act::Stop, how).await
+}
+
+/// Stops a daemon and starts another. Refused under clients unless they shall be ended.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsEndRequest,
+    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn restart(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(target): Part,
+    Body(how): Body<MpsEndRequest>,
+) -> Result<Json<MpsDaemon>, Failure> {
+    act(agent, asker, header, target, Act::Restart, how).await
+}
+
+/// Lets nobody in any more, and stops the daemon when its clients have ended, or their time is up.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsEndRequest,
+    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn drain(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(target): Part,
+    Body(how): Body<MpsEndRequest>,
+) -> Result<Json<MpsDaemon>, Failure> {
+    act(agent, asker, header, target, Act::Drain, how).await
+}
+
+async fn act(
+    agent: Shared,
+    asker: Asker,
+    header: Header,
+    target: String,
+    act: Act,
+    how: MpsEndRequest,
+) -> Result<Json<MpsDaemon>, Failure> {
+    let path = format!("/v1/mps/{target}/{}", act.verb());
+    let key = header.of(asker.peer.uid, &path, &how);
+    let request = Request::with(&agent, &asker, "start and stop MPS daemons", key, None).await?;
+    let (of, text) = (asker.clone(), target.clone());
+    let once = request
+        .once(&agent, move |agent, request| async move { mps::act(&agent, &of, &text, act, how, request).await });
+    match once.await? {
+        Some(daemon) => Ok(Json(daemon)),
+        None => Ok(Json(mps::one(&agent, &asker, &target).await?)),
+    }
+}
+
+/// Sets what clients may have, above the config's rule.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
+    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
+    responses((status = 200, description = "What came of it", body = MpsSet), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn set(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(target): Part,
+    Body(change): Body<MpsSetRequest>,
+) -> Result<Json<MpsSet>, Failure> {
+    let key = header.of(asker.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
+    let request = Request::with(&agent, &asker, "change MPS settings", key, None).await?;
+    let (of, text) = (asker.clone(), target.clone());
+    let once =
+        request.once(&agent, move |agent, request| async move { mps::set(&agent, &of, &text, change, request).await });
+    match once.await? {
+        Some(set) => Ok(Json(set)),
+        None => {
+            let daemon = mps::one(&agent, &asker, &target).await?;
+            Ok(Json(MpsSet { daemon, reaches: vec!["it was set by this request before".to_owned()] }))
+        }
+    }
+}
+
+/// Takes a share of a target, for whoever asks.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    post, path = "/v1/mps/{target}/shares", operation_id = "takeMpsShare", tag = "mps", request_body = MpsShareRequest,
+    params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request takes one share")),
+    responses((status = 200, description = "The share, and the environment of its clients", body = MpsShareTaken), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn take(
+    State(agent): State<Shared>,
+    asker: Asker,
+    header: Header,
+    Part(target): Part,
+    Body(wanted): Body<MpsShareRequest>,
+) -> Result<Json<MpsShareTaken>, Failure> {
+    if let Some(why) = &agent.read_only {
+        return Err(why.clone().into());
+    }
+    let key = header.of(asker.peer.uid, &format!("/v1/mps/{target}/shares"), &wanted);
+    let shared = Arc::clone(&agent);
+    let taking = async move { mps::take_share(&shared, &asker, &target, wanted, key).await };
+    Ok(Json(request::whole(&agent, taking).await?))
+}
+
+/// Gives a share back. Its clients go on, without it.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    delete, path = "/v1/mps/shares/{id}", operation_id = "endMpsShare", tag = "mps",
+    params(("id" = String, Path, description = "Such as s12")),
+    responses((status = 200, description = "The share, as it was", body = MpsShare), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn end(State(agent): State<Shared>, asker: Asker, Part(id): Part) -> Result<Json<MpsShare>, Failure> {
+    let shared = Arc::clone(&agent);
+    let ending = async move { mps::end_share(&shared, &asker, &id).await };
+    Ok(Json(request::to_the_end(&agent, ending).await?))
+}
+
+/// Parameters of logs.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Lines {
+    lines: Option<usize>,
+}
+
+/// The last lines of a daemon's logs, for admins: its clients' doings stand there.
+#[cfg_attr(feature = "openapi", utoipa::path(
+    get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
+    params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most")),
+    responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn logs(
+    State(agent): State<Shared>,
+    asker: Asker,
+    Part(target): Part,
+    Parameters(Lines { lines }): Parameters<Lines>,
+) -> Result<Response, Failure> {
+    if !asker.admin {
+        let user = agent.people.user(asker.peer.uid).await;
+        return Err(asker
+            .denied("read the logs of MPS daemons", user.as_deref(), &agent.settings.config().access)
+            .into());
+    }
+    let lines = match lines {
+        Some(lines) if lines > LINES.1 => {
+            let message = format!("lines is {lines}; at most {} are shown", LINES.1);
+            return Err(gpush_api::ApiError::new(Code::BadRequest, message).into());
+        }
+        lines => lines.unwrap_or(LINES.0),
+    };
+    let logs = async move |agent: Shared, asker: Asker| -> Result<MpsLogs, Failure> {
+        Ok(mps::logs_of(&agent, &asker, &target, lines).await?)
+    };
+    desk::answer(agent, asker, StatusCode::OK, logs).await
+}

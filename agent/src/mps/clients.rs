@@ -1,0 +1,142 @@
+//! Who computes through a daemon: the processes it names, whose they are, and which share each runs with.
+//!
+//! A client's environment names its share. That is a word of the client's own, so it only counts with the
+//! share's own user; it is shown, and nothing is granted by it.
+
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt};
+
+use gpush_api::{MpsClient, Process, ProcessKind};
+use gpush_store::MpsShare;
+
+use super::{
+    daemon::{Do, Seen},
+    view::SHARE_VARIABLE,
+};
+use crate::agent::Shared;
+
+/// Most of an environment that is read, bytes.
+const MOST: usize = 128 << 10;
+
+/// Start of a process in clock ticks since the boot; `None` when there is none.
+pub(crate) fn start(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in brackets and may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let state = rest.split_whitespace().next()?;
+    // A zombie has ended.
+    let start = rest.split_whitespace().nth(19)?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(start)
+}
+
+/// User of a process.
+pub(super) fn owner(pid: u32) -> Option<u32> {
+    Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
+}
+
+/// A target that is shared, as far as it matters for who belongs there.
+#[derive(Debug)]
+pub(crate) struct SharedTarget {
+    /// Pids of its servers.
+    pub(crate) servers: Vec<u32>,
+    /// Users that have a share of it.
+    pub(crate) holders: Vec<u32>,
+    shares: Vec<MpsShare>,
+}
+
+impl SharedTarget {
+    /// The share that a process runs with.
+    pub(crate) fn share_of(&self, process: &Process) -> Option<String> {
+        let named = share(process.pid?)?;
+        let own = |one: &MpsShare| format!("s{}", one.id) == named && Some(one.by.uid) == process.uid;
+        (process.kind == ProcessKind::MpsClient && self.shares.iter().any(own)).then_some(named)
+    }
+}
+
+/// What is shared of a GPU or MIG device; `None` when nothing is.
+pub(crate) fn sharing(agent: &Shared, uuid: &str) -> Option<SharedTarget> {
+    let entry = agent.mps.entries().get(uuid).cloned()?;
+    let servers = entry.daemon.seen().servers.iter().filter_map(|(pid, _)| u32::try_from(*pid).ok()).collect();
+    let shares = agent.mps.shares_of(uuid);
+    Some(SharedTarget { servers, holders: shares.iter().map(|share| share.by.uid).collect(), shares })
+}
+
+/// Has the daemon of a client end its work on the GPU.
+pub(crate) async fn terminate(agent: &Shared, pid: u32) {
+    let Ok(pid) = i32::try_from(pid) else { return };
+    let entries: Vec<_> = agent.mps.entries().values().cloned().collect();
+    for entry in entries.iter().filter(|entry| entry.daemon.seen().clients.iter().any(|(_, client)| *client == pid)) {
+        if let Err(error) = entry.daemon.have(Do::Terminate(pid)).await {
+            tracing::warn!(mps = entry.short, "{error}");
+        }
+    }
+}
+
+/// The clients of a daemon, with who they are.
+pub(super) async fn of(agent: &Shared, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsClient> {
+    let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
+    let people = agent.people.processes(pids).await;
+    let mut clients = Vec::new();
+    for (server, client) in &seen.clients {
+        let (Ok(server), Ok(pid)) = (u32::try_from(*server), u32::try_from(*client)) else { continue };
+        let person = people.get(&pid);
+        let uid = person.map(|person| person.uid);
+        let share =
+            share(pid).filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
+        clients.push(MpsClient {
+            pid: Some(pid),
+            server,
+            uid,
+            user: person.and_then(|person| person.user.clone()),
+            command: person.and_then(|person| person.command.clone()),
+            share,
+        });
+    }
+    clients
+}
+
+/// The share that a process's environment names.
+fn share(pid: u32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let environment = &environment[..environment.len().min(MOST)];
+    let prefix = format!("{SHARE_VARIABLE}=");
+    let word = environment.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(prefix.as_bytes()))?;
+    String::from_utf8(word.to_vec()).ok()
+}
+
+/// What goes on there that the daemon keeps nobody from, one sentence each.
+pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) -> Vec<String> {
+    let mut findings = Vec::new();
+    let without = clients.iter().filter(|client| client.share.is_none()).count();
+    if without > 0 {
+        let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };
+        findings.push(format!("{who} without a share: up to the daemon's own ceiling each"));
+    }
+    if let Some(most) =
+        seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
+    {
+        findings.push(format!("{} clients are there, {most} are wanted at most", clients.len()));
+    }
+    let mut uids: BTreeMap<u32, usize> = BTreeMap::new();
+    for uid in clients.iter().filter_map(|client| client.uid) {
+        *uids.entry(uid).or_default() += 1;
+    }
+    let holders: Vec<u32> = shares.iter().map(|share| share.by.uid).collect();
+    let strangers: usize = uids.iter().filter(|(uid, _)| !holders.contains(uid)).map(|(_, count)| count).sum();
+    if strangers > 0 && !holders.is_empty() {
+        findings.push(format!("{strangers} of its clients belong to users who have no share"));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_process_is_known_by_its_start_and_owner() {
+        let me = std::process::id();
+        assert!(start(me).is_some());
+        assert_eq!(owner(me), Some(nix::unistd::geteuid().as_raw()));
+        assert_eq!((start(u32::MAX - 1), owner(u32::MAX - 1)), (None, None));
+    }
+}

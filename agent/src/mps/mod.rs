@@ -1,0 +1,169 @@
+//! MPS on this host: one supervised control daemon for each target that the config shares so, and the
+//! shares that people took of them.
+//!
+//! ```text
+//! config, what stands on the GPUs ──► core::sharing: which targets ──┐
+//! store: stopped by hand, set above the rule, shares ────────────────┼──► settle ──► Daemon (a task each)
+//! /run/gpush-mps: daemons that an agent before left running ─────────┘                  │
+//!                                                              nvidia-cuda-mps-control ◄┘ one a target
+//! ```
+//!
+//! Daemons outlive the agent. One that starts finds them by their directories, before it has seen a GPU,
+//! and goes on with them; whether they are still wanted it asks once it can.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `targets` | which daemons there shall be, and seeing to it |
+//! | `daemon` | the life of one: hands of the machine in `core::supervisor` |
+//! | `hands` | starting, waiting for and killing its process |
+//! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
+//! | `place`, `acl` | its directory, and who may look into it |
+//! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
+//! | `compute_mode` | the GPU's compute mode, and putting it back |
+//! | `shares` | who took which part |
+//! | `clients` | who computes there, and with which share |
+//! | `act` | what people may do with a daemon |
+//! | `view` | as the API shows it |
+
+mod acl;
+mod act;
+mod clients;
+mod compute_mode;
+mod daemon;
+pub(crate) mod exec;
+mod hands;
+mod health;
+mod logs;
+mod place;
+mod settings;
+mod shares;
+mod targets;
+mod view;
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use gpush_core::sharing::Target;
+use gpush_store::{MpsShare, MpsTarget};
+use tokio::sync::Notify;
+
+use self::daemon::Daemon;
+pub(crate) use self::{
+    act::{Act, act, set},
+    clients::{SharedTarget, sharing, start as start_of, terminate},
+    shares::{end as end_share, take as take_share},
+    targets::run,
+    view::{all, logs_of, one},
+};
+
+/// Directory of daemons on a host whose system directories are ours.
+pub(crate) const SYSTEM: &str = "/run/gpush-mps";
+
+/// What the agent knows of MPS.
+#[derive(Debug)]
+pub(crate) struct Mps {
+    /// Directory below which each target has its own.
+    base: PathBuf,
+    /// NVIDIA's programs, where the config has its default.
+    programs: Option<PathBuf>,
+    /// By UUID of the target.
+    entries: Mutex<BTreeMap<String, Entry>>,
+    shares: Mutex<Vec<MpsShare>>,
+    /// What is on record of targets, by UUID.
+    records: Mutex<BTreeMap<String, MpsTarget>>,
+    /// Why targets that the config wants can't be, one sentence each.
+    findings: Mutex<Vec<String>>,
+    /// Of those who change shares or records, one at a time.
+    turn: tokio::sync::Mutex<()>,
+    wake: Notify,
+}
+
+/// A target, and who lives for its daemon.
+#[derive(Debug, Clone)]
+struct Entry {
+    /// Short name.
+    short: String,
+    /// The GPU that it is, or is of.
+    gpu_uuid: String,
+    /// As the config wants it; `None` for one that only a daemon is left of.
+    target: Option<Target>,
+    daemon: Daemon,
+}
+
+impl Mps {
+    /// With daemons below `base`; `programs` is where NVIDIA's are looked for in place of the config's
+    /// default.
+    pub(crate) fn new(
+        base: PathBuf,
+        programs: Option<PathBuf>,
+        shares: Vec<MpsShare>,
+        records: Vec<MpsTarget>,
+    ) -> Self {
+        let records = records.into_iter().map(|record| (record.target.clone(), record)).collect();
+        Self {
+            base,
+            programs,
+            entries: Mutex::default(),
+            shares: Mutex::new(shares),
+            records: Mutex::new(records),
+            findings: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            wake: Notify::new(),
+        }
+    }
+
+    /// Has it looked again which daemons there shall be.
+    pub(crate) fn settle(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Whether there is anything of MPS on this host.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.entries().is_empty()
+    }
+
+    /// Where logs go: where the config says, and beside the daemons of a host that is not the system's.
+    fn log_directory(&self, configured: &str, usual: &str) -> PathBuf {
+        if configured == usual && self.base != std::path::Path::new(SYSTEM) {
+            return self.base.join("logs");
+        }
+        PathBuf::from(configured)
+    }
+
+    /// Why targets that the config wants can't be, one sentence each.
+    pub(crate) fn findings(&self) -> Vec<String> {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn find(&self, findings: Vec<String>) {
+        let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        for finding in findings.iter().filter(|finding| !found.contains(finding)) {
+            tracing::warn!("not shared through MPS: {finding}");
+        }
+        *found = findings;
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shares(&self) -> MutexGuard<'_, Vec<MpsShare>> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn records(&self) -> MutexGuard<'_, BTreeMap<String, MpsTarget>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self, uuid: &str) -> MpsTarget {
+        let record = self.records().get(uuid).cloned();
+        record.unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() })
+    }
+
+    fn shares_of(&self, uuid: &str) -> Vec<MpsShare> {
+        self.shares().iter().filter(|share| share.target == uuid).cloned().collect()
+    }
+}

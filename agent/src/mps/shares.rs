@@ -1,0 +1,291 @@
+//! Shares: parts of a target that people take, each with a ceiling for its clients.
+//!
+//! ```text
+//! asked ─► the daemon serves, and has room, and no other user's clients ─► on record ─► its user is let in
+//!   └────► refused: why, and what to do
+//! given back, its process ended, its time came, another boot ─► on record ─► its user, without another
+//!                                                               share, is let in no more
+//! ```
+//!
+//! What is handed out is an environment that cooperating clients keep. Who is let in is kept by the
+//! directory; how much they take beyond their share, by nobody but the daemon's own ceiling.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use gpush_api::{ApiError, Code, MpsPolicy, MpsSettings, MpsShare as Shown, MpsShareRequest, MpsShareTaken, MpsUsers};
+use gpush_core::sharing;
+use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Entry, clients as proc, daemon::Do, view};
+use crate::{agent::Shared, answers::Key, auth::Asker, request::who};
+
+/// Longest life of a share that ends by itself, seconds.
+const LONGEST: u64 = 366 * 24 * 3600;
+
+/// Takes a share of a target.
+///
+/// # Errors
+/// When the daemon does not serve, there is no room, or another user has it.
+pub(crate) async fn take(
+    agent: &Shared,
+    asker: &Asker,
+    text: &str,
+    request: MpsShareRequest,
+    key: Option<Key>,
+) -> Result<MpsShareTaken, ApiError> {
+    let (uuid, entry) = view::find(agent, asker, text)?;
+    let _turn = agent.mps.turn.lock().await;
+    if let Some(key) = &key
+        && let Some(id) = key.answered_with(agent).await?
+    {
+        let known = agent.mps.shares_of(&uuid).into_iter().find(|share| share.id == id);
+        return match known {
+            Some(share) => Ok(taken(&uuid, &entry, &share)),
+            None => Err(ApiError::new(Code::NotFound, format!("share s{id}, taken by this request before, has ended"))
+                .hint("ask for another one")),
+        };
+    }
+    let seen = entry.daemon.seen();
+    let label = view::label(&entry, &uuid);
+    let policy =
+        seen.policy.clone().filter(|_| view::admits(&seen)).ok_or_else(|| view::closed(&label, &entry, &seen))?;
+    let settings = settings(&label, &policy, &request)?;
+    if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
+        sharing::fits(&settings, memory, &label)?;
+    }
+    room(agent, asker, &label, &uuid, &entry, &policy, &settings)?;
+    let process = request.with_pid.map(|pid| process(asker, pid)).transpose()?;
+    let expires_at = request.for_s.map(until).transpose()?;
+    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let uid = by.uid;
+    // First: another user's clients may be in the way, and then nothing is on record.
+    let before: BTreeSet<u32> = agent.mps.shares_of(&uuid).iter().map(|share| share.by.uid).collect();
+    let mut users = before.clone();
+    users.insert(uid);
+    entry.daemon.have(Do::Users(users)).await?;
+    let new = NewMpsShare { target: uuid.clone(), by: by.clone(), settings, process, expires_at };
+    let short = entry.short.clone();
+    let written = agent.store.write(move |tx| {
+        let share = tx.take_mps_share(new.clone())?;
+        if let Some(key) = &key {
+            key.keep_with(tx, share.id)?;
+        }
+        tx.audit(NewAudit {
+            by: Some(by.clone()),
+            action: "mps.share".to_owned(),
+            object: format!("s{}", share.id),
+            result: "taken".to_owned(),
+            detail: serde_json::json!({ "target": short, "uuid": share.target, "percentage": share.settings.percentage }),
+        })?;
+        Ok(share)
+    });
+    let share = match written.await {
+        Ok(share) => share,
+        Err(error) => {
+            let _refused_already = entry.daemon.have(Do::Users(before)).await;
+            return Err(error.into());
+        }
+    };
+    tracing::info!(mps = entry.short, uid, "share s{} of {}% was taken", share.id, share.settings.percentage);
+    agent.mps.shares().push(share.clone());
+    Ok(taken(&uuid, &entry, &share))
+}
+
+/// What the share's clients may have: what was asked for, within what the daemon lets anybody have.
+fn settings(label: &str, policy: &MpsPolicy, request: &MpsShareRequest) -> Result<MpsSettings, ApiError> {
+    let ceiling = &policy.settings;
+    let percentage = request.percentage.unwrap_or(ceiling.percentage);
+    let bad = |what: String, cause: &str| {
+        Err(ApiError::new(Code::BadRequest, format!("{label}: {what}")).cause(cause).hint("ask for less"))
+    };
+    if percentage > ceiling.percentage {
+        let what =
+            format!("a share of {percentage}% is more than its daemon lets a client have, {}%", ceiling.percentage);
+        return bad(what, "a client can only go below the daemon's own percentage");
+    }
+    let memory_limit_mib = request.memory_limit_mib.or(ceiling.memory_limit_mib);
+    if let (Some(asked), Some(most)) = (memory_limit_mib, ceiling.memory_limit_mib)
+        && asked > most
+    {
+        return bad(format!("a memory limit of {asked} is more than its daemon lets a client have, {most}"), "");
+    }
+    let priority = request.priority.unwrap_or(ceiling.priority).max(ceiling.priority);
+    Ok(MpsSettings { percentage, memory_limit_mib, priority })
+}
+
+/// Refuses a share for which there is no room.
+fn room(
+    agent: &Shared,
+    asker: &Asker,
+    label: &str,
+    uuid: &str,
+    entry: &Entry,
+    policy: &MpsPolicy,
+    settings: &MpsSettings,
+) -> Result<(), ApiError> {
+    let shares = agent.mps.shares_of(uuid);
+    let show = format!("`gpushctl mps show {}` shows them", view::name(entry));
+    let others = shares.iter().find(|share| share.by.uid != asker.peer.uid);
+    if let Some(other) = others.filter(|_| policy.users == MpsUsers::One) {
+        let whose = if asker.may_see(Some(other.by.uid)) { who(&other.by) } else { "another user".to_owned() };
+        return Err(ApiError::new(Code::Conflict, format!("{label} is {whose}'s now"))
+            .cause("its MPS daemon serves one user at a time: another one's clients would hang until the first one's have ended")
+            .hint(format!("ask again when they have given their shares back; {show}"))
+            .retryable());
+    }
+    if shares.len() >= policy.max_clients as usize {
+        return Err(ApiError::new(
+            Code::Conflict,
+            format!("{label} has {} shares, as many as it may have clients", shares.len()),
+        )
+        .hint(format!("give one back: `gpushctl mps release SHARE`; {show}"))
+        .retryable());
+    }
+    let given: u32 = shares.iter().map(|share| u32::from(share.settings.percentage.tenths())).sum();
+    let most = policy.shares_percent.saturating_mul(10);
+    if given + u32::from(settings.percentage.tenths()) > most {
+        let percent = |tenths: u32| format!("{}%", f64::from(tenths) / 10.0);
+        return Err(ApiError::new(
+            Code::Conflict,
+            format!(
+                "{label} has {} of {} left, less than {}%",
+                percent(most.saturating_sub(given)),
+                percent(most),
+                settings.percentage
+            ),
+        )
+        .cause(format!("{} shares have {}", shares.len(), percent(given)))
+        .hint(format!("ask for less, or when one was given back; {show}"))
+        .retryable());
+    }
+    Ok(())
+}
+
+/// The process with whose end a share is to end: one of the asker's.
+fn process(asker: &Asker, pid: u32) -> Result<ProcessId, ApiError> {
+    let bad = |why: &str| {
+        Err(ApiError::new(Code::BadRequest, format!("a share can't end with process {pid}: {why}"))
+            .hint("name a process of yours that lasts as long as the share is needed, or a time"))
+    };
+    match (proc::start(pid), proc::owner(pid)) {
+        (Some(start), Some(uid)) if asker.admin || uid == asker.peer.uid => Ok(ProcessId { pid, start }),
+        (Some(_), Some(_)) => bad("it is another user's"),
+        (_, None) | (None, _) => bad("there is none"),
+    }
+}
+
+fn until(seconds: u64) -> Result<Timestamp, ApiError> {
+    let bad = || ApiError::new(Code::BadRequest, format!("a share can stand for 1 to {LONGEST} s, not {seconds}"));
+    if !(1..=LONGEST).contains(&seconds) {
+        return Err(bad());
+    }
+    let span = SignedDuration::from_secs(i64::try_from(seconds).map_err(|_| bad())?);
+    Timestamp::now().checked_add(span).map_err(|_| bad())
+}
+
+/// A share as it is handed out.
+fn taken(uuid: &str, entry: &Entry, share: &MpsShare) -> MpsShareTaken {
+    let seen = entry.daemon.seen();
+    let pipe = seen.pipe.map(|pipe| pipe.display().to_string()).unwrap_or_default();
+    let MpsSettings { percentage, memory_limit_mib, priority } = &share.settings;
+    let mut environment = vec![
+        ("CUDA_MPS_PIPE_DIRECTORY".to_owned(), pipe),
+        // By UUID: the daemon sees one device and calls it 0, whatever its index is.
+        ("CUDA_VISIBLE_DEVICES".to_owned(), uuid.to_owned()),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE".to_owned(), percentage.to_string()),
+    ];
+    if let Some(limit) = memory_limit_mib {
+        environment.push(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT".to_owned(), format!("0={limit}")));
+    }
+    environment.push(("CUDA_MPS_CLIENT_PRIORITY".to_owned(), priority.number().to_string()));
+    environment.push((view::SHARE_VARIABLE.to_owned(), format!("s{}", share.id)));
+    MpsShareTaken { share: shown(share, &entry.short), environment }
+}
+
+/// A share as the API shows it.
+pub(super) fn shown(share: &MpsShare, short: &str) -> Shown {
+    Shown {
+        id: format!("s{}", share.id),
+        target: short.to_owned(),
+        by: share.by.clone(),
+        settings: share.settings.clone(),
+        created_at: share.created_at,
+        with_pid: share.process.map(|process| process.pid),
+        expires_at: share.expires_at,
+    }
+}
+
+/// Gives a share back. Its clients go on, without share.
+///
+/// # Errors
+/// When there is none of that id, or it is another user's.
+pub(crate) async fn end(agent: &Shared, asker: &Asker, id: &str) -> Result<Shown, ApiError> {
+    let _turn = agent.mps.turn.lock().await;
+    let known = id.strip_prefix('s').and_then(|number| number.parse::<u64>().ok());
+    let share = known.and_then(|number| agent.mps.shares().iter().find(|share| share.id == number).cloned());
+    let Some(share) = share.filter(|share| asker.may_see(Some(share.by.uid))) else {
+        return Err(ApiError::new(Code::NotFound, format!("there is no share {id:?} of yours"))
+            .hint("`gpushctl mps show TARGET` shows them; one that has ended is gone"));
+    };
+    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    drop_share(agent, &share, Some(by), "given back").await?;
+    let short = agent.mps.entries().get(&share.target).map(|entry| entry.short.clone());
+    Ok(shown(&share, &short.unwrap_or_else(|| share.target.clone())))
+}
+
+async fn drop_share(
+    agent: &Shared,
+    share: &MpsShare,
+    by: Option<gpush_api::Actor>,
+    why: &'static str,
+) -> Result<(), ApiError> {
+    let (id, uuid, uid) = (share.id, share.target.clone(), share.by.uid);
+    let written = agent.store.write_ending(move |tx| {
+        tx.end_mps_share(id)?;
+        tx.audit(NewAudit {
+            by: by.clone(),
+            action: "mps.share".to_owned(),
+            object: format!("s{id}"),
+            result: why.to_owned(),
+            detail: serde_json::json!({ "uuid": uuid }),
+        })
+        .map(|_| ())
+    });
+    written.await?;
+    agent.mps.shares().retain(|one| one.id != id);
+    tracing::info!(uid, "share s{id} ended: {why}");
+    let entry = agent.mps.entries().get(&share.target).cloned();
+    if let Some(entry) = entry {
+        let users = agent.mps.shares_of(&share.target).iter().map(|one| one.by.uid).collect();
+        entry.daemon.have(Do::Users(users)).await?;
+    }
+    Ok(())
+}
+
+/// Whether there are shares that end by themselves.
+pub(super) fn end_by_themselves(agent: &Shared) -> bool {
+    agent.mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())
+}
+
+/// Ends the shares whose process has ended or whose time has come.
+pub(super) async fn expire(agent: &Shared) {
+    let now = Timestamp::now();
+    let over = |share: &MpsShare| {
+        let process = share.process.is_some_and(|one| proc::start(one.pid) != Some(one.start));
+        let time = share.expires_at.is_some_and(|at| at <= now);
+        match (process, time) {
+            (true, _) => Some("its process ended"),
+            (false, true) => Some("its time came"),
+            (false, false) => None,
+        }
+    };
+    let ended: Vec<_> = agent.mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
+    for (share, why) in ended {
+        let shared = Arc::clone(agent);
+        let _turn = shared.mps.turn.lock().await;
+        if let Err(error) = drop_share(agent, &share, None, why).await {
+            tracing::error!("share s{} can't be ended: {error}", share.id);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Which daemons there shall be, and seeing to it: whenever the config or what stands on a GPU is another.
+//!
+//! ```text
+//! a daemon was found, or its target is wanted ──► an entry, a task that lives for it
+//!    wanted ───────────────────────────────────► Want(policy): started, or set
+//!    not wanted, or stopped by hand ───────────► Want(nothing): drained, ended
+//!    its GPU can't be seen ────────────────────► left alone: what runs there may be in use
+//! gone, and not wanted ────────────────────────► no entry, no directory
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use gpush_api::{Gpu, GpuState, Happening, MpsChange, MpsPolicy};
+use gpush_core::{
+    config::Config,
+    sharing::{self, Target},
+    supervisor::State,
+};
+use tokio::{task::JoinSet, time::Instant};
+
+use super::{
+    Entry, Mps, compute_mode,
+    daemon::{Daemon, Do, Seen, Wanted},
+    place::Place,
+    shares, view,
+};
+use crate::{agent::Shared, auth::Asker, view as gpus_view};
+
+/// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
+const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
+
+/// Looks after the daemons until the agent stops. They go on.
+pub(crate) async fn run(agent: Shared) {
+    find(&agent);
+    // The first look may take as long as the driver does.
+    let mut next = Instant::now();
+    loop {
+        tokio::select! {
+            () = agent.stopping.cancelled() => return,
+            () = agent.mps.wake.notified() => {}
+            () = tokio::time::sleep_until(next) => {}
+        }
+        shares::expire(&agent).await;
+        settle(&agent).await;
+        next = Instant::now() + if shares::end_by_themselves(&agent) { LOOK.1 } else { LOOK.0 };
+    }
+}
+
+/// Goes on with the daemons that an agent before left running.
+fn find(agent: &Shared) {
+    for (place, spec) in Place::all(&agent.mps.base) {
+        let daemon = live(agent, &spec.target, &spec.uuid, place);
+        let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon };
+        agent.mps.entries().insert(spec.uuid, entry);
+    }
+}
+
+fn live(agent: &Shared, short: &str, uuid: &str, place: Place) -> Daemon {
+    let (shared, of) = (Arc::clone(agent), uuid.to_owned());
+    let target = short.to_owned();
+    let changed = move |seen: &Seen| {
+        let Some(entry) = shared.mps.entries().get(&of).cloned() else { return };
+        let name = view::name(&entry);
+        let (gpu_uuid, gpu) = (entry.gpu_uuid, entry.target.map(|target| target.gpu));
+        let state = view::state(&seen.state);
+        tracing::info!(mps = target, "the MPS daemon is {}", state.name());
+        let (uuid, target) = (of.clone(), target.clone());
+        let reasons = view::reasons(seen, &name);
+        shared.events.publish(Happening::Mps(Box::new(MpsChange { target, uuid, gpu_uuid, gpu, state, reasons })));
+        if seen.state == State::Stopped {
+            shared.mps.settle();
+        }
+    };
+    Daemon::of(short, uuid, place, changed)
+}
+
+/// Has each daemon be as it is wanted now.
+pub(super) async fn settle(agent: &Shared) {
+    let config = agent.settings.config();
+    let Ok(gpus) = gpus_view::gpus(agent, &Asker::agent()).await else { return };
+    let had: BTreeSet<String> = agent.mps.entries().keys().cloned().collect();
+    let found = sharing::decide(&config, &gpus, &had);
+    agent.mps.find(found.findings);
+    let targets: BTreeMap<String, Target> =
+        found.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
+    for target in targets.values() {
+        enter(agent, target);
+    }
+    let entries = agent.mps.entries().clone();
+    let mut settled = JoinSet::new();
+    for (uuid, entry) in entries {
+        let seen = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
+        let target = targets.get(&uuid).cloned();
+        if target.is_none() && (found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen)) {
+            continue;
+        }
+        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target)));
+        let agent = Arc::clone(agent);
+        settled.spawn(async move { one(&agent, &uuid, &entry, wanted).await });
+    }
+    settled.join_all().await;
+}
+
+/// Whether what is seen of a GPU tells that nothing on it is to be shared any more. One that is not even
+/// listed may come back with all that is on it.
+fn can_be_judged(gpu: Option<&Gpu>) -> bool {
+    gpu.is_some_and(|gpu| match gpu.state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
+        GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    })
+}
+
+/// Makes an entry for a target, or brings its entry up to date.
+fn enter(agent: &Shared, target: &Target) {
+    let mut entries = agent.mps.entries();
+    if let Some(entry) = entries.get_mut(&target.uuid) {
+        entry.target = Some(target.clone());
+        return;
+    }
+    let taken: BTreeSet<String> = entries.values().map(|entry| entry.short.clone()).collect();
+    let short = sharing::short_name(&target.uuid, &taken);
+    let place = Place::of(&agent.mps.base, &short);
+    let daemon = live(agent, &short, &target.uuid, place);
+    let entry = Entry { short, gpu_uuid: target.gpu_uuid.clone(), target: Some(target.clone()), daemon };
+    entries.insert(target.uuid.clone(), entry);
+}
+
+/// One daemon as it is wanted, with its compute mode before and after.
+async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
+    let stopped = agent.mps.record(uuid).stopped_by.is_some();
+    let full = entry.target.as_ref().filter(|target| target.full_gpu);
+    let is_wanted = wanted.is_some();
+    if let (Some(wanted), Some(target)) = (&wanted, full) {
+        // Before the daemon is there: nobody shall have come in past it.
+        compute_mode::take(agent, target, wanted.policy.compute_mode).await;
+    }
+    let want = if stopped { None } else { wanted };
+    if let Err(error) = entry.daemon.have(Do::Want(want)).await {
+        tracing::error!(mps = entry.short, "{error}");
+    }
+    let users = agent.mps.shares_of(uuid).iter().map(|share| share.by.uid).collect();
+    if let Err(error) = entry.daemon.have(Do::Users(users)).await {
+        tracing::error!(mps = entry.short, "{error}");
+    }
+    if is_wanted || entry.daemon.seen().state != State::Stopped {
+        return;
+    }
+    let place = Place::of(&agent.mps.base, &entry.short);
+    if place.is_taken() {
+        return;
+    }
+    // It is gone, and so is what it was for.
+    compute_mode::put_back(agent, uuid).await;
+    place.remove();
+    agent.mps.entries().remove(uuid);
+}
+
+/// How the daemon of a target shall be.
+fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target) -> Wanted {
+    let settings = &config.mps;
+    let set = mps.record(&target.uuid).set;
+    let policy = MpsPolicy { settings: set.unwrap_or_else(|| target.policy.settings.clone()), ..target.policy.clone() };
+    let program = |configured: &str, usual: &str| match &mps.programs {
+        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
+        Some(_) | None => PathBuf::from(configured),
+    };
+    let usual = gpush_core::config::Mps::default();
+    Wanted {
+        policy,
+        gpu_uuid: target.gpu_uuid.clone(),
+        supervision: settings.policy(),
+        health: Duration::from_secs(settings.health_s.into()),
+        control: program(&settings.control, &usual.control),
+        server: program(&settings.server, &usual.server),
+        logs: mps.log_directory(&settings.log_directory, &usual.log_directory).join(&entry.short),
+        log_bytes: u64::from(settings.log_mib) << 20,
+    }
+}

@@ -1,0 +1,219 @@
+//! Daemons as the API shows them, and finding the one that somebody means.
+
+use std::collections::BTreeMap;
+
+use gpush_api::{ApiError, Code, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState};
+use gpush_core::{
+    sharing::{self, Target},
+    supervisor::State,
+};
+
+use super::{
+    Entry, clients,
+    daemon::{Do, Seen},
+    logs, shares,
+};
+use crate::{agent::Shared, auth::Asker, redact};
+
+/// Names the share in a client's environment.
+pub(super) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
+
+/// Where a daemon is in its life.
+pub(super) fn state(state: &State) -> MpsState {
+    match state {
+        State::Stopped => MpsState::Stopped,
+        State::Starting { .. } => MpsState::Starting,
+        State::Ready { .. } => MpsState::Ready,
+        State::Hung { .. } => MpsState::Hung,
+        State::Fault { .. } => MpsState::Fault,
+        State::BackingOff { .. } => MpsState::BackingOff,
+        State::GivenUp => MpsState::GivenUp,
+        State::Draining { .. } => MpsState::Draining,
+        State::Stopping { .. } => MpsState::Stopping,
+    }
+}
+
+/// Whether clients are let in.
+pub(super) fn admits(seen: &Seen) -> bool {
+    seen.wanted && matches!(seen.state, State::Ready { .. })
+}
+
+/// Why a daemon is in its state.
+pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
+    let mut reasons = seen.trouble.clone();
+    let clients = seen.clients.len();
+    match &seen.state {
+        State::Hung { .. } if clients > 0 => {
+            reasons.push(format!("it is left alone for the sake of its {clients} clients: `gpushctl mps restart {short} --force` ends them"));
+        }
+        State::BackingOff { .. } => reasons.push(format!("it failed {} times and is started again by itself", seen.failures)),
+        State::GivenUp => reasons.push(format!(
+            "it failed {} times and is not started again by itself: `gpushctl mps start {short}`, when the cause is mended",
+            seen.failures
+        )),
+        State::Draining { .. } => reasons.push(format!("its {clients} clients may finish, and nobody is let in")),
+        State::Stopped
+        | State::Starting { .. }
+        | State::Ready { .. }
+        | State::Hung { .. }
+        | State::Fault { .. }
+        | State::Stopping { .. } => {}
+    }
+    reasons
+}
+
+/// A target in messages.
+pub(super) fn label(entry: &Entry, uuid: &str) -> String {
+    entry.target.as_ref().map_or_else(|| uuid.to_owned(), Target::label)
+}
+
+/// What people type for a target.
+pub(super) fn name(entry: &Entry) -> String {
+    match &entry.target {
+        Some(Target { gpu, device: None, .. }) => gpu.to_string(),
+        Some(Target { gpu, device: Some(device), .. }) => format!("{gpu}:{device}"),
+        None => entry.short.clone(),
+    }
+}
+
+/// Why nobody is let in.
+pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
+    let state = state(&seen.state).name().replace('_', " ");
+    let mut error = ApiError::new(Code::Unavailable, format!("{label} can't be had: its MPS daemon is {state}"));
+    let short = name(entry);
+    error.causes = reasons(seen, &short);
+    match seen.state {
+        State::Stopped | State::GivenUp => error.hint(format!("`gpushctl mps start {short}` starts it")),
+        State::Starting { .. }
+        | State::Ready { .. }
+        | State::Hung { .. }
+        | State::Fault { .. }
+        | State::BackingOff { .. }
+        | State::Draining { .. }
+        | State::Stopping { .. } => error.hint(format!("`gpushctl mps show {short}` says how it is")).retryable(),
+    }
+}
+
+/// All daemons, by GPU and device.
+pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
+    let entries = agent.mps.entries().clone();
+    let mut all = Vec::new();
+    for (uuid, entry) in entries {
+        all.push(shown(agent, asker, &uuid, &entry).await);
+    }
+    all.sort_by(|one, other| (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid)));
+    all
+}
+
+/// The daemon that somebody means, looked at now.
+///
+/// # Errors
+/// When they mean none, or several.
+pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<MpsDaemon, ApiError> {
+    let (uuid, entry) = find(agent, asker, text)?;
+    // What it was a while ago is no answer to somebody who asks for it by name.
+    entry.daemon.have(Do::Look).await?;
+    Ok(shown(agent, asker, &uuid, &entry).await)
+}
+
+/// The last lines of the logs of the daemon that somebody means.
+///
+/// # Errors
+/// When they mean none, or may not read it.
+pub(crate) async fn logs_of(agent: &Shared, asker: &Asker, text: &str, lines: usize) -> Result<MpsLogs, ApiError> {
+    let (_, entry) = find(agent, asker, text)?;
+    match entry.daemon.seen().logs {
+        Some(dir) => Ok(logs::last(&dir, lines)),
+        None => Ok(MpsLogs { files: Vec::new() }),
+    }
+}
+
+/// The target that a text names, by all that names one.
+///
+/// # Errors
+/// When it names none, or several.
+pub(super) fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<(String, Entry), ApiError> {
+    let entries = agent.mps.entries().clone();
+    let known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(uuid, entry)).collect();
+    let _ = asker;
+    let at = sharing::resolve(text, &known).map_err(|mut error| {
+        error.causes.extend(agent.mps.findings());
+        error
+    })?;
+    let (uuid, entry) =
+        entries.into_iter().nth(at).ok_or_else(|| ApiError::new(Code::NotFound, "it has just ended"))?;
+    Ok((uuid, entry))
+}
+
+/// What a daemon is, without who uses it.
+fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
+    let seen = entry.daemon.seen();
+    let pid = |pid: i32| u32::try_from(pid).ok();
+    MpsDaemon {
+        target: entry.short.clone(),
+        uuid: uuid.to_owned(),
+        gpu: entry.target.as_ref().map(|target| target.gpu),
+        device: entry.target.as_ref().and_then(|target| target.device.clone()),
+        state: state(&seen.state),
+        reasons: reasons(&seen, &name(entry)),
+        findings: Vec::new(),
+        wanted: seen.policy.clone().unwrap_or_default(),
+        in_force: seen.in_force.clone(),
+        pid: seen.pid.and_then(pid),
+        since: seen.since,
+        next_start_at: seen.next_start,
+        failures: u32::try_from(seen.failures).unwrap_or(u32::MAX),
+        protocol: seen.pid.map(|_| "spoken directly, as 535 and 550 do".to_owned()),
+        pipe_directory: seen.pipe.as_ref().map(|path| path.display().to_string()),
+        log_directory: seen.logs.as_ref().map(|path| path.display().to_string()),
+        uid: seen.user,
+        servers: seen
+            .servers
+            .iter()
+            .filter_map(|(server, state)| Some(MpsServer { pid: pid(*server)?, uid: None, user: None, state: *state }))
+            .collect(),
+        clients: Vec::new(),
+        shares: Vec::new(),
+        shares_percent: 0,
+    }
+}
+
+async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry) -> MpsDaemon {
+    let seen = entry.daemon.seen();
+    let held = agent.mps.shares_of(uuid);
+    let mut clients = clients::of(agent, &seen, &held).await;
+    let findings = clients::findings(&seen, &clients, &held);
+    let servers: BTreeMap<u32, u32> = seen
+        .servers
+        .iter()
+        .filter_map(|(pid, _)| u32::try_from(*pid).ok())
+        .filter_map(|pid| Some((pid, clients::owner(pid)?)))
+        .collect();
+    let mut daemon = bare(uuid, entry);
+    for server in &mut daemon.servers {
+        server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
+        server.user = match server.uid {
+            Some(uid) => agent.people.user(uid).await,
+            None => None,
+        };
+    }
+    clients.iter_mut().for_each(|client| hide(client, asker));
+    let tenths: u32 = held.iter().map(|share| u32::from(share.settings.percentage.tenths())).sum();
+    let mut shares: Vec<_> = held.iter().map(|share| shares::shown(share, &entry.short)).collect();
+    for share in &mut shares {
+        if !asker.may_see(Some(share.by.uid)) {
+            share.with_pid = None;
+        }
+        redact::actor(&mut share.by, asker);
+    }
+    let uid = daemon.uid.filter(|uid| asker.may_see(Some(*uid)));
+    MpsDaemon { findings, clients, shares, shares_percent: tenths.div_ceil(10), uid, ..daemon }
+}
+
+/// Takes out of a client what `asker` may not see.
+fn hide(client: &mut MpsClient, asker: &Asker) {
+    if asker.may_see(client.uid) {
+        return;
+    }
+    (client.pid, client.uid, client.user, client.command, client.share) = (None, None, None, None, None);
+}
