@@ -1,15 +1,20 @@
 //! The daemon's one ear.
 
-use std::{process::Stdio, time::Duration};
+use std::{
+    io::IoSlice,
+    os::fd::{AsRawFd, OwnedFd},
+    process::Stdio,
+    time::Duration,
+};
 
 use gpush_api::Percentage;
 use gpush_mps::{
     control::{Control, ControlError},
     session::SessionError,
 };
-use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
+use nix::sys::socket::{self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials};
 
-use crate::daemon::{LONG, Setup};
+use crate::daemon::{Daemon, LONG, Setup};
 
 pub(crate) async fn twenty_who_ask_at_once_are_all_answered(setup: Setup) {
     let daemon = setup.start().await;
@@ -54,14 +59,46 @@ pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
 
-/// Any user can: the door for clients is everybody's.
-pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
-    let daemon = setup.start().await;
+/// Connects to the door that is everybody's.
+fn knock(setup: &Setup) -> OwnedFd {
     let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    let at = UnixAddr::new(&daemon.setup.pipe.join("control")).unwrap();
-    socket::connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &at).unwrap();
+    let at = UnixAddr::new(&setup.pipe.join("control")).unwrap();
+    socket::connect(fd.as_raw_fd(), &at).unwrap();
+    fd
+}
+
+async fn is_stopped(daemon: &Daemon) {
     let stopped = daemon.control.default_percentage(Duration::from_millis(300)).await.unwrap_err();
     assert!(matches!(stopped, ControlError::Session(SessionError::Silent { .. })), "{stopped:?}");
+}
+
+/// Any user can stop it for all.
+pub(crate) async fn a_half_open_peer_stops_it_until_it_goes(setup: Setup) {
+    let daemon = setup.start().await;
+    let fd = knock(&daemon.setup);
+    is_stopped(&daemon).await;
+    drop(fd);
+    assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
+}
+
+/// It is served, and the daemon still waits for a word of it.
+pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup: Setup) {
+    let daemon = setup.start().await;
+    let fd = knock(&daemon.setup);
+    let receive = |length: usize| {
+        let mut bytes = vec![0; length];
+        let got = socket::recv(fd.as_raw_fd(), &mut bytes, MsgFlags::empty()).unwrap();
+        bytes.truncate(got);
+        bytes
+    };
+    assert_eq!(receive(64), b"OUTBHELL\0");
+    let own = UnixCredentials::new();
+    let with = [ControlMessage::ScmCredentials(&own)];
+    let parts = [IoSlice::new(b"OUTBCRED\0")];
+    socket::sendmsg::<()>(fd.as_raw_fd(), &parts, &with, MsgFlags::empty(), None).unwrap();
+    socket::send(fd.as_raw_fd(), &2_u32.to_le_bytes(), MsgFlags::empty()).unwrap();
+    assert_eq!(receive(64), b"OUTBCUFD\0");
+    is_stopped(&daemon).await;
     drop(fd);
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
 }
