@@ -18,7 +18,7 @@ use crate::{
 pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     match wish.mode {
         Mode::Unmanaged => Vec::new(),
-        Mode::Exclusive | Mode::Mps | Mode::Timeslice => whole(wish.mode, gpu),
+        Mode::Exclusive | Mode::Mps | Mode::Timeslice => not_whole(wish.mode, gpu),
         Mode::Mig => match (&gpu.mig, &wish.layout) {
             (None, _) => match gpu.state {
                 GpuState::Ready
@@ -41,8 +41,8 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-/// What keeps a GPU from being used whole.
-fn whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
+/// What keeps a GPU from being used whole, one sentence each.
+pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = match mode {
         Mode::Unmanaged => "unmanaged",
         Mode::Exclusive => "exclusive",

@@ -29,6 +29,7 @@ mod way_out;
 
 pub use compare::{changed_under, compare};
 pub use drift::drift;
+pub(crate) use drift::not_whole;
 pub use mode::{is_switched, needs_reset, without_fabric_manager};
 pub use plan::plan_host;
 pub use standing::{Standing, standing};

@@ -51,7 +51,8 @@ impl From<LayoutError> for ApiError {
     }
 }
 
-const SHAPE: &str = "an entry is [Nc.]PROFILE[@START][*COUNT], such as 3g.40gb, 1g.10gb*2, 1g.10gb@4 or 1c.3g.40gb";
+const SHAPE: &str =
+    "an entry is [Nc.]PROFILE[@START][*COUNT][:mps], such as 3g.40gb, 1g.10gb*2, 1g.10gb@4 or 1c.3g.40gb";
 
 /// Reads a list of texts; all that is wrong is reported, and the list of errors is never empty.
 pub(super) fn layout<S: AsRef<str>>(texts: &[S]) -> Result<Layout, Vec<LayoutError>> {

@@ -77,7 +77,7 @@ pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing 
     for (gpu, (wish, claimed)) in gpus.iter().zip(wishes) {
         let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { continue };
         match wish.mode {
-            Mode::Mps => whole(&mut sharing, gpu, &wish, rule, had),
+            Mode::Mps => whole(&mut sharing, gpu, rule, had),
             Mode::Mig => cut(&mut sharing, gpu, &wish, rule, had),
             Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
         }
@@ -98,13 +98,13 @@ pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<St
 }
 
 /// A full GPU.
-fn whole(sharing: &mut Sharing, gpu: &Gpu, wish: &Wish, rule: &Rule, had: &BTreeSet<String>) {
+fn whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, had: &BTreeSet<String>) {
     let label = label(gpu.index, None);
     if let Some(reason) = too_old(gpu) {
         sharing.findings.push(format!("{label}: {reason}"));
         return;
     }
-    let in_the_way = desired::drift(wish, gpu);
+    let in_the_way = desired::not_whole(Mode::Mps, gpu);
     if !in_the_way.is_empty() {
         sharing.findings.extend(in_the_way.iter().map(|reason| format!("{label}: {reason}")));
         return;
