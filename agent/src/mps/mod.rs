@@ -20,6 +20,7 @@
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
 //! | `compute_mode` | the GPU's compute mode, and putting it back |
+//! | `moves` | what operations do with daemons |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `act` | what people may do with a daemon |
@@ -34,6 +35,7 @@ pub(crate) mod exec;
 mod hands;
 mod health;
 mod logs;
+mod moves;
 mod place;
 mod settings;
 mod shares;
@@ -50,14 +52,15 @@ use gpush_core::sharing::Target;
 use gpush_store::{MpsShare, MpsTarget};
 use tokio::sync::Notify;
 
-use self::daemon::Daemon;
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
+    moves::{aside, bring_up, lasting, look, plan, record, take_in},
     shares::{end as end_share, take as take_share},
     targets::run,
-    view::{all, logs_of, one},
+    view::{all, drift, logs_of, one},
 };
+use self::{daemon::Daemon, moves::Moves};
 
 /// Directory of daemons on a host whose system directories are ours.
 pub(crate) const SYSTEM: &str = "/run/gpush-mps";
@@ -76,6 +79,8 @@ pub(crate) struct Mps {
     records: Mutex<BTreeMap<String, MpsTarget>>,
     /// Why targets that the config wants can't be, one sentence each.
     findings: Mutex<Vec<String>>,
+    /// What operations that go on have done with daemons.
+    moves: Mutex<BTreeMap<String, Moves>>,
     /// Of those who change shares or records, one at a time.
     turn: tokio::sync::Mutex<()>,
     wake: Notify,
@@ -110,6 +115,7 @@ impl Mps {
             shares: Mutex::new(shares),
             records: Mutex::new(records),
             findings: Mutex::default(),
+            moves: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             wake: Notify::new(),
         }
@@ -148,6 +154,10 @@ impl Mps {
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn moves(&self) -> MutexGuard<'_, BTreeMap<String, Moves>> {
+        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn shares(&self) -> MutexGuard<'_, Vec<MpsShare>> {
