@@ -55,7 +55,7 @@ use tokio::sync::Notify;
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
-    moves::{aside, bring_up, lasting, look, plan, record, take_in},
+    moves::{aside, bring_up, idle, lasting, plan, record, take_in},
     shares::{end as end_share, take as take_share},
     targets::run,
     view::{all, drift, logs_of, one},

@@ -104,8 +104,10 @@ pub(super) async fn settle(agent: &Shared) {
         let target = targets.get(&uuid).filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
         let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
-        // What an operation brought up, an operation ends.
-        if target.is_none() && !aside && (unseen || agent.mps.is_in_force(&uuid)) {
+        // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
+        // take away stands.
+        let stands = agent.mps.is_in_force(&uuid) || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+        if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
         let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target)));
