@@ -3,13 +3,14 @@
 use std::{
     io::IoSlice,
     os::fd::{AsRawFd, OwnedFd},
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use gpush_api::Percentage;
 use gpush_mps::{
     control::{Control, ControlError},
+    holder,
     session::SessionError,
 };
 use nix::sys::socket::{self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials};
@@ -54,9 +55,50 @@ pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is
         }
     };
     assert!(matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. })), "{busy:?}");
+    assert_eq!(who(&daemon), [i32::try_from(prompt.id()).unwrap()]);
     drop(prompt.stdin.take());
     prompt.wait().unwrap();
+    assert_eq!(who(&daemon), [] as [i32; 0]);
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
+}
+
+/// Who is found to have its ear, ourselves left out.
+fn who(daemon: &Daemon) -> Vec<i32> {
+    holder::holders(i32::try_from(daemon.child.id()).unwrap(), &daemon.setup.pipe).unwrap()
+}
+
+/// A process that has connected to the door that is everybody's, and says nothing.
+struct HalfOpen(std::process::Child);
+
+impl HalfOpen {
+    /// What a process has open it gives to its children.
+    fn at(setup: &Setup) -> Self {
+        let fd = knock(setup);
+        let mut command = Command::new("sleep");
+        command.arg("600").stdin(fd).stdout(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for HalfOpen {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+pub(crate) async fn whoever_has_its_ear_is_found_and_no_server_or_client_is(setup: Setup) {
+    let daemon = setup.start().await;
+    let mut client = daemon.client(&[]);
+    assert!(client.next().starts_with("active "));
+    daemon.ready_server().await;
+    assert_eq!(who(&daemon), [] as [i32; 0], "a server and a client are there");
+    let peer = HalfOpen::at(&daemon.setup);
+    is_stopped(&daemon).await;
+    assert_eq!(who(&daemon), [i32::try_from(peer.0.id()).unwrap()]);
+    drop(peer);
+    daemon.control.default_percentage(LONG).await.unwrap();
+    assert_eq!(who(&daemon), [] as [i32; 0]);
 }
 
 /// Connects to the door that is everybody's.

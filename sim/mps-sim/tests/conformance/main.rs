@@ -45,6 +45,7 @@ on_each! {
             twenty_who_ask_at_once_are_all_answered
             somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is_gone
             a_half_open_peer_stops_it_until_it_goes
+            whoever_has_its_ear_is_found_and_no_server_or_client_is
             a_client_that_says_nothing_when_it_is_served_stops_it
             the_front_end_says_nothing_by_its_status;
         life:
