@@ -27,6 +27,7 @@ use tokio::{
 };
 
 use super::{
+    ear,
     hands::{self, NotStarted, Process},
     health::{self, Health},
     place::{Place, Spec},
@@ -122,6 +123,8 @@ pub(crate) struct Seen {
     pub(crate) next_start: Option<Timestamp>,
     /// What is wrong, in words.
     pub(crate) trouble: Vec<String>,
+    /// Pids of those who have its ear, while it does not answer.
+    pub(crate) ear: BTreeSet<i32>,
     /// Its pipe directory.
     pub(crate) pipe: Option<PathBuf>,
     /// Directory of its logs.
@@ -198,6 +201,8 @@ struct Life {
     trouble: Vec<String>,
     /// When it last answered.
     looked: Option<Instant>,
+    /// Who has its ear, while it does not answer.
+    ear: BTreeSet<i32>,
     since: Timestamp,
     /// As it was last published.
     last: State,
@@ -224,6 +229,7 @@ impl Life {
             pause: LOOK.0,
             trouble: Vec::new(),
             looked: None,
+            ear: BTreeSet::new(),
             since: Timestamp::now(),
         }
     }
@@ -544,6 +550,7 @@ impl Life {
             self.trouble = vec![format!("the daemon {how}")];
         }
         (self.control, self.in_force) = (None, None);
+        self.ear.clear();
         self.step(Event::Ended).await;
     }
 
@@ -569,6 +576,7 @@ impl Life {
                 let clients = health.clients.len();
                 self.health = health;
                 self.trouble = fault.clone().into_iter().collect();
+                self.ear.clear();
                 self.step(Event::Clients(clients)).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
                 if let Some(wanted) = &self.wanted {
@@ -582,6 +590,9 @@ impl Life {
             }
             Err(error) => {
                 self.trouble = vec![super::health::silence(&error, &self.place, self.spec.as_ref())];
+                if let Some(spec) = &self.spec {
+                    self.ear = ear::holders(&error, pid, &self.place.pipe(spec.tenure), &self.target, &self.ear).await;
+                }
                 // Nobody can be asked for its clients: those that were seen last, as far as they live.
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
                 if self.looked.is_some() {
@@ -632,6 +643,7 @@ impl Life {
                 | State::Stopping { .. } => None,
             },
             trouble: self.trouble.clone(),
+            ear: self.ear.clone(),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),

@@ -19,6 +19,7 @@
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
+//! | `ear` | who keeps it from answering |
 //! | `compute_mode` | the GPU's compute mode, and putting it back |
 //! | `moves` | what operations do with daemons |
 //! | `shares` | who took which part |
@@ -31,6 +32,7 @@ mod act;
 mod clients;
 mod compute_mode;
 mod daemon;
+mod ear;
 pub(crate) mod exec;
 mod hands;
 mod health;

@@ -8,7 +8,7 @@ use gpush_core::{
     supervisor::State,
 };
 
-use super::{Entry, clients, daemon::Seen, logs, shares};
+use super::{Entry, clients, daemon::Seen, ear, logs, shares};
 use crate::{agent::Shared, auth::Asker, redact};
 
 /// How old what is shown of daemons may be.
@@ -41,6 +41,9 @@ pub(super) fn admits(seen: &Seen) -> bool {
 /// Why a daemon is in its state.
 pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
+    if !seen.ear.is_empty() {
+        reasons.push(ear::SOMEBODY.to_owned());
+    }
     let clients = seen.clients.len();
     match &seen.state {
         State::Hung { .. } if clients > 0 => {
@@ -213,6 +216,7 @@ async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry, seen: S
         .filter_map(|pid| Some((pid, clients::owner(pid)?)))
         .collect();
     let mut daemon = bare(uuid, entry);
+    daemon.reasons.extend(ear::named(agent, asker, &seen).await);
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
         server.user = match server.uid {
