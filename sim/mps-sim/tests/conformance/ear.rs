@@ -3,15 +3,16 @@
 use std::{
     io::IoSlice,
     os::fd::{AsRawFd, OwnedFd},
-    process::{Command, Stdio},
+    process::{Command as Program, Stdio},
     time::Duration,
 };
 
 use gpush_api::Percentage;
 use gpush_mps::{
+    command::Command,
     control::{Control, ControlError},
-    holder,
-    session::SessionError,
+    front, holder,
+    session::{self, SessionError},
 };
 use nix::sys::socket::{self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials};
 
@@ -74,7 +75,7 @@ impl HalfOpen {
     /// What a process has open it gives to its children.
     fn at(setup: &Setup) -> Self {
         let fd = knock(setup);
-        let mut command = Command::new("sleep");
+        let mut command = Program::new("sleep");
         command.arg("600").stdin(fd).stdout(Stdio::null());
         Self(command.spawn().unwrap())
     }
@@ -143,6 +144,44 @@ pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup:
     is_stopped(&daemon).await;
     drop(fd);
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
+}
+
+/// Spoken to through NVIDIA's front-end, it says the same.
+pub(crate) async fn the_front_end_is_heard_as_the_socket_is(setup: Setup) {
+    let daemon = setup.start().await;
+    let (pipe, program) = (&daemon.setup.pipe, daemon.setup.control_program());
+    let mut client = daemon.client(&[]);
+    assert!(client.next().starts_with("active "));
+    let server = daemon.ready_server().await;
+    let commands = [
+        Command::ServerList,
+        Command::ClientList(server),
+        Command::DefaultPercentage,
+        Command::SetDefaultPercentage("33.4".parse().unwrap()),
+        Command::SetDefaultMemoryLimit("2G".parse().unwrap()),
+        Command::DefaultMemoryLimit,
+        Command::Percentage(server),
+        Command::ServerStatus(server),
+        Command::ServerStatus(1),
+        Command::Processes,
+    ];
+    for command in commands {
+        let direct = session::ask(&pipe.join("control_privileged"), &command.to_string(), LONG).await.unwrap();
+        let front = front::ask(&program, pipe, &command, LONG).await.unwrap();
+        let plain = |text: &[String]| text.join("\n").trim_end().to_owned();
+        assert_eq!(plain(&front.text), plain(&direct.text), "{command}");
+        assert_eq!(front.daemon, direct.daemon, "{command}");
+    }
+    let peer = HalfOpen::at(&daemon.setup);
+    let silent = front::ask(&program, pipe, &Command::ServerList, Duration::from_millis(300)).await.unwrap_err();
+    assert!(matches!(silent, SessionError::Silent { .. }), "{silent:?}");
+    drop(peer);
+    let quit = Command::Quit { force_after_s: Some(1) };
+    let ended = front::ask(&program, pipe, &quit, LONG).await;
+    assert!(matches!(ended, Ok(_) | Err(SessionError::Closed)), "{ended:?}");
+    let gone = async || front::ask(&program, pipe, &Command::ServerList, LONG).await.err();
+    let gone = crate::daemon::until("it is gone", gone).await;
+    assert!(matches!(gone, SessionError::Absent { .. } | SessionError::Closed), "{gone:?}");
 }
 
 pub(crate) async fn the_front_end_says_nothing_by_its_status(setup: Setup) {
