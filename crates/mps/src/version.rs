@@ -121,10 +121,12 @@ mod tests {
 
     #[test]
     fn a_program_names_its_version_once() {
-        assert_eq!(of_program(b"ELF\0535.309.01\0OUTBHELL\0"), Some("535.309.01"));
-        assert_eq!(of_program(b"\0535.309.01\0x\0535.309.01\0"), Some("535.309.01"));
-        assert_eq!(of_program(b"\0535.309.01\0550.163.01\0"), None);
-        assert_eq!(of_program(b"1.2.3\0192.168.0.1\0v535.309.01\0535.\0"), None);
+        let of = |words: &[&str]| of_program(words.join("\0").as_bytes()).map(str::to_owned);
+        let version = Some("535.309.01".to_owned());
+        assert_eq!(of(&["ELF", "535.309.01", "OUTBHELL"]), version);
+        assert_eq!(of(&["535.309.01", "x", "535.309.01"]), version);
+        assert_eq!(of(&["535.309.01", "550.163.01"]), None);
+        assert_eq!(of(&["1.2.3", "192.168.0.1", "v535.309.01", "535.", ""]), None);
         match std::fs::read("/usr/bin/nvidia-cuda-mps-control") {
             Ok(program) => assert!(known(of_program(&program).unwrap()).is_some()),
             Err(_) => println!("SKIPPED the real one: nvidia-cuda-mps-control is not installed"),
