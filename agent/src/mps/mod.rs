@@ -19,8 +19,10 @@
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
+//! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
 //! | `compute_mode` | the GPU's compute mode, and putting it back |
 //! | `moves` | what operations do with daemons |
+//! | `many` | whether clients of several users can be had |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `act` | what people may do with a daemon |
@@ -31,12 +33,15 @@ mod act;
 mod clients;
 mod compute_mode;
 mod daemon;
+mod ear;
 pub(crate) mod exec;
 mod hands;
 mod health;
 mod logs;
+mod many;
 mod moves;
 mod place;
+mod protocol;
 mod settings;
 mod shares;
 mod targets;
@@ -81,6 +86,8 @@ pub(crate) struct Mps {
     findings: Mutex<Vec<String>>,
     /// What operations that go on have done with daemons.
     moves: Mutex<BTreeMap<String, Moves>>,
+    /// What the control daemon says of several users, once a rule wants them.
+    many: Mutex<Option<many::Asked>>,
     /// Of those who change shares or records, one at a time.
     turn: tokio::sync::Mutex<()>,
     wake: Notify,
@@ -116,6 +123,7 @@ impl Mps {
             records: Mutex::new(records),
             findings: Mutex::default(),
             moves: Mutex::default(),
+            many: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             wake: Notify::new(),
         }
@@ -142,6 +150,10 @@ impl Mps {
     /// Why targets that the config wants can't be, one sentence each.
     pub(crate) fn findings(&self) -> Vec<String> {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn many(&self) -> MutexGuard<'_, Option<many::Asked>> {
+        self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find(&self, findings: Vec<String>) {

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Gpu, GpuState, Happening, MpsChange, MpsPolicy};
+use gpush_api::{Gpu, GpuState, Happening, MpsChange, MpsPolicy, MpsUsers};
 use gpush_core::{
     config::Config,
     sharing::{self, Target},
@@ -26,6 +26,7 @@ use tokio::{task::JoinSet, time::Instant};
 use super::{
     Entry, Mps, compute_mode,
     daemon::{Daemon, Do, Seen, Wanted},
+    many,
     moves::Moves,
     place::Place,
     shares, view,
@@ -97,6 +98,13 @@ pub(super) async fn settle(agent: &Shared) {
     for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
         enter(agent, target);
     }
+    if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
+        let program = program(&agent.mps, &config.mps.control, &gpush_core::config::Mps::default().control);
+        let before = agent.mps.many().clone();
+        let asked = many::ask(&program, before).await;
+        *agent.mps.many() = Some(asked);
+    }
+    let driver = agent.hardware.status().driver.map(|driver| driver.version);
     let entries = agent.mps.entries().clone();
     let mut settled = JoinSet::new();
     for (uuid, entry) in entries {
@@ -110,7 +118,7 @@ pub(super) async fn settle(agent: &Shared) {
         if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
-        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target)));
+        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target, driver.clone())));
         let agent = Arc::clone(agent);
         settled.spawn(async move { one(&agent, &uuid, &entry, wanted).await });
     }
@@ -179,23 +187,28 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
 }
 
 /// How the daemon of a target shall be.
-fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target) -> Wanted {
+fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Wanted {
     let settings = &config.mps;
     let set = mps.record(&target.uuid).set;
     let policy = MpsPolicy { settings: set.unwrap_or_else(|| target.policy.settings.clone()), ..target.policy.clone() };
-    let program = |configured: &str, usual: &str| match &mps.programs {
-        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
-        Some(_) | None => PathBuf::from(configured),
-    };
     let usual = gpush_core::config::Mps::default();
     Wanted {
-        policy,
+        policy: many::had(policy),
         gpu_uuid: target.gpu_uuid.clone(),
         supervision: settings.policy(),
         health: Duration::from_secs(settings.health_s.into()),
-        control: program(&settings.control, &usual.control),
-        server: program(&settings.server, &usual.server),
+        control: program(mps, &settings.control, &usual.control),
+        server: program(mps, &settings.server, &usual.server),
+        driver,
         logs: mps.log_directory(&settings.log_directory, &usual.log_directory).join(&entry.short),
         log_bytes: u64::from(settings.log_mib) << 20,
+    }
+}
+
+/// Where one of NVIDIA's programs is.
+fn program(mps: &Mps, configured: &str, usual: &str) -> PathBuf {
+    match &mps.programs {
+        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
+        Some(_) | None => PathBuf::from(configured),
     }
 }
