@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process};
+use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process, TimesliceView};
 use gpush_core::{
     config::Config,
     desired,
@@ -96,6 +96,8 @@ struct GpuFacts {
     reasons: Vec<String>,
     cordons: Vec<Cordon>,
     overridden: Option<Override>,
+    /// What is known of its time-slice level; what is wanted of it is not in there yet.
+    turns: Option<TimesliceView>,
 }
 
 /// Equal when it is the very same: nobody changes what is shared.
@@ -206,8 +208,9 @@ impl GpuFacts {
         }
         let (state, reasons) = state::of(agent, unsettled, &sight);
         let (cordons, overridden) = (agent.conditions.cordons(uuid), agent.overrides.of(uuid));
+        let turns = agent.timeslice.seen(uuid);
         let Sight { identity, reading, at, stale, .. } = sight;
-        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden }
+        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden, turns }
     }
 
     /// Whether something of the user's is among them.
@@ -226,7 +229,7 @@ impl GpuFacts {
     }
 
     fn seen_by(&self, asker: &Asker, whole: bool) -> Gpu {
-        let Self { identity, reading, at, stale, state, reasons, cordons, overridden } = self;
+        let Self { identity, reading, at, stale, state, reasons, cordons, overridden, turns } = self;
         let reading = reading.as_ref().map(|Same(reading)| reading).filter(|_| whole);
         let overridden = overridden.clone().map(|one| overrides::view(one, Some(identity.index), asker));
         Gpu {
@@ -250,6 +253,7 @@ impl GpuFacts {
             // Nothing is planned on it before there is a reading.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
+            timeslice: turns.clone(),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
             processes_known: reading.is_none_or(|reading| reading.processes_known),

@@ -19,7 +19,6 @@
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
-//! | `compute_mode` | the GPU's compute mode, and putting it back |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `act` | what people may do with a daemon |
@@ -28,7 +27,6 @@
 mod acl;
 mod act;
 mod clients;
-mod compute_mode;
 mod daemon;
 pub(crate) mod exec;
 mod hands;
@@ -144,6 +142,11 @@ impl Mps {
             tracing::warn!("not shared through MPS: {finding}");
         }
         *found = findings;
+    }
+
+    /// Whether a full GPU is a target still, be it one that is about to go.
+    pub(crate) fn has(&self, uuid: &str) -> bool {
+        self.entries().contains_key(uuid)
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {

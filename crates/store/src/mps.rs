@@ -1,5 +1,5 @@
-//! What must not be forgotten of MPS: who took which share of a target, what an administrator made of a
-//! target above its rule, and the compute mode that its GPU had before.
+//! What must not be forgotten of MPS: who took which share of a target, and what an administrator made of
+//! a target above its rule. The compute mode that its GPU had before is with `shared_gpu`.
 
 use gpush_api::{Actor, MpsSettings};
 use jiff::Timestamp;
@@ -96,37 +96,20 @@ pub struct MpsTarget {
     pub stopped_by: Option<Actor>,
     /// What was set in place of the rule's settings.
     pub set: Option<MpsSettings>,
-    /// Compute mode of the GPU before MPS, to be put back.
-    pub compute_mode: Option<ModeBefore>,
-}
-
-/// A compute mode that was there before.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModeBefore {
-    /// NVIDIA's name of it.
-    pub mode: String,
-    /// Boot in which it was: the driver forgets it with that.
-    pub boot_id: String,
 }
 
 impl Record for MpsTarget {
     const TABLE: &'static str = "mps_targets";
-    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings", "compute_mode"];
+    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
         columns.put_text(&self.target);
         columns.put_json(&self.stopped_by)?;
-        columns.put_json(&self.set)?;
-        columns.put_json(&self.compute_mode)
+        columns.put_json(&self.set)
     }
 
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
-        Ok(Self {
-            target: columns.text()?,
-            stopped_by: columns.json()?,
-            set: columns.json()?,
-            compute_mode: columns.json()?,
-        })
+        Ok(Self { target: columns.text()?, stopped_by: columns.json()?, set: columns.json()? })
     }
 }
 
@@ -182,22 +165,11 @@ impl Tx<'_> {
         Ok(old)
     }
 
-    /// A compute mode that is there now, on this boot.
-    #[must_use]
-    pub fn mode_before(&self, mode: &str) -> ModeBefore {
-        ModeBefore { mode: mode.to_owned(), boot_id: self.boot_id.to_owned() }
-    }
-
-    /// Ends the shares of any boot but this one, and forgets the compute modes of others.
+    /// Ends the shares of any boot but this one.
     ///
     /// # Errors
     /// When it can't be written.
     pub fn forget_mps_of_other_boots(&mut self) -> Result<(), StoreError> {
-        for target in self.view().mps_targets()? {
-            if target.compute_mode.as_ref().is_some_and(|before| before.boot_id != self.boot_id) {
-                self.set_mps_target(&MpsTarget { compute_mode: None, ..target })?;
-            }
-        }
         for share in self.view().mps_shares()? {
             if share.boot_id != self.boot_id {
                 self.end_mps_share(share.id)?;
