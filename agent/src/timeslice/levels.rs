@@ -34,7 +34,7 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
                 }
             }
             Next::Unsupported => unsupported(agent, pace, aim, before).await,
-            Next::Unknown(why) => fail(agent, pace, aim, error(aim, &why)),
+            Next::Unknown(why) => fail(agent, pace, aim, &error(aim, &why)),
         }
     }
     if set.is_empty() {
@@ -52,7 +52,7 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
             Next::Set(now) => {
                 see(agent, aim, told);
                 let why = format!("nvidia-smi says that {} was set, and it is {now}", aim.level());
-                fail(agent, pace, aim, error(aim, &why));
+                fail(agent, pace, aim, &error(aim, &why));
             }
             Next::Unsupported => {
                 let before = see(agent, aim, told);
@@ -60,7 +60,7 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
             }
             Next::Unknown(why) => {
                 see(agent, aim, told);
-                fail(agent, pace, aim, error(aim, &why));
+                fail(agent, pace, aim, &error(aim, &why));
             }
         }
     }
@@ -86,7 +86,7 @@ async fn list(agent: &Shared, pace: &mut Pace, aims: &[Aim]) -> Option<Vec<(Name
                 agent.timeslice.see(&aim.gpu.uuid, Level::Unknown(why.clone()));
             }
             pace.failed(Subject::Program);
-            agent.timeslice.note(Subject::Program, error);
+            agent.timeslice.note(Subject::Program, &error);
             None
         }
     }
@@ -120,7 +120,7 @@ async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel)
     if wanted != TimesliceLevel::Default
         && let Err(why) = shared_gpus::note_level(agent, uuid, Some(wanted)).await
     {
-        fail(agent, pace, aim, error(aim, &why));
+        fail(agent, pace, aim, &error(aim, &why));
         return false;
     }
     match smi::set(agent, &aim.gpu, wanted).await {
@@ -132,7 +132,7 @@ async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel)
         }
         Err(smi::NotSet::Failed(why)) => {
             let why = why.causes.join("; ");
-            fail(agent, pace, aim, error(aim, &format!("nvidia-smi does not set {wanted}: {why}")));
+            fail(agent, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {why}")));
             false
         }
     }
@@ -182,7 +182,7 @@ async fn forget(agent: &Shared, aim: &Aim) {
     }
 }
 
-fn fail(agent: &Shared, pace: &mut Pace, aim: &Aim, error: ApiError) {
+fn fail(agent: &Shared, pace: &mut Pace, aim: &Aim, error: &ApiError) {
     let subject = Subject::Level(aim.gpu.uuid.clone());
     agent.timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
     pace.failed(subject.clone());

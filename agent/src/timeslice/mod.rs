@@ -181,9 +181,9 @@ impl Timeslice {
     }
 
     /// Notes a trouble, and logs it when it is another than before.
-    fn note(&self, subject: Subject, error: ApiError) {
+    fn note(&self, subject: Subject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
-        if before.as_ref() != Some(&error) {
+        if before.as_ref() != Some(error) {
             let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
             tracing::error!("{error}{causes}");
         }

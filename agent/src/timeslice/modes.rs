@@ -26,7 +26,7 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
             }
             Err(why) => {
                 pace.failed(subject.clone());
-                agent.timeslice.note(subject, error(&aim.gpu, &why));
+                agent.timeslice.note(subject, &error(&aim.gpu, &why));
             }
         }
     }
