@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process};
+use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process, TimesliceView};
 use gpush_core::{
     config::Config,
     desired,
@@ -114,6 +114,8 @@ struct GpuFacts {
     overridden: Option<Override>,
     /// Whether it is shared through MPS as a whole.
     shared: bool,
+    /// What is known of its time-slice level; what is wanted of it is not in there yet.
+    turns: Option<TimesliceView>,
 }
 
 /// Equal when it is the very same: nobody changes what is shared.
@@ -238,9 +240,10 @@ impl GpuFacts {
         }
         let (state, reasons) = state::of(agent, unsettled, &sight);
         let (cordons, overridden) = (agent.conditions.cordons(uuid), agent.overrides.of(uuid));
+        let turns = agent.timeslice.seen(uuid);
         let Sight { identity, reading, at, stale, .. } = sight;
         let shared = agent.mps.is_in_force(&identity.uuid);
-        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden, shared }
+        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden, shared, turns }
     }
 
     /// Whether something of the user's is among them.
@@ -259,7 +262,7 @@ impl GpuFacts {
     }
 
     fn seen_by(&self, asker: &Asker, whole: bool) -> Gpu {
-        let Self { identity, reading, at, stale, state, reasons, cordons, overridden, shared: _ } = self;
+        let Self { identity, reading, at, stale, state, reasons, cordons, overridden, shared: _, turns } = self;
         let reading = reading.as_ref().map(|Same(reading)| reading).filter(|_| whole);
         let overridden = overridden.clone().map(|one| overrides::view(one, Some(identity.index), asker));
         Gpu {
@@ -283,6 +286,7 @@ impl GpuFacts {
             // Nothing is planned on it before there is a reading.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
+            timeslice: turns.clone(),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
             processes_known: reading.is_none_or(|reading| reading.processes_known),

@@ -52,7 +52,7 @@ fn all_ended(agent: &Agent) {
 fn shared(host: &Host) -> Agent {
     let agent = Agent::start(host, &rule("mode = \"mps\""));
     mps::reaches(&agent, "0", MpsState::Ready);
-    agent.settle();
+    let _begun = agent.settle();
     agent
 }
 
@@ -117,7 +117,7 @@ fn a_daemon_that_does_not_come_up_has_the_operation_taken_back() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
     agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
-    agent.settle();
+    let _begun = agent.settle();
     let before = truth(&host, 0);
     reload(&agent, "mode = \"mps\"");
     // It ends as soon as it is started.
@@ -137,7 +137,7 @@ fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
     let agent = Agent::start(&host, &rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"3g.40gb@4:mps\"]"));
     let first = mps::reaches(&agent, "0:3g.40gb@0", MpsState::Ready);
     let second = mps::reaches(&agent, "0:3g.40gb@4", MpsState::Ready);
-    agent.settle();
+    let _begun = agent.settle();
     let share = mps::share(&agent, "0:3g.40gb@0", &json!({ "percentage": 50 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
     reload(&agent, "mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]");
@@ -170,7 +170,7 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
                     let gpu = agent.gpu(0);
                     (gpu.drift.is_empty() && !gpu.stale).then_some(())
                 });
-                agent.settle();
+                let _begun = agent.settle();
                 reload(&agent, to);
                 host.fault(&format!("{call} --gpu 0 --kill {moment} --parent --times 1"));
                 let begun = agent.begin_with(&wanted()).ok().map(|operation| operation.id);

@@ -20,7 +20,6 @@
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
 //! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
-//! | `compute_mode` | the GPU's compute mode, and putting it back |
 //! | `moves` | what operations do with daemons |
 //! | `many` | whether clients of several users can be had |
 //! | `shares` | who took which part |
@@ -31,7 +30,6 @@
 mod acl;
 mod act;
 mod clients;
-mod compute_mode;
 mod daemon;
 mod ear;
 pub(crate) mod exec;
@@ -162,6 +160,11 @@ impl Mps {
             tracing::warn!("not shared through MPS: {finding}");
         }
         *found = findings;
+    }
+
+    /// Whether a full GPU is a target still, be it one that is about to go.
+    pub(crate) fn has(&self, uuid: &str) -> bool {
+        self.entries().contains_key(uuid)
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {

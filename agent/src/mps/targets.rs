@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Gpu, GpuState, Happening, MpsChange, MpsPolicy, MpsUsers};
+use gpush_api::{ComputeMode, Gpu, GpuState, Happening, Mode, MpsChange, MpsComputeMode, MpsPolicy, MpsUsers};
 use gpush_core::{
     config::Config,
     sharing::{self, Target},
@@ -24,14 +24,14 @@ use gpush_core::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Entry, Mps, compute_mode,
+    Entry, Mps,
     daemon::{Daemon, Do, Seen, Wanted},
     many,
     moves::Moves,
     place::Place,
     shares, view,
 };
-use crate::{agent::Shared, auth::Asker, view as gpus_view};
+use crate::{agent::Shared, auth::Asker, shared_gpus, view as gpus_view};
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
 const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
@@ -163,7 +163,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // Before the daemon is there: nobody shall have come in past it.
-        compute_mode::take(agent, target, wanted.policy.compute_mode).await;
+        exclusive(agent, target, wanted.policy.compute_mode).await;
     }
     let want = if stopped { None } else { wanted };
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
@@ -181,9 +181,33 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
         return;
     }
     // It is gone, and so is what it was for.
-    compute_mode::put_back(agent, uuid).await;
+    put_back(agent, uuid).await;
     place.remove();
     agent.mps.entries().remove(uuid);
+    agent.timeslice.settle();
+}
+
+/// Puts the compute mode back that a GPU had before it was shared.
+pub(super) async fn put_back(agent: &Shared, uuid: &str) {
+    match shared_gpus::put_back(agent, uuid, Mode::Mps).await {
+        Ok(None) => {}
+        Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
+        Err(why) => tracing::error!(gpu = uuid, "{why}"),
+    }
+}
+
+/// Sees to it that nobody computes past the daemon of a full GPU.
+async fn exclusive(agent: &Shared, target: &Target, wanted: MpsComputeMode) {
+    match wanted {
+        MpsComputeMode::Keep => return,
+        MpsComputeMode::ExclusiveProcess => {}
+    }
+    let mode = ComputeMode::ExclusiveProcess;
+    match shared_gpus::take(agent, &target.gpu_uuid, mode, Mode::Mps).await {
+        Ok(None) => {}
+        Ok(Some(before)) => tracing::info!(gpu = target.gpu_uuid, "its compute mode is {mode}, it was {before}"),
+        Err(why) => tracing::error!(gpu = target.gpu_uuid, "{why}"),
+    }
 }
 
 /// How the daemon of a target shall be.
