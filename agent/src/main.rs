@@ -48,7 +48,6 @@ mod settings;
 mod signals;
 mod startup;
 mod state;
-#[expect(dead_code, reason = "MPS daemons are started with it; until then its example is its only user")]
 mod systemd;
 mod view;
 mod watch;
