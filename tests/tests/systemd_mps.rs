@@ -103,7 +103,7 @@ fn seconds() -> f64 {
 /// When gpushd said something last, in seconds since the epoch.
 fn said_at(machine: &Machine, says: &str) -> f64 {
     let line = machine.sh(&format!(
-        "journalctl --no-pager --output=short-unix -u gpushd.service | grep -F -- '{says}' | tail -n1 | cut -d' ' -f1"
+        "journalctl --no-pager --output=short-unix -u gpushd.service -u 'gpushd-mps@*' | grep -F -- '{says}' | tail -n1 | cut -d' ' -f1"
     ));
     line.parse().unwrap_or_else(|_| panic!("{says}: {line:?}"))
 }
@@ -152,4 +152,166 @@ fn daemons_and_their_clients_outlive_gpushd() {
     let journal = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
     assert_eq!(journal.matches("is there: gone on with").count(), 8, "{journal}");
     assert_eq!(journal.matches("was started").count(), 2, "{journal}");
+}
+
+#[test]
+fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
+    let Some(machine) = machine("MPS daemons that are killed") else { return };
+    let target = target(&machine, 'g');
+    let unit = unit(&target);
+    let mut slowest: f64 = 0.0;
+    for turn in 0..12_u32 {
+        if turn % 3 == 0 {
+            // With a server, which must not outlive its daemon.
+            client(&machine, &format!("client-{turn}"), "0");
+        }
+        let (before, group) = (machine.main_pid(&unit), machine.property(&unit, "ControlGroup"));
+        let killed = seconds();
+        machine.kill(before);
+        machine.await_that("another one is served", |machine| {
+            ready(machine).iter().any(|(one, pid)| *one == unit && *pid != u64::from(before))
+        });
+        slowest = slowest.max(said_at(&machine, "the MPS daemon was ended by signal 9") - killed);
+        let there =
+            format!("cat /sys/fs/cgroup/unified{group}/cgroup.procs /sys/fs/cgroup{group}/cgroup.procs 2>/dev/null");
+        assert_eq!(
+            machine.run(&there).stdout,
+            format!("{}\n", machine.main_pid(&unit)).into_bytes(),
+            "no server is left"
+        );
+        // Some other moment of its life each time.
+        std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
+    }
+    println!("12 kills, the slowest was told after {:.0} ms", slowest * 1e3);
+    assert!(slowest < 2.0, "{slowest}");
+    assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
+
+    // By hand past gpushd: it is wanted, so it comes back.
+    machine.sh(&format!("systemctl stop {unit}"));
+    assert!(said_at(&machine, "was stopped: by `systemctl stop`") > 0.0);
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    let before = machine.main_pid(&unit);
+    machine.sh(&format!("systemctl restart {unit}"));
+    machine.await_that("the other one is gone on with", |machine| ready(machine).len() == 2);
+    assert_ne!(machine.main_pid(&unit), before);
+
+    // By gpushd, it stays away.
+    machine.sh("gpushctl mps stop 0");
+    machine.await_that("it is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
+    machine.sh("systemctl restart gpushd.service; gpushctl status");
+    assert_eq!(ready(&machine).len(), 1);
+    machine.sh("gpushctl mps start 0");
+    assert_eq!(ready(&machine).len(), 2);
+
+    // Not wanted any more: nothing is left of them but their logs.
+    machine.write("/etc/gpush/config.toml", MPS);
+    machine.sh("systemctl reload gpushd.service");
+    machine.await_that("all are gone", |machine| daemons(machine).is_empty());
+    assert_eq!(machine.sh("ls /run/gpush-mps; systemctl --failed --no-legend; pgrep nvidia-cuda-mps || true"), "");
+    assert_eq!(machine.sh("systemctl list-units --no-legend --all 'gpushd-mps@*' | grep -v inactive || true"), "");
+}
+
+#[test]
+fn what_can_not_be_started_says_why() {
+    let Some(machine) = machine("MPS daemons that can't be started") else { return };
+    let target = target(&machine, 'g');
+    let unit = unit(&target);
+
+    // Without a bus daemons go on, and none can be started.
+    let others = ready(&machine);
+    machine.sh("systemctl stop dbus.socket dbus.service");
+    machine.kill(machine.main_pid(&unit));
+    machine.await_that("the bus is missed", |machine| {
+        reasons(machine, &target).contains("can't be reached over the system bus")
+    });
+    println!("{}", reasons(&machine, &target));
+    assert_eq!(ready(&machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
+    machine.sh("systemctl start dbus.socket");
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+
+    // What it says before it is the daemon is in the journal, and where is said.
+    machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
+    machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
+    machine.sh("systemctl daemon-reload");
+    machine.kill(machine.main_pid(&unit));
+    machine
+        .await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 1: `journalctl -u"));
+    println!("{}", reasons(&machine, &target));
+    let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "can't be run: Read-only file system");
+    machine.write(
+        &format!("/etc/systemd/system/{unit}.d/none.conf"),
+        "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
+    );
+    machine.sh("systemctl daemon-reload");
+    machine.await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 203"));
+    println!("{}", reasons(&machine, &target));
+    machine.sh(&format!("rm -r /etc/systemd/system/{unit}.d; systemctl daemon-reload"));
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+}
+
+#[test]
+fn a_daemon_that_nobody_can_reach_is_ended_once_it_has_no_server() {
+    let Some(machine) = machine("MPS daemons without a directory") else { return };
+    let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
+    let with_client = client(&machine, "client", "0");
+    let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
+    machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
+    machine.await_that("the one without a server is another", |machine| {
+        ready(machine).iter().any(|(unit, pid)| *unit == part && *pid != u64::from(ended))
+    });
+    assert_eq!(machine.main_pid(&whole), kept);
+    assert!(computes(&machine, "client", with_client));
+    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
+    assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
+    machine.sh(&format!("systemctl stop {whole}"));
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+}
+
+#[test]
+fn directories_logs_and_accounts_are_in_their_places() {
+    let Some(machine) = machine("places of MPS daemons") else { return };
+    let target = target(&machine, 'g');
+    let unit = unit(&target);
+    client(&machine, "client", "0");
+    let modes = format!(
+        "stat -c '%a %U %n' /run/gpush-mps /run/gpush-mps/{target} /run/gpush-mps/{target}/1 /run/gpush-mps/{target}/spec.json /var/log/gpush-mps /var/log/gpush-mps/{target}"
+    );
+    let found = machine.sh(&modes);
+    let found: Vec<&str> = found.lines().map(|line| line.rsplit_once(' ').expect("a mode and a name").0).collect();
+    // The group's part of the pipe directory is the mask of its access list.
+    assert_eq!(found, ["711 root", "711 root", "750 root", "600 root", "750 root", "750 root"]);
+    let look = |uid: u32| {
+        machine.run(&format!("setpriv --reuid={uid} --regid={uid} --clear-groups ls /run/gpush-mps/{target}/1/control"))
+    };
+    assert!(look(65534).status.success() && !look(65533).status.success());
+
+    // Its user's number is not another's, though it ended while gpushd was away.
+    machine.sh("systemctl stop client.service gpushd.service");
+    machine.kill(machine.main_pid(&unit));
+    machine.sh("systemctl start gpushd.service");
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    let other = machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl mps env 0");
+    assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
+    assert!(look(65533).stdout.is_empty() && !look(65534).status.success());
+
+    let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "Started");
+    assert!(machine.sh("gpushctl mps logs 0").contains("get_default_active_thread_percentage"));
+    let group = machine.property(&unit, "ControlGroup");
+    assert_eq!(group, format!("/gpush.slice/gpush-mps.slice/{unit}"));
+    for unit in [unit.as_str(), "gpush-mps.slice", "gpush.slice"] {
+        let used: u64 = machine.property(unit, "CPUUsageNSec").parse().expect("nanoseconds");
+        assert!(used > 0, "{unit}");
+        // Whether there is a figure is for the controllers that this machine has left.
+        println!("{unit}: {} ms of CPU, memory {}", used / 1_000_000, machine.property(unit, "MemoryCurrent"));
+    }
+    // The slice ends them, whatever gpushd wants.
+    machine.sh("systemctl stop gpushd.service; systemctl stop gpush.slice");
+    assert_eq!(machine.sh("pgrep nvidia-cuda-mps || true"), "");
+
+    // What needrestart would make of its snippet; it asks with the unit's name.
+    let ask = r#"our %nrconf = (override_rc => {}); do "/etc/needrestart/conf.d/gpush.conf"; die $@ if $@;
+                 print join ",", map { $nrconf{override_rc}{$_} } grep { $ARGV[0] =~ /$_/ } keys %{$nrconf{override_rc}}"#;
+    machine.write("/srv/ask.pl", ask);
+    assert_eq!(machine.sh(&format!("perl /srv/ask.pl {unit}")), "0");
+    assert_eq!(machine.sh("perl /srv/ask.pl gpushd.service"), "");
 }
