@@ -49,7 +49,6 @@ mod shared_gpus;
 mod signals;
 mod startup;
 mod state;
-#[expect(dead_code, reason = "MPS daemons are started with it; until then its example is its only user")]
 mod systemd;
 mod timeslice;
 mod view;

@@ -1,4 +1,4 @@
-//! Units started, stopped and looked at, over systemd's D-Bus interface.
+//! Units started, killed and looked at, over systemd's D-Bus interface.
 //!
 //! `systemctl` would do, at 10 ms and a parser each time; and it says of a job that failed only that
 //! it did. Here a call is about a millisecond, and the result is systemd's own word.
@@ -9,11 +9,11 @@
 //!                                                               └ deadline, or the bus is gone
 //! ```
 //!
-//! A start or stop whose wait was broken off goes on: what became of it is asked with
-//! [`Manager::state`]. The connection is made anew when the bus was restarted; nothing is sent before
-//! it is known to be alive, so no call is made twice.
+//! A start whose wait was broken off goes on: what became of it is asked with [`Manager::state`]. The
+//! connection is made when it is needed first, and anew when the bus was restarted; nothing is sent
+//! before it is known to be alive, so no call is made twice.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, path::Path, time::Duration};
 
 use nix::sys::signal::Signal;
 use tokio::{sync::Mutex, time::timeout};
@@ -32,22 +32,18 @@ const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 /// How long one question may take.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// How long a job may take. Beyond the unit's own limits, so that systemd tells the end first.
-const JOB: Duration = Duration::from_secs(100);
+/// How long a job is waited for. One that takes longer goes on, and whoever waits does something else.
+const JOB: Duration = Duration::from_secs(30);
 
-/// systemd's manager. One for the whole agent: calls share its connection.
-#[derive(Debug)]
-pub(crate) struct Manager {
-    connection: Mutex<Connection>,
+/// Whether systemd is this host's service manager, as `sd_booted(3)` tells it.
+pub(crate) fn is_the_service_manager() -> bool {
+    Path::new("/run/systemd/system").is_dir()
 }
 
-/// Which processes of a unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whom {
-    /// The main process alone.
-    Main,
-    /// All in its cgroup.
-    All,
+/// systemd's manager. One for the whole agent: calls share its connection.
+#[derive(Debug, Default)]
+pub(crate) struct Manager {
+    connection: Mutex<Option<Connection>>,
 }
 
 /// A service unit, as of one moment.
@@ -55,8 +51,6 @@ pub(crate) enum Whom {
 pub(crate) struct State {
     /// `active`, `activating`, `deactivating`, `inactive`, `failed`.
     pub(crate) active: String,
-    /// `running`, `dead`, `stop-sigterm`, …
-    pub(crate) sub: String,
     /// How it ended last: `success`, `exit-code`, `signal`, `oom-kill`, …
     pub(crate) result: String,
     /// Its main process, when it has one.
@@ -102,35 +96,35 @@ pub(crate) enum Error {
 }
 
 impl Manager {
-    /// Connects to the system bus.
-    pub(crate) async fn connect() -> Result<Self, Error> {
-        Ok(Self { connection: Mutex::new(connect().await?) })
-    }
-
     /// Starts a unit, or finds it started, and gives its main process.
     pub(crate) async fn start(&self, unit: &str) -> Result<u32, Error> {
-        self.job("StartUnit", unit).await?;
+        self.started(unit).await?;
         let state = self.state(unit).await?;
         // It may have ended between the end of its job and this look.
         state.main_pid.ok_or(Error::Job { what: format!("start {unit}"), result: state.result })
     }
 
-    /// Stops a unit and waits until nothing of it is left.
-    pub(crate) async fn stop(&self, unit: &str) -> Result<(), Error> {
-        match self.job("StopUnit", unit).await {
-            Err(Error::Refused { name, .. }) if is_not_loaded(&name) => Ok(()),
-            ended => ended,
-        }
+    /// Kills all processes of a unit.
+    pub(crate) async fn kill(&self, unit: &str) -> Result<(), Error> {
+        let what = format!("kill {unit}");
+        self.ask(&what, "KillUnit", &(unit, "all", Signal::SIGKILL as i32)).await.map(|_| ())
     }
 
-    /// Sends a signal to processes of a unit.
-    pub(crate) async fn kill(&self, unit: &str, whom: Whom, signal: Signal) -> Result<(), Error> {
-        let who = match whom {
-            Whom::Main => "main",
-            Whom::All => "all",
-        };
-        let what = format!("send {signal} to {unit}");
-        self.ask(&what, "KillUnit", &(unit, who, signal as i32)).await.map(|_| ())
+    /// Units that run, or are about to begin or to end, and are named like this.
+    pub(crate) async fn running(&self, pattern: &str) -> Result<Vec<String>, Error> {
+        /// Name, description, load, active and sub state, what it follows, path; and its job: id, type, path.
+        type Row = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
+        let states = ["active", "reloading", "activating", "deactivating"];
+        let answer = self.ask("list units", "ListUnitsByPatterns", &(&states[..], &[pattern][..])).await?;
+        let rows: Vec<Row> = answer.body().deserialize().map_err(Error::Bus)?;
+        Ok(rows.into_iter().map(|row| row.0).collect())
+    }
+
+    /// How many processes a unit has.
+    pub(crate) async fn processes(&self, unit: &str) -> Result<usize, Error> {
+        let answer = self.ask(&format!("list processes of {unit}"), "GetUnitProcesses", &(unit,)).await?;
+        let rows: Vec<(String, u32, String)> = answer.body().deserialize().map_err(Error::Bus)?;
+        Ok(rows.len())
     }
 
     /// Forgets that a unit failed.
@@ -156,7 +150,6 @@ impl Manager {
         let main_pid = number::<u32>(&all, "MainPID")?;
         Ok(State {
             active: text(&all, "ActiveState")?,
-            sub: text(&all, "SubState")?,
             result: text(&all, "Result")?,
             main_pid: (main_pid != 0).then_some(main_pid),
             exec_main_code: number(&all, "ExecMainCode")?,
@@ -164,9 +157,9 @@ impl Manager {
         })
     }
 
-    /// Has a job done on a unit and waits for its end.
-    async fn job(&self, method: &str, unit: &str) -> Result<(), Error> {
-        let what = format!("{} {unit}", if method == "StartUnit" { "start" } else { "stop" });
+    /// Has a unit started and waits for the end of that job.
+    async fn started(&self, unit: &str) -> Result<(), Error> {
+        let what = format!("start {unit}");
         let connection = self.alive().await?;
         let begun = async {
             // Without a subscription systemd sends no signals; a second one is refused, and as good.
@@ -178,7 +171,7 @@ impl Manager {
             }
             // From before the call: a job may end before its answer is read.
             let mut ends = ends_of_jobs(&connection, unit).await.map_err(Error::Bus)?;
-            let job = call(&connection, &what, MANAGER_PATH, MANAGER, method, &(unit, "replace")).await?;
+            let job = call(&connection, &what, MANAGER_PATH, MANAGER, "StartUnit", &(unit, "replace")).await?;
             let job: OwnedObjectPath = job.body().deserialize().map_err(Error::Bus)?;
             while let Some(signal) = ends.next().await {
                 let signal = signal.map_err(Error::Bus)?;
@@ -200,12 +193,16 @@ impl Manager {
     /// A connection that was alive a moment ago: the one there is, or another.
     async fn alive(&self) -> Result<Connection, Error> {
         let mut connection = self.connection.lock().await;
-        let bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus.Peer");
-        let ping = connection.call_method(Some(bus.0), bus.1, Some(bus.2), "Ping", &());
-        if !matches!(timeout(ANSWER, ping).await, Ok(Ok(_))) {
-            *connection = connect().await?;
+        if let Some(connection) = connection.as_ref() {
+            // Of the bus itself; its policy refuses pings, and says so in the journal.
+            let bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus");
+            let asked = connection.call_method(Some(bus.0), bus.1, Some(bus.0), "GetId", &());
+            if matches!(timeout(ANSWER, asked).await, Ok(Ok(_))) {
+                return Ok(connection.clone());
+            }
         }
-        Ok(connection.clone())
+        *connection = None;
+        Ok(connection.insert(connect().await?).clone())
     }
 }
 

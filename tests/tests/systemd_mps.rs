@@ -1,265 +1,317 @@
-//! Units of MPS control daemons on a real systemd: they outlive the agent, end whole and leave nothing.
+//! gpushd's MPS daemons on a real systemd: units that outlive gpushd, end whole and leave nothing.
 //!
-//! `nvidia-cuda-mps-control` is the real one, where it is installed; its servers need a GPU, so a
-//! script stands in for them.
+//! `nvidia-cuda-mps-control` is NVIDIA's own, where it is installed; its servers need a GPU, so those of
+//! the simulated host stand in for them, and so do the clients.
 
-use gpush_tests::{host::program, machine::Machine};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-const UNIT: &str = "gpushd-mps@g5d1b03a2.service";
-const DIRECTORY: &str = "/run/gpush-mps/g5d1b03a2";
+use gpush_tests::machine::Machine;
+use serde_json::Value;
 
-/// Instead of `gpushd mps-daemon`, which becomes this program.
-const STAND_IN: &str = "[Service]\nExecStart=\nExecStart=/usr/bin/nvidia-cuda-mps-control -f\n\
-                        Environment=CUDA_MPS_PIPE_DIRECTORY=/run/gpush-mps/%i\n";
+/// Two GPUs: one shared whole, one with a MIG device that is shared.
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// What is started as a server: it says who it is, and stays.
-const SERVER: &str = "#!/bin/sh\necho server of $(id -u)\nexec sleep 3600\n";
+/// The server is looked for where the simulated host is; NVIDIA's daemon where it always is.
+const MPS: &str = "[mps]\nserver = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\nfailures = 100\nlongest_pause_s = 1\nhealth_s = 1\n";
 
-/// A machine with gpush, a simulated GPU and the control daemon.
+const RULES: &str = r#"
+[layouts]
+shared = ["2g.20gb:mps", "3g.40gb"]
+
+[[gpu]]
+name = "whole"
+match = ["0"]
+mode = "mps"
+
+[[gpu]]
+name = "parts"
+match = ["1"]
+mode = "mig"
+layout = "shared"
+"#;
+
+/// A machine with gpush, simulated GPUs and the control daemon; both targets are served.
 fn machine(what: &str) -> Option<Machine> {
     let Ok(control) = std::fs::read("/usr/bin/nvidia-cuda-mps-control") else {
         println!("SKIPPED {what}: nvidia-cuda-mps-control is not installed (Debian's package nvidia-cuda-mps)");
         return None;
     };
     let machine = Machine::boot(what)?;
+    println!("booted in {:.2} s", machine.boot.as_secs_f64());
     machine.install();
-    machine.simulated_host("[[gpu]]\nmodel = \"l4\"\n");
+    machine.simulated_host(HOST);
+    // Where the driver would show it, servers and clients of other users say that they have a GPU open.
+    machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
     machine.put("/usr/bin/nvidia-cuda-mps-control", control);
-    machine.put("/usr/bin/nvidia-cuda-mps-server", SERVER);
-    machine.write("/etc/systemd/system/gpushd-mps@.service.d/stand-in.conf", STAND_IN);
-    machine.sh("systemctl daemon-reload");
+    machine.write("/etc/gpush/config.toml", format!("{MPS}{RULES}"));
+    machine.sh("systemctl start gpushd.service");
+    machine.await_that("two targets are served", |machine| ready(machine).len() == 2);
     Some(machine)
 }
 
-/// As gpushd will: the directory with the settings, then the unit.
-fn start(machine: &Machine) -> u32 {
-    machine.write(&format!("{DIRECTORY}/spec.json"), "{}");
-    machine.sh(&format!("systemctl start {UNIT}"));
-    machine.main_pid(UNIT)
+/// All daemons, as the API shows them.
+fn daemons(machine: &Machine) -> Vec<Value> {
+    let output = machine.run("gpushctl --json mps list");
+    serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// Says a command to the daemon; its answer.
-fn control(machine: &Machine, command: &str) -> String {
-    machine.sh(&format!("echo {command} | CUDA_MPS_PIPE_DIRECTORY={DIRECTORY} nvidia-cuda-mps-control"))
+/// Pids of those that serve, each with its unit.
+fn ready(machine: &Machine) -> Vec<(String, u64)> {
+    let served = daemons(machine).into_iter().filter(|daemon| daemon["state"] == "ready");
+    served.filter_map(|daemon| Some((unit(daemon["target"].as_str()?), daemon["pid"].as_u64()?))).collect()
 }
 
-fn answers(machine: &Machine) {
-    assert_eq!(control(machine, "get_default_active_thread_percentage"), "100.0");
+fn unit(target: &str) -> String {
+    format!("gpushd-mps@{target}.service")
 }
 
-/// Has it start a server as another user; gives the server's pid.
-fn server(machine: &Machine) -> u32 {
-    control(machine, "start_server -uid 65534");
-    let _ = machine.journal_until("GPUSH_MPS=g5d1b03a2", "server of 65534");
-    machine.sh("pgrep -x -U 65534 sleep").parse().expect("one server")
+/// What is said of a daemon, in its own words.
+fn reasons(machine: &Machine, target: &str) -> String {
+    let found = daemons(machine).into_iter().find(|daemon| daemon["target"] == target);
+    found.map(|daemon| daemon["reasons"].to_string()).unwrap_or_default()
+}
+
+/// A target's short name: of the whole GPU, or of the MIG device.
+fn target(machine: &Machine, kind: char) -> String {
+    let all = daemons(machine);
+    let mut names = all.iter().filter_map(|daemon| daemon["target"].as_str());
+    names.find(|name| name.starts_with(kind)).expect("a target of each kind").to_owned()
+}
+
+/// Starts a client, as a user without rights, in a unit of its own; gives its pid once it is served.
+fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
+    machine.sh(&format!(
+        "systemd-run --quiet --unit={name} --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
+         gpushctl mps run {gpu} -- /opt/built/gpush-sim mps-client"
+    ));
+    let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={name}.service"), "active server=");
+    // gpushctl runs the client, and gives its share back at its end.
+    let pid = machine.sh(&format!("pgrep -P {} -f mps-client", machine.main_pid(&format!("{name}.service"))));
+    pid.trim().parse().unwrap_or_else(|_| panic!("the client's pid: {pid:?}"))
+}
+
+/// Whether a client computes on.
+fn computes(machine: &Machine, name: &str, pid: u32) -> bool {
+    let said = machine.sh(&format!("journalctl --no-pager --output=cat _SYSTEMD_UNIT={name}.service"));
+    !said.contains("lost") && machine.run(&format!("kill -0 {pid}")).status.success()
+}
+
+fn seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64()
+}
+
+/// When gpushd said something last, in seconds since the epoch.
+fn said_at(machine: &Machine, says: &str) -> f64 {
+    let line = machine.sh(&format!(
+        "journalctl --no-pager --output=short-unix -u gpushd.service -u 'gpushd-mps@*' | grep -F -- '{says}' | tail -n1 | cut -d' ' -f1"
+    ));
+    line.parse().unwrap_or_else(|_| panic!("{says}: {line:?}"))
 }
 
 #[test]
-fn a_control_daemon_outlives_the_agent() {
-    let Some(machine) = machine("MPS daemons that outlive the agent") else { return };
-    machine.sh("systemctl start gpushd.service");
-    let daemon = start(&machine);
-    let agent = machine.main_pid("gpushd.service");
-
-    machine.sh("systemctl restart gpushd.service");
-    assert_ne!(machine.main_pid("gpushd.service"), agent);
-    assert_eq!(machine.main_pid(UNIT), daemon, "restart");
-
-    machine.kill(machine.main_pid("gpushd.service"));
-    let _ = machine.sh("gpushctl status");
-    assert_eq!(machine.main_pid(UNIT), daemon, "kill -9");
-
-    // As a package does it: another file in the place of the first.
-    machine.sh("install -m 755 /opt/built/gpushd /usr/sbin/gpushd");
-    machine.sh("systemctl daemon-reload; systemctl restart gpushd.service");
-    assert_eq!(machine.main_pid(UNIT), daemon, "upgrade");
-
-    machine.sh("systemctl stop gpushd.service");
-    assert_eq!(machine.main_pid(UNIT), daemon, "stop");
-    answers(&machine);
-
-    // A gpushd that starts daemons before it is ready waits for none of its own.
-    machine.sh(&format!("systemctl stop {UNIT}"));
-    machine.write(
-        "/etc/systemd/system/gpushd.service.d/starts.conf",
-        format!("[Service]\nExecStartPre=+/usr/bin/systemctl start {UNIT}\n"),
+fn daemons_and_their_clients_outlive_gpushd() {
+    let Some(machine) = machine("MPS daemons that outlive gpushd") else { return };
+    let started = said_at(&machine, "the MPS daemon is starting");
+    println!(
+        "served {:.0} ms after the last start began",
+        (said_at(&machine, "the MPS daemon is ready") - started) * 1e3
     );
-    machine.sh("systemctl daemon-reload; systemctl start gpushd.service");
-    answers(&machine);
-}
-
-#[test]
-fn a_control_daemon_ends_whole_and_leaves_nothing() {
-    let Some(machine) = machine("the end of MPS daemons") else { return };
-    let daemon = start(&machine);
-    let child = server(&machine);
-    machine.sh(&format!("systemctl stop {UNIT}"));
-    assert_eq!(machine.sh(&format!("ps --no-headers {daemon} {child} || true; ls /run/gpush-mps")), "", "stop");
-    assert_eq!(machine.property(UNIT, "Result"), "success");
-
-    // Its servers would go on without it, and the next daemon would know nothing of them.
-    let daemon = start(&machine);
-    let child = server(&machine);
-    machine.kill(daemon);
-    machine.await_that("it failed", |machine| machine.property(UNIT, "ActiveState") == "failed");
-    assert_eq!(machine.sh(&format!("ps --no-headers {child} || true; ls /run/gpush-mps")), "", "kill -9");
-    assert_eq!(machine.property(UNIT, "Result"), "signal");
-    assert_eq!(machine.property(UNIT, "ExecMainStatus"), "9");
-    assert_eq!(machine.property(UNIT, "NRestarts"), "0", "that is the agent's to decide");
-
-    // Often: nobody but the agent counts starts.
-    for _ in 0..8 {
-        machine.sh(&format!("systemctl reset-failed {UNIT}"));
-        machine.kill(start(&machine));
-        machine.await_that("it failed", |machine| machine.property(UNIT, "ActiveState") == "failed");
+    let served = ready(&machine);
+    for (unit, pid) in &served {
+        assert_eq!(u64::from(machine.main_pid(unit)), *pid, "{unit}");
     }
-    start(&machine);
-    machine.sh("systemctl stop gpush.slice");
-    assert_eq!(machine.property(UNIT, "ActiveState"), "inactive");
+    let clients = [("one", client(&machine, "one", "0")), ("two", client(&machine, "two", "1:2g.20gb@0"))];
+    let steps = [
+        ("restart", "systemctl restart gpushd.service"),
+        ("kill -9", "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$')"),
+        // As a package does it: another file in the place of the first.
+        (
+            "upgrade",
+            "install -m 755 /opt/built/gpushd /usr/sbin/gpushd; systemctl daemon-reload; systemctl restart gpushd.service",
+        ),
+        (
+            "stop",
+            "systemctl stop gpushd.service gpushd.socket gpushd-admin.socket; sleep 0.5; systemctl start gpushd.service",
+        ),
+    ];
+    for (what, line) in steps {
+        let before = machine.main_pid("gpushd.service");
+        machine.sh(line);
+        machine.await_that(what, |machine| {
+            let agent = machine.property("gpushd.service", "MainPID");
+            agent != "0" && agent != before.to_string() && ready(machine) == served
+        });
+        for (name, pid) in clients {
+            assert!(computes(&machine, name, pid), "{name} after {what}");
+        }
+    }
+    let all = daemons(&machine);
+    for (_, pid) in clients {
+        assert!(all.iter().any(|daemon| daemon["clients"][0]["pid"] == pid), "{pid}: {all:?}");
+    }
+    let journal = machine.sh("journalctl --no-pager --output=cat -u gpushd.service");
+    assert_eq!(journal.matches("is there: gone on with").count(), 8, "{journal}");
+    assert_eq!(journal.matches("was started").count(), 2, "{journal}");
 }
 
 #[test]
-fn its_directory_is_as_the_unit_says() {
-    let Some(machine) = machine("directories of MPS daemons") else { return };
-    assert_eq!(machine.sh("stat -c '%a %U' /run/gpush-mps"), "711 root");
-    machine.write(&format!("{DIRECTORY}/spec.json"), "{}");
-    machine.sh(&format!("chgrp -R gpush {DIRECTORY}; chmod 770 {DIRECTORY}"));
-    machine.sh(&format!("systemctl start {UNIT}"));
-    let found = machine.sh(&format!("stat -c '%a %U %G' {DIRECTORY}; stat -c %G {DIRECTORY}/spec.json"));
-    assert_eq!(found, "700 root root\nroot", "nobody is in before gpushd grants it, and the spec is kept");
+fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
+    let Some(machine) = machine("MPS daemons that are killed") else { return };
+    let target = target(&machine, 'g');
+    let unit = unit(&target);
+    let mut slowest: f64 = 0.0;
+    for turn in 0..12_u32 {
+        if turn % 3 == 0 {
+            // With a server, which must not outlive its daemon.
+            client(&machine, &format!("client-{turn}"), "0");
+        }
+        let (before, group) = (machine.main_pid(&unit), machine.property(&unit, "ControlGroup"));
+        let killed = seconds();
+        machine.kill(before);
+        machine.await_that("another one is served", |machine| {
+            ready(machine).iter().any(|(one, pid)| *one == unit && *pid != u64::from(before))
+        });
+        slowest = slowest.max(said_at(&machine, "the MPS daemon was ended by signal 9") - killed);
+        let there =
+            format!("cat /sys/fs/cgroup/unified{group}/cgroup.procs /sys/fs/cgroup{group}/cgroup.procs 2>/dev/null");
+        assert_eq!(
+            machine.run(&there).stdout,
+            format!("{}\n", machine.main_pid(&unit)).into_bytes(),
+            "no server is left"
+        );
+        // Some other moment of its life each time.
+        std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
+    }
+    println!("12 kills, the slowest was told after {:.0} ms", slowest * 1e3);
+    assert!(slowest < 2.0, "{slowest}");
+    assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
-    let before = machine.main_pid(UNIT);
-    machine.sh(&format!("systemctl restart {UNIT}"));
-    assert_ne!(machine.main_pid(UNIT), before);
-    let _ = machine.sh(&format!("cat {DIRECTORY}/spec.json"));
+    // By hand past gpushd: it is wanted, so it comes back.
+    machine.sh(&format!("systemctl stop {unit}"));
+    assert!(said_at(&machine, "was stopped: by `systemctl stop`") > 0.0);
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    let before = machine.main_pid(&unit);
+    machine.sh(&format!("systemctl restart {unit}"));
+    machine.await_that("the other one is gone on with", |machine| ready(machine).len() == 2);
+    assert_ne!(machine.main_pid(&unit), before);
 
-    // gpushd makes such a directory from within its sandbox, which has the rest read-only.
-    machine.sh("systemctl start gpushd.service");
-    let inside = format!("nsenter --mount --root --target {} --", machine.main_pid("gpushd.service"));
-    machine.sh(&format!("{inside} sh -c 'mkdir /run/gpush-mps/g1 && echo {{}} > /run/gpush-mps/g1/spec.json'"));
-    assert!(!machine.run(&format!("{inside} touch /var/lib/elsewhere")).status.success());
-    machine.sh("ls /run/gpush-mps/g1/spec.json");
+    // By gpushd, it stays away.
+    machine.sh("gpushctl mps stop 0");
+    machine.await_that("it is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
+    machine.sh("systemctl restart gpushd.service; gpushctl status");
+    assert_eq!(ready(&machine).len(), 1);
+    machine.sh("gpushctl mps start 0");
+    assert_eq!(ready(&machine).len(), 2);
+
+    // Not wanted any more: nothing is left of them but their logs.
+    machine.write("/etc/gpush/config.toml", MPS);
+    machine.sh("systemctl reload gpushd.service");
+    machine.await_that("all are gone", |machine| daemons(machine).is_empty());
+    assert_eq!(machine.sh("ls /run/gpush-mps; systemctl --failed --no-legend; pgrep nvidia-cuda-mps || true"), "");
+    assert_eq!(machine.sh("systemctl list-units --no-legend --all 'gpushd-mps@*' | grep -v inactive || true"), "");
 }
 
 #[test]
-fn what_it_says_is_told_apart_and_what_it_takes_is_counted() {
-    let Some(machine) = machine("logs and accounts of MPS daemons") else { return };
-    let daemon = start(&machine);
-    answers(&machine);
-    let _ = machine.journal_until("GPUSH_MPS=g5d1b03a2", "get_default_active_thread_percentage");
-    let _ = machine.journal_until("_SYSTEMD_UNIT=gpushd-mps@g5d1b03a2.service", "Starting control daemon");
+fn what_can_not_be_started_says_why() {
+    let Some(machine) = machine("MPS daemons that can't be started") else { return };
+    let target = target(&machine, 'g');
+    let unit = unit(&target);
 
-    // A journal that dies takes nothing along, and what is said afterwards arrives.
-    let journal = machine.main_pid("systemd-journald.service");
-    machine.kill(journal);
-    machine.await_that("the journal is back", |machine| {
-        !["0", &journal.to_string()].contains(&machine.property("systemd-journald.service", "MainPID").as_str())
+    // Without a bus daemons go on, and none can be started.
+    let others = ready(&machine);
+    machine.sh("systemctl stop dbus.socket dbus.service");
+    machine.kill(machine.main_pid(&unit));
+    machine.await_that("the bus is missed", |machine| {
+        reasons(machine, &target).contains("can't be reached over the system bus")
     });
-    control(&machine, "get_server_status 4711");
-    let _ = machine.journal_until("GPUSH_MPS=g5d1b03a2", "get_server_status 4711");
-    assert_eq!(machine.main_pid(UNIT), daemon);
+    println!("{}", reasons(&machine, &target));
+    assert_eq!(ready(&machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
+    machine.sh("systemctl start dbus.socket");
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
 
-    let group = machine.property(UNIT, "ControlGroup");
-    assert_eq!(group, format!("/gpush.slice/gpush-mps.slice/{UNIT}"));
-    for unit in [UNIT, "gpush-mps.slice", "gpush.slice"] {
+    // What it says before it is the daemon is in the journal, and where is said.
+    machine.sh(&format!("mkdir -p /etc/systemd/system/{unit}.d"));
+    machine.write(&format!("/etc/systemd/system/{unit}.d/none.conf"), "[Service]\nReadOnlyPaths=/var/log\n");
+    machine.sh("systemctl daemon-reload");
+    machine.kill(machine.main_pid(&unit));
+    machine
+        .await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 1: `journalctl -u"));
+    println!("{}", reasons(&machine, &target));
+    let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "can't be run: Read-only file system");
+    machine.write(
+        &format!("/etc/systemd/system/{unit}.d/none.conf"),
+        "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
+    );
+    machine.sh("systemctl daemon-reload");
+    machine.await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 203"));
+    println!("{}", reasons(&machine, &target));
+    machine.sh(&format!("rm -r /etc/systemd/system/{unit}.d; systemctl daemon-reload"));
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+}
+
+#[test]
+fn a_daemon_that_nobody_can_reach_is_ended_once_it_has_no_server() {
+    let Some(machine) = machine("MPS daemons without a directory") else { return };
+    let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
+    let with_client = client(&machine, "client", "0");
+    let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
+    machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
+    machine.await_that("the one without a server is another", |machine| {
+        ready(machine).iter().any(|(unit, pid)| *unit == part && *pid != u64::from(ended))
+    });
+    assert_eq!(machine.main_pid(&whole), kept);
+    assert!(computes(&machine, "client", with_client));
+    let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
+    assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
+    machine.sh(&format!("systemctl stop {whole}"));
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+}
+
+#[test]
+fn directories_logs_and_accounts_are_in_their_places() {
+    let Some(machine) = machine("places of MPS daemons") else { return };
+    let target = target(&machine, 'g');
+    let unit = unit(&target);
+    client(&machine, "client", "0");
+    let modes = format!(
+        "stat -c '%a %U %n' /run/gpush-mps /run/gpush-mps/{target} /run/gpush-mps/{target}/1 /run/gpush-mps/{target}/spec.json /var/log/gpush-mps /var/log/gpush-mps/{target}"
+    );
+    let found = machine.sh(&modes);
+    let found: Vec<&str> = found.lines().map(|line| line.rsplit_once(' ').expect("a mode and a name").0).collect();
+    // The group's part of the pipe directory is the mask of its access list.
+    assert_eq!(found, ["711 root", "711 root", "750 root", "600 root", "750 root", "750 root"]);
+    let look = |uid: u32| {
+        machine.run(&format!("setpriv --reuid={uid} --regid={uid} --clear-groups ls /run/gpush-mps/{target}/1/control"))
+    };
+    assert!(look(65534).status.success() && !look(65533).status.success());
+
+    // Its user's number is not another's, though it ended while gpushd was away.
+    machine.sh("systemctl stop client.service gpushd.service");
+    machine.kill(machine.main_pid(&unit));
+    machine.sh("systemctl start gpushd.service");
+    machine.await_that("it is served again", |machine| ready(machine).len() == 2);
+    let other = machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl mps env 0");
+    assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
+    assert!(look(65533).stdout.is_empty() && !look(65534).status.success());
+
+    let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "Started");
+    assert!(machine.sh("gpushctl mps logs 0").contains("get_default_active_thread_percentage"));
+    let group = machine.property(&unit, "ControlGroup");
+    assert_eq!(group, format!("/gpush.slice/gpush-mps.slice/{unit}"));
+    for unit in [unit.as_str(), "gpush-mps.slice", "gpush.slice"] {
         let used: u64 = machine.property(unit, "CPUUsageNSec").parse().expect("nanoseconds");
         assert!(used > 0, "{unit}");
         // Whether there is a figure is for the controllers that this machine has left.
         println!("{unit}: {} ms of CPU, memory {}", used / 1_000_000, machine.property(unit, "MemoryCurrent"));
     }
+    // The slice ends them, whatever gpushd wants.
+    machine.sh("systemctl stop gpushd.service; systemctl stop gpush.slice");
+    assert_eq!(machine.sh("pgrep nvidia-cuda-mps || true"), "");
 
     // What needrestart would make of its snippet; it asks with the unit's name.
     let ask = r#"our %nrconf = (override_rc => {}); do "/etc/needrestart/conf.d/gpush.conf"; die $@ if $@;
                  print join ",", map { $nrconf{override_rc}{$_} } grep { $ARGV[0] =~ /$_/ } keys %{$nrconf{override_rc}}"#;
     machine.write("/srv/ask.pl", ask);
-    assert_eq!(machine.sh(&format!("perl /srv/ask.pl {UNIT}")), "0");
+    assert_eq!(machine.sh(&format!("perl /srv/ask.pl {unit}")), "0");
     assert_eq!(machine.sh("perl /srv/ask.pl gpushd.service"), "");
-}
-
-/// What `agent/examples/systemd.rs` prints for each step, run as gpushd would be: in its unit's place.
-fn steps(machine: &Machine, steps: &[&str]) -> Vec<String> {
-    let quoted: Vec<String> = steps.iter().map(|step| format!("\"{step}\"")).collect();
-    let run = format!("/opt/built/examples/systemd {}", quoted.join(" "));
-    machine.write(
-        "/etc/systemd/system/gpushd.service.d/steps.conf",
-        format!(
-            "[Service]\nType=oneshot\nRestart=no\nStandardOutput=truncate:/srv/steps\nStandardError=journal\nExecStart=\nExecStart={run}\n"
-        ),
-    );
-    machine.sh("systemctl daemon-reload; systemctl start gpushd.service");
-    let told = machine.sh("cat /srv/steps");
-    println!("{told}");
-    let told: Vec<String> = told.lines().map(str::to_owned).collect();
-    assert_eq!(told.len(), steps.len(), "{told:?}");
-    told
-}
-
-#[test]
-fn gpushd_starts_and_stops_units_from_within_its_sandbox() {
-    // An example: `cargo test --workspace` builds it, `cargo build` does not.
-    if !program("gpushd").with_file_name("examples/systemd").exists() {
-        println!("SKIPPED units over D-Bus: `cargo build --package gpushd --example systemd` was not run");
-        return;
-    }
-    let Some(machine) = machine("units over D-Bus") else { return };
-    machine.write(&format!("{DIRECTORY}/spec.json"), "{}");
-    // After the stand-in of the template, by its name.
-    machine.write(
-        "/etc/systemd/system/gpushd-mps@none.service.d/without.conf",
-        "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
-    );
-    machine.write("/etc/systemd/system/mute.service", "[Service]\nType=notify\nExecStart=/bin/true\n");
-    let told = steps(
-        &machine,
-        &[
-            "start gpushd-mps@g5d1b03a2.service",
-            "start gpushd-mps@g5d1b03a2.service",
-            "state gpushd-mps@g5d1b03a2.service",
-            "kill gpushd-mps@g5d1b03a2.service KILL",
-            "until-failed gpushd-mps@g5d1b03a2.service",
-            "reset gpushd-mps@g5d1b03a2.service",
-            "reset gpushd-mps@g5d1b03a2.service",
-            "state gpushd-mps@g5d1b03a2.service",
-            "stop gpushd-mps@g5d1b03a2.service",
-            "start gpushd-mps@none.service",
-            "start no-such.service",
-            "stop no-such.service",
-            "start mute.service",
-            "state mute.service",
-        ],
-    );
-    let said = |at: usize| told[at].split_once(": ").expect("a step and what came of it").1;
-    assert_eq!(said(0), said(1), "what runs is left as it is");
-    assert!(said(0).parse::<u32>().is_ok_and(|pid| pid > 1));
-    let ends = |at: usize, end: &str| assert!(said(at).ends_with(end), "{} …{end}", told[at]);
-    ends(2, &format!("main_pid: Some({}), exec_main_code: 0, exec_main_status: 0 }}", said(0)));
-    ends(4, "result: \"signal\", main_pid: None, exec_main_code: 2, exec_main_status: 9 }");
-    assert_eq!((said(5), said(6), said(8)), ("reset", "reset", "stopped"));
-    assert!(said(7).contains("\"inactive\""), "{}", told[7]);
-    ends(9, "ended with \"failed\"");
-    ends(10, "not found. (org.freedesktop.systemd1.NoSuchUnit)");
-    assert_eq!(said(11), "stopped", "nothing of it runs");
-    ends(12, "ended with \"failed\"");
-    assert!(said(13).contains("result: \"protocol\""), "{}", told[13]);
-}
-
-#[test]
-fn a_bus_that_was_restarted_is_found_again() {
-    if !program("gpushd").with_file_name("examples/systemd").exists() {
-        println!("SKIPPED a bus that was restarted: `cargo build --package gpushd --example systemd` was not run");
-        return;
-    }
-    let Some(machine) = machine("a bus that was restarted") else { return };
-    machine.write(&format!("{DIRECTORY}/spec.json"), "{}");
-    let told = steps(
-        &machine,
-        &[
-            "state gpushd-mps@g5d1b03a2.service",
-            "sh pkill -KILL -x dbus-daemon",
-            "start gpushd-mps@g5d1b03a2.service",
-            "sh pkill -KILL -x dbus-daemon",
-            "stop gpushd-mps@g5d1b03a2.service",
-        ],
-    );
-    assert!(!told.iter().any(|line| line.contains("error")), "{told:?}");
 }

@@ -41,6 +41,7 @@ use tokio::io::AsyncReadExt;
 
 pub(crate) use self::place::{End, Ended};
 use self::place::{Place, Spec};
+use crate::systemd;
 
 /// Between being told to end and being killed.
 const GRACE: Duration = Duration::from_secs(5);
@@ -86,8 +87,8 @@ impl Beside {
     /// Below this state directory. `systemd_run` is used where systemd is the service manager.
     pub(crate) fn new(state_dir: &Path, systemd_run: Option<PathBuf>) -> Self {
         let dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned()).join("beside");
-        let systemd_run = systemd_run
-            .or_else(|| Path::new("/run/systemd/system").is_dir().then(|| PathBuf::from("/usr/bin/systemd-run")));
+        let systemd_run =
+            systemd_run.or_else(|| systemd::is_the_service_manager().then(|| PathBuf::from("/usr/bin/systemd-run")));
         Self { dir, systemd_run }
     }
 

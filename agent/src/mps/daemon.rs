@@ -28,7 +28,7 @@ use tokio::{
 
 use super::{
     ear,
-    hands::{self, NotStarted, Process},
+    hands::{self, Hands, NotStarted, Process},
     health::{self, Health},
     place::{Place, Spec},
     protocol, settings,
@@ -148,9 +148,15 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     /// Lives for the daemon of a target from now on: for the one that is there, if one is.
-    pub(super) fn of(target: &str, uuid: &str, place: Place, changed: impl Fn(&Seen) + Send + 'static) -> Self {
+    pub(super) fn of(
+        target: &str,
+        uuid: &str,
+        place: Place,
+        hands: Hands,
+        changed: impl Fn(&Seen) + Send + 'static,
+    ) -> Self {
         let (ask, asks) = mpsc::channel(WAITING);
-        let life = Life::new(target, uuid, place);
+        let life = Life::new(target, uuid, place, hands);
         let (publish, seen) = watch::channel(life.seen());
         tokio::spawn(life.live(asks, publish, changed));
         Self { ask, seen }
@@ -186,6 +192,7 @@ struct Life {
     target: String,
     uuid: String,
     place: Place,
+    hands: Hands,
     machine: Supervisor,
     /// What the machine's time counts from.
     born: Instant,
@@ -215,13 +222,14 @@ struct Life {
 }
 
 impl Life {
-    fn new(target: &str, uuid: &str, place: Place) -> Self {
+    fn new(target: &str, uuid: &str, place: Place, hands: Hands) -> Self {
         let machine = Supervisor::new(Policy::default());
         Self {
             target: target.to_owned(),
             uuid: uuid.to_owned(),
             spec: place.spec().filter(|spec| spec.uuid == uuid),
             place,
+            hands,
             last: machine.state().clone(),
             machine,
             born: Instant::now(),
@@ -418,7 +426,7 @@ impl Life {
                     Effect::Start => next = self.start().await.err(),
                     Effect::Quit => self.quit().await,
                     Effect::Kill => match &self.process {
-                        Some(process) => hands::kill(process.pid),
+                        Some(process) => self.hands.kill(&self.place, process.pid).await,
                         None => next = Some(Event::Ended),
                     },
                     Effect::Admit => {
@@ -459,6 +467,12 @@ impl Life {
         (self.in_force, self.health, self.pause) = (None, Health::default(), LOOK.0);
         self.looked = None;
         self.look = None;
+        if self.is_there() {
+            return Ok(());
+        }
+        if let Err(error) = self.hands.clear(&self.place).await {
+            return Err(self.not_started(error));
+        }
         let spec = match self.lay() {
             Ok(spec) => spec,
             Err(error) => {
@@ -467,23 +481,41 @@ impl Life {
                 return Err(Event::Ended);
             }
         };
-        match hands::start(&self.place).await {
+        match self.hands.start(&self.place).await {
             Ok(process) => {
                 tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
                 self.control = Some(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name));
                 (self.process, self.spec) = (Some(process), Some(spec));
                 Ok(())
             }
-            Err(NotStarted::Taken) => {
-                self.trouble = vec!["what the daemon before started is still there".to_owned()];
-                Err(Event::Occupied)
-            }
-            Err(error @ NotStarted::Failed(_)) => {
-                tracing::error!(mps = self.target, "it can't be started: {error}");
-                self.trouble = vec![format!("it can't be started: {error}")];
-                Err(Event::Ended)
-            }
+            Err(error) => Err(self.not_started(error)),
         }
+    }
+
+    /// Goes on with a daemon that came up unasked, or after nobody waited for it any more.
+    fn is_there(&mut self) -> bool {
+        let tenure = self.spec.as_ref().map(|spec| spec.tenure);
+        let Some(spec) = self.place.spec().filter(|spec| spec.uuid == self.uuid && Some(spec.tenure) == tenure) else {
+            return false;
+        };
+        let Ok(Some(process)) = hands::find(&self.place, spec.tenure) else { return false };
+        tracing::info!(mps = self.target, "the MPS daemon {} is there: gone on with", process.pid);
+        self.control = Some(Control::of(&self.place.pipe(spec.tenure)));
+        (self.process, self.spec) = (Some(process), Some(spec));
+        true
+    }
+
+    fn not_started(&mut self, error: NotStarted) -> Event {
+        let (why, event) = match error {
+            NotStarted::Later(why) => (why, Event::Occupied),
+            NotStarted::Failed(why) => (format!("it can't be started: {why}"), Event::Ended),
+        };
+        // The same is tried again and again, and told once.
+        if self.trouble.first() != Some(&why) {
+            tracing::error!(mps = self.target, "{why}");
+        }
+        self.trouble = vec![why];
+        event
     }
 
     /// Makes the place ready for a start.
@@ -542,7 +574,7 @@ impl Life {
     async fn gone(&mut self) {
         let Some(process) = self.process.take() else { return };
         let pid = process.pid;
-        let how = process.how().await;
+        let how = self.hands.how(&self.place, process).await;
         let asked = matches!(self.machine.state(), State::Stopping { .. });
         if asked {
             tracing::info!(mps = self.target, "the MPS daemon {how}");
@@ -550,7 +582,7 @@ impl Life {
             // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
             // and its process group is no other's.
             if self.place.is_taken() {
-                hands::kill(pid);
+                self.hands.kill(&self.place, pid).await;
             }
         } else {
             tracing::error!(mps = self.target, "the MPS daemon {how}");

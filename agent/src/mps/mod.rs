@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `targets` | which daemons there shall be, and seeing to it |
 //! | `daemon` | the life of one: hands of the machine in `core::supervisor` |
-//! | `hands` | starting, waiting for and killing its process |
+//! | `hands` | starting, waiting for and killing its process: a unit of systemd's, or a child |
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
@@ -63,7 +63,7 @@ pub(crate) use self::{
     targets::run,
     view::{all, drift, logs_of, one},
 };
-use self::{daemon::Daemon, moves::Moves};
+use self::{daemon::Daemon, hands::Hands, moves::Moves};
 
 /// Directory of daemons on a host whose system directories are ours.
 pub(crate) const SYSTEM: &str = "/run/gpush-mps";
@@ -73,6 +73,7 @@ pub(crate) const SYSTEM: &str = "/run/gpush-mps";
 pub(crate) struct Mps {
     /// Directory below which each target has its own.
     base: PathBuf,
+    hands: Hands,
     /// NVIDIA's programs, where the config has its default.
     programs: Option<PathBuf>,
     /// By UUID of the target.
@@ -114,6 +115,7 @@ impl Mps {
     ) -> Self {
         let records = records.into_iter().map(|record| (record.target.clone(), record)).collect();
         Self {
+            hands: Hands::of(&base),
             base,
             programs,
             entries: Mutex::default(),

@@ -55,11 +55,15 @@ pub(crate) async fn run(agent: Shared) {
 
 /// Goes on with the daemons that an agent before left running.
 fn find(agent: &Shared) {
+    let mut known = BTreeSet::new();
     for (place, spec) in Place::all(&agent.mps.base) {
+        known.insert(spec.target.clone());
         let daemon = live(agent, &spec.target, &spec.uuid, place);
         let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon };
         agent.mps.entries().insert(spec.uuid, entry);
     }
+    let (hands, stopping) = (agent.mps.hands.clone(), agent.stopping.clone());
+    tokio::spawn(async move { stopping.run_until_cancelled(hands.end_strays(known)).await });
 }
 
 fn live(agent: &Shared, short: &str, uuid: &str, place: Place) -> Daemon {
@@ -78,7 +82,7 @@ fn live(agent: &Shared, short: &str, uuid: &str, place: Place) -> Daemon {
             shared.mps.settle();
         }
     };
-    Daemon::of(short, uuid, place, changed)
+    Daemon::of(short, uuid, place, agent.mps.hands.clone(), changed)
 }
 
 /// Has each daemon be as it is wanted now.
