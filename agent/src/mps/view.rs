@@ -8,11 +8,7 @@ use gpush_core::{
     supervisor::State,
 };
 
-use super::{
-    Entry, clients,
-    daemon::{Do, Seen},
-    logs, shares,
-};
+use super::{Entry, clients, daemon::Seen, logs, shares};
 use crate::{agent::Shared, auth::Asker, redact};
 
 /// Names the share in a client's environment.
@@ -112,7 +108,7 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
 pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(agent, asker, text)?;
     // What it was a while ago is no answer to somebody who asks for it by name.
-    entry.daemon.have(Do::Look).await?;
+    entry.daemon.look().await?;
     Ok(shown(agent, asker, &uuid, &entry).await)
 }
 

@@ -18,8 +18,10 @@
 //!
 //! Fail closed: somebody is admitted in `Ready` alone. A hung daemon that has clients is left alone unless
 //! the policy says otherwise: they compute on, and a restart would end them. So is one whose server met a
-//! fault: it recovers when the clients concerned have ended. One that the agent finds alive when it starts
-//! is adopted with its pid, and never started beside.
+//! fault: it recovers when the clients concerned have ended; and one whose only ear somebody else has: an
+//! administrator at a prompt is no reason to kill it. One that the agent finds alive when it starts is
+//! adopted with its pid, and never started beside. Nothing is done about it before it was said whether it
+//! is wanted.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -31,7 +33,8 @@ pub type Instant = Duration;
 pub struct Policy {
     /// How long a daemon may take until it answers.
     pub start: Duration,
-    /// Pause after the first failure; each further one doubles it.
+    /// Pause after the second failure; each further one doubles it. After the first there is none: one that
+    /// served and ended is most likely to serve again.
     pub pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
@@ -84,6 +87,8 @@ pub enum State {
     Hung {
         /// Its pid.
         pid: i32,
+        /// Questions in a row that it left unanswered; none while somebody else has its ear.
+        silences: u32,
     },
     /// It answers, and its server takes nobody.
     Fault {
@@ -143,6 +148,8 @@ pub enum Event {
     Fault,
     /// It left a question unanswered in time.
     Silent,
+    /// It greets, and somebody else has its ear.
+    Busy,
     /// It can't be started yet: something of the one before is still there. That is no failure.
     Occupied,
     /// It ended.
@@ -177,7 +184,8 @@ pub enum Effect {
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    wanted: bool,
+    /// `None` before anybody said so.
+    wanted: Option<bool>,
     clients: usize,
     /// When it failed, within the time that counts.
     failed: VecDeque<Instant>,
@@ -190,7 +198,7 @@ impl Supervisor {
     /// Of a daemon of which nothing is known yet.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { policy, state: State::Stopped, wanted: false, clients: 0, failed: VecDeque::new() }
+        Self { policy, state: State::Stopped, wanted: None, clients: 0, failed: VecDeque::new() }
     }
 
     /// Where it is.
@@ -202,7 +210,7 @@ impl Supervisor {
     /// Whether somebody may be let in.
     #[must_use]
     pub fn admits(&self) -> bool {
-        matches!(self.state, State::Ready { .. }) && self.wanted
+        matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
     /// When [`Event::Tick`] is due next, if time matters.
@@ -226,7 +234,7 @@ impl Supervisor {
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         match self.state {
-            State::Ready { pid, .. } | State::Hung { pid } | State::Fault { pid } | State::Draining { pid, .. } => {
+            State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid } | State::Draining { pid, .. } => {
                 Some(pid)
             }
             State::Stopped
@@ -240,7 +248,13 @@ impl Supervisor {
     /// Whether it is wanted.
     #[must_use]
     pub fn wanted(&self) -> bool {
-        self.wanted
+        self.wanted == Some(true)
+    }
+
+    /// Whether somebody said that it is, or is not.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        self.wanted.is_some()
     }
 
     /// Failures that count.
@@ -270,11 +284,11 @@ impl Supervisor {
     fn react(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
-                self.wanted = *wanted;
+                self.wanted = Some(*wanted);
                 self.pursue(now)
             }
             Event::StartAnyway => {
-                self.wanted = true;
+                self.wanted = Some(true);
                 match self.state {
                     State::GivenUp | State::BackingOff { .. } => {
                         self.failed.clear();
@@ -291,7 +305,7 @@ impl Supervisor {
                 self.pursue(now)
             }
             Event::Leave(within) => {
-                self.wanted = false;
+                self.wanted = Some(false);
                 let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
                 match self.pid() {
                     Some(pid) if self.clients > 0 && *within > Duration::ZERO => {
@@ -303,14 +317,14 @@ impl Supervisor {
                 }
             }
             Event::Restart => {
-                self.wanted = true;
+                self.wanted = Some(true);
                 if self.pid().is_some() { self.stop(now) } else { self.pursue(now) }
             }
             Event::Found { pid } => {
                 match self.state {
                     // Whether it serves is for its answer to say, and whether it is wanted for somebody else.
                     State::Stopped | State::BackingOff { .. } | State::GivenUp => {
-                        self.state = State::Hung { pid: *pid };
+                        self.state = State::Hung { pid: *pid, silences: 0 };
                     }
                     State::Starting { .. }
                     | State::Ready { .. }
@@ -342,7 +356,7 @@ impl Supervisor {
             }
             Event::Fault => {
                 match self.state {
-                    State::Ready { pid, .. } | State::Hung { pid } => self.state = State::Fault { pid },
+                    State::Ready { pid, .. } | State::Hung { pid, .. } => self.state = State::Fault { pid },
                     State::Draining { pid, until, .. } => {
                         self.state = State::Draining { pid, until, served: false };
                     }
@@ -356,6 +370,7 @@ impl Supervisor {
                 self.pursue(now)
             }
             Event::Silent => self.silent(now),
+            Event::Busy => self.busy(),
             Event::Ended => self.ended(now),
             Event::Clients(clients) => {
                 self.clients = *clients;
@@ -378,14 +393,15 @@ impl Supervisor {
 
     /// Goes on towards what is wanted.
     fn pursue(&mut self, now: Instant) -> Vec<Effect> {
-        match (self.wanted, &self.state) {
+        let Some(wanted) = self.wanted else { return Vec::new() };
+        match (wanted, &self.state) {
             (true, State::Stopped) => self.start(now),
             (false, State::Starting { .. }) => self.stop(now),
             (false, State::BackingOff { .. } | State::GivenUp) => {
                 self.state = State::Stopped;
                 Vec::new()
             }
-            (false, State::Ready { pid, .. } | State::Hung { pid } | State::Fault { pid }) => {
+            (false, State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid }) => {
                 if self.clients == 0 {
                     return self.stop(now);
                 }
@@ -399,7 +415,7 @@ impl Supervisor {
                 Vec::new()
             }
             (true, State::Draining { pid, served: false, .. }) => {
-                self.state = State::Hung { pid: *pid };
+                self.state = State::Hung { pid: *pid, silences: 0 };
                 Vec::new()
             }
             (
@@ -429,25 +445,28 @@ impl Supervisor {
 
     fn silent(&mut self, now: Instant) -> Vec<Effect> {
         match self.state {
-            State::Ready { pid, silences } if silences + 1 >= SILENCES => {
-                self.state = State::Hung { pid };
+            State::Ready { pid, silences } if silences + 1 < SILENCES => {
+                self.state = State::Ready { pid, silences: silences + 1 };
+                Vec::new()
+            }
+            State::Ready { pid, .. } => {
+                self.state = State::Hung { pid, silences: SILENCES };
                 let mut effects = self.hung(now);
                 if effects.is_empty() {
                     effects.push(Effect::TellHung);
                 }
                 effects
             }
-            State::Ready { pid, silences } => {
-                self.state = State::Ready { pid, silences: silences + 1 };
-                Vec::new()
-            }
             State::Fault { pid } => {
-                self.state = State::Hung { pid };
+                self.state = State::Hung { pid, silences: SILENCES };
+                self.hung(now)
+            }
+            State::Hung { pid, silences } => {
+                self.state = State::Hung { pid, silences: silences.saturating_add(1) };
                 self.hung(now)
             }
             State::Stopped
             | State::Starting { .. }
-            | State::Hung { .. }
             | State::BackingOff { .. }
             | State::GivenUp
             | State::Draining { .. }
@@ -455,9 +474,30 @@ impl Supervisor {
         }
     }
 
-    /// A hung daemon is killed when nobody loses by it, or the policy says so.
+    /// Whoever has its ear keeps its clients waiting too, so nobody is let in; but it is well.
+    fn busy(&mut self) -> Vec<Effect> {
+        match self.state {
+            State::Ready { pid, silences } if silences + 1 < SILENCES => {
+                self.state = State::Ready { pid, silences: silences + 1 };
+            }
+            State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid } => {
+                self.state = State::Hung { pid, silences: 0 };
+            }
+            State::Stopped
+            | State::Starting { .. }
+            | State::BackingOff { .. }
+            | State::GivenUp
+            | State::Draining { .. }
+            | State::Stopping { .. } => {}
+        }
+        Vec::new()
+    }
+
+    /// A hung daemon is killed when it is wanted and nobody loses by it, or the policy says so.
     fn hung(&mut self, now: Instant) -> Vec<Effect> {
-        if self.clients > 0 && !self.policy.restart_hung_with_clients {
+        let is_silent = matches!(self.state, State::Hung { silences, .. } if silences >= SILENCES);
+        let is_spared = self.clients > 0 && !self.policy.restart_hung_with_clients;
+        if !is_silent || is_spared || self.wanted.is_none() {
             return Vec::new();
         }
         self.kill_failed(now)
@@ -485,7 +525,7 @@ impl Supervisor {
     }
 
     fn failed(&mut self, now: Instant) -> Vec<Effect> {
-        if !self.wanted {
+        if !self.wanted() {
             self.state = State::Stopped;
             return Vec::new();
         }
@@ -498,8 +538,11 @@ impl Supervisor {
             self.state = State::GivenUp;
             return vec![Effect::TellGivenUp];
         }
-        let doubled = u32::try_from(count - 1).map_or(u32::MAX, |times| 2_u32.saturating_pow(times));
-        let pause = self.policy.pause.saturating_mul(doubled).min(self.policy.longest_pause);
+        let doubled = |times: usize| u32::try_from(times).map_or(u32::MAX, |times| 2_u32.saturating_pow(times));
+        let pause = match count {
+            0 | 1 => Duration::ZERO,
+            more => self.policy.pause.saturating_mul(doubled(more - 2)).min(self.policy.longest_pause),
+        };
         self.state = State::BackingOff { until: now + pause };
         Vec::new()
     }
