@@ -189,9 +189,11 @@ pub fn parts(base: &Path) -> Vec<Part> {
             continue;
         }
         let called = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let called = called.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
-        let role = match Path::new(called.as_ref()).file_name().and_then(|name| name.to_str()) {
-            Some(CONTROL) => Role::Control,
+        let mut words = called.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        let (name, argument) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let role = match Path::new(name.as_ref()).file_name().and_then(|name| name.to_str()) {
+            // Without it, it is a front-end.
+            Some(CONTROL) if argument == "-f" => Role::Control,
             Some(SERVER) => Role::Server,
             Some(_) | None => Role::Other,
         };

@@ -98,7 +98,8 @@ fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have
     for (kind, words) in [
         ("silent-hello", "does not greet"),
         ("hung-daemon", "does not greet"),
-        ("unread-pipe", "does not answer"),
+        // Stopped at the first question, it greets nobody who asks the next one.
+        ("unread-pipe", "says nothing"),
         ("empty-reply", "answered"),
     ] {
         let served = Served::up();
@@ -214,35 +215,51 @@ fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
 
 #[test]
 fn a_server_that_its_daemon_left_behind_serves_to_the_end_and_no_daemon_is_started_beside() {
-    let served = Served::up();
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs = if real { real_programs(&host, "what NVIDIA's own daemon leaves behind") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        left_behind(Served::on(host, programs.as_deref()), programs.as_deref());
+    }
+}
+
+fn left_behind(served: Served, programs: Option<&Path>) {
     let mut client = served.client();
-    fault(&served.host, "orphan-server --times 1");
+    let server: i32 = client.word("server").parse().expect("a pid");
+    assert!(signal(served.pid, Signal::SIGKILL));
     let waits = served.is(MpsState::BackingOff, "still serves 1 client");
-    assert_eq!((waits.clients.len(), served.controls()), (1, Vec::new()));
+    assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
+    assert!(waits.reasons.iter().any(|reason| reason.contains(&format!("server {server}"))), "{waits:#?}");
     assert!(client.lives() && client.said().is_empty());
     // The next agent knows it from the driver alone.
-    served.agent.kill();
-    let agent = Agent::start(&served.host, CONFIG);
+    let Served { host, agent, environment, .. } = served;
+    agent.kill();
+    let setup = Setup::on(&host).config(CONFIG);
+    let agent = match programs {
+        Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
+        None => setup.start(),
+    };
     let waits = becomes(&agent, "0", "waiting", |daemon| {
         daemon.reasons.iter().any(|reason| reason.contains("still serves 1 client"))
     });
-    assert_eq!((waits.failures, controls(&base(&served.host)).len()), (0, 0));
+    assert_eq!((waits.failures, controls(&base(&host)).len()), (0, 0));
     let refused = act(&agent, "0", "restart", &json!({})).error();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     client.end();
     let ready = reaches(&agent, "0", MpsState::Ready);
-    let left = parts(&base(&served.host));
+    let left = parts(&base(&host));
     assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "the server went when nobody needed it");
 
     // Forced, it is ended under its client.
-    let environment = share(&agent, "0", &json!({})).map(|taken| taken.environment).unwrap_or(served.environment);
-    let client = Client::start(&served.host, &environment);
+    let client = Client::start(&host, &environment);
     assert!(signal(pid_of(&ready), Signal::SIGKILL));
     becomes(&agent, "0", "waiting", |daemon| daemon.state == MpsState::BackingOff && daemon.clients.len() == 1);
     assert_eq!(act(&agent, "0", "restart", &json!({ "force": true })).status, 200);
     assert_eq!(client.says(), "lost");
     reaches(&agent, "0", MpsState::Ready);
-    assert_eq!(controls(&base(&served.host)).len(), 1);
+    assert_eq!(controls(&base(&host)).len(), 1);
 }
 
 #[test]
@@ -301,8 +318,8 @@ fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
     for (line, words) in [
         ("set_default_active_thread_percentage 5".to_owned(), "percentage 5, not 100".to_owned()),
         (format!("set_active_thread_percentage {server} 7"), format!("percentage 7 at server {server}, not 100")),
-        ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2G, not none".to_owned()),
-        (format!("set_device_pinned_mem_limit {server} 0 3G"), format!("memory limit 3G at server {server}")),
+        ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2048M, not none".to_owned()),
+        (format!("set_device_pinned_mem_limit {server} 0 3G"), format!("memory limit 3072M at server {server}")),
     ] {
         say(&line);
         let told = becomes(&served.agent, "0", &words, |daemon| {
@@ -351,11 +368,9 @@ fn a_path_that_is_too_long_is_refused_with_its_length() {
 fn what_has_no_mps_is_told_and_nothing_is_started() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-40\"\nmig = true\n");
     let agent = Agent::start(&host, CONFIG);
-    let findings = || agent.get("/v1/mps").json();
-    agent.settle_reads();
     agent.await_that("a finding", || {
-        let health = agent.get("/v1/health").json().to_string();
-        health.contains("MIG") || findings().to_string().contains("MIG")
+        let error = agent.get("/v1/mps/0").error();
+        error.code == Code::NotFound && error.causes.iter().any(|cause| cause.contains("MIG mode is on"))
     });
     assert_eq!((daemons(&agent).len(), parts(&base(&host)).len()), (0, 0));
 }
