@@ -7,7 +7,10 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader, Write},
-    os::unix::{fs::symlink, process::CommandExt},
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Stdio},
     sync::mpsc::{Receiver, channel},
@@ -186,9 +189,11 @@ pub fn parts(base: &Path) -> Vec<Part> {
             continue;
         }
         let called = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let called = called.split(|byte| *byte == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
-        let role = match Path::new(called.as_ref()).file_name().and_then(|name| name.to_str()) {
-            Some(CONTROL) => Role::Control,
+        let mut words = called.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        let (name, argument) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        let role = match Path::new(name.as_ref()).file_name().and_then(|name| name.to_str()) {
+            // Without it, it is a front-end.
+            Some(CONTROL) if argument == "-f" => Role::Control,
             Some(SERVER) => Role::Server,
             Some(_) | None => Role::Other,
         };
@@ -212,6 +217,13 @@ pub fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
+}
+
+/// Whether anybody but its owner is let into a directory: what the group may do is then what the access
+/// list gives at most.
+#[must_use]
+pub fn is_open(dir: &Path) -> bool {
+    fs::metadata(dir).is_ok_and(|meta| meta.permissions().mode() & 0o070 != 0)
 }
 
 /// Sends a process a signal; whether it was there.

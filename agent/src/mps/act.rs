@@ -91,7 +91,9 @@ pub(crate) async fn act(
         return Err(error.hint("the config's rule for it says how it is shared: `gpushctl config show`"));
     }
     let uid = request.by.uid;
-    let record = MpsTarget { stopped_by, ..record };
+    // What was set above the rule stands until the daemon is stopped.
+    let set = record.set.clone().filter(|_| stopped_by.is_none());
+    let record = MpsTarget { stopped_by, set, ..record };
     remember(agent, record, request, act.name(), &entry.short).await?;
     tracing::info!(mps = entry.short, uid, "{}", act.name());
     match act {
@@ -192,6 +194,23 @@ fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &S
         reaches.push("the memory limit only from the next server on: one that runs keeps its own".to_owned());
     }
     reaches
+}
+
+/// Forgets what was set above a rule that is another now.
+pub(super) async fn unset(agent: &Shared, target: &sharing::Target) {
+    let record = agent.mps.record(&target.uuid);
+    if record.set.is_none() {
+        return;
+    }
+    let record = MpsTarget { set: None, ..record };
+    let kept = record.clone();
+    match agent.store.write_ending(move |tx| tx.set_mps_target(&kept)).await {
+        Ok(()) => {
+            tracing::info!("{} has another rule: what was set above the old one is void", target.label());
+            agent.mps.records().insert(record.target.clone(), record);
+        }
+        Err(error) => tracing::error!("{}: what was set above its rule before stands: {error}", target.label()),
+    }
 }
 
 async fn remember(

@@ -3,7 +3,7 @@
 //! A client's environment names its share. That is a word of the client's own, so it only counts with the
 //! share's own user; it is shown, and nothing is granted by it.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt};
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, pin::Pin, sync::Arc, time::Duration};
 
 use gpush_api::{MpsClient, Process, ProcessKind};
 use gpush_store::MpsShare;
@@ -16,6 +16,31 @@ use crate::agent::Shared;
 
 /// Most of an environment that is read, bytes.
 const MOST: usize = 128 << 10;
+
+/// How long the driver may take to tell who computes on a GPU.
+const DRIVER: Duration = Duration::from_secs(2);
+
+/// Who computes through MPS on a target, by the driver's word; `None` when it does not tell.
+pub(super) type Witness = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<i32>>> + Send>> + Send + Sync>;
+
+/// The witness of a target: for when the daemon does not tell.
+pub(super) fn witness(agent: &Shared, gpu_uuid: &str, uuid: &str) -> Witness {
+    let (agent, gpu_uuid, uuid) = (Arc::clone(agent), gpu_uuid.to_owned(), uuid.to_owned());
+    Arc::new(move || {
+        let (agent, gpu_uuid, uuid) = (Arc::clone(&agent), gpu_uuid.clone(), uuid.clone());
+        Box::pin(async move {
+            let reading = tokio::time::timeout(DRIVER, agent.observer.read_now(&gpu_uuid)).await.ok()?.ok()?;
+            if !reading.processes_known {
+                return None;
+            }
+            let devices = reading.mig.iter().flat_map(|mig| &mig.instances).flat_map(|one| &one.compute);
+            let device = devices.filter(|device| device.uuid.as_ref() == Some(&uuid)).flat_map(|one| &one.processes);
+            let whole = reading.processes.iter().filter(|_| gpu_uuid == uuid);
+            let clients = device.chain(whole).filter(|process| process.kind == ProcessKind::MpsClient);
+            Some(clients.filter_map(|process| i32::try_from(process.pid?).ok()).collect())
+        })
+    })
+}
 
 /// Start of a process in clock ticks since the boot; `None` when there is none.
 pub(crate) fn start(pid: u32) -> Option<u64> {
@@ -105,7 +130,7 @@ fn share(pid: u32) -> Option<String> {
 
 /// What goes on there that the daemon keeps nobody from, one sentence each.
 pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) -> Vec<String> {
-    let mut findings = Vec::new();
+    let mut findings = seen.findings.clone();
     let without = clients.iter().filter(|client| client.share.is_none()).count();
     if without > 0 {
         let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };

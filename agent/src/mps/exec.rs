@@ -51,7 +51,7 @@ pub(crate) fn main(dir: &Path) -> ExitCode {
 
 fn ready(place: &Place) -> io::Result<Option<(Spec, File, File)>> {
     let spec = place.spec().ok_or_else(|| io::Error::other("there is no spec.json in it"))?;
-    let Some(lock) = place.lock()? else { return Ok(None) };
+    let Some(lock) = place.lock_soon()? else { return Ok(None) };
     let log = OpenOptions::new().append(true).create(true).mode(0o640).open(spec.logs.join(CONTROL_LOG))?;
     // The daemon's own session may have inherited that it ignores it: then servers could not be ended.
     // What is caught here is as by default for the program that follows.

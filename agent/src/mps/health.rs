@@ -18,7 +18,9 @@ use tokio::time::Instant;
 
 use super::{
     exec::CONTROL_LOG,
+    hands,
     place::{Place, Spec},
+    settings::Has,
 };
 
 /// Servers that end with an error so often …
@@ -37,6 +39,12 @@ pub(super) struct Health {
     pub(super) servers: Vec<(i32, Option<MpsServerState>)>,
     /// Clients, each with its server.
     pub(super) clients: Vec<(i32, i32)>,
+    /// What each server has that could be asked.
+    pub(super) has: Vec<Has>,
+    /// Servers that could not: they start, or leave.
+    busy: Vec<i32>,
+    /// Servers that never said that they serve, since when, and that it is too long.
+    starting: Vec<(i32, Instant, bool)>,
     /// Whether it knows the question for a server's state: from version 550 on.
     tells_states: Option<bool>,
     deaths: Deaths,
@@ -49,6 +57,8 @@ struct Deaths {
     read: Option<u64>,
     /// When, and with which status.
     recent: VecDeque<(Instant, i32)>,
+    /// Whether it says nothing of being asked.
+    mute: bool,
 }
 
 /// Asks the daemon of a pid.
@@ -57,6 +67,7 @@ pub(super) async fn ask(
     pid: i32,
     logs: &Path,
     before: &Health,
+    late: Duration,
     deadline: Duration,
 ) -> Result<Health, ControlError> {
     let daemon = control.daemon(deadline).await?;
@@ -86,6 +97,19 @@ pub(super) async fn ask(
             Err(ControlError::NoServer) => continue,
             Err(error) => return Err(error),
         }
+        match control.percentage(server, deadline).await {
+            Ok(percentage) => {
+                let limit = control.memory_limit(server, deadline).await?;
+                let known = before.has.iter().find(|has| has.server == server);
+                let first_limit = known.map_or(limit, |known| known.first_limit);
+                health.has.push(Has { server, percentage, limit, first_limit });
+            }
+            // That it has no clients is then no answer.
+            Err(ControlError::ServerBusy) => health.is_busy(server, before),
+            Err(ControlError::NoServer) => continue,
+            Err(error) => return Err(error),
+        }
+        health.is_starting(server, state, before, late);
         health.servers.push((server, state));
     }
     health.deaths.look(logs);
@@ -93,12 +117,66 @@ pub(super) async fn ask(
 }
 
 impl Health {
+    /// A server can't be asked: its clients are those of before that live.
+    fn is_busy(&mut self, server: i32, before: &Self) {
+        let those = before.clients.iter().filter(|(of, client)| *of == server && hands::is_alive(*client));
+        let new: Vec<_> = those.copied().filter(|one| !self.clients.contains(one)).collect();
+        self.clients.extend(new);
+        self.busy.push(server);
+    }
+
+    /// Notes since when a server starts, if it does. One that leaves is busy too, and has served before.
+    fn is_starting(&mut self, server: i32, state: Option<MpsServerState>, before: &Self, late: Duration) {
+        let served = before.servers.iter().any(|(one, _)| *one == server)
+            && !before.starting.iter().any(|(one, ..)| *one == server);
+        let starts = match state {
+            Some(MpsServerState::Initializing) => true,
+            Some(MpsServerState::Active | MpsServerState::Fault) => false,
+            None => self.busy.contains(&server),
+        };
+        if starts && !served {
+            let known = before.starting.iter().find(|(one, ..)| *one == server).map(|(_, since, _)| *since);
+            let since = known.unwrap_or_else(Instant::now);
+            self.starting.push((server, since, since.elapsed() >= late));
+        }
+    }
+
+    /// Whether it could not be told who its clients are.
+    pub(super) fn is_unsure(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
+    /// Processes that somebody else knows as its clients.
+    pub(super) fn add_clients(&mut self, pids: &[i32]) {
+        let server = self.busy.first().copied().or_else(|| self.servers.first().map(|(server, _)| *server));
+        for pid in pids {
+            if !self.clients.iter().any(|(_, client)| client == pid) {
+                self.clients.push((server.unwrap_or_default(), *pid));
+            }
+        }
+    }
+
+    /// That its log does not grow, though it was spoken to.
+    pub(super) fn mute(&self) -> Option<String> {
+        self.deaths.mute.then(|| {
+            "its log does not grow any more: the disk is full, or somebody wrote into `log` in its pipe directory, \
+             which will hang it"
+                .to_owned()
+        })
+    }
+
     /// Why nobody can be let in, though the daemon answers.
     pub(super) fn fault(&self) -> Option<String> {
         let faulty = self.servers.iter().find(|(_, state)| *state == Some(MpsServerState::Fault));
         if let Some((server, _)) = faulty {
             return Some(format!(
                 "server {server} met a fatal fault of a client: it takes nobody until those concerned have ended"
+            ));
+        }
+        if let Some((server, since, _)) = self.starting.iter().find(|(.., late)| *late) {
+            return Some(format!(
+                "server {server} is not ready after {} s, and those who wait for it hang",
+                since.elapsed().as_secs()
             ));
         }
         let (_, status) = self.deaths.recent.back().filter(|_| self.deaths.recent.len() >= DEATHS)?;
@@ -120,6 +198,8 @@ impl Deaths {
         let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
         let length = log.metadata().map_or(0, |meta| meta.len());
         let Some(read) = self.read.replace(length) else { return };
+        // Each question is a line there, and there was one just now.
+        self.mute = read == length && length > 0;
         // It was rotated: all of it is new.
         let from = if read <= length { read } else { 0 }.max(length.saturating_sub(MOST));
         let mut said = Vec::new();

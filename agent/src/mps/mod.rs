@@ -14,7 +14,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `targets` | which daemons there shall be, and seeing to it |
-//! | `daemon` | the life of one: hands of the machine in `core::supervisor` |
+//! | `daemon` | one, from outside: what may be wanted of it, what is known of it |
+//! | `life` | its life: hands of the machine in `core::supervisor` |
+//! | `look` | looking how it is, beside its life |
+//! | `admission` | whose it is, and handing it over to another user |
+//! | `left` | what one that died left behind |
 //! | `hands` | starting, waiting for and killing its process: a unit of systemd's, or a child |
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
@@ -29,13 +33,17 @@
 
 mod acl;
 mod act;
+mod admission;
 mod clients;
 mod daemon;
 mod ear;
 pub(crate) mod exec;
 mod hands;
 mod health;
+mod left;
+mod life;
 mod logs;
+mod look;
 mod many;
 mod moves;
 mod place;

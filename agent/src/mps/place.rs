@@ -22,6 +22,7 @@ use std::{
         fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use gpush_api::{ApiError, Code, MpsSettings};
@@ -34,6 +35,10 @@ pub(super) const LONGEST: usize = 87;
 
 /// Largest number of a pipe directory: for checking the length before there is one.
 const LARGEST: u32 = 9_999_999;
+
+/// How often a lock is tried for that somebody else has, and the pause between.
+const TRIES: u32 = 20;
+const AGAIN: Duration = Duration::from_millis(2);
 
 /// What a daemon is started with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,9 +194,39 @@ impl Place {
         }
     }
 
-    /// Whether something of a daemon runs here.
+    /// Whether something of a daemon runs here. Whoever takes the lock at this moment is made to try again.
     pub(super) fn is_taken(&self) -> bool {
         self.dir.join("lock").exists() && !matches!(self.lock(), Ok(Some(_)))
+    }
+
+    /// The same lock, for who is to become a daemon: that somebody only looks whether it is held costs a
+    /// moment.
+    ///
+    /// # Errors
+    /// When it can't be opened.
+    pub(crate) fn lock_soon(&self) -> io::Result<Option<File>> {
+        for _ in 0..TRIES {
+            if let Some(lock) = self.lock()? {
+                return Ok(Some(lock));
+            }
+            std::thread::sleep(AGAIN);
+        }
+        self.lock()
+    }
+
+    /// Processes that hold the lock: a daemon and all that it started have it as their standard input.
+    pub(super) fn holders(&self) -> Vec<i32> {
+        let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| self.is_held_by(*pid)).collect()
+    }
+
+    /// Whether this process holds the lock.
+    pub(super) fn is_held_by(&self, pid: i32) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let own = fs::metadata(self.dir.join("lock")).map(|meta| (meta.dev(), meta.ino()));
+        let input = fs::metadata(format!("/proc/{pid}/fd/0")).map(|meta| (meta.dev(), meta.ino()));
+        matches!((own, input), (Ok(own), Ok(input)) if own == input)
     }
 
     /// Takes away all of it, once nothing runs here.

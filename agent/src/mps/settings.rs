@@ -1,12 +1,30 @@
-//! What a daemon lets its clients have: compared with what is wanted, set where it differs, read back.
+//! What a daemon and its servers let clients have: compared with what is wanted, set where it differs, read
+//! back.
+//!
+//! A server has the daemon's values from its start on, and then its own, which any user who is let in may
+//! change before version 550. Its memory limit is not ours to change: the one that it was first seen with
+//! is what its clients count on, and is set back.
 
 use std::time::Duration;
 
-use gpush_api::MpsSettings;
+use gpush_api::{MemoryLimit, MpsSettings, Percentage};
 use gpush_mps::{
     command::Pid,
     control::{Control, ControlError, shown},
 };
+
+/// What a server has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Has {
+    /// Its pid.
+    pub(super) server: Pid,
+    /// Percentage of its next clients.
+    pub(super) percentage: Percentage,
+    /// Memory limit of its next clients.
+    pub(super) limit: Option<MemoryLimit>,
+    /// The one that it was first seen with.
+    pub(super) first_limit: Option<MemoryLimit>,
+}
 
 /// What a daemon came to have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,10 +35,19 @@ pub(super) struct Put {
     pub(super) differed: Vec<String>,
 }
 
+/// What a daemon has; a memory limit in whole GiB.
+pub(super) async fn read(control: &Control, deadline: Duration) -> Result<MpsSettings, ControlError> {
+    Ok(MpsSettings {
+        percentage: control.default_percentage(deadline).await?,
+        memory_limit_mib: control.default_memory_limit(deadline).await?,
+        priority: control.default_priority(deadline).await?,
+    })
+}
+
 /// Makes a daemon have these settings, for its next servers and for the next clients of those that it has.
 pub(super) async fn put(
     control: &Control,
-    servers: &[Pid],
+    servers: &mut [Has],
     wanted: &MpsSettings,
     deadline: Duration,
 ) -> Result<Put, ControlError> {
@@ -29,19 +56,26 @@ pub(super) async fn put(
     if percentage != wanted.percentage {
         differed.push(format!("percentage {percentage}, not {}", wanted.percentage));
         control.set_default_percentage(wanted.percentage, deadline).await?;
-        for server in servers {
-            match control.set_percentage(*server, wanted.percentage, deadline).await {
-                // It has ended meanwhile.
-                Ok(()) | Err(ControlError::NoServer) => {}
-                Err(error) => return Err(error),
-            }
+    }
+    for Has { server, percentage: has, .. } in servers.iter_mut().filter(|has| has.percentage != wanted.percentage) {
+        if *has != percentage {
+            differed.push(format!("percentage {has} at server {server}, not {}", wanted.percentage));
+        }
+        if still(control.set_percentage(*server, wanted.percentage, deadline).await)? {
+            *has = wanted.percentage;
+        }
+    }
+    for Has { server, limit, first_limit, .. } in servers.iter_mut().filter(|has| has.limit != has.first_limit) {
+        differed.push(format!("memory limit {} at server {server}, not {}", words(*limit), words(*first_limit)));
+        // None can't be given back: what there is now is what it has.
+        match *first_limit {
+            Some(first) if still(control.set_memory_limit(*server, first, deadline).await)? => *limit = Some(first),
+            Some(_) => {}
+            None => *first_limit = *limit,
         }
     }
     let limit = control.default_memory_limit(deadline).await?;
     if limit != wanted.memory_limit_mib.map(shown) {
-        let words = |limit: Option<_>| {
-            limit.map_or_else(|| "none".to_owned(), |limit: gpush_api::MemoryLimit| limit.to_string())
-        };
         differed.push(format!("memory limit {}, not {}", words(limit), words(wanted.memory_limit_mib)));
         control.set_default_memory_limit(wanted.memory_limit_mib, deadline).await?;
     }
@@ -51,4 +85,17 @@ pub(super) async fn put(
         control.set_default_priority(wanted.priority, deadline).await?;
     }
     Ok(Put { in_force: wanted.clone(), differed })
+}
+
+fn words(limit: Option<MemoryLimit>) -> String {
+    limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
+}
+
+/// Whether something was done with a server, which may have ended meanwhile, or be about to.
+fn still(done: Result<(), ControlError>) -> Result<bool, ControlError> {
+    match done {
+        Ok(()) => Ok(true),
+        Err(ControlError::NoServer | ControlError::ServerBusy) => Ok(false),
+        Err(error) => Err(error),
+    }
 }

@@ -24,7 +24,7 @@ use gpush_core::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Entry, Mps,
+    Entry, Mps, act, clients,
     daemon::{Daemon, Do, Seen, Wanted},
     many,
     moves::Moves,
@@ -58,7 +58,7 @@ fn find(agent: &Shared) {
     let mut known = BTreeSet::new();
     for (place, spec) in Place::all(&agent.mps.base) {
         known.insert(spec.target.clone());
-        let daemon = live(agent, &spec.target, &spec.uuid, place);
+        let daemon = live(agent, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
         let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon };
         agent.mps.entries().insert(spec.uuid, entry);
     }
@@ -66,7 +66,7 @@ fn find(agent: &Shared) {
     tokio::spawn(async move { stopping.run_until_cancelled(hands.end_strays(known)).await });
 }
 
-fn live(agent: &Shared, short: &str, uuid: &str, place: Place) -> Daemon {
+fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Daemon {
     let (shared, of) = (Arc::clone(agent), uuid.to_owned());
     let target = short.to_owned();
     let changed = move |seen: &Seen| {
@@ -82,7 +82,8 @@ fn live(agent: &Shared, short: &str, uuid: &str, place: Place) -> Daemon {
             shared.mps.settle();
         }
     };
-    Daemon::of(short, uuid, place, agent.mps.hands.clone(), changed)
+    let witness = clients::witness(agent, gpu_uuid, uuid);
+    Daemon::of(short, uuid, place, agent.mps.hands.clone(), witness, changed)
 }
 
 /// Has each daemon be as it is wanted now.
@@ -100,7 +101,10 @@ pub(super) async fn settle(agent: &Shared) {
     let targets: BTreeMap<String, Target> =
         found.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
-        enter(agent, target);
+        // What was set above a rule stands until the rule is another.
+        if enter(agent, target) {
+            act::unset(agent, target).await;
+        }
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
         let program = program(&agent.mps, &config.mps.control, &gpush_core::config::Mps::default().control);
@@ -144,19 +148,20 @@ fn can_be_judged(gpu: Option<&Gpu>) -> bool {
     })
 }
 
-/// Makes an entry for a target, or brings its entry up to date.
-fn enter(agent: &Shared, target: &Target) {
+/// Makes an entry for a target, or brings its entry up to date; whether its rule has other settings now.
+fn enter(agent: &Shared, target: &Target) -> bool {
     let mut entries = agent.mps.entries();
     if let Some(entry) = entries.get_mut(&target.uuid) {
-        entry.target = Some(target.clone());
-        return;
+        let before = entry.target.replace(target.clone());
+        return before.is_some_and(|before| before.policy.settings != target.policy.settings);
     }
     let taken: BTreeSet<String> = entries.values().map(|entry| entry.short.clone()).collect();
     let short = sharing::short_name(&target.uuid, &taken);
     let place = Place::of(&agent.mps.base, &short);
-    let daemon = live(agent, &short, &target.uuid, place);
+    let daemon = live(agent, &short, &target.gpu_uuid, &target.uuid, place);
     let entry = Entry { short, gpu_uuid: target.gpu_uuid.clone(), target: Some(target.clone()), daemon };
     entries.insert(target.uuid.clone(), entry);
+    false
 }
 
 /// One daemon as it is wanted, with its compute mode before and after.

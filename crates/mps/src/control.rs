@@ -118,6 +118,7 @@ impl Control {
     pub async fn say(&self, command: &Command, deadline: Duration) -> Result<Answer, ControlError> {
         let until = Instant::now() + deadline;
         let _turn = tokio::time::timeout_at(until, self.turn.lock()).await.map_err(|_| ControlError::Busy)?;
+        let mut greeted = false;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let line = command.to_string();
@@ -125,7 +126,12 @@ impl Control {
                 Ok(answer) => return judged(&line, answer),
                 Err(SessionError::Closed) if command.ends_the_daemon() => return Err(SessionError::Closed.into()),
                 Err(SessionError::Closed) if Instant::now() + AGAIN >= until => return Err(ControlError::Busy),
-                Err(SessionError::Closed) => tokio::time::sleep(AGAIN).await,
+                Err(SessionError::Closed) => {
+                    greeted = true;
+                    tokio::time::sleep(AGAIN).await;
+                }
+                // The deadline came in the middle of one more try.
+                Err(SessionError::Silent { .. }) if greeted => return Err(ControlError::Busy),
                 Err(other) => return Err(other.into()),
             }
         }

@@ -139,8 +139,8 @@ fn connect(at: &Path) -> Result<UnixStream, SessionError> {
     let address = UnixAddr::new(at).map_err(system)?;
     match socket::connect(fd.as_raw_fd(), &address) {
         Ok(()) => UnixStream::from_std(fd.into()).map_err(SessionError::System),
-        // Its backlog is full: somebody has its ear.
-        Err(Errno::EAGAIN) => Err(SessionError::Closed),
+        // Nobody takes those who came before us.
+        Err(Errno::EAGAIN) => Err(SessionError::Silent { stage: Stage::Hello }),
         Err(errno @ (Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR)) => {
             Err(SessionError::Absent { at: at.to_owned(), cause: errno.into() })
         }

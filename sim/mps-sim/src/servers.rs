@@ -326,5 +326,6 @@ fn spawn(uid: u32) -> io::Result<Child> {
     if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
         command.uid(uid);
     }
-    command.stdin(std::process::Stdio::null()).spawn()
+    // With the daemon's own input, as the real one does: whoever holds a lock by it goes on to.
+    command.spawn()
 }

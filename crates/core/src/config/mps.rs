@@ -26,7 +26,7 @@ pub struct Mps {
     pub health_s: u32,
     /// Seconds that a daemon may take until it answers.
     pub start_s: u32,
-    /// Seconds of pause after the first failure; each further one doubles it.
+    /// Seconds of pause after the second failure; each further one doubles it. After the first there is none.
     pub pause_s: u32,
     /// Longest pause in seconds.
     pub longest_pause_s: u32,

@@ -19,8 +19,10 @@
 //! A daemon that is merely not wanted any more waits for its clients for ever; only who asks for its end
 //! sets them a time. Fail closed: somebody is admitted in `Ready` alone. A hung daemon that has clients is left alone unless
 //! the policy says otherwise: they compute on, and a restart would end them. So is one whose server met a
-//! fault: it recovers when the clients concerned have ended. One that the agent finds alive when it starts
-//! is adopted with its pid (`Found` until it was asked), and never started beside.
+//! fault: it recovers when the clients concerned have ended; and one whose only ear somebody else has: an
+//! administrator at a prompt is no reason to kill it. One that the agent finds alive when it starts is
+//! adopted with its pid, and never started beside. Nothing is done about it before it was said whether it
+//! is wanted.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -32,7 +34,8 @@ pub type Instant = Duration;
 pub struct Policy {
     /// How long a daemon may take until it answers.
     pub start: Duration,
-    /// Pause after the first failure; each further one doubles it.
+    /// Pause after the second failure; each further one doubles it. After the first there is none: one that
+    /// served and ended is most likely to serve again.
     pub pause: Duration,
     /// Longest pause.
     pub longest_pause: Duration,
@@ -87,6 +90,8 @@ pub enum State {
     Hung {
         /// Its pid.
         pid: i32,
+        /// Questions in a row that it left unanswered; none while somebody else has its ear.
+        silences: u32,
     },
     /// It answers, and its server takes nobody.
     Fault {
@@ -146,6 +151,8 @@ pub enum Event {
     Fault,
     /// It left a question unanswered in time.
     Silent,
+    /// It greets, and somebody else has its ear.
+    Busy,
     /// It can't be started yet: something of the one before is still there. That is no failure.
     Occupied,
     /// It ended.
@@ -180,7 +187,7 @@ pub enum Effect {
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    /// Nobody has said yet: then nothing is done about what is found.
+    /// `None` before anybody said so.
     wanted: Option<bool>,
     /// Unknown of one that was found and has not answered.
     clients: Option<usize>,
@@ -234,7 +241,7 @@ impl Supervisor {
         match self.state {
             State::Found { pid }
             | State::Ready { pid, .. }
-            | State::Hung { pid }
+            | State::Hung { pid, .. }
             | State::Fault { pid }
             | State::Draining { pid, .. } => Some(pid),
             State::Stopped
@@ -249,6 +256,12 @@ impl Supervisor {
     #[must_use]
     pub fn wanted(&self) -> bool {
         self.wanted == Some(true)
+    }
+
+    /// Whether somebody said that it is, or is not.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        self.wanted.is_some()
     }
 
     /// Whether it is known to have no client.
@@ -361,7 +374,7 @@ impl Supervisor {
             }
             Event::Fault => {
                 match self.state {
-                    State::Found { pid } | State::Ready { pid, .. } | State::Hung { pid } => {
+                    State::Found { pid } | State::Ready { pid, .. } | State::Hung { pid, .. } => {
                         self.state = State::Fault { pid };
                     }
                     State::Draining { pid, until, .. } => {
@@ -377,6 +390,7 @@ impl Supervisor {
                 self.pursue(now)
             }
             Event::Silent => self.silent(now),
+            Event::Busy => self.busy(),
             Event::Ended => self.ended(now),
             Event::Clients(clients) => {
                 self.clients = Some(*clients);
@@ -408,7 +422,7 @@ impl Supervisor {
                 self.state = State::Stopped;
                 Vec::new()
             }
-            (false, State::Ready { pid, .. } | State::Hung { pid } | State::Fault { pid }) => {
+            (false, State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid }) => {
                 if self.is_idle() {
                     return self.stop(now);
                 }
@@ -422,7 +436,7 @@ impl Supervisor {
                 Vec::new()
             }
             (true, State::Draining { pid, served: false, .. }) => {
-                self.state = State::Hung { pid: *pid };
+                self.state = State::Hung { pid: *pid, silences: 0 };
                 Vec::new()
             }
             (
@@ -456,25 +470,28 @@ impl Supervisor {
 
     fn silent(&mut self, now: Instant) -> Vec<Effect> {
         match self.state {
-            State::Ready { pid, silences } if silences + 1 >= SILENCES => {
-                self.state = State::Hung { pid };
+            State::Ready { pid, silences } if silences + 1 < SILENCES => {
+                self.state = State::Ready { pid, silences: silences + 1 };
+                Vec::new()
+            }
+            State::Ready { pid, .. } => {
+                self.state = State::Hung { pid, silences: SILENCES };
                 let mut effects = self.hung(now);
                 if effects.is_empty() {
                     effects.push(Effect::TellHung);
                 }
                 effects
             }
-            State::Ready { pid, silences } => {
-                self.state = State::Ready { pid, silences: silences + 1 };
-                Vec::new()
-            }
             State::Found { pid } | State::Fault { pid } => {
-                self.state = State::Hung { pid };
+                self.state = State::Hung { pid, silences: SILENCES };
+                self.hung(now)
+            }
+            State::Hung { pid, silences } => {
+                self.state = State::Hung { pid, silences: silences.saturating_add(1) };
                 self.hung(now)
             }
             State::Stopped
             | State::Starting { .. }
-            | State::Hung { .. }
             | State::BackingOff { .. }
             | State::GivenUp
             | State::Draining { .. }
@@ -482,9 +499,30 @@ impl Supervisor {
         }
     }
 
-    /// A hung daemon is killed when nobody loses by it, or the policy says so.
+    /// Whoever has its ear keeps its clients waiting too, so nobody is let in; but it is well.
+    fn busy(&mut self) -> Vec<Effect> {
+        match self.state {
+            State::Ready { pid, silences } if silences + 1 < SILENCES => {
+                self.state = State::Ready { pid, silences: silences + 1 };
+            }
+            State::Found { pid } | State::Ready { pid, .. } | State::Hung { pid, .. } | State::Fault { pid } => {
+                self.state = State::Hung { pid, silences: 0 };
+            }
+            State::Stopped
+            | State::Starting { .. }
+            | State::BackingOff { .. }
+            | State::GivenUp
+            | State::Draining { .. }
+            | State::Stopping { .. } => {}
+        }
+        Vec::new()
+    }
+
+    /// A hung daemon is killed when it is wanted and nobody loses by it, or the policy says so.
     fn hung(&mut self, now: Instant) -> Vec<Effect> {
-        if !self.is_idle() && !self.policy.restart_hung_with_clients {
+        let is_silent = matches!(self.state, State::Hung { silences, .. } if silences >= SILENCES);
+        let is_spared = !self.is_idle() && !self.policy.restart_hung_with_clients;
+        if !is_silent || is_spared || self.wanted.is_none() {
             return Vec::new();
         }
         self.kill_failed(now)
@@ -526,8 +564,11 @@ impl Supervisor {
             self.state = State::GivenUp;
             return vec![Effect::TellGivenUp];
         }
-        let doubled = u32::try_from(count - 1).map_or(u32::MAX, |times| 2_u32.saturating_pow(times));
-        let pause = self.policy.pause.saturating_mul(doubled).min(self.policy.longest_pause);
+        let doubled = |times: usize| u32::try_from(times).map_or(u32::MAX, |times| 2_u32.saturating_pow(times));
+        let pause = match count {
+            0 | 1 => Duration::ZERO,
+            more => self.policy.pause.saturating_mul(doubled(more - 2)).min(self.policy.longest_pause),
+        };
         self.state = State::BackingOff { until: now + pause };
         Vec::new()
     }

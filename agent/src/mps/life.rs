@@ -1,0 +1,599 @@
+//! One daemon, lived for: what happens to it is told to its machine ([`gpush_core::supervisor`]), and what
+//! that wants done is done here. One task a target does all of it, in turn.
+//!
+//! ```text
+//! asked ─────────┐                    ┌─► Start   place laid, program started, its pidfd had
+//! process ended ─┤                    ├─► Quit    clients told to end, then the daemon
+//! time went by ──┼─► machine ─ effects┼─► Kill    the daemon and all that it started
+//! looked at ─────┘                    ├─► Admit   its users are let into the pipe directory
+//!   answer, silence, servers, clients └─► Refuse  nobody is
+//! ```
+//!
+//! The directory is what admission is made of: while a daemon does not serve, nobody reaches its
+//! sockets. A daemon that hangs holds up nothing here: it is looked at, and told to end, beside the task.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use gpush_api::{ApiError, Code, MpsSettings};
+use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
+use gpush_mps::{
+    command::Command,
+    control::{Control, ControlError, Protocol},
+};
+use jiff::Timestamp;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    clients::Witness,
+    daemon::{Ask, Do, Done, Seen, Wanted},
+    hands::{self, Hands, NotStarted, Process},
+    health::Health,
+    look::{Found, Looking, found_by},
+    place::{Place, Spec},
+    protocol,
+};
+use crate::beside::Beside;
+
+/// How long one question to a daemon may take.
+pub(super) const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Between two looks at a daemon that starts: at first, doubled each time, and at most.
+pub(super) const LOOK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
+
+/// Between two looks at the clients of one that drains.
+const DRAINING: Duration = Duration::from_millis(250);
+
+/// Seconds after which a daemon that was told to end interrupts servers that do not.
+const INTERRUPT: u32 = 1;
+
+/// The life of one, from inside of its task.
+pub(super) struct Life {
+    pub(super) target: String,
+    pub(super) uuid: String,
+    pub(super) place: Place,
+    pub(super) hands: Hands,
+    pub(super) machine: Supervisor,
+    /// What the machine's time counts from.
+    born: Instant,
+    pub(super) wanted: Option<Box<Wanted>>,
+    pub(super) spec: Option<Spec>,
+    pub(super) process: Option<Process>,
+    pub(super) control: Option<Arc<Control>>,
+    /// Who else knows who computes there.
+    pub(super) witness: Witness,
+    /// Who may have clients.
+    pub(super) users: BTreeSet<u32>,
+    /// Whose the next pipe directory is, where that is another's than this one.
+    pub(super) next_user: Option<u32>,
+    pub(super) in_force: Option<MpsSettings>,
+    pub(super) health: Health,
+    /// The look that goes on.
+    pub(super) looking: Option<Looking>,
+    /// Who waits for one that has not begun.
+    pub(super) waiting: Vec<Done>,
+    /// When it is looked at next.
+    pub(super) look: Option<Instant>,
+    /// Between two looks while it starts.
+    pub(super) pause: Duration,
+    /// What is wrong.
+    pub(super) trouble: Vec<String>,
+    /// When it last answered.
+    pub(super) answered: Option<Instant>,
+    /// Who has its ear, while it does not answer.
+    pub(super) ear: BTreeSet<i32>,
+    /// How it is spoken to, once it has answered: what that comes of, and in words.
+    protocol: Option<((Protocol, Option<String>), String)>,
+    /// What was changed past gpushd last.
+    pub(super) drift: Option<String>,
+    since: Timestamp,
+    /// As it was last published.
+    last: State,
+}
+
+/// What a turn is about.
+enum Happened {
+    Ended,
+    Looked(Result<Found, ControlError>),
+    Due,
+    LookDue,
+}
+
+impl Life {
+    pub(super) fn new(target: &str, uuid: &str, place: Place, hands: Hands, witness: Witness) -> Self {
+        let machine = Supervisor::new(Policy::default());
+        Self {
+            target: target.to_owned(),
+            uuid: uuid.to_owned(),
+            spec: place.spec().filter(|spec| spec.uuid == uuid),
+            place,
+            hands,
+            last: machine.state().clone(),
+            machine,
+            born: Instant::now(),
+            wanted: None,
+            process: None,
+            control: None,
+            witness,
+            users: BTreeSet::new(),
+            next_user: None,
+            in_force: None,
+            health: Health::default(),
+            looking: None,
+            waiting: Vec::new(),
+            look: None,
+            pause: LOOK.0,
+            trouble: Vec::new(),
+            answered: None,
+            ear: BTreeSet::new(),
+            protocol: None,
+            drift: None,
+            since: Timestamp::now(),
+        }
+    }
+
+    pub(super) async fn live(
+        mut self,
+        mut asks: mpsc::Receiver<Ask>,
+        publish: watch::Sender<Seen>,
+        changed: impl Fn(&Seen),
+    ) {
+        self.adopt().await;
+        self.tell(&publish, &changed);
+        loop {
+            let mut answered = None;
+            tokio::select! {
+                biased;
+                happened = self.happens() => answered = self.turn(happened).await.map(|those| (those, Ok(()))),
+                ask = asks.recv() => match ask {
+                    Some(Ask { what: Do::Look, done }) => self.look_for(Some(done)),
+                    Some(Ask { what: Do::Want(wanted), done }) => {
+                        if self.want(wanted).await {
+                            self.look_for(Some(done));
+                        } else {
+                            answered = Some((vec![done], Ok(())));
+                        }
+                    }
+                    Some(ask) => answered = Some((vec![ask.done], self.asked(ask.what).await)),
+                    // Nobody has a handle any more: the agent ends, and the daemon goes on.
+                    None => return,
+                },
+            }
+            self.tell(&publish, &changed);
+            // They find what they asked for published.
+            let Some((those, answer)) = answered else { continue };
+            for done in those {
+                let _nobody_waits = done.send(answer.clone());
+            }
+        }
+    }
+
+    /// Waits for the next thing to happen; what is given up while waiting happens later.
+    async fn happens(&mut self) -> Happened {
+        let due = self.machine.due().map(|at| self.born + at);
+        let look = self.look.filter(|_| self.looking.is_none());
+        tokio::select! {
+            biased;
+            () = ended(self.process.as_ref()) => Happened::Ended,
+            found = found_by(self.looking.as_mut()) => Happened::Looked(found),
+            () = at(due) => Happened::Due,
+            () = at(look) => Happened::LookDue,
+        }
+    }
+
+    /// Deals with it; who has waited for it.
+    async fn turn(&mut self, happened: Happened) -> Option<Vec<Done>> {
+        match happened {
+            Happened::Ended => {
+                self.gone().await;
+                Some(self.no_look())
+            }
+            Happened::Looked(found) => {
+                let waited = self.looking.take().map(Looking::waited).unwrap_or_default();
+                self.looked(found).await;
+                if !self.waiting.is_empty() {
+                    self.look_for(None);
+                }
+                Some(waited)
+            }
+            Happened::Due => {
+                self.step(Event::Tick).await;
+                None
+            }
+            Happened::LookDue => {
+                self.look_for(None);
+                None
+            }
+        }
+    }
+
+    /// What goes on is dealt with until `is_over` says so; whether it did in time.
+    pub(super) async fn until(&mut self, until: Instant, is_over: impl Fn(&Self) -> bool) -> bool {
+        while !is_over(self) {
+            let happened = tokio::select! {
+                happened = self.happens() => happened,
+                () = sleep_until(until) => return false,
+            };
+            for done in self.turn(happened).await.unwrap_or_default() {
+                let _nobody_waits = done.send(Ok(()));
+            }
+        }
+        true
+    }
+
+    /// Goes on with the daemon that is there.
+    async fn adopt(&mut self) {
+        let Some(spec) = self.spec.clone() else { return };
+        match hands::find(&self.place, spec.tenure) {
+            Ok(Some(process)) => {
+                let pid = process.pid;
+                self.process = Some(process);
+                self.control = Some(self.speak(&spec));
+                self.users = self.place.admitted(spec.tenure).unwrap_or_default();
+                tracing::info!(mps = self.target, "the MPS daemon {pid} is there: gone on with");
+                self.step(Event::Found { pid }).await;
+                self.look = Some(Instant::now());
+            }
+            Ok(None) => {}
+            Err(error) => self.trouble = vec![format!("who has its directory can't be told: {error}")],
+        }
+    }
+
+    /// It is wanted so, or not any more; whether that is done only once it was looked at.
+    async fn want(&mut self, wanted: Option<Box<Wanted>>) -> bool {
+        if let Some(wanted) = &wanted {
+            self.machine.set_policy(wanted.supervision.clone());
+        }
+        let is_wanted = wanted.is_some();
+        let other = is_wanted && self.wanted != wanted;
+        if is_wanted {
+            self.wanted = wanted;
+        }
+        let told = self.machine.is_told();
+        if is_wanted == self.machine.wanted() && told {
+            if !is_wanted {
+                self.clear_left().await;
+            }
+            return other && self.machine.pid().is_some();
+        }
+        // Whoever came since the last look, or was there before us, may finish.
+        if !is_wanted && self.machine.pid().is_some() {
+            self.look_for(None);
+            self.until(Instant::now() + DEADLINE + DEADLINE, |life| life.looking.is_none()).await;
+        }
+        self.step(Event::Wanted(is_wanted)).await;
+        self.machine.pid().is_some()
+    }
+
+    async fn asked(&mut self, what: Do) -> Result<(), ApiError> {
+        match what {
+            Do::Start => {
+                self.step(Event::StartAnyway).await;
+                self.started()?;
+            }
+            Do::Leave(within) => {
+                if within.is_zero() {
+                    self.end_left();
+                }
+                self.step(Event::Leave(within)).await;
+            }
+            Do::Restart => {
+                self.end_left();
+                self.step(Event::Restart).await;
+            }
+            Do::Users(users) => return self.have_users(users).await,
+            Do::Terminate(client) => {
+                let server = self.health.clients.iter().find(|(_, one)| *one == client).map(|(server, _)| *server);
+                if let (Some(control), Some(server)) = (self.control.clone(), server) {
+                    terminate(&self.target, &control, server, client).await;
+                }
+            }
+            // Both are dealt with where they are taken in.
+            Do::Look | Do::Want(_) => {}
+        }
+        Ok(())
+    }
+
+    /// What can be said at once of a start: that it failed.
+    fn started(&mut self) -> Result<(), ApiError> {
+        match self.machine.state() {
+            State::BackingOff { .. } | State::GivenUp | State::Stopped => {
+                let mut error =
+                    ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
+                error.causes.clone_from(&self.trouble);
+                Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
+            }
+            State::Starting { .. }
+            | State::Found { .. }
+            | State::Ready { .. }
+            | State::Fault { .. }
+            | State::Hung { .. }
+            | State::Draining { .. }
+            | State::Stopping { .. } => Ok(()),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// Tells the machine, and does what it wants done; that may be another event.
+    pub(super) async fn step(&mut self, event: Event) {
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            for effect in self.machine.step(&event, self.now()) {
+                match effect {
+                    Effect::Start => next = self.start().await.err(),
+                    Effect::Quit => self.quit(),
+                    Effect::Kill => match &self.process {
+                        Some(process) => self.hands.kill(&self.place, process.pid).await,
+                        None => next = Some(Event::Ended),
+                    },
+                    Effect::Admit => {
+                        if let Err(error) = self.admit(true) {
+                            self.trouble = vec![error.message];
+                        }
+                    }
+                    Effect::Refuse => {
+                        let _logged = self.admit(false);
+                    }
+                    Effect::TellGivenUp => {
+                        tracing::error!(mps = self.target, "given up: it failed {} times", self.machine.failures());
+                    }
+                    Effect::TellHung => tracing::error!(
+                        mps = self.target,
+                        "hangs with {} clients and is left alone for their sake",
+                        self.health.clients.len()
+                    ),
+                }
+            }
+        }
+        self.look = match self.machine.state() {
+            State::Starting { .. } | State::Found { .. } => self.look.or_else(|| Some(Instant::now())),
+            State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {
+                self.look.or_else(|| Some(Instant::now() + self.between_looks()))
+            }
+            State::Draining { .. } => Some(Instant::now() + DRAINING),
+            State::Stopped | State::BackingOff { .. } | State::GivenUp | State::Stopping { .. } => None,
+        };
+    }
+
+    pub(super) fn between_looks(&self) -> Duration {
+        self.wanted.as_ref().map_or(Duration::from_secs(15), |wanted| wanted.health)
+    }
+
+    async fn start(&mut self) -> Result<(), Event> {
+        (self.in_force, self.pause, self.look, self.drift) = (None, LOOK.0, None, None);
+        self.answered = None;
+        if self.is_there() {
+            return Ok(());
+        }
+        if self.left().await {
+            return Err(Event::Occupied);
+        }
+        if let Err(error) = self.hands.clear(&self.place).await {
+            return Err(self.not_started(error));
+        }
+        self.health = Health::default();
+        let spec = match self.lay() {
+            Ok(spec) => spec,
+            Err(error) => {
+                tracing::error!(mps = self.target, "it can't be started: {error}");
+                self.trouble = [vec![error.message], error.causes].concat();
+                return Err(Event::Ended);
+            }
+        };
+        match self.hands.start(&self.place).await {
+            Ok(process) => {
+                tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
+                self.control = Some(self.speak(&spec));
+                (self.process, self.spec, self.next_user) = (Some(process), Some(spec), None);
+                Ok(())
+            }
+            Err(error) => Err(self.not_started(error)),
+        }
+    }
+
+    /// How the daemon of a spec is spoken to.
+    fn speak(&self, spec: &Spec) -> Arc<Control> {
+        Arc::new(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name))
+    }
+
+    /// Goes on with a daemon that came up unasked, or after nobody waited for it any more.
+    fn is_there(&mut self) -> bool {
+        let tenure = self.spec.as_ref().map(|spec| spec.tenure);
+        let Some(spec) = self.place.spec().filter(|spec| spec.uuid == self.uuid && Some(spec.tenure) == tenure) else {
+            return false;
+        };
+        let Ok(Some(process)) = hands::find(&self.place, spec.tenure) else { return false };
+        tracing::info!(mps = self.target, "the MPS daemon {} is there: gone on with", process.pid);
+        self.control = Some(self.speak(&spec));
+        (self.process, self.spec) = (Some(process), Some(spec));
+        true
+    }
+
+    fn not_started(&mut self, error: NotStarted) -> Event {
+        let (why, event) = match error {
+            NotStarted::Later(why) => (why, Event::Occupied),
+            NotStarted::Failed(why) => (format!("it can't be started: {why}"), Event::Ended),
+        };
+        // The same is tried again and again, and told once.
+        if self.trouble.first() != Some(&why) {
+            tracing::error!(mps = self.target, "{why}");
+        }
+        self.trouble = vec![why];
+        event
+    }
+
+    /// Put into words again only when it is another: for that its program is read.
+    pub(super) fn note_protocol(&mut self, pid: i32) {
+        let Some(control) = &self.control else { return };
+        let driver = self.wanted.as_ref().and_then(|wanted| wanted.driver.clone());
+        let now = (control.protocol(), driver);
+        if self.protocol.as_ref().is_none_or(|(of, _)| *of != now) {
+            let words = protocol::words(control, pid, now.1.as_deref());
+            if now.0 != Protocol::Direct {
+                tracing::warn!(mps = self.target, "it is spoken to {words}");
+            }
+            self.protocol = Some((now, words));
+        }
+    }
+
+    /// Makes the place ready for a start.
+    fn lay(&self) -> Result<Spec, ApiError> {
+        let Some(wanted) = &self.wanted else {
+            return Err(ApiError::new(Code::Internal, "it is not known how it is wanted"));
+        };
+        let internal =
+            |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());
+        self.place.is_short()?;
+        let control = Beside::may_run(&wanted.control.to_string_lossy())?;
+        Beside::may_run(&wanted.server.to_string_lossy())?;
+        let (tenure, user) = match (&self.spec, self.next_user) {
+            (None, user) => (1, user),
+            (Some(before), None) => (before.tenure, before.user),
+            // Whoever kept the one before open, or left something in it, finds no successor there.
+            (Some(before), Some(user)) => (before.tenure + 1, Some(user)),
+        };
+        let spec = Spec {
+            target: self.target.clone(),
+            uuid: self.uuid.clone(),
+            gpu_uuid: wanted.gpu_uuid.clone(),
+            tenure,
+            user,
+            control,
+            name: wanted.control.clone(),
+            servers: wanted.server.parent().map(Into::into).unwrap_or_default(),
+            logs: wanted.logs.clone(),
+            settings: wanted.policy.settings.clone(),
+        };
+        // Whoever finds stale sockets runs without MPS: nothing of a dead daemon is left to be found.
+        self.place.lay(&spec).map_err(|error| internal("its directory can't be made", &error))?;
+        Ok(spec)
+    }
+
+    /// Has the daemon told to end, its clients first. Its process tells whether it does.
+    fn quit(&mut self) {
+        // A daemon has one ear.
+        self.give_up_look();
+        let Some(control) = self.control.clone() else { return };
+        let (target, clients) = (self.target.clone(), self.health.clients.clone());
+        tokio::spawn(async move {
+            for (server, client) in clients {
+                if !terminate(&target, &control, server, client).await {
+                    break;
+                }
+            }
+            if let Err(error) = control.quit(Some(INTERRUPT), DEADLINE).await {
+                tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
+            }
+        });
+    }
+
+    /// Its process has ended.
+    async fn gone(&mut self) {
+        let Some(process) = self.process.take() else { return };
+        let pid = process.pid;
+        let how = self.hands.how(&self.place, process).await;
+        let asked = matches!(self.machine.state(), State::Stopping { .. });
+        if asked {
+            tracing::info!(mps = self.target, "the MPS daemon {how}");
+            self.trouble.clear();
+            // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
+            // and its process group is no other's.
+            if self.place.is_taken() {
+                self.hands.kill(&self.place, pid).await;
+            }
+        } else {
+            tracing::error!(mps = self.target, "the MPS daemon {how}");
+            self.trouble = vec![format!("the daemon {how}")];
+        }
+        (self.control, self.in_force, self.protocol) = (None, None, None);
+        self.ear.clear();
+        self.step(Event::Ended).await;
+        if self.process.is_none() {
+            self.health.servers.retain(|(server, _)| hands::is_alive(*server));
+            self.health.clients.retain(|(server, _)| hands::is_alive(*server));
+        }
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        let at = |due: Duration| {
+            let left = due.saturating_sub(self.now());
+            Timestamp::now() + jiff::SignedDuration::try_from(left).unwrap_or_default()
+        };
+        let pipe = self.spec.as_ref().map(|spec| self.place.pipe(spec.tenure));
+        Seen {
+            state: self.machine.state().clone(),
+            since: self.since,
+            wanted: self.machine.wanted(),
+            policy: self.wanted.as_ref().map(|wanted| wanted.policy.clone()),
+            pid: self.process.as_ref().map(|process| process.pid),
+            in_force: self.in_force.clone(),
+            servers: self.health.servers.clone(),
+            clients: self.health.clients.clone(),
+            failures: self.machine.failures(),
+            next_start: match self.machine.state() {
+                State::BackingOff { until } => Some(at(*until)),
+                State::Stopped
+                | State::Starting { .. }
+                | State::Found { .. }
+                | State::Ready { .. }
+                | State::Hung { .. }
+                | State::Fault { .. }
+                | State::GivenUp
+                | State::Draining { .. }
+                | State::Stopping { .. } => None,
+            },
+            trouble: self.trouble.clone(),
+            ear: self.ear.clone(),
+            protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
+            findings: self.drift.iter().cloned().chain(self.health.mute()).collect(),
+            pipe,
+            logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
+            user: self.spec.as_ref().and_then(|spec| spec.user),
+            answered: self.answered,
+        }
+    }
+
+    fn tell(&mut self, publish: &watch::Sender<Seen>, changed: &impl Fn(&Seen)) {
+        let other = std::mem::discriminant(&self.last) != std::mem::discriminant(self.machine.state());
+        if other {
+            self.since = Timestamp::now();
+            self.last = self.machine.state().clone();
+        }
+        let seen = self.seen();
+        // Whoever is told of a change finds it.
+        publish.send_replace(seen.clone());
+        if other {
+            changed(&seen);
+        }
+    }
+}
+
+/// Has a client end its work on the GPU; whether the daemon heard it.
+async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
+    match control.say(&Command::TerminateClient { server, client }, DEADLINE).await {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::warn!(mps = target, "client {client} can't be told to end: {error}");
+            !matches!(error, ControlError::Busy | ControlError::Session(_))
+        }
+    }
+}
+
+async fn ended(process: Option<&Process>) {
+    match process {
+        Some(process) => process.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn at(when: Option<Instant>) {
+    match when {
+        Some(when) => sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,171 @@
+//! Looking how a daemon is, beside its task: one look at a time, which may take as long as a daemon that
+//! hangs lets it.
+//!
+//! ```text
+//! due, or asked for ─► a look ─► answered ─► its settings put right, its clients known ─► Answers, Fault
+//!                        │    ─► somebody else has its ear ─────────────────────────────► Busy
+//!                        │    ─► anything else ─────────────────────────────────────────► Silent
+//!                        └ its process ended, or it is told to end: given up
+//! ```
+//!
+//! A daemon that is not asked has the clients that were seen last, as far as they live, and those that the
+//! driver shows: what nobody can tell of is not taken for nobody.
+
+use std::sync::Arc;
+
+use gpush_core::supervisor::{Event, State};
+use gpush_mps::control::ControlError;
+use tokio::{task::JoinHandle, time::Instant};
+
+use super::{
+    daemon::Done,
+    ear, hands,
+    health::{self, Health},
+    life::{DEADLINE, LOOK, Life},
+    protocol,
+    settings::{self, Put},
+};
+
+/// A look that goes on.
+#[derive(Debug)]
+pub(super) struct Looking {
+    answer: JoinHandle<Result<Found, ControlError>>,
+    /// Who waits for it.
+    waited: Vec<Done>,
+}
+
+impl Looking {
+    /// Who has waited for it.
+    pub(super) fn waited(mut self) -> Vec<Done> {
+        std::mem::take(&mut self.waited)
+    }
+}
+
+/// What a look found.
+#[derive(Debug)]
+pub(super) struct Found {
+    health: Health,
+    put: Put,
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.answer.abort();
+    }
+}
+
+/// What the look that goes on finds.
+pub(super) async fn found_by(looking: Option<&mut Looking>) -> Result<Found, ControlError> {
+    match looking {
+        Some(looking) => (&mut looking.answer).await.unwrap_or(Err(ControlError::Busy)),
+        None => std::future::pending().await,
+    }
+}
+
+impl Life {
+    /// Begins a look, or has one follow on that which goes on: it may have seen what is no more.
+    pub(super) fn look_for(&mut self, done: Option<Done>) {
+        self.waiting.extend(done);
+        if self.looking.is_some() {
+            return;
+        }
+        self.look = None;
+        let waited = std::mem::take(&mut self.waiting);
+        let (Some(process), Some(control), Some(spec)) = (&self.process, self.control.clone(), &self.spec) else {
+            waited.into_iter().for_each(|done| drop(done.send(Ok(()))));
+            return;
+        };
+        let (pid, logs, before) = (process.pid, spec.logs.clone(), self.health.clone());
+        let late = self.wanted.as_ref().map_or(DEADLINE, |wanted| wanted.supervision.start);
+        let wanted = self.wanted.as_ref().map(|wanted| wanted.policy.settings.clone());
+        let witness = Arc::clone(&self.witness);
+        let answer = tokio::spawn(async move {
+            let mut health = health::ask(&control, pid, &logs, &before, late, DEADLINE).await?;
+            if health.is_unsure() {
+                health.add_clients(&witness().await.unwrap_or_default());
+            }
+            let put = match &wanted {
+                Some(wanted) => settings::put(&control, &mut health.has, wanted, DEADLINE).await?,
+                // What was set when it was started may have been changed since.
+                None => Put { in_force: settings::read(&control, DEADLINE).await?, differed: Vec::new() },
+            };
+            Ok(Found { health, put })
+        });
+        self.looking = Some(Looking { answer, waited });
+    }
+
+    /// The look that goes on is worth nothing any more.
+    pub(super) fn give_up_look(&mut self) {
+        self.waiting.extend(self.looking.take().map(Looking::waited).unwrap_or_default());
+    }
+
+    /// No look is to be had any more; who has waited for one.
+    pub(super) fn no_look(&mut self) -> Vec<Done> {
+        self.give_up_look();
+        std::mem::take(&mut self.waiting)
+    }
+
+    /// Takes in what a look found.
+    pub(super) async fn looked(&mut self, found: Result<Found, ControlError>) {
+        let Some(pid) = self.process.as_ref().map(|process| process.pid) else { return };
+        let starting = matches!(self.machine.state(), State::Starting { .. });
+        match found {
+            Ok(Found { health, put }) => {
+                self.tell_drift(&put, starting);
+                let fault = health.fault();
+                let clients = health.clients.len();
+                (self.in_force, self.health) = (Some(put.in_force), health);
+                self.answered = Some(Instant::now());
+                self.trouble = fault.clone().into_iter().collect();
+                self.ear.clear();
+                self.note_protocol(pid);
+                self.step(Event::Clients(clients)).await;
+                self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
+                if let Some(wanted) = &self.wanted {
+                    super::logs::rotate(&wanted.logs, wanted.log_bytes);
+                }
+            }
+            // It has not come so far yet.
+            Err(_) if starting => {
+                self.look = Some(Instant::now() + self.pause);
+                self.pause = (self.pause * 2).min(LOOK.1);
+            }
+            Err(error) => {
+                self.trouble = vec![health::silence(&error, &self.place, self.spec.as_ref())];
+                self.trouble.extend(protocol::unsupported(pid));
+                if let Some(spec) = &self.spec {
+                    self.ear = ear::holders(&error, pid, &self.place.pipe(spec.tenure), &self.target, &self.ear).await;
+                }
+                // A daemon that is busy says so itself.
+                if !self.ear.is_empty() && !matches!(error, ControlError::Busy) {
+                    self.trouble.push(ear::SOMEBODY.to_owned());
+                }
+                self.health.clients.retain(|(_, client)| hands::is_alive(*client));
+                let told = (self.witness)().await;
+                self.health.add_clients(told.as_deref().unwrap_or_default());
+                // Of one that never answered nobody knows its clients but the driver.
+                if self.answered.is_some() || told.is_some() {
+                    self.step(Event::Clients(self.health.clients.len())).await;
+                }
+                self.step(if matches!(error, ControlError::Busy) { Event::Busy } else { Event::Silent }).await;
+                self.look = self.look.map(|at| at.min(Instant::now() + self.between_looks().min(DEADLINE)));
+            }
+        }
+    }
+
+    /// Notes settings that somebody else changed: any user who is let in may, before version 550.
+    fn tell_drift(&mut self, put: &Put, starting: bool) {
+        let ours = self.in_force.as_ref() == Some(&put.in_force);
+        if put.differed.is_empty() || starting {
+            return;
+        }
+        let differed = put.differed.join(", ");
+        if ours {
+            tracing::warn!(mps = self.target, "somebody changed it past gpushd: it had {differed}; set back");
+            let at = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
+            self.drift = Some(format!("somebody changed it past gpushd: it had {differed}; set back at {at}"));
+        } else {
+            tracing::info!(mps = self.target, "it had {differed}: set");
+        }
+    }
+}

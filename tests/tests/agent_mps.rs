@@ -1,0 +1,273 @@
+//! The life of MPS daemons: started, adopted, stopped, drained, ended, through the real gpushd. The control
+//! daemon is the stand-in, and NVIDIA's own where it is installed; its servers are stand-ins.
+
+use std::path::{Path, PathBuf};
+
+use gpush_api::{Code, MpsState};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::Host,
+    mps::{
+        Client, Role, act, base, becomes, controls, daemon, daemons, names, parts, reaches, real_programs, share,
+        signal,
+    },
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
+const MANAGE: &str = "[mps]\nhealth_s = 1\n";
+
+/// GPU 0 shared so, and nothing said of the other.
+fn config(rule: &str) -> String {
+    format!("{MANAGE}[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n{rule}")
+}
+
+fn start(host: &Host, programs: Option<&Path>, config: &str) -> Agent {
+    let setup = Setup::on(host).config(config);
+    match programs {
+        Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
+        None => setup.start(),
+    }
+}
+
+/// Compute mode of a GPU, past gpushd: 0 default, 3 exclusive process.
+fn compute_mode(host: &Host, gpu: usize) -> Value {
+    host.show()["gpus"][gpu]["state"]["compute_mode"].clone()
+}
+
+/// Both control daemons: the stand-in, then NVIDIA's own where it is installed.
+fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
+    let host = Host::up(HOST);
+    test(&host, None);
+    drop(host);
+    let host = Host::up(HOST);
+    let programs: Option<PathBuf> = real_programs(&host, what);
+    if let Some(programs) = programs {
+        test(&host, Some(&programs));
+    }
+}
+
+#[test]
+fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
+    both("life of an MPS daemon with NVIDIA's own", |host, programs| {
+        let config = config("mps = { percentage = 50, memory_limit = \"4G\" }\n");
+        let agent = start(host, programs, &config);
+        let ready = reaches(&agent, "0", MpsState::Ready);
+        let pid = ready.pid.expect("a pid").cast_signed();
+        assert_eq!(controls(&base(host)), [pid]);
+        assert_eq!(ready.in_force.as_ref(), Some(&ready.wanted.settings), "{ready:#?}");
+        assert_eq!(ready.wanted.settings.percentage.to_string(), "50");
+        assert_eq!(compute_mode(host, 0), json!(3), "nobody computes past the daemon");
+        assert_eq!(compute_mode(host, 1), json!(0));
+        let taken = share(&agent, "0", &json!({ "percentage": 25 })).expect("a share");
+        let mut client = Client::start(host, &taken.environment);
+        assert_eq!(client.word("percentage"), "25.0");
+        let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
+        assert_eq!(seen.clients[0].pid.map(u32::cast_signed), Some(client.pid()));
+        assert_eq!(seen.clients[0].share.as_ref(), Some(&taken.share.id));
+        assert_eq!(seen.findings, Vec::<String>::new());
+
+        // Ended, killed, ended again.
+        agent.stop();
+        let agent = start(host, programs, &config);
+        assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, ready.pid);
+        agent.kill();
+        let agent = start(host, programs, &config);
+        let again = reaches(&agent, "0", MpsState::Ready);
+        assert_eq!((again.pid, &again.shares, &again.pipe_directory), (ready.pid, &seen.shares, &seen.pipe_directory));
+        assert_eq!((again.clients, controls(&base(host))), (seen.clients, vec![pid]));
+        assert!(client.lives() && client.said().is_empty(), "a client does not notice");
+        client.end();
+        becomes(&agent, "0", "without clients", |daemon| daemon.clients.is_empty());
+        // One that nobody uses is gone on with as well.
+        agent.kill();
+        let agent = start(host, programs, &config);
+        let idle = becomes(&agent, "0", "wanted", |daemon| daemon.state == MpsState::Ready && daemon.gpu.is_some());
+        assert_eq!((idle.pid, controls(&base(host))), (ready.pid, vec![pid]));
+        assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+        reaches(&agent, "0", MpsState::Stopped);
+        assert_eq!(parts(&base(host)), []);
+    });
+}
+
+#[test]
+fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
+    both("stopping an MPS daemon that is NVIDIA's own", |host, programs| {
+        let agent = start(host, programs, &config(""));
+        let first = reaches(&agent, "0", MpsState::Ready);
+        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let client = Client::start(host, &environment);
+        for verb in ["stop", "restart"] {
+            let error = act(&agent, "0", verb, &json!({})).error();
+            assert_eq!(error.code, Code::Blocked, "{error:?}");
+            assert!(error.causes.iter().any(|cause| cause.contains(&format!("pid {}", client.pid()))), "{error:?}");
+            assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("mps drain 0")), "{error:?}");
+        }
+        assert_eq!(daemon(&agent, "0").pid, first.pid);
+        let mut client = client;
+        assert!(client.lives());
+
+        // Forced, it ends them, and is another.
+        assert_eq!(act(&agent, "0", "restart", &json!({ "force": true })).status, 200);
+        let second =
+            becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != first.pid);
+        assert_eq!(controls(&base(host)), [second.pid.expect("a pid").cast_signed()]);
+        assert!(["terminated", "lost"].contains(&client.says().as_str()));
+        drop(client);
+
+        // Drained: whoever is there may finish, nobody comes in.
+        let client = Client::start(host, &environment);
+        assert!(client.first.starts_with("active"), "{}", client.first);
+        assert_eq!(act(&agent, "0", "drain", &json!({ "wait_s": 3600 })).status, 200);
+        let draining = reaches(&agent, "0", MpsState::Draining);
+        assert!(draining.reasons.iter().any(|reason| reason.contains("1 clients may finish")), "{draining:#?}");
+        assert_eq!(share(&agent, "0", &json!({})).unwrap_err().code, Code::Unavailable);
+        client.end();
+        reaches(&agent, "0", MpsState::Stopped);
+        assert_eq!(parts(&base(host)), []);
+
+        // Stopped over a restart and a kill, until it is started.
+        agent.stop();
+        let agent = start(host, programs, &config(""));
+        agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
+        agent.settle_reads();
+        assert_eq!(daemon(&agent, "0").state, MpsState::Stopped);
+        agent.kill();
+        let agent = start(host, programs, &config(""));
+        agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
+        let refused = share(&agent, "0", &json!({})).unwrap_err();
+        assert!(refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0")));
+        assert_eq!(controls(&base(host)), [0; 0]);
+        assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
+        let third = reaches(&agent, "0", MpsState::Ready);
+        assert_eq!(controls(&base(host)), [third.pid.expect("a pid").cast_signed()]);
+        assert_eq!(third.shares.len(), 1, "a share outlives its daemon");
+    });
+}
+
+#[test]
+fn settings_are_in_force_at_once_and_for_the_next_client() {
+    both("settings of an MPS daemon that is NVIDIA's own", |host, programs| {
+        let agent = start(host, programs, &config(""));
+        reaches(&agent, "0", MpsState::Ready);
+        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let bare: Vec<_> = environment.into_iter().filter(|(name, _)| !name.contains("PERCENTAGE")).collect();
+        let first = Client::start(host, &bare);
+        assert_eq!(first.word("percentage"), "100.0");
+        let set = |body: Value| agent.post("/v1/mps/0/settings", &body);
+        let answer = set(json!({ "percentage": 33.3, "memory_limit_mib": 1536 })).json();
+        assert_eq!(
+            answer["daemon"]["in_force"],
+            json!({ "percentage": 33.3, "memory_limit_mib": 1536, "priority": "normal" })
+        );
+        let reaches_text = answer["reaches"].to_string();
+        assert!(reaches_text.contains("not the 1 that run") && reaches_text.contains("next server"), "{reaches_text}");
+        let second = Client::start(host, &bare);
+        assert_eq!(second.word("percentage"), "33.3", "the server that runs has it too");
+        for (bad, why) in [
+            (json!({ "percentage": 0 }), "percentage"),
+            (json!({ "percentage": 101 }), "percentage"),
+            (json!({ "percentage": "NaN" }), "percentage"),
+            (json!({ "percentage": null, "memory_limit_mib": 0 }), "memory"),
+            (json!({ "memory_limit_mib": "1.5G" }), "memory"),
+            (json!({ "memory_limit_mib": 24 * 1024 }), "memory"),
+            (json!({ "memory_limit_mib": u64::MAX }), "memory"),
+        ] {
+            let error = set(bad.clone()).error();
+            assert_eq!(error.code, Code::BadRequest, "{bad}: {error:?}");
+            let words = format!("{error:?}").to_lowercase();
+            assert!(words.contains(why), "{bad}: {error:?}");
+        }
+        let now = daemon(&agent, "0");
+        assert_eq!(now.in_force.as_ref().map(|settings| settings.percentage.to_string()).as_deref(), Some("33.3"));
+
+        // A rule that says otherwise replaces what was set above the old one.
+        agent.write_config(config("mps = { percentage = 60 }\n"));
+        agent.signal(Signal::SIGHUP);
+        let other = becomes(&agent, "0", "as the new rule has it", |daemon| {
+            daemon.in_force.as_ref().is_some_and(|settings| settings.percentage.to_string() == "60")
+        });
+        assert_eq!((other.pid, other.wanted.settings.memory_limit_mib), (now.pid, None));
+        let third = Client::start(host, &bare);
+        assert_eq!(third.word("percentage"), "60.0");
+        first.end();
+        second.end();
+        third.end();
+        agent.stop();
+        let agent = start(host, programs, &config("mps = { percentage = 60 }\n"));
+        let kept = reaches(&agent, "0", MpsState::Ready);
+        assert_eq!((kept.pid, kept.in_force), (now.pid, other.in_force));
+    });
+}
+
+#[test]
+fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, &config(""));
+    reaches(&agent, "0", MpsState::Ready);
+    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let client = Client::start(&host, &taken.environment);
+    agent.write_config(MANAGE);
+    agent.signal(Signal::SIGHUP);
+    let short = daemon(&agent, "0").target;
+    let draining = reaches(&agent, &short, MpsState::Draining);
+    assert_eq!((draining.clients.len(), compute_mode(&host, 0)), (1, json!(3)));
+    client.end();
+    agent.await_that("it is forgotten", || daemons(&agent).is_empty());
+    assert_eq!((parts(&base(&host)), compute_mode(&host, 0)), (Vec::new(), json!(0)));
+    assert_eq!(names(&base(&host)), ["logs"], "its directory goes with it");
+
+    // A mode that was there before is the one that comes back.
+    agent.write_config(config(""));
+    agent.signal(Signal::SIGHUP);
+    reaches(&agent, "0", MpsState::Ready);
+    // Gone while no agent ran: the next one ends it.
+    agent.kill();
+    let agent = Agent::start(&host, MANAGE);
+    agent.await_that("it is forgotten", || daemons(&agent).is_empty() && controls(&base(&host)).is_empty());
+    agent.await_that("its compute mode is back", || compute_mode(&host, 0) == json!(0));
+}
+
+#[test]
+fn a_mig_device_has_a_daemon_of_its_own() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-40\"\nmig = true\n");
+    let agent = Agent::start(
+        &host,
+        &format!("{MANAGE}[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.20gb*2:mps\"]\n"),
+    );
+    agent.await_that("two daemons", || {
+        let all = daemons(&agent);
+        all.len() == 2 && all.iter().all(|daemon| daemon.state == MpsState::Ready)
+    });
+    let all = daemons(&agent);
+    assert_eq!(compute_mode(&host, 0), json!(0), "exclusive process does not go with MIG");
+    for one in &all {
+        let name = format!("0:{}", one.device.as_deref().expect("a device"));
+        let taken = share(&agent, &name, &json!({})).expect("a share");
+        let visible = taken.environment.iter().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES");
+        assert_eq!(visible.map(|(_, uuid)| uuid), Some(&one.uuid));
+        let client = Client::start(&host, &taken.environment);
+        assert_eq!(client.word("device"), one.uuid);
+        client.end();
+    }
+    assert_eq!(controls(&base(&host)).len(), 2);
+}
+
+#[test]
+fn a_daemon_that_is_killed_is_there_again_and_its_directory_is_swept() {
+    both("an MPS daemon that is killed, NVIDIA's own", |host, programs| {
+        let agent = start(host, programs, &config(""));
+        let first = reaches(&agent, "0", MpsState::Ready);
+        let pid = first.pid.expect("a pid").cast_signed();
+        let killed = std::time::Instant::now();
+        assert!(signal(pid, Signal::SIGKILL));
+        let second =
+            becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != first.pid);
+        println!("killed to ready again: {:?}", killed.elapsed());
+        let controls = controls(&base(host));
+        assert_eq!(controls, [second.pid.expect("a pid").cast_signed()]);
+        assert_eq!(second.failures, 1);
+        assert!(parts(&base(host)).iter().all(|part| part.role == Role::Control));
+    });
+}
