@@ -109,7 +109,7 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
     assert_eq!((truth(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
-    assert_eq!(agent.get("/v1/mps").json(), json!([]));
+    agent.await_that("nothing is shared any more", || agent.get("/v1/mps").json() == json!([]));
 }
 
 #[test]

@@ -122,7 +122,7 @@ pub(super) async fn settle(agent: &Shared) {
         let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
         // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
         // take away stands.
-        let stands = agent.mps.is_in_force(&uuid) || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+        let stands = agent.mps.is_in_force(&uuid) && seen.is_none_or(|gpu| gpu.mode != Mode::Unmanaged) || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
