@@ -44,7 +44,7 @@ use gpush_core::{
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
-use crate::{agent::Shared, auth::Asker, overrides::Lasting, rival, view};
+use crate::{agent::Shared, auth::Asker, mps, overrides::Lasting, rival, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -108,7 +108,7 @@ impl Part {
 
     /// Whether carrying it out changes anything.
     pub(super) fn is_empty(&self) -> bool {
-        self.plan.steps.is_empty() && !self.plan.enables_mig && !self.plan.disables_mig
+        self.plan.is_empty()
     }
 
     /// Whether nothing is, and nothing was, to be done: then there is nothing to take back.
@@ -134,7 +134,7 @@ fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
 /// that can't be read, or that an operation is changing, has an error in place of steps and costs the
 /// others nothing.
 pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<Plans, ApiError> {
-    let gpus = view::gpus(agent, asker).await?;
+    let gpus = view::freed(agent, asker).await?;
     let meant = planned(agent, &gpus, request).await.map_err(|error| view::absent(agent, error))?;
     if agent.conditions.maintenance().is_some() {
         // Nothing can be read; each plan says so.
@@ -165,8 +165,7 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
         // A change may have begun meanwhile.
         let changing = || agent.operations.at_rest(plan.gpu, &plan.uuid).err();
         if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
-            let GpuPlan { gpu, uuid, name, layout, .. } = std::mem::take(plan);
-            *plan = GpuPlan { gpu, uuid, name, layout, error: Some(error), ..GpuPlan::default() };
+            *plan = plan.without_steps().refused(error);
         }
     }
     Ok(Plans { plans })
@@ -182,6 +181,7 @@ pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest)
     if plans.iter().any(on_switches) && !mode::fabric_manager_runs(agent).await {
         without_fabric_manager(&config, gpus, &mut plans);
     }
+    mps::plan(agent, gpus, &mut plans);
     Ok(plans)
 }
 
@@ -194,7 +194,7 @@ async fn renewed(agent: &Shared, asker: &Asker, before: &[Arc<Reading>]) -> Resu
             sight.error = None;
         }
     }
-    Ok(view::compose(agent, asker, host))
+    Ok(view::compose_freed(agent, asker, host).await)
 }
 
 fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {

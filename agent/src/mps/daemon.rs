@@ -18,7 +18,7 @@ use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings, MpsUsers
 use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
 use gpush_mps::{
     command::Command,
-    control::{Control, ControlError},
+    control::{Control, ControlError, Protocol},
 };
 use jiff::Timestamp;
 use tokio::{
@@ -27,10 +27,11 @@ use tokio::{
 };
 
 use super::{
+    ear,
     hands::{self, NotStarted, Process},
     health::{self, Health},
     place::{Place, Spec},
-    settings,
+    protocol, settings,
 };
 use crate::beside::Beside;
 
@@ -45,6 +46,9 @@ const DRAINING: Duration = Duration::from_millis(250);
 
 /// Seconds after which a daemon that was told to end interrupts servers that do not.
 const INTERRUPT: u32 = 1;
+
+/// How long somebody who wants to know waits for a daemon.
+const WAIT: Duration = Duration::from_millis(100);
 
 /// Questions that may wait for their turn.
 const WAITING: usize = 64;
@@ -64,6 +68,8 @@ pub(crate) struct Wanted {
     pub(crate) control: PathBuf,
     /// `nvidia-cuda-mps-server`.
     pub(crate) server: PathBuf,
+    /// Version of the driver, as far as it was seen.
+    pub(crate) driver: Option<String>,
     /// Directory of its logs.
     pub(crate) logs: PathBuf,
     /// Size at which one is rotated, bytes.
@@ -119,12 +125,18 @@ pub(crate) struct Seen {
     pub(crate) next_start: Option<Timestamp>,
     /// What is wrong, in words.
     pub(crate) trouble: Vec<String>,
+    /// Pids of those who have its ear, while it does not answer.
+    pub(crate) ear: BTreeSet<i32>,
+    /// How it is spoken to, in words, once it has answered.
+    pub(crate) protocol: Option<String>,
     /// Its pipe directory.
     pub(crate) pipe: Option<PathBuf>,
     /// Directory of its logs.
     pub(crate) logs: Option<PathBuf>,
     /// The user whose clients it has served, and nobody else's.
     pub(crate) user: Option<u32>,
+    /// When it last answered.
+    pub(crate) looked: Option<Instant>,
 }
 
 /// A daemon, from outside of its task.
@@ -147,6 +159,17 @@ impl Daemon {
     /// What is known of it.
     pub(crate) fn seen(&self) -> Seen {
         self.seen.borrow().clone()
+    }
+
+    /// What is known of it, no older than this where it can be had within [`WAIT`].
+    pub(super) async fn fresh(&self, older: Duration) -> Seen {
+        let seen = self.seen();
+        if seen.pid.is_none() || seen.looked.is_some_and(|looked| looked.elapsed() < older) {
+            return seen;
+        }
+        // One that hangs is shown as it was.
+        let _late = tokio::time::timeout(WAIT, self.have(Do::Look)).await;
+        self.seen()
     }
 
     /// Has something done, and waits until it is, or was refused.
@@ -180,6 +203,12 @@ struct Life {
     pause: Duration,
     /// What is wrong.
     trouble: Vec<String>,
+    /// When it last answered.
+    looked: Option<Instant>,
+    /// Who has its ear, while it does not answer.
+    ear: BTreeSet<i32>,
+    /// How it is spoken to, once it has answered: what that comes of, and in words.
+    protocol: Option<((Protocol, Option<String>), String)>,
     since: Timestamp,
     /// As it was last published.
     last: State,
@@ -205,6 +234,9 @@ impl Life {
             look: None,
             pause: LOOK.0,
             trouble: Vec::new(),
+            looked: None,
+            ear: BTreeSet::new(),
+            protocol: None,
             since: Timestamp::now(),
         }
     }
@@ -241,7 +273,7 @@ impl Life {
             Ok(Some(process)) => {
                 let pid = process.pid;
                 self.process = Some(process);
-                self.control = Some(Control::of(&self.place.pipe(spec.tenure)));
+                self.control = Some(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name));
                 self.users = self.place.admitted(spec.tenure).unwrap_or_default();
                 tracing::info!(mps = self.target, "the MPS daemon {pid} is there: gone on with");
                 self.step(Event::Found { pid }).await;
@@ -267,9 +299,7 @@ impl Life {
                 if wanted.is_some() {
                     self.wanted = wanted;
                 }
-                if is_wanted != self.machine.wanted() {
-                    self.step(Event::Wanted(is_wanted)).await;
-                }
+                self.step(Event::Wanted(is_wanted)).await;
                 if other && self.machine.pid().is_some() {
                     self.look().await;
                 }
@@ -297,6 +327,7 @@ impl Life {
                 Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
             }
             State::Starting { .. }
+            | State::Found { .. }
             | State::Ready { .. }
             | State::Fault { .. }
             | State::Hung { .. }
@@ -411,6 +442,7 @@ impl Life {
         }
         self.look = match self.machine.state() {
             State::Starting { .. } => self.look.or_else(|| Some(Instant::now())),
+            State::Found { .. } => self.look.or_else(|| Some(Instant::now())),
             State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {
                 self.look.or_else(|| Some(Instant::now() + self.between_looks()))
             }
@@ -425,6 +457,7 @@ impl Life {
 
     async fn start(&mut self) -> Result<(), Event> {
         (self.in_force, self.health, self.pause) = (None, Health::default(), LOOK.0);
+        self.looked = None;
         self.look = None;
         let spec = match self.lay() {
             Ok(spec) => spec,
@@ -437,7 +470,7 @@ impl Life {
         match hands::start(&self.place).await {
             Ok(process) => {
                 tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
-                self.control = Some(Control::of(&self.place.pipe(spec.tenure)));
+                self.control = Some(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name));
                 (self.process, self.spec) = (Some(process), Some(spec));
                 Ok(())
             }
@@ -507,19 +540,24 @@ impl Life {
 
     /// Its process has ended.
     async fn gone(&mut self) {
-        let how = match self.process.take() {
-            Some(process) => process.how().await,
-            None => return,
-        };
+        let Some(process) = self.process.take() else { return };
+        let pid = process.pid;
+        let how = process.how().await;
         let asked = matches!(self.machine.state(), State::Stopping { .. });
         if asked {
             tracing::info!(mps = self.target, "the MPS daemon {how}");
             self.trouble.clear();
+            // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
+            // and its process group is no other's.
+            if self.place.is_taken() {
+                hands::kill(pid);
+            }
         } else {
             tracing::error!(mps = self.target, "the MPS daemon {how}");
             self.trouble = vec![format!("the daemon {how}")];
         }
-        (self.control, self.in_force) = (None, None);
+        (self.control, self.in_force, self.protocol) = (None, None, None);
+        self.ear.clear();
         self.step(Event::Ended).await;
     }
 
@@ -541,10 +579,12 @@ impl Life {
                     tracing::info!(mps = self.target, "it had {differed}: set");
                 }
                 let fault = health.fault();
-                self.in_force = Some(put.in_force);
+                (self.in_force, self.looked) = (Some(put.in_force), Some(Instant::now()));
                 let clients = health.clients.len();
                 self.health = health;
                 self.trouble = fault.clone().into_iter().collect();
+                self.ear.clear();
+                self.note_protocol(pid);
                 self.step(Event::Clients(clients)).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
                 if let Some(wanted) = &self.wanted {
@@ -558,12 +598,32 @@ impl Life {
             }
             Err(error) => {
                 self.trouble = vec![super::health::silence(&error, &self.place, self.spec.as_ref())];
+                self.trouble.extend(protocol::unsupported(pid));
+                if let Some(spec) = &self.spec {
+                    self.ear = ear::holders(&error, pid, &self.place.pipe(spec.tenure), &self.target, &self.ear).await;
+                }
                 // Nobody can be asked for its clients: those that were seen last, as far as they live.
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
-                self.step(Event::Clients(self.health.clients.len())).await;
+                if self.looked.is_some() {
+                    self.step(Event::Clients(self.health.clients.len())).await;
+                }
                 self.step(Event::Silent).await;
                 self.look = Some(Instant::now() + self.between_looks().min(DEADLINE));
             }
+        }
+    }
+
+    /// Put into words again only when it is another: for that its program is read.
+    fn note_protocol(&mut self, pid: i32) {
+        let Some(control) = &self.control else { return };
+        let driver = self.wanted.as_ref().and_then(|wanted| wanted.driver.clone());
+        let now = (control.protocol(), driver);
+        if self.protocol.as_ref().is_none_or(|(of, _)| *of != now) {
+            let words = protocol::words(control, pid, now.1.as_deref());
+            if now.0 != Protocol::Direct {
+                tracing::warn!(mps = self.target, "it is spoken to {words}");
+            }
+            self.protocol = Some((now, words));
         }
     }
 
@@ -597,6 +657,7 @@ impl Life {
                 State::BackingOff { until } => Some(at(*until)),
                 State::Stopped
                 | State::Starting { .. }
+                | State::Found { .. }
                 | State::Ready { .. }
                 | State::Hung { .. }
                 | State::Fault { .. }
@@ -605,9 +666,12 @@ impl Life {
                 | State::Stopping { .. } => None,
             },
             trouble: self.trouble.clone(),
+            ear: self.ear.clone(),
+            protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),
+            looked: self.looked,
         }
     }
 

@@ -19,6 +19,10 @@
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
+//! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
+//! | `compute_mode` | the GPU's compute mode, and putting it back |
+//! | `moves` | what operations do with daemons |
+//! | `many` | whether clients of several users can be had |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `act` | what people may do with a daemon |
@@ -27,12 +31,17 @@
 mod acl;
 mod act;
 mod clients;
+mod compute_mode;
 mod daemon;
+mod ear;
 pub(crate) mod exec;
 mod hands;
 mod health;
 mod logs;
+mod many;
+mod moves;
 mod place;
+mod protocol;
 mod settings;
 mod shares;
 mod targets;
@@ -48,14 +57,15 @@ use gpush_core::sharing::Target;
 use gpush_store::{MpsShare, MpsTarget};
 use tokio::sync::Notify;
 
-use self::daemon::Daemon;
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
+    moves::{aside, bring_up, idle, lasting, plan, record, take_in},
     shares::{end as end_share, take as take_share},
     targets::run,
-    view::{all, logs_of, one},
+    view::{all, drift, logs_of, one},
 };
+use self::{daemon::Daemon, moves::Moves};
 
 /// Directory of daemons on a host whose system directories are ours.
 pub(crate) const SYSTEM: &str = "/run/gpush-mps";
@@ -74,6 +84,10 @@ pub(crate) struct Mps {
     records: Mutex<BTreeMap<String, MpsTarget>>,
     /// Why targets that the config wants can't be, one sentence each.
     findings: Mutex<Vec<String>>,
+    /// What operations that go on have done with daemons.
+    moves: Mutex<BTreeMap<String, Moves>>,
+    /// What the control daemon says of several users, once a rule wants them.
+    many: Mutex<Option<many::Asked>>,
     /// Of those who change shares or records, one at a time.
     turn: tokio::sync::Mutex<()>,
     wake: Notify,
@@ -108,6 +122,8 @@ impl Mps {
             shares: Mutex::new(shares),
             records: Mutex::new(records),
             findings: Mutex::default(),
+            moves: Mutex::default(),
+            many: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             wake: Notify::new(),
         }
@@ -136,6 +152,10 @@ impl Mps {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn many(&self) -> MutexGuard<'_, Option<many::Asked>> {
+        self.many.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn find(&self, findings: Vec<String>) {
         let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
         for finding in findings.iter().filter(|finding| !found.contains(finding)) {
@@ -146,11 +166,15 @@ impl Mps {
 
     /// Whether a full GPU is a target still, be it one that is about to go.
     pub(crate) fn has(&self, uuid: &str) -> bool {
-        self.entries().contains_key(uuid)
+        self.is_in_force(uuid) || self.entries().contains_key(uuid)
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn moves(&self) -> MutexGuard<'_, BTreeMap<String, Moves>> {
+        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn shares(&self) -> MutexGuard<'_, Vec<MpsShare>> {

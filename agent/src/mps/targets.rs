@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ComputeMode, Gpu, GpuState, Happening, Mode, MpsChange, MpsComputeMode, MpsPolicy};
+use gpush_api::{Gpu, GpuState, Happening, MpsChange, MpsPolicy, MpsUsers};
 use gpush_core::{
     config::Config,
     sharing::{self, Target},
@@ -24,12 +24,14 @@ use gpush_core::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Entry, Mps,
+    Entry, Mps, compute_mode,
     daemon::{Daemon, Do, Seen, Wanted},
+    many,
+    moves::Moves,
     place::Place,
     shares, view,
 };
-use crate::{agent::Shared, auth::Asker, shared_gpus, view as gpus_view};
+use crate::{agent::Shared, auth::Asker, view as gpus_view};
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
 const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
@@ -82,28 +84,51 @@ fn live(agent: &Shared, short: &str, uuid: &str, place: Place) -> Daemon {
 /// Has each daemon be as it is wanted now.
 pub(super) async fn settle(agent: &Shared) {
     let config = agent.settings.config();
-    let Ok(gpus) = gpus_view::gpus(agent, &Asker::agent()).await else { return };
+    let Ok(mut gpus) = gpus_view::gpus(agent, &Asker::log()).await else { return };
+    let moving = agent.mps.moving();
+    // The operation that changes it wants its daemon now, as its last step.
+    for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && moving.coming.contains(&gpu.uuid)) {
+        gpu.state = GpuState::Ready;
+    }
     let had: BTreeSet<String> = agent.mps.entries().keys().cloned().collect();
     let found = sharing::decide(&config, &gpus, &had);
     agent.mps.find(found.findings);
     let targets: BTreeMap<String, Target> =
         found.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
-    for target in targets.values() {
+    for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
         enter(agent, target);
     }
+    if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
+        let program = program(&agent.mps, &config.mps.control, &gpush_core::config::Mps::default().control);
+        let before = agent.mps.many().clone();
+        let asked = many::ask(&program, before).await;
+        *agent.mps.many() = Some(asked);
+    }
+    let driver = agent.hardware.status().driver.map(|driver| driver.version);
     let entries = agent.mps.entries().clone();
     let mut settled = JoinSet::new();
     for (uuid, entry) in entries {
         let seen = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
-        let target = targets.get(&uuid).cloned();
-        if target.is_none() && (found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen)) {
+        let target = targets.get(&uuid).filter(|_| !moving.aside.contains(&uuid)).cloned();
+        let aside = moving.aside.contains(&uuid);
+        let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
+        // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
+        // take away stands.
+        let stands = agent.mps.is_in_force(&uuid) || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+        if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
-        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target)));
+        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target, driver.clone())));
         let agent = Arc::clone(agent);
         settled.spawn(async move { one(&agent, &uuid, &entry, wanted).await });
     }
     settled.join_all().await;
+}
+
+/// Whether a target gets a daemon: a MIG device by its layout; a full GPU when an operation says so.
+fn may_come(mps: &Mps, moving: &Moves, target: &Target) -> bool {
+    let known = mps.entries().contains_key(&target.uuid);
+    !target.full_gpu || known || mps.is_in_force(&target.uuid) || moving.coming.contains(&target.uuid)
 }
 
 /// Whether what is seen of a GPU tells that nothing on it is to be shared any more. One that is not even
@@ -132,12 +157,13 @@ fn enter(agent: &Shared, target: &Target) {
 
 /// One daemon as it is wanted, with its compute mode before and after.
 async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
+    let aside = agent.mps.moving().aside.contains(uuid);
     let stopped = agent.mps.record(uuid).stopped_by.is_some();
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // Before the daemon is there: nobody shall have come in past it.
-        exclusive(agent, target, wanted.policy.compute_mode).await;
+        compute_mode::take(agent, target, wanted.policy.compute_mode).await;
     }
     let want = if stopped { None } else { wanted };
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
@@ -147,7 +173,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     if let Err(error) = entry.daemon.have(Do::Users(users)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
-    if is_wanted || entry.daemon.seen().state != State::Stopped {
+    if is_wanted || aside || entry.daemon.seen().state != State::Stopped {
         return;
     }
     let place = Place::of(&agent.mps.base, &entry.short);
@@ -155,48 +181,35 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
         return;
     }
     // It is gone, and so is what it was for.
-    match shared_gpus::put_back(agent, uuid, Mode::Mps).await {
-        Ok(None) => {}
-        Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
-        Err(why) => tracing::error!(gpu = uuid, "{why}"),
-    }
+    compute_mode::put_back(agent, uuid).await;
     place.remove();
     agent.mps.entries().remove(uuid);
     agent.timeslice.settle();
 }
 
-/// Sees to it that nobody computes past the daemon of a full GPU.
-async fn exclusive(agent: &Shared, target: &Target, wanted: MpsComputeMode) {
-    match wanted {
-        MpsComputeMode::Keep => return,
-        MpsComputeMode::ExclusiveProcess => {}
-    }
-    let mode = ComputeMode::ExclusiveProcess;
-    match shared_gpus::take(agent, &target.gpu_uuid, mode, Mode::Mps).await {
-        Ok(None) => {}
-        Ok(Some(before)) => tracing::info!(gpu = target.gpu_uuid, "its compute mode is {mode}, it was {before}"),
-        Err(why) => tracing::error!(gpu = target.gpu_uuid, "{why}"),
-    }
-}
-
 /// How the daemon of a target shall be.
-fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target) -> Wanted {
+fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Wanted {
     let settings = &config.mps;
     let set = mps.record(&target.uuid).set;
     let policy = MpsPolicy { settings: set.unwrap_or_else(|| target.policy.settings.clone()), ..target.policy.clone() };
-    let program = |configured: &str, usual: &str| match &mps.programs {
-        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
-        Some(_) | None => PathBuf::from(configured),
-    };
     let usual = gpush_core::config::Mps::default();
     Wanted {
-        policy,
+        policy: many::had(policy),
         gpu_uuid: target.gpu_uuid.clone(),
         supervision: settings.policy(),
         health: Duration::from_secs(settings.health_s.into()),
-        control: program(&settings.control, &usual.control),
-        server: program(&settings.server, &usual.server),
+        control: program(mps, &settings.control, &usual.control),
+        server: program(mps, &settings.server, &usual.server),
+        driver,
         logs: mps.log_directory(&settings.log_directory, &usual.log_directory).join(&entry.short),
         log_bytes: u64::from(settings.log_mib) << 20,
+    }
+}
+
+/// Where one of NVIDIA's programs is.
+fn program(mps: &Mps, configured: &str, usual: &str) -> PathBuf {
+    match &mps.programs {
+        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
+        Some(_) | None => PathBuf::from(configured),
     }
 }

@@ -1,19 +1,18 @@
 //! Daemons as the API shows them, and finding the one that somebody means.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
 use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
 
-use super::{
-    Entry, clients,
-    daemon::{Do, Seen},
-    logs, shares,
-};
+use super::{Entry, clients, daemon::Seen, ear, logs, many, shares};
 use crate::{agent::Shared, auth::Asker, redact};
+
+/// How old what is shown of daemons may be.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// Names the share in a client's environment.
 pub(super) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
@@ -22,7 +21,8 @@ pub(super) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
 pub(super) fn state(state: &State) -> MpsState {
     match state {
         State::Stopped => MpsState::Stopped,
-        State::Starting { .. } => MpsState::Starting,
+        // What is found is asked at once.
+        State::Starting { .. } | State::Found { .. } => MpsState::Starting,
         State::Ready { .. } => MpsState::Ready,
         State::Hung { .. } => MpsState::Hung,
         State::Fault { .. } => MpsState::Fault,
@@ -41,6 +41,9 @@ pub(super) fn admits(seen: &Seen) -> bool {
 /// Why a daemon is in its state.
 pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
+    if !seen.ear.is_empty() {
+        reasons.push(ear::SOMEBODY.to_owned());
+    }
     let clients = seen.clients.len();
     match &seen.state {
         State::Hung { .. } if clients > 0 => {
@@ -54,12 +57,29 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
         State::Draining { .. } => reasons.push(format!("its {clients} clients may finish, and nobody is let in")),
         State::Stopped
         | State::Starting { .. }
+        | State::Found { .. }
         | State::Ready { .. }
         | State::Hung { .. }
         | State::Fault { .. }
         | State::Stopping { .. } => {}
     }
     reasons
+}
+
+/// How a GPU differs in being shared from what its rule wants, or not.
+pub(crate) fn drift(gpu: &Gpu, shared: bool) -> Option<String> {
+    let seen = match gpu.state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => true,
+        GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    match (gpu.mode, shared) {
+        // What is in the way of it is told already.
+        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some("it is not shared through MPS yet".to_owned()),
+        (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
+        (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
+            Some("it is shared through MPS, which its rule does not want any more".to_owned())
+        }
+    }
 }
 
 /// A target in messages.
@@ -85,6 +105,7 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
     match seen.state {
         State::Stopped | State::GivenUp => error.hint(format!("`gpushctl mps start {short}` starts it")),
         State::Starting { .. }
+        | State::Found { .. }
         | State::Ready { .. }
         | State::Hung { .. }
         | State::Fault { .. }
@@ -97,9 +118,15 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
 /// All daemons, by GPU and device.
 pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
     let entries = agent.mps.entries().clone();
+    let fresh = entries.values().map(|entry| {
+        let daemon = entry.daemon.clone();
+        tokio::spawn(async move { daemon.fresh(FRESH).await })
+    });
+    let fresh: Vec<_> = fresh.collect();
     let mut all = Vec::new();
-    for (uuid, entry) in entries {
-        all.push(shown(agent, asker, &uuid, &entry).await);
+    for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
+        let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
+        all.push(shown(agent, asker, &uuid, &entry, seen).await);
     }
     all.sort_by(|one, other| (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid)));
     all
@@ -112,8 +139,8 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
 pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(agent, asker, text)?;
     // What it was a while ago is no answer to somebody who asks for it by name.
-    entry.daemon.have(Do::Look).await?;
-    Ok(shown(agent, asker, &uuid, &entry).await)
+    let seen = entry.daemon.fresh(Duration::ZERO).await;
+    Ok(shown(agent, asker, &uuid, &entry, seen).await)
 }
 
 /// The last lines of the logs of the daemon that somebody means.
@@ -163,7 +190,7 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
         since: seen.since,
         next_start_at: seen.next_start,
         failures: u32::try_from(seen.failures).unwrap_or(u32::MAX),
-        protocol: seen.pid.map(|_| "spoken directly, as 535 and 550 do".to_owned()),
+        protocol: seen.protocol.clone(),
         pipe_directory: seen.pipe.as_ref().map(|path| path.display().to_string()),
         log_directory: seen.logs.as_ref().map(|path| path.display().to_string()),
         uid: seen.user,
@@ -178,11 +205,13 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
     }
 }
 
-async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry) -> MpsDaemon {
-    let seen = entry.daemon.seen();
+async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry, seen: Seen) -> MpsDaemon {
     let held = agent.mps.shares_of(uuid);
     let mut clients = clients::of(agent, &seen, &held).await;
-    let findings = clients::findings(&seen, &clients, &held);
+    let mut findings = clients::findings(&seen, &clients, &held);
+    if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
+        findings.extend(agent.mps.many().as_ref().map(many::why));
+    }
     let servers: BTreeMap<u32, u32> = seen
         .servers
         .iter()
@@ -190,6 +219,7 @@ async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry) -> MpsD
         .filter_map(|pid| Some((pid, clients::owner(pid)?)))
         .collect();
     let mut daemon = bare(uuid, entry);
+    daemon.reasons.extend(ear::named(agent, asker, &seen).await);
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
         server.user = match server.uid {

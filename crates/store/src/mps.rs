@@ -96,20 +96,28 @@ pub struct MpsTarget {
     pub stopped_by: Option<Actor>,
     /// What was set in place of the rule's settings.
     pub set: Option<MpsSettings>,
+    /// Boot on which an operation brought up the daemon of a full GPU.
+    pub in_force: Option<String>,
 }
 
 impl Record for MpsTarget {
     const TABLE: &'static str = "mps_targets";
-    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings"];
+    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings", "in_force"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
         columns.put_text(&self.target);
         columns.put_json(&self.stopped_by)?;
-        columns.put_json(&self.set)
+        columns.put_json(&self.set)?;
+        columns.put_json(&self.in_force)
     }
 
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
-        Ok(Self { target: columns.text()?, stopped_by: columns.json()?, set: columns.json()? })
+        Ok(Self {
+            target: columns.text()?,
+            stopped_by: columns.json()?,
+            set: columns.json()?,
+            in_force: columns.json()?,
+        })
     }
 }
 
@@ -165,11 +173,22 @@ impl Tx<'_> {
         Ok(old)
     }
 
-    /// Ends the shares of any boot but this one.
+    /// The boot in which this is recorded.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        self.boot_id
+    }
+
+    /// Ends the shares of any boot but this one, and forgets what was in force on others.
     ///
     /// # Errors
     /// When it can't be written.
     pub fn forget_mps_of_other_boots(&mut self) -> Result<(), StoreError> {
+        for target in self.view().mps_targets()? {
+            if target.in_force.as_ref().is_some_and(|boot_id| boot_id != self.boot_id) {
+                self.set_mps_target(&MpsTarget { in_force: None, ..target })?;
+            }
+        }
         for share in self.view().mps_shares()? {
             if share.boot_id != self.boot_id {
                 self.end_mps_share(share.id)?;

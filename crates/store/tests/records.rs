@@ -367,7 +367,12 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
     let ended = store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap();
     assert_eq!(ended.as_ref(), Some(&one));
     assert_eq!(store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap(), None, "once");
-    let target = MpsTarget { target: "GPU-0".to_owned(), stopped_by: Some(scene::actor(0)), set: None };
+    let target = MpsTarget {
+        target: "GPU-0".to_owned(),
+        stopped_by: Some(scene::actor(0)),
+        set: None,
+        in_force: Some(options().boot_id),
+    };
     let kept = target.clone();
     store.write(move |tx| tx.set_mps_target(&kept)).wait().unwrap();
     drop(store);
