@@ -35,6 +35,7 @@ mod acl;
 mod act;
 mod admission;
 mod clients;
+mod compute_mode;
 mod daemon;
 mod ear;
 pub(crate) mod exec;
@@ -174,7 +175,7 @@ impl Mps {
 
     /// Whether a full GPU is a target still, be it one that is about to go.
     pub(crate) fn has(&self, uuid: &str) -> bool {
-        self.entries().contains_key(uuid)
+        self.is_in_force(uuid) || self.entries().contains_key(uuid)
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {

@@ -23,7 +23,7 @@ use gpush_core::supervisor::State;
 use gpush_store::{MpsTarget, StoreError, Tx};
 use tokio::time::Instant;
 
-use super::{Entry, Mps, daemon::Do, place::Place, targets, view};
+use super::{Entry, Mps, compute_mode, daemon::Do, place::Place, targets, view};
 use crate::agent::{Agent, Shared};
 
 /// Beyond what a daemon may take to end, or to answer.
@@ -190,7 +190,7 @@ pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Re
         entry.daemon.have(Do::Leave(Duration::ZERO)).await?;
         let config = agent.settings.config();
         gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
-        targets::put_back(agent, &uuid).await;
+        compute_mode::put_back(agent, &uuid).await;
         agent.observer.outdate(&plan.uuid);
     }
     Ok(())

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ComputeMode, Gpu, GpuState, Happening, Mode, MpsChange, MpsComputeMode, MpsPolicy, MpsUsers};
+use gpush_api::{Gpu, GpuState, Happening, Mode, MpsChange, MpsPolicy, MpsUsers};
 use gpush_core::{
     config::Config,
     sharing::{self, Target},
@@ -24,14 +24,14 @@ use gpush_core::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Entry, Mps, act, clients,
+    Entry, Mps, act, clients, compute_mode,
     daemon::{Daemon, Do, Seen, Wanted},
     many,
     moves::Moves,
     place::Place,
     shares, view,
 };
-use crate::{agent::Shared, auth::Asker, shared_gpus, view as gpus_view};
+use crate::{agent::Shared, auth::Asker, view as gpus_view};
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
 const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
@@ -122,7 +122,8 @@ pub(super) async fn settle(agent: &Shared) {
         let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
         // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
         // take away stands.
-        let stands = agent.mps.is_in_force(&uuid) && seen.is_none_or(|gpu| gpu.mode != Mode::Unmanaged) || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+        let stands = agent.mps.is_in_force(&uuid) && seen.is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
+            || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
@@ -172,7 +173,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // Before the daemon is there: nobody shall have come in past it.
-        exclusive(agent, target, wanted.policy.compute_mode).await;
+        compute_mode::take(agent, target, wanted.policy.compute_mode).await;
     }
     let want = if stopped { None } else { wanted };
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
@@ -190,33 +191,10 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
         return;
     }
     // It is gone, and so is what it was for.
-    put_back(agent, uuid).await;
+    compute_mode::put_back(agent, uuid).await;
     place.remove();
     agent.mps.entries().remove(uuid);
     agent.timeslice.settle();
-}
-
-/// Puts the compute mode back that a GPU had before it was shared.
-pub(super) async fn put_back(agent: &Shared, uuid: &str) {
-    match shared_gpus::put_back(agent, uuid, Mode::Mps).await {
-        Ok(None) => {}
-        Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
-        Err(why) => tracing::error!(gpu = uuid, "{why}"),
-    }
-}
-
-/// Sees to it that nobody computes past the daemon of a full GPU.
-async fn exclusive(agent: &Shared, target: &Target, wanted: MpsComputeMode) {
-    match wanted {
-        MpsComputeMode::Keep => return,
-        MpsComputeMode::ExclusiveProcess => {}
-    }
-    let mode = ComputeMode::ExclusiveProcess;
-    match shared_gpus::take(agent, &target.gpu_uuid, mode, Mode::Mps).await {
-        Ok(None) => {}
-        Ok(Some(before)) => tracing::info!(gpu = target.gpu_uuid, "its compute mode is {mode}, it was {before}"),
-        Err(why) => tracing::error!(gpu = target.gpu_uuid, "{why}"),
-    }
 }
 
 /// How the daemon of a target shall be.

@@ -47,7 +47,7 @@ fn trouble(turns: &TimesliceView) -> Option<&str> {
 /// Facts for `gpu show`, by name.
 pub(crate) fn facts(turns: &TimesliceView, look: &Look) -> Vec<(&'static str, String)> {
     let replicas = count(turns.replicas as usize, "replica");
-    let since = turns.since.map(|since| format!(", seen so {}", look.ago(since))).unwrap_or_default();
+    let since = turns.since.map(|since| format!(", first seen {}", look.ago(since))).unwrap_or_default();
     let state = match (turns.state, turns.level) {
         (TimesliceState::Known, Some(level)) if level == turns.wanted => format!("{level}, as wanted{since}"),
         (TimesliceState::Known, Some(level)) => format!("{level}, wanted is {}{since}", turns.wanted),
@@ -55,9 +55,12 @@ pub(crate) fn facts(turns: &TimesliceView, look: &Look) -> Vec<(&'static str, St
         (TimesliceState::Known | TimesliceState::Unknown, _) => format!("not known, wanted is {}", turns.wanted),
     };
     let why = turns.reason.as_ref().map(|why| format!(": {}", look.clean(why))).unwrap_or_default();
-    vec![
-        ("by turns", format!("{replicas}; {TRUTH}")),
-        ("level", format!("{state}{why}")),
-        ("", "a level reaches only contexts that are made after it was set".to_owned()),
-    ]
+    let mut facts = vec![("by turns", format!("{replicas}; {TRUTH}")), ("level", format!("{state}{why}"))];
+    match turns.state {
+        TimesliceState::Known | TimesliceState::Unknown => {
+            facts.push(("", "a level reaches only contexts that are made after it was set".to_owned()));
+        }
+        TimesliceState::Unsupported => {}
+    }
+    facts
 }
