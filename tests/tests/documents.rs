@@ -53,7 +53,17 @@ fn are_like(shown: &[&str], real: &[&str]) -> bool {
 
 #[test]
 fn the_first_steps_are_as_they_are_shown() {
-    let page = document("first-steps.md");
+    typed("first-steps.md");
+}
+
+#[test]
+fn sharing_through_mps_is_as_it_is_shown() {
+    typed("mps.md");
+}
+
+/// Types a page whose host is at `/tmp/gpus`.
+fn typed(page: &str) {
+    let page = document(page);
     let scratch = tempfile::tempdir().unwrap();
     let host = scratch.path().join("gpus");
     let mut steps: Vec<(String, Vec<String>)> = Vec::new();
