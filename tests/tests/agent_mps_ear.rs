@@ -46,17 +46,18 @@ impl Drop for Ended {
 
 /// Somebody who connects to the door that is everybody's, and says nothing.
 fn half_open(pipe: &str) -> Ended {
-    let fd: OwnedFd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    let at = UnixAddr::new(&std::path::Path::new(pipe).join("control")).unwrap();
-    socket::connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &at).unwrap();
-    Ended(Command::new("sleep").arg("600").stdin(fd).spawn().unwrap())
+    let fd: OwnedFd =
+        socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    let at = UnixAddr::new(&std::path::Path::new(pipe).join("control")).expect("a short path");
+    socket::connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &at).expect("somebody listens");
+    Ended(Command::new("sleep").arg("600").stdin(fd).spawn().expect("it can be started"))
 }
 
 /// A client, so that the daemon is left alone.
 fn client(host: &Host, pipe: &str) -> Ended {
     let mut command = Command::new(program("gpush-sim"));
     command.arg("mps-client").env("NVML_SIM_STATE", host.dir()).env("CUDA_MPS_PIPE_DIRECTORY", pipe);
-    Ended(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    Ended(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it can be started"))
 }
 
 fn reasons_for(uid: u32, agent: &Agent) -> Option<String> {

@@ -95,7 +95,7 @@ fn run(page: &str, agent: &Agent) -> (usize, usize) {
             continue;
         }
         let script = script.replace("/run/gpush/gpushd.sock", &agent.socket().display().to_string());
-        let output = Command::new("sh").args(["-eu", "-c", &script]).stdin(Stdio::null()).output().unwrap();
+        let output = Command::new("sh").args(["-eu", "-c", &script]).stdin(Stdio::null()).output().expect("a shell");
         let ended = output.status.code() == Some(TIME_IS_OVER) && script.contains("--max-time");
         assert!(output.status.success() || ended, "{script}\n{}", String::from_utf8_lossy(&output.stderr));
         run += 1;

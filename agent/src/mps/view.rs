@@ -73,7 +73,7 @@ pub(crate) fn drift(gpu: &Gpu, shared: bool) -> Option<String> {
     match (gpu.mode, shared) {
         // What is in the way of it is told already.
         (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some("it is not shared through MPS yet".to_owned()),
-        (Mode::Mps, _) | (Mode::Unmanaged, _) | (_, false) => None,
+        (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
         (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
             Some("it is shared through MPS, which its rule does not want any more".to_owned())
         }
