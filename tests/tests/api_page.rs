@@ -1,18 +1,26 @@
 //! docs/api.md, run: each of its commands does what the page says.
 //!
 //! A `sh` block is run on a simulated host, one after the other. A `json` block behind it is what it
-//! must print, as far as the page shows it: objects may hold more, `…` stands for any text.
+//! must print, as far as the page shows it: objects may hold more, `…` stands for any text. What stands
+//! below `## MPS` is run on a host one of whose GPUs is shared so.
 
 use std::{
     path::Path,
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
-use gpush_tests::{agent::Agent, host::Host};
+use gpush_tests::{
+    agent::{Agent, PATIENCE},
+    host::Host,
+};
 use serde_json::Value;
 
 /// curl's status when `--max-time` is over.
 const TIME_IS_OVER: i32 = 28;
+
+/// The config of the part about MPS.
+const SHARED: &str = "[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\nmps = { percentage = 50 }\n";
 
 /// Blocks between fences, with their language.
 fn blocks(page: &str) -> Vec<(String, String)> {
@@ -59,17 +67,35 @@ fn every_command_of_the_page_does_what_the_page_says() {
     }
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");
     let page = std::fs::read_to_string(page).unwrap();
+    let (page, mps) = page.split_once("\n## MPS\n").expect("a part about MPS");
     let host = Host::up("dgx-a100");
     let agent = Agent::start(&host, "");
     agent.settle_reads();
-    let blocks = blocks(&page);
+    let (ran, compared) = run(page, &agent);
+    println!("{ran} commands run, {compared} answers compared");
+    assert!(ran >= 9 && compared >= 8, "{ran} and {compared}");
+
+    let host = Host::up("mixed");
+    let agent = Agent::start(&host, SHARED);
+    let started = Instant::now();
+    while agent.get("/v1/mps/4").json()["state"] != "ready" {
+        assert!(started.elapsed() < PATIENCE, "{}", agent.get("/v1/mps/4").json());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (ran, compared) = run(mps, &agent);
+    assert!(ran >= 4 && compared == ran, "{ran} and {compared}");
+}
+
+/// Runs the commands of a page, or a part of it: how many, and how many answers were compared.
+fn run(page: &str, agent: &Agent) -> (usize, usize) {
+    let blocks = blocks(page);
     let (mut run, mut compared) = (0, 0);
     for (at, (language, script)) in blocks.iter().enumerate() {
         if language != "sh" {
             continue;
         }
         let script = script.replace("/run/gpush/gpushd.sock", &agent.socket().display().to_string());
-        let output = Command::new("sh").args(["-eu", "-c", &script]).stdin(Stdio::null()).output().unwrap();
+        let output = Command::new("sh").args(["-eu", "-c", &script]).stdin(Stdio::null()).output().expect("a shell");
         let ended = output.status.code() == Some(TIME_IS_OVER) && script.contains("--max-time");
         assert!(output.status.success() || ended, "{script}\n{}", String::from_utf8_lossy(&output.stderr));
         run += 1;
@@ -84,6 +110,5 @@ fn every_command_of_the_page_does_what_the_page_says() {
             _ => assert!(said.starts_with("id: "), "{script}\n{said}"),
         }
     }
-    println!("{run} commands run, {compared} answers compared");
-    assert!(run >= 9 && compared >= 8, "{run} and {compared}");
+    (run, compared)
 }

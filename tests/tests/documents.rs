@@ -53,8 +53,18 @@ fn are_like(shown: &[&str], real: &[&str]) -> bool {
 
 #[test]
 fn the_first_steps_are_as_they_are_shown() {
-    let page = document("first-steps.md");
-    let scratch = tempfile::tempdir().unwrap();
+    typed("first-steps.md");
+}
+
+#[test]
+fn sharing_through_mps_is_as_it_is_shown() {
+    typed("mps.md");
+}
+
+/// Types a page whose host is at `/tmp/gpus`.
+fn typed(page: &str) {
+    let page = document(page);
+    let scratch = tempfile::tempdir().expect("a directory");
     let host = scratch.path().join("gpus");
     let mut steps: Vec<(String, Vec<String>)> = Vec::new();
     for block in blocks(&page, "console") {
@@ -83,7 +93,9 @@ fn the_first_steps_are_as_they_are_shown() {
     let mut typed = String::new();
     let mut wrong = String::new();
     for (at, (command, shown)) in steps.iter().enumerate() {
-        let said = |ending: &str| std::fs::read_to_string(scratch.path().join(format!("{at}.{ending}"))).unwrap();
+        let said = |ending: &str| {
+            std::fs::read_to_string(scratch.path().join(format!("{at}.{ending}"))).expect("what was said")
+        };
         let (out, err) = (said("out"), said("err"));
         // Progress goes to stderr and differs on a terminal; errors are shown.
         let real = if err.starts_with("error:") { out + &err } else { out };

@@ -501,6 +501,7 @@ impl Life {
         if asked {
             tracing::info!(mps = self.target, "the MPS daemon {how}");
             self.trouble.clear();
+            self.health = Health::default();
             // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
             // and its process group is no other's.
             if self.place.is_taken() {

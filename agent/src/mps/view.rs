@@ -41,9 +41,6 @@ pub(super) fn admits(seen: &Seen) -> bool {
 /// Why a daemon is in its state.
 pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
-    if !seen.ear.is_empty() {
-        reasons.push(ear::SOMEBODY.to_owned());
-    }
     let clients = seen.clients.len();
     match &seen.state {
         State::Hung { .. } if clients > 0 => {

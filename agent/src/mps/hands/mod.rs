@@ -131,7 +131,7 @@ impl Process {
         let Some(own) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
         match rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()) {
             Ok(fd) => {
-                #[expect(deprecated, reason = "its successor is unsafe for types that may change their descriptor")]
+                #[expect(deprecated, reason = "its successor is not safe where a type may change its descriptor")]
                 let fd = AsyncFd::with_interest(fd, tokio::io::Interest::READABLE)?;
                 Ok(Some(Self { pid, fd, status: None }))
             }

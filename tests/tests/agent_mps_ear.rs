@@ -1,0 +1,123 @@
+//! Who keeps an MPS daemon from answering, and daemons whose protocol is not known: what gpushd tells, and whom.
+
+use std::{
+    os::{fd::OwnedFd, unix::process::CommandExt},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use gpush_tests::{
+    agent::{Agent, PATIENCE, parse},
+    host::{Host, program},
+};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
+use serde_json::{Value, json};
+
+const CONFIG: &str = "[mps]\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\n";
+
+/// The user `nobody`, who is in no group of ours.
+const NOBODY: u32 = 65534;
+
+fn until(what: &str, agent: &Agent, is_so: impl Fn(&Value) -> bool) -> Value {
+    let started = Instant::now();
+    loop {
+        let daemon = agent.get("/v1/mps/4").json();
+        if is_so(&daemon) {
+            return daemon;
+        }
+        assert!(started.elapsed() < PATIENCE, "not in time: {what}: {daemon:#}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn ready(agent: &Agent) -> Value {
+    until("it is ready", agent, |daemon| daemon["state"] == "ready" && daemon["reasons"] == json!([]))
+}
+
+/// A process that is ended with its test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+/// Somebody who connects to the door that is everybody's, and says nothing.
+fn half_open(pipe: &str) -> Ended {
+    let fd: OwnedFd =
+        socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
+    let at = UnixAddr::new(&std::path::Path::new(pipe).join("control")).expect("a short path");
+    socket::connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &at).expect("somebody listens");
+    Ended(Command::new("sleep").arg("600").stdin(fd).spawn().expect("it can be started"))
+}
+
+/// A client, so that the daemon is left alone.
+fn client(host: &Host, pipe: &str) -> Ended {
+    let mut command = Command::new(program("gpush-sim"));
+    command.arg("mps-client").env("NVML_SIM_STATE", host.dir()).env("CUDA_MPS_PIPE_DIRECTORY", pipe);
+    Ended(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it can be started"))
+}
+
+fn reasons_for(uid: u32, agent: &Agent) -> Option<String> {
+    let mut command = Command::new("curl");
+    command.uid(uid).gid(uid).current_dir("/").args(["--silent", "--include", "--unix-socket"]);
+    let output = command.arg(agent.socket()).arg("http://gpush/v1/mps").output().ok()?;
+    Some(parse(&output.stdout)?.json()[0]["reasons"].to_string())
+}
+
+#[test]
+fn who_keeps_it_from_answering_is_told_to_those_who_may_see_him() {
+    let host = Host::up("mixed");
+    let agent = Agent::start_public(&host, CONFIG);
+    let daemon = until("it is ready", &agent, |daemon| daemon["state"] == "ready");
+    let pipe = daemon["pipe_directory"].as_str().unwrap().to_owned();
+    let _client = client(&host, &pipe);
+    until("the client is seen", &agent, |daemon| daemon["clients"].as_array().is_some_and(|all| all.len() == 1));
+
+    let peer = half_open(&pipe);
+    let named = format!("sleep 600 (pid {},", peer.0.id());
+    let hung = until("it is told who it is", &agent, |daemon| daemon["reasons"].to_string().contains(&named));
+    let reasons = hung["reasons"].to_string();
+    assert!(reasons.contains("another process is connected to it and keeps it from answering"), "{reasons}");
+    assert!(reasons.contains("has its ear"), "{reasons}");
+    let log = agent.log();
+    assert!(log.contains("keeps it from answering") && log.contains(&format!("pid={}", peer.0.id())), "{log}");
+    if nix::unistd::geteuid().is_root()
+        && let Some(theirs) = reasons_for(NOBODY, &agent)
+    {
+        assert!(theirs.contains("another process is connected") && !theirs.contains("pid"), "{theirs}");
+    } else {
+        println!("SKIPPED what another user sees: only root can ask as another user, with curl");
+    }
+
+    drop(peer);
+    let well = ready(&agent);
+    assert_eq!(well["pid"], daemon["pid"], "it was left alone");
+}
+
+#[test]
+fn a_daemon_with_a_foreign_protocol_is_served_through_its_front_end() {
+    let host = Host::up("mixed");
+    let agent = Agent::start(&host, CONFIG);
+    let daemon = ready(&agent);
+    assert_eq!(daemon["protocol"], "spoken directly, as 535 and 550 do");
+    host.sim("mps", &["fault", "add", "foreign-hello"]);
+    let front_end = until("it is asked otherwise", &agent, |daemon| {
+        daemon["protocol"].as_str().is_some_and(|how| how.starts_with("through NVIDIA's front-end"))
+    });
+    assert_eq!((&front_end["state"], &front_end["pid"]), (&json!("ready"), &daemon["pid"]));
+    let set = agent.post("/v1/mps/4/settings", &json!({"percentage": 30})).json();
+    assert_eq!(set["daemon"]["in_force"]["percentage"], 30, "{set:#}");
+}
+
+#[test]
+fn several_users_at_a_time_are_refused_where_the_daemon_can_not() {
+    let host = Host::up("mixed");
+    let agent = Agent::start(&host, &format!("{CONFIG}mps = {{ users = \"many\" }}\n"));
+    let daemon = ready(&agent);
+    assert_eq!(daemon["wanted"]["users"], "one");
+    let findings = daemon["findings"].to_string();
+    assert!(findings.contains("clients of several users are wanted, and can't be had"), "{findings}");
+}
