@@ -15,7 +15,7 @@ use gpush_store::{Lost, Override};
 use crate::{
     agent::Agent,
     auth::Asker,
-    cordon, maintenance,
+    cordon, maintenance, mps,
     observe::{Host, Moment, Sight},
     overrides, redact, state,
 };
@@ -96,6 +96,8 @@ struct GpuFacts {
     reasons: Vec<String>,
     cordons: Vec<Cordon>,
     overridden: Option<Override>,
+    /// Whether it is shared through MPS as a whole.
+    shared: bool,
 }
 
 /// Equal when it is the very same: nobody changes what is shared.
@@ -184,7 +186,8 @@ impl Facts {
         let gpus = self.gpus.iter().enumerate();
         let mut gpus: Vec<Gpu> = gpus.map(|(at, gpu)| gpu.seen_by(asker, whole(at))).collect();
         desired::describe(&self.config.0, &mut gpus);
-        for gpu in &mut gpus {
+        for (gpu, facts) in gpus.iter_mut().zip(&self.gpus) {
+            gpu.drift.extend(mps::drift(gpu, facts.shared));
             if let Some(lost) = &self.lost {
                 state::hold(lost, gpu);
             }
@@ -207,7 +210,8 @@ impl GpuFacts {
         let (state, reasons) = state::of(agent, unsettled, &sight);
         let (cordons, overridden) = (agent.conditions.cordons(uuid), agent.overrides.of(uuid));
         let Sight { identity, reading, at, stale, .. } = sight;
-        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden }
+        let shared = agent.mps.is_in_force(&identity.uuid);
+        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden, shared }
     }
 
     /// Whether something of the user's is among them.
@@ -226,7 +230,7 @@ impl GpuFacts {
     }
 
     fn seen_by(&self, asker: &Asker, whole: bool) -> Gpu {
-        let Self { identity, reading, at, stale, state, reasons, cordons, overridden } = self;
+        let Self { identity, reading, at, stale, state, reasons, cordons, overridden, shared: _ } = self;
         let reading = reading.as_ref().map(|Same(reading)| reading).filter(|_| whole);
         let overridden = overridden.clone().map(|one| overrides::view(one, Some(identity.index), asker));
         Gpu {

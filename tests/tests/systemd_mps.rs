@@ -172,8 +172,7 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
             ready(machine).iter().any(|(one, pid)| *one == unit && *pid != u64::from(before))
         });
         slowest = slowest.max(said_at(&machine, "the MPS daemon was ended by signal 9") - killed);
-        let there =
-            format!("cat /sys/fs/cgroup/unified{group}/cgroup.procs /sys/fs/cgroup{group}/cgroup.procs 2>/dev/null");
+        let there = format!("cat /sys/fs/cgroup{group}/cgroup.procs");
         assert_eq!(
             machine.run(&there).stdout,
             format!("{}\n", machine.main_pid(&unit)).into_bytes(),
@@ -188,7 +187,7 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
 
     // By hand past gpushd: it is wanted, so it comes back.
     machine.sh(&format!("systemctl stop {unit}"));
-    assert!(said_at(&machine, "was stopped: by `systemctl stop`") > 0.0);
+    let _ = machine.journal_until("-u gpushd.service", "systemctl stop");
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);
     let before = machine.main_pid(&unit);
     machine.sh(&format!("systemctl restart {unit}"));
@@ -222,7 +221,7 @@ fn what_can_not_be_started_says_why() {
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
     machine.await_that("the bus is missed", |machine| {
-        reasons(machine, &target).contains("can't be reached over the system bus")
+        reasons(machine, &target).starts_with("[\"systemd can't be reached over the system bus")
     });
     println!("{}", reasons(&machine, &target));
     assert_eq!(ready(&machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
@@ -237,7 +236,7 @@ fn what_can_not_be_started_says_why() {
     machine
         .await_that("it is told", |machine| reasons(machine, &target).contains("ended with status 1: `journalctl -u"));
     println!("{}", reasons(&machine, &target));
-    let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "can't be run: Read-only file system");
+    let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "be run: Read-only file system");
     machine.write(
         &format!("/etc/systemd/system/{unit}.d/none.conf"),
         "[Service]\nExecStart=\nExecStart=/usr/bin/no-such-program\n",
@@ -253,14 +252,15 @@ fn what_can_not_be_started_says_why() {
 fn a_daemon_that_nobody_can_reach_is_ended_once_it_has_no_server() {
     let Some(machine) = machine("MPS daemons without a directory") else { return };
     let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
-    let with_client = client(&machine, "client", "0");
     let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
+    // In place of a server: that of the simulated host ends with its directory.
+    let group = machine.property(&whole, "ControlGroup");
+    machine.sh(&format!("systemd-run --quiet --unit=server sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
     machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
     machine.await_that("the one without a server is another", |machine| {
         ready(machine).iter().any(|(unit, pid)| *unit == part && *pid != u64::from(ended))
     });
     assert_eq!(machine.main_pid(&whole), kept);
-    assert!(computes(&machine, "client", with_client));
     let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
     assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
     machine.sh(&format!("systemctl stop {whole}"));
@@ -290,7 +290,7 @@ fn directories_logs_and_accounts_are_in_their_places() {
     machine.kill(machine.main_pid(&unit));
     machine.sh("systemctl start gpushd.service");
     machine.await_that("it is served again", |machine| ready(machine).len() == 2);
-    let other = machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl mps env 0");
+    let other = machine.sh("setpriv --reuid=65533 --regid=65533 --clear-groups gpushctl mps env 0 --for 1h");
     assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
     assert!(look(65533).stdout.is_empty() && !look(65534).status.success());
 

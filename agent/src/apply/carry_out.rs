@@ -24,7 +24,7 @@ use super::{
     mode,
     step::Trouble,
 };
-use crate::{agent::Shared, conditions::Change, operation::Ongoing, overrides};
+use crate::{agent::Shared, conditions::Change, mps, operation::Ongoing, overrides};
 
 /// Carries an operation out in the background. The agent does not end before it has.
 pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
@@ -52,6 +52,7 @@ pub(super) fn in_background<F>(
             let _told = mode::around::take_back(&agent, number, OperationState::Failed).await;
             mode::around::look_after(&agent, number, OperationState::Failed).await;
             agent.operations.abandon(number, error).await;
+            agent.mps.let_go(&number.to_string());
         }
     });
 }
@@ -91,6 +92,13 @@ async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<
         }
         ends
     };
+    for part in parts.iter().filter(|part| !part.plan.stops_mps.is_empty()) {
+        ongoing.progress(part.position, |progress| progress.doing = Some("ending its MPS daemons".to_owned()));
+        if let Err(error) = mps::aside(agent, &ongoing.id(), &part.plan).await {
+            return with(stopped(), BTreeMap::from([(part.position, Trouble::Failed(error))]));
+        }
+        ongoing.progress(part.position, |progress| (progress.doing, progress.done) = (None, progress.done + 1));
+    }
     if let Err(error) = mode::around::prepare(agent, ongoing, parts).await {
         let first = parts.iter().find(|part| part.plan.reset.is_some()).map_or(0, |part| part.position);
         return with(stopped(), BTreeMap::from([(first, Trouble::Failed(error))]));
@@ -114,15 +122,37 @@ async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<
             error.causes.extend(mode::preflight::suspects(agent, &part.plan.uuid).await);
         }
     }
-    let off: Vec<&Part> = parts.iter().filter(|part| part.plan.disables_mig).collect();
-    if off.is_empty() || !ends.iter().all(|end| matches!(end, Forward::Done)) {
+    if !ends.iter().all(|end| matches!(end, Forward::Done)) {
         return ends;
     }
-    if ongoing.cancelled().is_cancelled() {
-        return stopped();
+    let off: Vec<&Part> = parts.iter().filter(|part| part.plan.disables_mig).collect();
+    if !off.is_empty() {
+        if ongoing.cancelled().is_cancelled() {
+            return stopped();
+        }
+        let troubled = mode::carry_out(agent, ongoing, &off, false).await;
+        if !troubled.is_empty() {
+            return with(ends, troubled);
+        }
     }
-    let troubled = mode::carry_out(agent, ongoing, &off, false).await;
-    with(ends, troubled)
+    for part in parts.iter().filter(|part| part.plan.starts_mps) {
+        if ongoing.cancelled().is_cancelled() {
+            return stopped();
+        }
+        ongoing.progress(part.position, |progress| progress.doing = Some("starting its MPS daemon".to_owned()));
+        let up = mps::bring_up(agent, &ongoing.id(), &part.plan.uuid).await;
+        ongoing.progress(part.position, |progress| {
+            progress.doing = None;
+            match &up {
+                Ok(()) => progress.done += 1,
+                Err(error) => progress.error = Some(error.clone()),
+            }
+        });
+        if let Err(error) = up {
+            return with(ends, BTreeMap::from([(part.position, Trouble::Failed(error))]));
+        }
+    }
+    ends
 }
 
 /// Restores what stood before, on all GPUs of an operation, because of `why`.
@@ -214,12 +244,29 @@ async fn end(
         | OperationState::Cancelling
         | OperationState::Interrupted => Vec::new(),
     };
+    let shared = match state {
+        OperationState::Done => {
+            let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
+            mps::lasting(agent, &plans)
+        }
+        OperationState::RolledBack
+        | OperationState::Failed
+        | OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted => Vec::new(),
+    };
+    let recorded = shared.clone();
     let also = move |tx: &mut Tx<'_>| {
+        mps::record(tx, &recorded)?;
         changes.iter().try_for_each(|change| change.record(tx))?;
         tx.audit(audit.clone())?;
         overrides::settle(tx, &operation, &lasting)
     };
+    mps::take_in(agent, shared);
     ongoing.end(state, error, also, |effects| agent.overrides.take_in(&effects)).await;
+    agent.mps.let_go(&id);
     agent.outside.beside.forget(&id);
 }
 

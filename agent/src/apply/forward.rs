@@ -76,7 +76,7 @@ async fn steps(agent: &Shared, ongoing: &Ongoing, part: &Part, abort: &Cancellat
 /// How a reading differs from what the plan aimed at: it is as wanted when planning it again
 /// would change nothing.
 pub(super) fn difference(part: &Part, reading: &Reading) -> Option<String> {
-    if part.is_empty() && reading.mig.as_ref().is_none_or(|mig| !mig.enabled) {
+    if !part.plan.changes_mig() && reading.mig.as_ref().is_none_or(|mig| !mig.enabled) {
         return None;
     }
     let Some(mig) = &reading.mig else { return Some("the GPU has no MIG any more".to_owned()) };

@@ -44,7 +44,7 @@ use gpush_core::{
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
-use crate::{agent::Shared, auth::Asker, overrides::Lasting, rival, view};
+use crate::{agent::Shared, auth::Asker, mps, overrides::Lasting, rival, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -108,7 +108,7 @@ impl Part {
 
     /// Whether carrying it out changes anything.
     pub(super) fn is_empty(&self) -> bool {
-        self.plan.steps.is_empty() && !self.plan.enables_mig && !self.plan.disables_mig
+        self.plan.is_empty()
     }
 
     /// Whether nothing is, and nothing was, to be done: then there is nothing to take back.
@@ -165,8 +165,7 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
         // A change may have begun meanwhile.
         let changing = || agent.operations.at_rest(plan.gpu, &plan.uuid).err();
         if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
-            let GpuPlan { gpu, uuid, name, layout, .. } = std::mem::take(plan);
-            *plan = GpuPlan { gpu, uuid, name, layout, error: Some(error), ..GpuPlan::default() };
+            *plan = plan.without_steps().refused(error);
         }
     }
     Ok(Plans { plans })
@@ -176,12 +175,15 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
 /// on who looks after these: that is looked up where a plan has such a reset.
 pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
     let config = agent.settings.config();
+    mps::look(agent).await;
+    let gpus = &agent.mps.freed(gpus);
     let mut plans = plan_host(&config, gpus, request)?.plans;
     let on_switches =
         |plan: &GpuPlan| plan.reset.is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu));
     if plans.iter().any(on_switches) && !mode::fabric_manager_runs(agent).await {
         without_fabric_manager(&config, gpus, &mut plans);
     }
+    mps::plan(agent, gpus, &mut plans);
     Ok(plans)
 }
 

@@ -46,6 +46,9 @@ const DRAINING: Duration = Duration::from_millis(250);
 /// Seconds after which a daemon that was told to end interrupts servers that do not.
 const INTERRUPT: u32 = 1;
 
+/// How long somebody who wants to know waits for a daemon.
+const WAIT: Duration = Duration::from_millis(100);
+
 /// Questions that may wait for their turn.
 const WAITING: usize = 64;
 
@@ -125,6 +128,8 @@ pub(crate) struct Seen {
     pub(crate) logs: Option<PathBuf>,
     /// The user whose clients it has served, and nobody else's.
     pub(crate) user: Option<u32>,
+    /// When it last answered.
+    pub(crate) looked: Option<Instant>,
 }
 
 /// A daemon, from outside of its task.
@@ -153,6 +158,17 @@ impl Daemon {
     /// What is known of it.
     pub(crate) fn seen(&self) -> Seen {
         self.seen.borrow().clone()
+    }
+
+    /// What is known of it, no older than this where it can be had within [`WAIT`].
+    pub(super) async fn fresh(&self, older: Duration) -> Seen {
+        let seen = self.seen();
+        if seen.pid.is_none() || seen.looked.is_some_and(|looked| looked.elapsed() < older) {
+            return seen;
+        }
+        // One that hangs is shown as it was.
+        let _late = tokio::time::timeout(WAIT, self.have(Do::Look)).await;
+        self.seen()
     }
 
     /// Has something done, and waits until it is, or was refused.
@@ -187,6 +203,8 @@ struct Life {
     pause: Duration,
     /// What is wrong.
     trouble: Vec<String>,
+    /// When it last answered.
+    looked: Option<Instant>,
     since: Timestamp,
     /// As it was last published.
     last: State,
@@ -213,6 +231,7 @@ impl Life {
             look: None,
             pause: LOOK.0,
             trouble: Vec::new(),
+            looked: None,
             since: Timestamp::now(),
         }
     }
@@ -275,9 +294,7 @@ impl Life {
                 if wanted.is_some() {
                     self.wanted = wanted;
                 }
-                if is_wanted != self.machine.wanted() {
-                    self.step(Event::Wanted(is_wanted)).await;
-                }
+                self.step(Event::Wanted(is_wanted)).await;
                 if other && self.machine.pid().is_some() {
                     self.look().await;
                 }
@@ -305,6 +322,7 @@ impl Life {
                 Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
             }
             State::Starting { .. }
+            | State::Found { .. }
             | State::Ready { .. }
             | State::Fault { .. }
             | State::Hung { .. }
@@ -419,6 +437,7 @@ impl Life {
         }
         self.look = match self.machine.state() {
             State::Starting { .. } => self.look.or_else(|| Some(Instant::now())),
+            State::Found { .. } => self.look.or_else(|| Some(Instant::now())),
             State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {
                 self.look.or_else(|| Some(Instant::now() + self.between_looks()))
             }
@@ -433,6 +452,7 @@ impl Life {
 
     async fn start(&mut self) -> Result<(), Event> {
         (self.in_force, self.health, self.pause) = (None, Health::default(), LOOK.0);
+        self.looked = None;
         self.look = None;
         if self.is_there() {
             return Ok(());
@@ -539,14 +559,18 @@ impl Life {
 
     /// Its process has ended.
     async fn gone(&mut self) {
-        let how = match self.process.take() {
-            Some(process) => self.hands.how(&self.place, process).await,
-            None => return,
-        };
+        let Some(process) = self.process.take() else { return };
+        let pid = process.pid;
+        let how = self.hands.how(&self.place, process).await;
         let asked = matches!(self.machine.state(), State::Stopping { .. });
         if asked {
             tracing::info!(mps = self.target, "the MPS daemon {how}");
             self.trouble.clear();
+            // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
+            // and its process group is no other's.
+            if self.place.is_taken() {
+                self.hands.kill(&self.place, pid).await;
+            }
         } else {
             tracing::error!(mps = self.target, "the MPS daemon {how}");
             self.trouble = vec![format!("the daemon {how}")];
@@ -573,7 +597,7 @@ impl Life {
                     tracing::info!(mps = self.target, "it had {differed}: set");
                 }
                 let fault = health.fault();
-                self.in_force = Some(put.in_force);
+                (self.in_force, self.looked) = (Some(put.in_force), Some(Instant::now()));
                 let clients = health.clients.len();
                 self.health = health;
                 self.trouble = fault.clone().into_iter().collect();
@@ -592,7 +616,9 @@ impl Life {
                 self.trouble = vec![super::health::silence(&error, &self.place, self.spec.as_ref())];
                 // Nobody can be asked for its clients: those that were seen last, as far as they live.
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
-                self.step(Event::Clients(self.health.clients.len())).await;
+                if self.looked.is_some() {
+                    self.step(Event::Clients(self.health.clients.len())).await;
+                }
                 self.step(Event::Silent).await;
                 self.look = Some(Instant::now() + self.between_looks().min(DEADLINE));
             }
@@ -629,6 +655,7 @@ impl Life {
                 State::BackingOff { until } => Some(at(*until)),
                 State::Stopped
                 | State::Starting { .. }
+                | State::Found { .. }
                 | State::Ready { .. }
                 | State::Hung { .. }
                 | State::Fault { .. }
@@ -640,6 +667,7 @@ impl Life {
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),
+            looked: self.looked,
         }
     }
 

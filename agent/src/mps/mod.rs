@@ -20,6 +20,7 @@
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
 //! | `compute_mode` | the GPU's compute mode, and putting it back |
+//! | `moves` | what operations do with daemons |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `act` | what people may do with a daemon |
@@ -34,6 +35,7 @@ pub(crate) mod exec;
 mod hands;
 mod health;
 mod logs;
+mod moves;
 mod place;
 mod settings;
 mod shares;
@@ -53,11 +55,12 @@ use tokio::sync::Notify;
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
+    moves::{aside, bring_up, lasting, look, plan, record, take_in},
     shares::{end as end_share, take as take_share},
     targets::run,
-    view::{all, logs_of, one},
+    view::{all, drift, logs_of, one},
 };
-use self::{daemon::Daemon, hands::Hands};
+use self::{daemon::Daemon, hands::Hands, moves::Moves};
 
 /// Directory of daemons on a host whose system directories are ours.
 pub(crate) const SYSTEM: &str = "/run/gpush-mps";
@@ -77,6 +80,8 @@ pub(crate) struct Mps {
     records: Mutex<BTreeMap<String, MpsTarget>>,
     /// Why targets that the config wants can't be, one sentence each.
     findings: Mutex<Vec<String>>,
+    /// What operations that go on have done with daemons.
+    moves: Mutex<BTreeMap<String, Moves>>,
     /// Of those who change shares or records, one at a time.
     turn: tokio::sync::Mutex<()>,
     wake: Notify,
@@ -112,6 +117,7 @@ impl Mps {
             shares: Mutex::new(shares),
             records: Mutex::new(records),
             findings: Mutex::default(),
+            moves: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             wake: Notify::new(),
         }
@@ -150,6 +156,10 @@ impl Mps {
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn moves(&self) -> MutexGuard<'_, BTreeMap<String, Moves>> {
+        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn shares(&self) -> MutexGuard<'_, Vec<MpsShare>> {

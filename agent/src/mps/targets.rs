@@ -26,6 +26,7 @@ use tokio::{task::JoinSet, time::Instant};
 use super::{
     Entry, Mps, compute_mode,
     daemon::{Daemon, Do, Seen, Wanted},
+    moves::Moves,
     place::Place,
     shares, view,
 };
@@ -86,21 +87,29 @@ fn live(agent: &Shared, short: &str, uuid: &str, place: Place) -> Daemon {
 /// Has each daemon be as it is wanted now.
 pub(super) async fn settle(agent: &Shared) {
     let config = agent.settings.config();
-    let Ok(gpus) = gpus_view::gpus(agent, &Asker::agent()).await else { return };
+    let Ok(mut gpus) = gpus_view::gpus(agent, &Asker::log()).await else { return };
+    let moving = agent.mps.moving();
+    // The operation that changes it wants its daemon now, as its last step.
+    for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && moving.coming.contains(&gpu.uuid)) {
+        gpu.state = GpuState::Ready;
+    }
     let had: BTreeSet<String> = agent.mps.entries().keys().cloned().collect();
     let found = sharing::decide(&config, &gpus, &had);
     agent.mps.find(found.findings);
     let targets: BTreeMap<String, Target> =
         found.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
-    for target in targets.values() {
+    for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
         enter(agent, target);
     }
     let entries = agent.mps.entries().clone();
     let mut settled = JoinSet::new();
     for (uuid, entry) in entries {
         let seen = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
-        let target = targets.get(&uuid).cloned();
-        if target.is_none() && (found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen)) {
+        let target = targets.get(&uuid).filter(|_| !moving.aside.contains(&uuid)).cloned();
+        let aside = moving.aside.contains(&uuid);
+        let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
+        // What an operation brought up, an operation ends.
+        if target.is_none() && !aside && (unseen || agent.mps.is_in_force(&uuid)) {
             continue;
         }
         let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target)));
@@ -108,6 +117,12 @@ pub(super) async fn settle(agent: &Shared) {
         settled.spawn(async move { one(&agent, &uuid, &entry, wanted).await });
     }
     settled.join_all().await;
+}
+
+/// Whether a target gets a daemon: a MIG device by its layout; a full GPU when an operation says so.
+fn may_come(mps: &Mps, moving: &Moves, target: &Target) -> bool {
+    let known = mps.entries().contains_key(&target.uuid);
+    !target.full_gpu || known || mps.is_in_force(&target.uuid) || moving.coming.contains(&target.uuid)
 }
 
 /// Whether what is seen of a GPU tells that nothing on it is to be shared any more. One that is not even
@@ -136,6 +151,7 @@ fn enter(agent: &Shared, target: &Target) {
 
 /// One daemon as it is wanted, with its compute mode before and after.
 async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
+    let aside = agent.mps.moving().aside.contains(uuid);
     let stopped = agent.mps.record(uuid).stopped_by.is_some();
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
@@ -151,7 +167,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     if let Err(error) = entry.daemon.have(Do::Users(users)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
-    if is_wanted || entry.daemon.seen().state != State::Stopped {
+    if is_wanted || aside || entry.daemon.seen().state != State::Stopped {
         return;
     }
     let place = Place::of(&agent.mps.base, &entry.short);

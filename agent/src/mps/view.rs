@@ -1,19 +1,18 @@
 //! Daemons as the API shows them, and finding the one that somebody means.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState};
 use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
 
-use super::{
-    Entry, clients,
-    daemon::{Do, Seen},
-    logs, shares,
-};
+use super::{Entry, clients, daemon::Seen, logs, shares};
 use crate::{agent::Shared, auth::Asker, redact};
+
+/// How old what is shown of daemons may be.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// Names the share in a client's environment.
 pub(super) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
@@ -22,7 +21,8 @@ pub(super) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
 pub(super) fn state(state: &State) -> MpsState {
     match state {
         State::Stopped => MpsState::Stopped,
-        State::Starting { .. } => MpsState::Starting,
+        // What is found is asked at once.
+        State::Starting { .. } | State::Found { .. } => MpsState::Starting,
         State::Ready { .. } => MpsState::Ready,
         State::Hung { .. } => MpsState::Hung,
         State::Fault { .. } => MpsState::Fault,
@@ -55,12 +55,29 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
         State::Draining { .. } => reasons.push(format!("its {clients} clients may finish, and nobody is let in")),
         State::Stopped
         | State::Starting { .. }
+        | State::Found { .. }
         | State::Ready { .. }
         | State::Hung { .. }
         | State::Fault { .. }
         | State::Stopping { .. } => {}
     }
     reasons
+}
+
+/// How a GPU differs in being shared from what its rule wants, or not.
+pub(crate) fn drift(gpu: &Gpu, shared: bool) -> Option<String> {
+    let seen = match gpu.state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => true,
+        GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    match (gpu.mode, shared) {
+        // What is in the way of it is told already.
+        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some("it is not shared through MPS yet".to_owned()),
+        (Mode::Mps, _) | (Mode::Unmanaged, _) | (_, false) => None,
+        (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
+            Some("it is shared through MPS, which its rule does not want any more".to_owned())
+        }
+    }
 }
 
 /// A target in messages.
@@ -86,6 +103,7 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
     match seen.state {
         State::Stopped | State::GivenUp => error.hint(format!("`gpushctl mps start {short}` starts it")),
         State::Starting { .. }
+        | State::Found { .. }
         | State::Ready { .. }
         | State::Hung { .. }
         | State::Fault { .. }
@@ -98,9 +116,15 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
 /// All daemons, by GPU and device.
 pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
     let entries = agent.mps.entries().clone();
+    let fresh = entries.values().map(|entry| {
+        let daemon = entry.daemon.clone();
+        tokio::spawn(async move { daemon.fresh(FRESH).await })
+    });
+    let fresh: Vec<_> = fresh.collect();
     let mut all = Vec::new();
-    for (uuid, entry) in entries {
-        all.push(shown(agent, asker, &uuid, &entry).await);
+    for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
+        let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
+        all.push(shown(agent, asker, &uuid, &entry, seen).await);
     }
     all.sort_by(|one, other| (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid)));
     all
@@ -113,8 +137,8 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
 pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(agent, asker, text)?;
     // What it was a while ago is no answer to somebody who asks for it by name.
-    entry.daemon.have(Do::Look).await?;
-    Ok(shown(agent, asker, &uuid, &entry).await)
+    let seen = entry.daemon.fresh(Duration::ZERO).await;
+    Ok(shown(agent, asker, &uuid, &entry, seen).await)
 }
 
 /// The last lines of the logs of the daemon that somebody means.
@@ -179,8 +203,7 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
     }
 }
 
-async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry) -> MpsDaemon {
-    let seen = entry.daemon.seen();
+async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry, seen: Seen) -> MpsDaemon {
     let held = agent.mps.shares_of(uuid);
     let mut clients = clients::of(agent, &seen, &held).await;
     let findings = clients::findings(&seen, &clients, &held);

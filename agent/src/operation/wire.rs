@@ -81,15 +81,7 @@ pub(crate) fn id(text: &str) -> Option<OperationId> {
 
 /// The progress of a plan of which nothing is done.
 pub(super) fn not_begun(plan: &GpuPlan) -> StepState {
-    StepState {
-        gpu: plan.gpu,
-        done: 0,
-        total: u32::try_from(plan.steps.len() + usize::from(plan.enables_mig) + usize::from(plan.disables_mig))
-            .unwrap_or(u32::MAX),
-        doing: None,
-        rolling_back: false,
-        error: None,
-    }
+    StepState { gpu: plan.gpu, done: 0, total: plan.total(), doing: None, rolling_back: false, error: None }
 }
 
 #[cfg(test)]

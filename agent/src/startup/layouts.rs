@@ -87,7 +87,7 @@ impl Layouts {
 
     async fn look(&mut self, agent: &Shared) -> Option<Instant> {
         let config = agent.settings.config();
-        if config.rules.iter().all(|rule| rule.mode != Mode::Mig) {
+        if !config.rules.iter().any(|rule| is_given(rule.mode)) {
             agent.startup.forget(&Subject::Unidentified);
             return None;
         }
@@ -223,6 +223,14 @@ impl Layouts {
     }
 }
 
+/// Whether a GPU of a mode is brought to it by an operation.
+pub(super) fn is_given(mode: Mode) -> bool {
+    match mode {
+        Mode::Mig | Mode::Mps => true,
+        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+    }
+}
+
 /// The command that tries again. On a GPU with an override, naming the GPU would end that.
 fn apply_again(gpu: &Gpu) -> String {
     match gpu.overridden {
@@ -233,7 +241,7 @@ fn apply_again(gpu: &Gpu) -> String {
 
 /// What is to be done with a GPU whose layout may be due, done.
 async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
-    if gpu.mode != Mode::Mig || agent.startup.is_left(&gpu.uuid) {
+    if !is_given(gpu.mode) || agent.startup.is_left(&gpu.uuid) {
         return Outcome::Given;
     }
     let not_yet = |what: &str| {

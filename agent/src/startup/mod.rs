@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Gpu, GpuState, LayoutsAtStart, Mode};
+use gpush_api::{ApiError, Gpu, GpuState, LayoutsAtStart};
 use gpush_core::config::Config;
 use gpush_store::BootRecord;
 use tokio::{
@@ -234,7 +234,7 @@ async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
         // Whoever cordoned a GPU may be at work on it.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);
-        if gpu.mode != Mode::Mig || gpu.drift.is_empty() || due || kept {
+        if !layouts::is_given(gpu.mode) || gpu.drift.is_empty() || due || kept {
             continue;
         }
         let agent = Arc::clone(agent);

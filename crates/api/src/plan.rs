@@ -341,6 +341,12 @@ pub struct GpuPlan {
     /// Whether MIG mode is switched off, after all steps.
     #[serde(default)]
     pub disables_mig: bool,
+    /// MPS daemons that are ended before all steps, by what they are of: `GPU 0`, `GPU 0, 2g.20gb@2`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stops_mps: Vec<String>,
+    /// Whether an MPS daemon of the whole GPU is started, after all steps.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub starts_mps: bool,
     /// What the reset disturbs that the switch of MIG mode needs; without it none is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset: Option<Reset>,
@@ -350,6 +356,42 @@ pub struct GpuPlan {
     /// The refusal as an error with hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<crate::ApiError>,
+}
+
+impl GpuPlan {
+    /// Whether there is nothing to be done.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let Self { steps, enables_mig, disables_mig, stops_mps, starts_mps, .. } = self;
+        steps.is_empty() && !enables_mig && !disables_mig && stops_mps.is_empty() && !starts_mps
+    }
+
+    /// Whether something of MIG is changed.
+    #[must_use]
+    pub fn changes_mig(&self) -> bool {
+        !self.steps.is_empty() || self.enables_mig || self.disables_mig
+    }
+
+    /// How many steps it has, as progress counts them.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        let around = [self.enables_mig, self.disables_mig, !self.stops_mps.is_empty(), self.starts_mps];
+        let around = around.into_iter().filter(|one| *one).count();
+        u32::try_from(self.steps.len() + around).unwrap_or(u32::MAX)
+    }
+
+    /// For which GPU it is and what it aims at, without how.
+    #[must_use]
+    pub fn without_steps(&self) -> Self {
+        let Self { gpu, uuid, name, layout, .. } = self.clone();
+        Self { gpu, uuid, name, layout, ..Self::default() }
+    }
+
+    /// The same, refused.
+    #[must_use]
+    pub fn refused(self, error: crate::ApiError) -> Self {
+        Self { error: Some(error), ..self }
+    }
 }
 
 /// `POST /v1/mig/plan` answers this; one plan a GPU, by index.

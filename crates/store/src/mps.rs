@@ -98,6 +98,8 @@ pub struct MpsTarget {
     pub set: Option<MpsSettings>,
     /// Compute mode of the GPU before MPS, to be put back.
     pub compute_mode: Option<ModeBefore>,
+    /// Boot on which an operation brought up the daemon of a full GPU.
+    pub in_force: Option<String>,
 }
 
 /// A compute mode that was there before.
@@ -111,13 +113,14 @@ pub struct ModeBefore {
 
 impl Record for MpsTarget {
     const TABLE: &'static str = "mps_targets";
-    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings", "compute_mode"];
+    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings", "compute_mode", "in_force"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
         columns.put_text(&self.target);
         columns.put_json(&self.stopped_by)?;
         columns.put_json(&self.set)?;
-        columns.put_json(&self.compute_mode)
+        columns.put_json(&self.compute_mode)?;
+        columns.put_json(&self.in_force)
     }
 
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
@@ -126,6 +129,7 @@ impl Record for MpsTarget {
             stopped_by: columns.json()?,
             set: columns.json()?,
             compute_mode: columns.json()?,
+            in_force: columns.json()?,
         })
     }
 }
@@ -182,20 +186,30 @@ impl Tx<'_> {
         Ok(old)
     }
 
+    /// The boot in which this is recorded.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        self.boot_id
+    }
+
     /// A compute mode that is there now, on this boot.
     #[must_use]
     pub fn mode_before(&self, mode: &str) -> ModeBefore {
         ModeBefore { mode: mode.to_owned(), boot_id: self.boot_id.to_owned() }
     }
 
-    /// Ends the shares of any boot but this one, and forgets the compute modes of others.
+    /// Ends the shares of any boot but this one, and forgets the compute modes of others and what was in
+    /// force on them.
     ///
     /// # Errors
     /// When it can't be written.
     pub fn forget_mps_of_other_boots(&mut self) -> Result<(), StoreError> {
         for target in self.view().mps_targets()? {
-            if target.compute_mode.as_ref().is_some_and(|before| before.boot_id != self.boot_id) {
-                self.set_mps_target(&MpsTarget { compute_mode: None, ..target })?;
+            let mode = target.compute_mode.clone().filter(|before| before.boot_id == self.boot_id);
+            let in_force = target.in_force.clone().filter(|boot_id| boot_id == self.boot_id);
+            let kept = MpsTarget { compute_mode: mode, in_force, ..target.clone() };
+            if kept != target {
+                self.set_mps_target(&kept)?;
             }
         }
         for share in self.view().mps_shares()? {

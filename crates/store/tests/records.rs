@@ -373,6 +373,7 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
         stopped_by: Some(scene::actor(0)),
         set: None,
         compute_mode: Some(ModeBefore { mode: "DEFAULT".to_owned(), boot_id: options().boot_id }),
+        in_force: Some(options().boot_id),
     };
     let kept = target.clone();
     store.write(move |tx| tx.set_mps_target(&kept)).wait().unwrap();

@@ -265,6 +265,8 @@ pub(crate) fn plan() -> GpuPlan {
         keeps: vec![2, 11],
         enables_mig: false,
         disables_mig: false,
+        stops_mps: Vec::new(),
+        starts_mps: false,
         reset: None,
         refusal: None,
         error: None,

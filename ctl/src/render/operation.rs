@@ -157,6 +157,10 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     if plan.disables_mig {
         out.push(paint(GONE, "  - MIG mode is off"));
     }
+    out.extend(plan.stops_mps.iter().map(|of| paint(GONE, &format!("  - MPS daemon of {}", look.clean(of)))));
+    if plan.starts_mps {
+        out.push(paint(NEW, "  + MPS daemon of the GPU"));
+    }
     let mut altered = false;
     for step in &plan.steps {
         match step {

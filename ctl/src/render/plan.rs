@@ -47,7 +47,7 @@ impl Tally {
 
 /// Whether there is nothing to do.
 pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
-    plan.refusal.is_none() && plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig && !plan.disables_mig
+    plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
 }
 
 /// All that is done to a GPU, in order and in words: what a plan numbers, progress counts as well.
@@ -62,7 +62,10 @@ pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
         Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => (GONE, step(one)),
         Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => (NEW, step(one)),
     };
-    on.into_iter().chain(plan.steps.iter().map(styled)).chain(off)
+    let ended =
+        (!plan.stops_mps.is_empty()).then(|| (GONE, format!("- MPS daemon of {}", plan.stops_mps.join(" and of "))));
+    let started = plan.starts_mps.then(|| (NEW, "+ MPS daemon of the GPU".to_owned()));
+    ended.into_iter().chain(on).chain(plan.steps.iter().map(styled)).chain(off).chain(started)
 }
 
 /// What a reset disturbs, to be put behind it.

@@ -83,6 +83,8 @@ fn plan() -> GpuPlan {
         keeps: vec![2],
         enables_mig: false,
         disables_mig: false,
+        stops_mps: Vec::new(),
+        starts_mps: false,
         reset: None,
         refusal: None,
         error: None,

@@ -32,23 +32,16 @@ pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu
                     let hide = |holder: gpush_api::Holder| {
                         if asker.may_see(holder.uid) { holder } else { holders::blank(holder) }
                     };
-                    let left = judged::obstacles(found, &config.mode_change.services);
+                    let mut left = judged::obstacles(found, &config.mode_change.services);
+                    // They are ended first, if the plan takes their targets away.
+                    left.retain(|holder| holder.pid.is_none_or(|pid| !agent.mps.is_idle(pid)));
                     let left: Vec<_> = left.into_iter().map(hide).collect();
                     (!left.is_empty()).then(|| (judged::explain(&label, &left), Some(Refusal::Held { holders: left })))
                 }
             }
         };
         if let Some((error, refusal)) = refused {
-            *plan = GpuPlan {
-                steps: Vec::new(),
-                keeps: Vec::new(),
-                enables_mig: false,
-                disables_mig: false,
-                reset: None,
-                refusal,
-                error: Some(error),
-                ..plan.clone()
-            };
+            *plan = GpuPlan { refusal, ..plan.without_steps().refused(error) };
         }
     }
 }

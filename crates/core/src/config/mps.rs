@@ -73,7 +73,6 @@ impl Mps {
             longest_pause: seconds(self.longest_pause_s),
             failures: usize::try_from(self.failures).unwrap_or(usize::MAX),
             within: seconds(self.within_s),
-            drain: seconds(self.drain_s),
             stop: seconds(self.stop_s),
             restart_hung_with_clients: self.restart_hung_with_clients,
         }

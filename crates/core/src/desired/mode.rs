@@ -93,15 +93,7 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
             }
         });
         let error = error.retryable();
-        *plan = GpuPlan {
-            steps: Vec::new(),
-            keeps: Vec::new(),
-            enables_mig: false,
-            disables_mig: false,
-            reset: None,
-            error: Some(error),
-            ..plan.clone()
-        };
+        *plan = plan.without_steps().refused(error);
     }
 }
 

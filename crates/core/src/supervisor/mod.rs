@@ -16,10 +16,11 @@
 //!     └─────── restart: wanted again as soon as it is gone ──► Starting
 //! ```
 //!
-//! Fail closed: somebody is admitted in `Ready` alone. A hung daemon that has clients is left alone unless
+//! A daemon that is merely not wanted any more waits for its clients for ever; only who asks for its end
+//! sets them a time. Fail closed: somebody is admitted in `Ready` alone. A hung daemon that has clients is left alone unless
 //! the policy says otherwise: they compute on, and a restart would end them. So is one whose server met a
 //! fault: it recovers when the clients concerned have ended. One that the agent finds alive when it starts
-//! is adopted with its pid, and never started beside.
+//! is adopted with its pid (`Found` until it was asked), and never started beside.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -39,8 +40,6 @@ pub struct Policy {
     pub failures: usize,
     /// … within this time are too many.
     pub within: Duration,
-    /// How long clients may take to go before a daemon is stopped under them.
-    pub drain: Duration,
     /// How long a daemon may take to end before it is killed.
     pub stop: Duration,
     /// Whether a hung daemon is restarted although it has clients, who die of it.
@@ -56,7 +55,6 @@ impl Default for Policy {
             longest_pause: seconds(60),
             failures: 5,
             within: seconds(600),
-            drain: seconds(300),
             stop: seconds(10),
             restart_hung_with_clients: false,
         }
@@ -73,6 +71,11 @@ pub enum State {
         /// When it is late.
         until: Instant,
     },
+    /// It was found running, and has not been asked yet.
+    Found {
+        /// Its pid.
+        pid: i32,
+    },
     /// It serves.
     Ready {
         /// Its pid.
@@ -80,7 +83,7 @@ pub enum State {
         /// Questions in a row that it left unanswered.
         silences: u32,
     },
-    /// It runs, and does not answer, or has not been asked yet.
+    /// It runs, and does not answer.
     Hung {
         /// Its pid.
         pid: i32,
@@ -101,8 +104,8 @@ pub enum State {
     Draining {
         /// Its pid.
         pid: i32,
-        /// When it is stopped under them.
-        until: Instant,
+        /// When it is stopped under them; never, unless somebody said so.
+        until: Option<Instant>,
         /// Whether it served until then.
         served: bool,
     },
@@ -177,8 +180,10 @@ pub enum Effect {
 pub struct Supervisor {
     policy: Policy,
     state: State,
-    wanted: bool,
-    clients: usize,
+    /// Nobody has said yet: then nothing is done about what is found.
+    wanted: Option<bool>,
+    /// Unknown of one that was found and has not answered.
+    clients: Option<usize>,
     /// When it failed, within the time that counts.
     failed: VecDeque<Instant>,
 }
@@ -190,7 +195,7 @@ impl Supervisor {
     /// Of a daemon of which nothing is known yet.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self { policy, state: State::Stopped, wanted: false, clients: 0, failed: VecDeque::new() }
+        Self { policy, state: State::Stopped, wanted: None, clients: Some(0), failed: VecDeque::new() }
     }
 
     /// Where it is.
@@ -202,18 +207,19 @@ impl Supervisor {
     /// Whether somebody may be let in.
     #[must_use]
     pub fn admits(&self) -> bool {
-        matches!(self.state, State::Ready { .. }) && self.wanted
+        matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
     /// When [`Event::Tick`] is due next, if time matters.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match self.state {
-            State::Starting { until }
-            | State::BackingOff { until }
-            | State::Draining { until, .. }
-            | State::Stopping { until, killed: false, .. } => Some(until),
+            State::Draining { until, .. } => until,
+            State::Starting { until } | State::BackingOff { until } | State::Stopping { until, killed: false, .. } => {
+                Some(until)
+            }
             State::Stopped
+            | State::Found { .. }
             | State::Ready { .. }
             | State::Hung { .. }
             | State::Fault { .. }
@@ -226,9 +232,11 @@ impl Supervisor {
     #[must_use]
     pub fn pid(&self) -> Option<i32> {
         match self.state {
-            State::Ready { pid, .. } | State::Hung { pid } | State::Fault { pid } | State::Draining { pid, .. } => {
-                Some(pid)
-            }
+            State::Found { pid }
+            | State::Ready { pid, .. }
+            | State::Hung { pid }
+            | State::Fault { pid }
+            | State::Draining { pid, .. } => Some(pid),
             State::Stopped
             | State::Starting { .. }
             | State::BackingOff { .. }
@@ -240,7 +248,12 @@ impl Supervisor {
     /// Whether it is wanted.
     #[must_use]
     pub fn wanted(&self) -> bool {
-        self.wanted
+        self.wanted == Some(true)
+    }
+
+    /// Whether it is known to have no client.
+    fn is_idle(&self) -> bool {
+        self.clients == Some(0)
     }
 
     /// Failures that count.
@@ -270,11 +283,11 @@ impl Supervisor {
     fn react(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
-                self.wanted = *wanted;
+                self.wanted = Some(*wanted);
                 self.pursue(now)
             }
             Event::StartAnyway => {
-                self.wanted = true;
+                self.wanted = Some(true);
                 match self.state {
                     State::GivenUp | State::BackingOff { .. } => {
                         self.failed.clear();
@@ -282,6 +295,7 @@ impl Supervisor {
                     }
                     State::Stopped
                     | State::Starting { .. }
+                    | State::Found { .. }
                     | State::Ready { .. }
                     | State::Hung { .. }
                     | State::Fault { .. }
@@ -291,11 +305,11 @@ impl Supervisor {
                 self.pursue(now)
             }
             Event::Leave(within) => {
-                self.wanted = false;
+                self.wanted = Some(false);
                 let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
                 match self.pid() {
-                    Some(pid) if self.clients > 0 && *within > Duration::ZERO => {
-                        self.state = State::Draining { pid, until: now + *within, served };
+                    Some(pid) if !self.is_idle() && *within > Duration::ZERO => {
+                        self.state = State::Draining { pid, until: Some(now + *within), served };
                         Vec::new()
                     }
                     Some(_) => self.stop(now),
@@ -303,16 +317,17 @@ impl Supervisor {
                 }
             }
             Event::Restart => {
-                self.wanted = true;
+                self.wanted = Some(true);
                 if self.pid().is_some() { self.stop(now) } else { self.pursue(now) }
             }
             Event::Found { pid } => {
                 match self.state {
                     // Whether it serves is for its answer to say, and whether it is wanted for somebody else.
                     State::Stopped | State::BackingOff { .. } | State::GivenUp => {
-                        self.state = State::Hung { pid: *pid };
+                        (self.state, self.clients) = (State::Found { pid: *pid }, None);
                     }
                     State::Starting { .. }
+                    | State::Found { .. }
                     | State::Ready { .. }
                     | State::Hung { .. }
                     | State::Fault { .. }
@@ -329,7 +344,11 @@ impl Supervisor {
             }
             Event::Answers { pid } => {
                 match self.state {
-                    State::Starting { .. } | State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {
+                    State::Starting { .. }
+                    | State::Found { .. }
+                    | State::Ready { .. }
+                    | State::Hung { .. }
+                    | State::Fault { .. } => {
                         self.state = State::Ready { pid: *pid, silences: 0 };
                     }
                     State::Stopped
@@ -342,7 +361,9 @@ impl Supervisor {
             }
             Event::Fault => {
                 match self.state {
-                    State::Ready { pid, .. } | State::Hung { pid } => self.state = State::Fault { pid },
+                    State::Found { pid } | State::Ready { pid, .. } | State::Hung { pid } => {
+                        self.state = State::Fault { pid };
+                    }
                     State::Draining { pid, until, .. } => {
                         self.state = State::Draining { pid, until, served: false };
                     }
@@ -358,12 +379,13 @@ impl Supervisor {
             Event::Silent => self.silent(now),
             Event::Ended => self.ended(now),
             Event::Clients(clients) => {
-                self.clients = *clients;
+                self.clients = Some(*clients);
                 match self.state {
-                    State::Draining { .. } if self.clients == 0 => self.stop(now),
+                    State::Draining { .. } if self.is_idle() => self.stop(now),
                     State::Hung { .. } => self.hung(now),
                     State::Stopped
                     | State::Starting { .. }
+                    | State::Found { .. }
                     | State::Ready { .. }
                     | State::Fault { .. }
                     | State::BackingOff { .. }
@@ -378,7 +400,8 @@ impl Supervisor {
 
     /// Goes on towards what is wanted.
     fn pursue(&mut self, now: Instant) -> Vec<Effect> {
-        match (self.wanted, &self.state) {
+        let Some(wanted) = self.wanted else { return Vec::new() };
+        match (wanted, &self.state) {
             (true, State::Stopped) => self.start(now),
             (false, State::Starting { .. }) => self.stop(now),
             (false, State::BackingOff { .. } | State::GivenUp) => {
@@ -386,11 +409,11 @@ impl Supervisor {
                 Vec::new()
             }
             (false, State::Ready { pid, .. } | State::Hung { pid } | State::Fault { pid }) => {
-                if self.clients == 0 {
+                if self.is_idle() {
                     return self.stop(now);
                 }
                 let served = matches!(self.state, State::Ready { .. });
-                self.state = State::Draining { pid: *pid, until: now + self.policy.drain, served };
+                self.state = State::Draining { pid: *pid, until: None, served };
                 Vec::new()
             }
             // Wanted again before it was stopped: it never left.
@@ -405,6 +428,7 @@ impl Supervisor {
             (
                 true,
                 State::Starting { .. }
+                | State::Found { .. }
                 | State::Ready { .. }
                 | State::Hung { .. }
                 | State::Fault { .. }
@@ -412,12 +436,15 @@ impl Supervisor {
                 | State::GivenUp
                 | State::Stopping { .. },
             )
-            | (false, State::Stopped | State::Draining { .. } | State::Stopping { .. }) => Vec::new(),
+            // One that was found is asked for its clients before anything is done about it.
+            | (false, State::Stopped | State::Found { .. } | State::Draining { .. } | State::Stopping { .. }) => {
+                Vec::new()
+            }
         }
     }
 
     fn start(&mut self, now: Instant) -> Vec<Effect> {
-        self.clients = 0;
+        self.clients = Some(0);
         self.state = State::Starting { until: now + self.policy.start };
         vec![Effect::Start]
     }
@@ -441,7 +468,7 @@ impl Supervisor {
                 self.state = State::Ready { pid, silences: silences + 1 };
                 Vec::new()
             }
-            State::Fault { pid } => {
+            State::Found { pid } | State::Fault { pid } => {
                 self.state = State::Hung { pid };
                 self.hung(now)
             }
@@ -457,7 +484,7 @@ impl Supervisor {
 
     /// A hung daemon is killed when nobody loses by it, or the policy says so.
     fn hung(&mut self, now: Instant) -> Vec<Effect> {
-        if self.clients > 0 && !self.policy.restart_hung_with_clients {
+        if !self.is_idle() && !self.policy.restart_hung_with_clients {
             return Vec::new();
         }
         self.kill_failed(now)
@@ -469,9 +496,10 @@ impl Supervisor {
     }
 
     fn ended(&mut self, now: Instant) -> Vec<Effect> {
-        self.clients = 0;
+        self.clients = Some(0);
         match self.state {
             State::Starting { .. }
+            | State::Found { .. }
             | State::Ready { .. }
             | State::Hung { .. }
             | State::Fault { .. }
@@ -485,7 +513,7 @@ impl Supervisor {
     }
 
     fn failed(&mut self, now: Instant) -> Vec<Effect> {
-        if !self.wanted {
+        if !self.wanted() {
             self.state = State::Stopped;
             return Vec::new();
         }
@@ -509,13 +537,14 @@ impl Supervisor {
             // Late. It is started again only once it is seen gone.
             State::Starting { until } if until <= now => self.kill_failed(now),
             State::BackingOff { until } if until <= now => self.start(now),
-            State::Draining { until, .. } if until <= now => self.stop(now),
+            State::Draining { until: Some(until), .. } if until <= now => self.stop(now),
             State::Stopping { until, killed: false, failed } if until <= now => {
                 self.state = State::Stopping { until, killed: true, failed };
                 vec![Effect::Kill]
             }
             State::Stopped
             | State::Starting { .. }
+            | State::Found { .. }
             | State::Ready { .. }
             | State::Hung { .. }
             | State::Fault { .. }

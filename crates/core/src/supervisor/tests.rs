@@ -81,6 +81,8 @@ fn one_that_is_not_wanted_any_more_is_drained_told_to_end_and_killed_last() {
     assert_eq!(one.step(&Event::Wanted(false), at(2)), [Effect::Refuse]);
     assert_eq!(one.step(&Event::Wanted(true), at(3)), [Effect::Admit], "wanted again before it left");
     one.step(&Event::Wanted(false), at(4));
+    assert_eq!((one.step(&Event::Tick, at(99_999)), one.due()), (vec![], None), "nobody set its clients a time");
+    assert_eq!(one.step(&Event::Leave(at(300)), at(4)), []);
     assert_eq!(one.step(&Event::Tick, at(303)), []);
     assert_eq!(one.step(&Event::Tick, at(304)), [Effect::Quit]);
     assert_eq!(one.step(&Event::Tick, at(314)), [Effect::Kill]);
@@ -98,6 +100,12 @@ fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() 
     // One without clients as well, and one that nobody wants is not killed for being found.
     let mut other = Supervisor::new(Policy::default());
     assert_eq!((other.step(&Event::Found { pid: PID }, at(0)), other.pid()), (vec![], Some(PID)));
+    let mut silent = other.clone();
+    assert_eq!(silent.step(&Event::Silent, at(0)), [], "it may have clients");
+    assert_eq!(silent.step(&Event::Wanted(false), at(0)), []);
+    assert_eq!(silent.step(&Event::Clients(0), at(0)), [Effect::Quit]);
+    assert_eq!(other.step(&Event::Clients(0), at(0)), []);
+    assert_eq!((other.step(&Event::Answers { pid: PID }, at(0)), other.admits()), (vec![], false), "nobody has said");
     assert_eq!(other.step(&Event::Wanted(false), at(0)), [Effect::Quit]);
 }
 
@@ -204,7 +212,7 @@ proptest! {
             let serves = matches!(one.state(), State::Ready { .. });
             prop_assert!(!admitted || serves, "{:?}", one.state());
             // A daemon that is wanted and not there has a next step, or was given up.
-            if one.wanted && !world.alive {
+            if one.wanted() && !world.alive {
                 prop_assert!(one.due().is_some() || *one.state() == State::GivenUp, "{:?}", one.state());
             }
         }

@@ -54,6 +54,8 @@ pub(crate) fn intent(mark: u64) -> Intent {
         keeps: vec![1, 2],
         enables_mig: false,
         disables_mig: false,
+        stops_mps: Vec::new(),
+        starts_mps: false,
         reset: None,
         refusal: None,
         error: None,

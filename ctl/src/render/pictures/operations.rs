@@ -39,6 +39,8 @@ fn plans_before_and_after() {
         keeps: Vec::new(),
         enables_mig: true,
         disables_mig: false,
+        stops_mps: Vec::new(),
+        starts_mps: false,
         reset: None,
         refusal: None,
         error: None,
@@ -52,6 +54,8 @@ fn plans_before_and_after() {
         keeps: Vec::new(),
         enables_mig: false,
         disables_mig: false,
+        stops_mps: Vec::new(),
+        starts_mps: false,
         reset: None,
         refusal: Some(Refusal::Blocked { blockers: Vec::new() }),
         error: Some(

@@ -179,7 +179,7 @@ fn what_a_supervisor_is_given() {
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
     // One that is left out is no shorter than the first pause.
     assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
-    assert_eq!((mps.policy().pause.as_secs(), mps.policy().drain.as_secs()), (90, 0));
+    assert_eq!((mps.policy().pause.as_secs(), mps.drain_s), (90, 0));
 }
 
 #[test]

@@ -1,0 +1,303 @@
+//! MPS daemons in the way of an operation, and those that one brings up.
+//!
+//! A GPU changes how it is shared by an operation, never by a reload alone:
+//!
+//! ```text
+//! plan ─► which daemons stand on what it takes away ─┬─ somebody has a share or a client ─► blocked, named
+//!                                                    └─ nobody has ─► stopped before all steps ─┐
+//!      ─► mode mps, and no daemon in force ─► brought up after all steps ───────────────────────┤
+//! end  ─► done: in force, or not any more, on record with it  ◄─────────────────────────────────┘
+//!      └► taken back: as before, by the record
+//! ```
+//!
+//! An idle server of ours is no user of its GPU: it holds it for nobody. A GPU's compute mode is put back
+//! with its daemon's end, before MIG mode, which knows no other than the default, is switched on.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, Process, Refusal, Step};
+use gpush_core::supervisor::State;
+use gpush_store::{MpsTarget, StoreError, Tx};
+use tokio::time::Instant;
+
+use super::{Entry, Mps, compute_mode, daemon::Do, place::Place, targets, view};
+use crate::agent::Shared;
+
+/// Beyond what a daemon may take to end, or to answer.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// Between two looks whether something of a daemon is left.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What an operation has done with daemons, until it ends.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Moves {
+    /// Targets whose daemons are kept down.
+    pub(super) aside: BTreeSet<String>,
+    /// Targets whose daemons come up though they are not in force yet.
+    pub(super) coming: BTreeSet<String>,
+}
+
+impl Mps {
+    /// What operations that go on have done with daemons, all together.
+    pub(super) fn moving(&self) -> Moves {
+        let mut all = Moves::default();
+        for moves in self.moves().values() {
+            all.aside.extend(moves.aside.iter().cloned());
+            all.coming.extend(moves.coming.iter().cloned());
+        }
+        all
+    }
+
+    /// Whether a daemon of a full GPU is in force: an operation brought it up on this boot.
+    pub(crate) fn is_in_force(&self, uuid: &str) -> bool {
+        self.records().get(uuid).is_some_and(|record| record.in_force.is_some())
+    }
+
+    /// Lets go of what an operation has done with daemons: what is to be is by the record again.
+    pub(crate) fn let_go(&self, operation: &str) {
+        if self.moves().remove(operation).is_some() {
+            self.settle();
+        }
+    }
+
+    /// Processes that hold GPUs for nobody: servers of ours without clients, on targets without shares.
+    fn idle(&self) -> BTreeSet<u32> {
+        let entries = self.entries().clone();
+        let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_none());
+        let pids = idle.flat_map(|(_, entry)| {
+            let seen = entry.daemon.seen();
+            seen.servers.iter().map(|(server, _)| *server).chain(seen.pid).collect::<Vec<_>>()
+        });
+        pids.filter_map(|pid| u32::try_from(pid).ok()).collect()
+    }
+
+    /// The GPUs as plans see them: without processes that hold them for nobody.
+    pub(crate) fn freed(&self, gpus: &[Gpu]) -> Vec<Gpu> {
+        let mut gpus = gpus.to_vec();
+        let idle = self.idle();
+        if idle.is_empty() {
+            return gpus;
+        }
+        let free = |processes: &mut Vec<Process>| processes.retain(|p| p.pid.is_none_or(|pid| !idle.contains(&pid)));
+        for gpu in &mut gpus {
+            free(&mut gpu.processes);
+            for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+                free(&mut instance.processes);
+                instance.compute.iter_mut().for_each(|compute| free(&mut compute.processes));
+            }
+        }
+        gpus
+    }
+
+    /// Whether a process holds its GPU for nobody.
+    pub(crate) fn is_idle(&self, pid: u32) -> bool {
+        self.idle().contains(&pid)
+    }
+}
+
+/// Who has something of a target, in a sentence; `None` when nobody has.
+fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Option<String> {
+    let (shares, clients) = (mps.shares_of(uuid).len(), entry.daemon.seen().clients.len());
+    let count = |n: usize, what: &str| (n > 0).then(|| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
+    let both: Vec<String> = [count(shares, "share"), count(clients, "client")].into_iter().flatten().collect();
+    (!both.is_empty()).then(|| format!("{} has {}", view::label(entry, uuid), both.join(" and ")))
+}
+
+/// Has the daemons looked at now: a plan that says somebody computes there because they did a while ago is
+/// no plan.
+pub(crate) async fn look(agent: &Shared) {
+    let entries: Vec<Entry> = agent.mps.entries().values().cloned().collect();
+    let looks = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
+    for look in looks.collect::<Vec<_>>() {
+        let _as_it_was = look.await;
+    }
+}
+
+/// Fills in which daemons each plan ends and starts, and refuses those under which somebody works.
+pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
+    let entries = agent.mps.entries().clone();
+    for plan in plans.iter_mut() {
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        let ended: BTreeMap<&String, &Entry> = entries
+            .iter()
+            .filter(|(uuid, entry)| entry.gpu_uuid == gpu.uuid && stands(entry) && ends(gpu, plan, uuid))
+            .collect();
+        // That a server holds the GPU says less than for whom it does.
+        let held = matches!(plan.refusal, Some(Refusal::Held { .. } | Refusal::Blocked { .. }));
+        if plan.error.is_some() && !held {
+            continue;
+        }
+        let used: Vec<String> = ended.iter().filter_map(|(uuid, entry)| users(&agent.mps, uuid, entry)).collect();
+        if let Some(first) = ended.values().next().filter(|_| !used.is_empty()) {
+            let message = format!("GPU {} is shared through MPS, and somebody has a part of it", gpu.index);
+            let name = view::name(first);
+            let error = used.into_iter().fold(ApiError::new(Code::Blocked, message), ApiError::cause);
+            *plan = plan.without_steps().refused(
+                error
+                    .hint(format!(
+                        "`gpushctl mps show {name}` says who; `gpushctl mps drain {name}` lets nobody new in; or ask with --wait"
+                    ))
+                    .retryable(),
+            );
+            continue;
+        }
+        if plan.error.is_some() {
+            continue;
+        }
+        plan.stops_mps = ended.iter().map(|(uuid, entry)| view::label(entry, uuid)).collect();
+        plan.starts_mps = gpu.mode == Mode::Mps && is_whole(gpu, plan) && !agent.mps.is_in_force(&gpu.uuid);
+    }
+}
+
+/// Whether a GPU is, or becomes, one that is shared as a whole.
+fn is_whole(gpu: &Gpu, plan: &GpuPlan) -> bool {
+    plan.disables_mig || (!plan.enables_mig && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled))
+}
+
+/// Whether something of a daemon is there, or is to be.
+fn stands(entry: &Entry) -> bool {
+    let seen = entry.daemon.seen();
+    seen.wanted || seen.state != State::Stopped
+}
+
+/// Whether a plan takes away what a daemon's target is.
+fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
+    if plan.error.is_some() {
+        // What it would have taken away is not told any more.
+        return true;
+    }
+    if uuid == gpu.uuid {
+        return plan.enables_mig || plan.disables_mig || plan.reset.is_some() || gpu.mode != Mode::Mps;
+    }
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let mut devices = instances.flat_map(|gi| gi.compute.iter().map(move |ci| (gi.id, ci.id, ci.uuid.as_deref())));
+    let Some((gi, ci, _)) = devices.find(|(_, _, device)| *device == Some(uuid)) else { return false };
+    let gone = |step: &Step| match step {
+        Step::DestroyCompute { gi: of, ci: which, .. } => (*of, *which) == (gi, ci),
+        Step::DestroyGpuInstance { gi: which, .. } => *which == gi,
+        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => false,
+    };
+    plan.disables_mig || plan.reset.is_some() || plan.steps.iter().any(gone)
+}
+
+/// Ends the daemons that a plan takes away, and keeps them down until the operation lets go of them.
+///
+/// # Errors
+/// When one does not end, or somebody has come in meanwhile.
+pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Result<(), ApiError> {
+    let label = |uuid: &String, entry: &Entry| view::label(entry, uuid);
+    let entries = agent.mps.entries().clone();
+    let ended: Vec<(String, Entry)> = entries
+        .into_iter()
+        .filter(|(uuid, entry)| entry.gpu_uuid == plan.uuid && plan.stops_mps.contains(&label(uuid, entry)))
+        .collect();
+    // Nobody takes a share from here on.
+    let _turn = agent.mps.turn.lock().await;
+    for (uuid, entry) in ended {
+        if let Some(used) = users(&agent.mps, &uuid, &entry) {
+            return Err(ApiError::new(Code::Blocked, format!("{} came into use", label(&uuid, &entry)))
+                .cause(used)
+                .retryable());
+        }
+        agent.mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.clone());
+        entry.daemon.have(Do::Leave(Duration::ZERO)).await?;
+        let config = agent.settings.config();
+        gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
+        compute_mode::put_back(agent, &uuid).await;
+        agent.observer.outdate(&plan.uuid);
+    }
+    Ok(())
+}
+
+/// Waits until nothing of a daemon is left.
+async fn gone(agent: &Shared, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
+    let place = Place::of(&agent.mps.base, &entry.short);
+    let until = Instant::now() + patience;
+    while entry.daemon.seen().state != State::Stopped || place.is_taken() {
+        if Instant::now() >= until {
+            let message = format!("the MPS daemon {} does not end", entry.short);
+            return Err(ApiError::new(Code::Unavailable, message)
+                .hint(format!("`gpushctl mps show {}` says how it is", view::name(entry))));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+/// Brings up the daemon of a full GPU, and waits until it serves.
+///
+/// # Errors
+/// When it does not.
+pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Result<(), ApiError> {
+    agent.mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
+    targets::settle(agent).await;
+    let patience = Duration::from_secs(agent.settings.config().mps.start_s.into()) + MARGIN;
+    let until = Instant::now() + patience;
+    loop {
+        let entry = agent.mps.entries().get(uuid).cloned();
+        let Some(entry) = entry else {
+            let mut error = ApiError::new(Code::Unsupported, "no MPS daemon can be there");
+            error.causes = agent.mps.findings();
+            return Err(error.hint("mend what is in the way, then apply again"));
+        };
+        let seen = entry.daemon.seen();
+        let failed = match seen.state {
+            State::Ready { .. } => return Ok(()),
+            // Somebody stopped it by hand: that is theirs to end.
+            State::Stopped if agent.mps.record(uuid).stopped_by.is_some() => return Ok(()),
+            State::BackingOff { .. } | State::GivenUp => true,
+            State::Stopped
+            | State::Starting { .. }
+            | State::Found { .. }
+            | State::Hung { .. }
+            | State::Fault { .. }
+            | State::Draining { .. }
+            | State::Stopping { .. } => Instant::now() >= until,
+        };
+        if failed {
+            let label = view::label(&entry, uuid);
+            let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {label} does not come up"));
+            error.causes = seen.trouble;
+            return Err(error.hint(format!("see what it said in {}", seen.logs.unwrap_or_default().display())));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// What is on record once an operation with these plans is done.
+pub(crate) fn lasting(agent: &Shared, plans: &[GpuPlan]) -> Vec<MpsTarget> {
+    let mut lasting = Vec::new();
+    for plan in plans {
+        let record = agent.mps.record(&plan.uuid);
+        if plan.starts_mps {
+            lasting.push(MpsTarget { in_force: Some(String::new()), ..record });
+        } else if record.in_force.is_some() && plan.stops_mps.contains(&format!("GPU {}", plan.gpu)) {
+            lasting.push(MpsTarget { in_force: None, stopped_by: None, set: None, ..record });
+        }
+    }
+    lasting
+}
+
+/// Records it, with the end of the operation.
+///
+/// # Errors
+/// When it can't be written.
+pub(crate) fn record(tx: &mut Tx<'_>, lasting: &[MpsTarget]) -> Result<(), StoreError> {
+    for target in lasting {
+        let in_force = target.in_force.as_ref().map(|_| tx.boot_id().to_owned());
+        tx.set_mps_target(&MpsTarget { in_force, ..target.clone() })?;
+    }
+    Ok(())
+}
+
+/// Takes in what was recorded.
+pub(crate) fn take_in(agent: &Shared, lasting: Vec<MpsTarget>) {
+    let mut records = agent.mps.records();
+    for target in lasting {
+        records.insert(target.target.clone(), target);
+    }
+}
