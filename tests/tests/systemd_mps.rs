@@ -206,8 +206,29 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
     machine.write("/etc/gpush/config.toml", MPS);
     machine.sh("systemctl reload gpushd.service");
     machine.await_that("all are gone", |machine| daemons(machine).is_empty());
-    assert_eq!(machine.sh("ls /run/gpush-mps; systemctl --failed --no-legend; pgrep nvidia-cuda-mps || true"), "");
+    assert_eq!(
+        machine.sh("ls /run/gpush-mps; systemctl --failed --no-legend 'gpush*'; pgrep nvidia-cuda-mps || true"),
+        ""
+    );
     assert_eq!(machine.sh("systemctl list-units --no-legend --all 'gpushd-mps@*' | grep -v inactive || true"), "");
+}
+
+#[test]
+fn a_gpushd_that_is_killed_while_it_starts_daemons_leaves_none_to_nobody() {
+    let Some(machine) = machine("a gpushd that is killed") else { return };
+    let unit = unit(&target(&machine, 'g'));
+    for turn in 0..12_u64 {
+        // A second after its end it is started again: before, while and after that.
+        machine.kill(machine.main_pid(&unit));
+        std::thread::sleep(Duration::from_millis(900 + turn * 20));
+        machine.kill(machine.main_pid("gpushd.service"));
+        machine.await_that("both are served", |machine| ready(machine).len() == 2);
+        assert_eq!(machine.sh("pgrep -c -f 'nvidia-cuda-mps-control -f'"), "2");
+        assert_eq!(
+            ready(&machine).iter().find(|one| one.0 == unit).map(|one| one.1),
+            Some(machine.main_pid(&unit).into())
+        );
+    }
 }
 
 #[test]
@@ -294,7 +315,7 @@ fn directories_logs_and_accounts_are_in_their_places() {
     assert!(other.contains(&format!("/run/gpush-mps/{target}/2")), "{other}");
     assert!(look(65533).stdout.is_empty() && !look(65534).status.success());
 
-    let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "Started");
+    let _ = machine.journal_until(&format!("-u {unit}"), "Started");
     assert!(machine.sh("gpushctl mps logs 0").contains("get_default_active_thread_percentage"));
     let group = machine.property(&unit, "ControlGroup");
     assert_eq!(group, format!("/gpush.slice/gpush-mps.slice/{unit}"));

@@ -49,6 +49,8 @@ impl Units {
             "inactive" => Ok(()),
             "failed" => self.0.reset_failed(&unit).await.map_err(|error| not_started(&error)),
             "deactivating" => Err(NotStarted::taken()),
+            // Something before the daemon takes its time, or whoever asked for it has only just gone.
+            "activating" => Err(NotStarted::Later(format!("systemd has not started {unit} yet"))),
             active => Err(NotStarted::Later(format!(
                 "its unit {unit} is {active}, and no daemon has its directory: `systemctl stop {unit}` ends what runs there"
             ))),
@@ -69,7 +71,7 @@ impl Units {
             }
             Err(error @ Error::Job { .. }) => {
                 let how = self.how(place, 0).await;
-                Err(NotStarted::Failed(format!("{error}: it {how}")))
+                Err(NotStarted::Failed(format!("it {how} ({})", in_words(&error))))
             }
             Err(error) => Err(not_started(&error)),
         }
