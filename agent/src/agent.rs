@@ -24,7 +24,9 @@ use crate::{
     processes::Strays,
     reload::Reloads,
     settings::Settings,
+    shared_gpus::SharedGpus,
     startup::Startup,
+    timeslice::Timeslice,
 };
 
 /// The agent, as its parts hold it.
@@ -65,6 +67,10 @@ pub(crate) struct Agent {
     pub(crate) overrides: Overrides,
     /// MPS daemons, and shares of their targets.
     pub(crate) mps: Mps,
+    /// What is set on GPUs that are shared whole.
+    pub(crate) shared_gpus: SharedGpus,
+    /// GPUs that are shared by turns.
+    pub(crate) timeslice: Timeslice,
     /// What was done about processes without a share.
     pub(crate) strays: Strays,
     /// What was lost, for which managed GPUs are held.

@@ -9,7 +9,7 @@ use gpush_api::{ApiError, Code};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
     BootRecord, Bounds, Condition, Intent, Lost, MpsShare, MpsTarget, NewAudit, Note, OpenError, Opened, OperationId,
-    Options, Override, Scope, Store, StoreError, UnfinishedOperation, View,
+    Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{apply::Part, operation};
@@ -36,6 +36,8 @@ pub(crate) struct Remembered {
     pub(crate) mps_shares: Vec<MpsShare>,
     /// What was made of MPS targets above their rules.
     pub(crate) mps_targets: Vec<MpsTarget>,
+    /// What was set on GPUs that are shared whole.
+    pub(crate) shared_gpus: Vec<SharedGpu>,
     /// Generation of what is wanted.
     pub(crate) generation: u64,
     /// What was last noticed about the memory of each GPU, by UUID.
@@ -63,6 +65,7 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
     let boot = boot_id.to_owned();
     let cleared = store.write_ending(move |tx| {
         tx.forget_mps_of_other_boots()?;
+        tx.forget_shared_gpus_of_other_boots()?;
         tx.forget_conditions_of_other_boots(&boot)
     });
     if let Err(error) = cleared.wait() {
@@ -82,12 +85,12 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
         let unfinished = view.unfinished()?;
         let superseded = superseded(view, &unfinished)?;
         let left = (unfinished, superseded);
-        let mps = (view.mps_shares()?, view.mps_targets()?);
-        Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), mps))
+        let shared = (view.mps_shares()?, view.mps_targets()?, view.shared_gpus()?);
+        Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
     // taken over.
-    let (last_boot, left, conditions, noticed, overrides, generation, (mps_shares, mps_targets)) =
+    let (last_boot, left, conditions, noticed, overrides, generation, (mps_shares, mps_targets, shared_gpus)) =
         remembered.wait().unwrap_or_else(|error| {
             tracing::error!("what the agent before left can't be read: {error}");
             Default::default()
@@ -103,6 +106,7 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
         overrides,
         mps_shares,
         mps_targets,
+        shared_gpus,
         generation,
         noticed,
         lost,

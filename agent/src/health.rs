@@ -36,6 +36,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
     causes.extend(request::not_stopping(agent).err());
     causes.extend(apply::services_health(agent));
+    causes.extend(agent.timeslice.health());
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;

@@ -53,9 +53,10 @@ use crate::{
     processes,
     reload::{self, Wish},
     settings::Settings,
+    shared_gpus::SharedGpus,
     signals::{self, Asked, Signals},
     startup::{self, Startup},
-    watch, watchdog,
+    timeslice, watch, watchdog,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -198,6 +199,7 @@ async fn serve(
         overrides,
         mps_shares,
         mps_targets,
+        shared_gpus,
         generation,
         noticed,
         lost,
@@ -219,6 +221,8 @@ async fn serve(
         under_way: Default::default(),
         conditions: Conditions::of_the_store(store.clone(), conditions, noticed),
         mps: Mps::new(mps_dir, mps_programs, mps_shares, mps_targets),
+        shared_gpus: SharedGpus::of_the_store(shared_gpus),
+        timeslice: Default::default(),
         strays: Default::default(),
         held: Held::new(lost),
         reloads,
@@ -263,6 +267,7 @@ async fn serve(
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
     let expiry = tokio::spawn(overrides::expire(Arc::clone(&agent)));
     let mps = tokio::spawn(mps::run(Arc::clone(&agent)));
+    let turns = tokio::spawn(timeslice::run(Arc::clone(&agent)));
     let strays = tokio::spawn(processes::run(Arc::clone(&agent)));
 
     let ended = loop {
@@ -293,7 +298,7 @@ async fn serve(
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry, mps, strays);
+    let _ = tokio::join!(startup, expiry, mps, turns, strays);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());
     publishing.abort();

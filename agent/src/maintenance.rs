@@ -86,6 +86,8 @@ pub(crate) async fn enter(agent: &Shared, request: Request) -> Result<Maintenanc
         return Err(error);
     }
     tracing::info!(uid, "{}", sentence(&maintenance));
+    // A program that is run beside has it open, too, and ends in a moment; none is begun any more.
+    let _ = tokio::time::timeout(GONE, agent.outside.driverless.write()).await;
     end_worker(agent).await?;
     tracing::info!("the driver worker is gone: no handle of gpushd's is open");
     Ok(agent.conditions.maintenance().unwrap_or(maintenance))

@@ -111,6 +111,7 @@ pub(crate) async fn carry_out(
         Ok(reloaded) => {
             agent.startup.reloaded();
             agent.mps.settle();
+            agent.timeslice.settle_afresh();
             Ok(reloaded)
         }
         Err(error) => Err(agent.settings.refuse(error)),

@@ -1,9 +1,9 @@
 //! GPUs as the API shows them: what the hardware says, what is wanted of it, what the agent
 //! is doing with it, less what the asker may not see.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process};
+use gpush_api::{ApiError, Code, Cordon, Gpu, GpuState, Memory, Mode, Process, TimesliceView};
 use gpush_core::{
     config::Config,
     desired,
@@ -77,12 +77,28 @@ pub(crate) fn compose(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
     Facts::of(agent, host).seen_by(asker)
 }
 
+/// The same as plans see them: without processes that hold a GPU for nobody.
+pub(crate) async fn compose_freed(agent: &Agent, asker: &Asker, host: Host) -> Vec<Gpu> {
+    let mut facts = Facts::of(agent, host);
+    facts.idle = mps::idle(agent).await;
+    facts.seen_by(asker)
+}
+
+/// All GPUs as plans see them.
+pub(crate) async fn freed(agent: &Agent, asker: &Asker) -> Result<Vec<Gpu>, ApiError> {
+    let mut gpus = compose_freed(agent, asker, host(agent).await?).await;
+    gpus.iter_mut().for_each(|gpu| state::progress(agent, gpu));
+    Ok(gpus)
+}
+
 /// All that a view of the host is made of, whoever asks: of equal facts, equal views.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Facts {
     config: Same<Config>,
     /// For what the GPUs that the config manages are held.
     lost: Option<Lost>,
+    /// Processes that hold GPUs for nobody, and so are left out.
+    idle: BTreeSet<u32>,
     gpus: Vec<GpuFacts>,
 }
 
@@ -98,6 +114,8 @@ struct GpuFacts {
     overridden: Option<Override>,
     /// Whether it is shared through MPS as a whole.
     shared: bool,
+    /// What is known of its time-slice level; what is wanted of it is not in there yet.
+    turns: Option<TimesliceView>,
 }
 
 /// Equal when it is the very same: nobody changes what is shared.
@@ -126,7 +144,7 @@ impl Facts {
     pub(crate) fn of(agent: &Agent, host: Host) -> Self {
         let unsettled = agent.hardware.status().unsettled;
         let gpus = host.gpus.into_iter().map(|sight| GpuFacts::of(agent, &unsettled, sight)).collect();
-        Self { config: Same(agent.settings.config()), lost: agent.held.lost(), gpus }
+        Self { config: Same(agent.settings.config()), lost: agent.held.lost(), idle: BTreeSet::new(), gpus }
     }
 
     /// UUID of the one at a position.
@@ -181,6 +199,18 @@ impl Facts {
         }
     }
 
+    fn leave_out(&self, gpu: &mut Gpu) {
+        if self.idle.is_empty() {
+            return;
+        }
+        let free = |all: &mut Vec<Process>| all.retain(|one| one.pid.is_none_or(|pid| !self.idle.contains(&pid)));
+        free(&mut gpu.processes);
+        for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+            free(&mut instance.processes);
+            instance.compute.iter_mut().for_each(|compute| free(&mut compute.processes));
+        }
+    }
+
     /// Those that `whole` names with what stands and runs on them, the others without.
     fn seen(&self, asker: &Asker, whole: impl Fn(usize) -> bool) -> Vec<Gpu> {
         let gpus = self.gpus.iter().enumerate();
@@ -188,6 +218,7 @@ impl Facts {
         desired::describe(&self.config.0, &mut gpus);
         for (gpu, facts) in gpus.iter_mut().zip(&self.gpus) {
             gpu.drift.extend(mps::drift(gpu, facts.shared));
+            self.leave_out(gpu);
             if let Some(lost) = &self.lost {
                 state::hold(lost, gpu);
             }
@@ -209,9 +240,10 @@ impl GpuFacts {
         }
         let (state, reasons) = state::of(agent, unsettled, &sight);
         let (cordons, overridden) = (agent.conditions.cordons(uuid), agent.overrides.of(uuid));
+        let turns = agent.timeslice.seen(uuid);
         let Sight { identity, reading, at, stale, .. } = sight;
         let shared = agent.mps.is_in_force(&identity.uuid);
-        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden, shared }
+        Self { identity, reading: reading.map(Same), at, stale, state, reasons, cordons, overridden, shared, turns }
     }
 
     /// Whether something of the user's is among them.
@@ -230,7 +262,7 @@ impl GpuFacts {
     }
 
     fn seen_by(&self, asker: &Asker, whole: bool) -> Gpu {
-        let Self { identity, reading, at, stale, state, reasons, cordons, overridden, shared: _ } = self;
+        let Self { identity, reading, at, stale, state, reasons, cordons, overridden, shared: _, turns } = self;
         let reading = reading.as_ref().map(|Same(reading)| reading).filter(|_| whole);
         let overridden = overridden.clone().map(|one| overrides::view(one, Some(identity.index), asker));
         Gpu {
@@ -254,6 +286,7 @@ impl GpuFacts {
             // Nothing is planned on it before there is a reading.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
+            timeslice: turns.clone(),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
             processes_known: reading.is_none_or(|reading| reading.processes_known),

@@ -23,6 +23,7 @@ pub(crate) mod show;
 pub(crate) mod slices;
 pub(crate) mod status;
 pub(crate) mod table;
+pub(crate) mod timeslice;
 pub(crate) mod trouble;
 pub(crate) mod who;
 

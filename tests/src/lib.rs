@@ -6,6 +6,7 @@ pub mod driver;
 pub mod fixture;
 pub mod host;
 pub mod machine;
+pub mod mps;
 pub mod page;
 pub mod smi;
 pub mod strace;

@@ -87,7 +87,7 @@ pub(crate) async fn begin(agent: &Shared, asker: &Asker, order: Order) -> Result
 async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
     refuse_now(agent)?;
     let config = agent.settings.config();
-    let gpus = view::gpus(agent, asker).await?;
+    let gpus = view::freed(agent, asker).await?;
     let meant = planned(agent, &gpus, &order.request).await.map_err(|error| view::absent(agent, error))?;
     overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
     let by = asker.actor(agent.people.user(asker.peer.uid).await);

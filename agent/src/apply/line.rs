@@ -174,7 +174,7 @@ async fn round(agent: &Shared) {
     }
     // What they wait for is read by everybody, so it is seen with nobody's eyes.
     let nobody = Asker::agent();
-    let gpus = match view::gpus(agent, &nobody).await {
+    let gpus = match view::freed(agent, &nobody).await {
         Ok(gpus) => gpus,
         Err(error) => return all.iter().for_each(|one| still(agent, one, &error)),
     };

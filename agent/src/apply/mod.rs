@@ -134,7 +134,7 @@ fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
 /// that can't be read, or that an operation is changing, has an error in place of steps and costs the
 /// others nothing.
 pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<Plans, ApiError> {
-    let gpus = view::gpus(agent, asker).await?;
+    let gpus = view::freed(agent, asker).await?;
     let meant = planned(agent, &gpus, request).await.map_err(|error| view::absent(agent, error))?;
     if agent.conditions.maintenance().is_some() {
         // Nothing can be read; each plan says so.
@@ -175,8 +175,6 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
 /// on who looks after these: that is looked up where a plan has such a reset.
 pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
     let config = agent.settings.config();
-    mps::look(agent).await;
-    let gpus = &agent.mps.freed(gpus);
     let mut plans = plan_host(&config, gpus, request)?.plans;
     let on_switches =
         |plan: &GpuPlan| plan.reset.is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu));
@@ -196,7 +194,7 @@ async fn renewed(agent: &Shared, asker: &Asker, before: &[Arc<Reading>]) -> Resu
             sight.error = None;
         }
     }
-    Ok(view::compose(agent, asker, host))
+    Ok(view::compose_freed(agent, asker, host).await)
 }
 
 fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {

@@ -70,6 +70,8 @@ pub(crate) struct Job {
     pub(crate) env: BTreeMap<String, String>,
     /// How long it may take.
     pub(crate) deadline: Duration,
+    /// Whether it is run so often that the log is spared of it; whoever has it run says what is new.
+    pub(crate) routine: bool,
 }
 
 /// Runs programs beside gpushd. A handle, cheap to clone.
@@ -107,7 +109,11 @@ impl Beside {
         };
         let place = Place::lay(&self.dir, &format!("{}.{}", job.operation, job.step), &spec)
             .map_err(|error| not_begun(&job, &error.to_string()))?;
-        tracing::info!(op = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
+        if job.routine {
+            tracing::debug!(op = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
+        } else {
+            tracing::info!(op = job.operation, "{}: {} {}", job.step, job.program, job.args.join(" "));
+        }
         if let Err(why) = self.launch(&place).await {
             // It may begin all the same, unless the lock is ours.
             match place.void() {
@@ -118,8 +124,9 @@ impl Beside {
         }
         let ended = follow(&place, job.deadline + GRACE + HANGS).await;
         match &ended.end {
-            End::Exited(0) => tracing::info!(op = job.operation, "{} ended well", job.step),
             End::Void => return Err(not_begun(&job, "its keeper did not come up")),
+            end if job.routine => tracing::debug!(op = job.operation, "{} {end}{}", job.step, ended.said()),
+            End::Exited(0) => tracing::info!(op = job.operation, "{} ended well", job.step),
             End::Exited(_) | End::Signalled(_) | End::TimedOut | End::NotStarted(_) | End::Lost | End::Hangs => {
                 tracing::warn!(op = job.operation, "{} {}{}", job.step, ended.end, ended.said());
             }

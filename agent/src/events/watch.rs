@@ -31,6 +31,7 @@ pub(crate) async fn run(agent: Shared) {
                     let changes = gpus.differences(&seen);
                     if !changes.is_empty() {
                         agent.mps.settle();
+                        agent.timeslice.settle();
                     }
                     changes.into_iter().for_each(|change| agent.events.publish(change));
                 }
@@ -86,6 +87,8 @@ fn aspects(before: &GpuChange, now: &GpuChange) -> Vec<GpuAspect> {
         (GpuAspect::Drift, before.drift != now.drift),
         (GpuAspect::Mig, before.mig != now.mig),
         (GpuAspect::Instances, before.instances != now.instances),
+        (GpuAspect::ComputeMode, before.compute_mode != now.compute_mode),
+        (GpuAspect::Timeslice, before.timeslice != now.timeslice),
     ];
     different.into_iter().filter(|(_, different)| *different).map(|(aspect, _)| aspect).collect()
 }
@@ -106,6 +109,8 @@ fn seen(gpu: &Gpu) -> GpuChange {
         drift: gpu.drift.clone(),
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
+        compute_mode: gpu.compute_mode,
+        timeslice: gpu.timeslice.clone(),
     }
 }
 

@@ -18,7 +18,7 @@ use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings, MpsUsers
 use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
 use gpush_mps::{
     command::Command,
-    control::{Control, ControlError},
+    control::{Control, ControlError, Protocol},
 };
 use jiff::Timestamp;
 use tokio::{
@@ -27,10 +27,11 @@ use tokio::{
 };
 
 use super::{
+    ear,
     hands::{self, Hands, NotStarted, Process},
     health::{self, Health},
     place::{Place, Spec},
-    settings,
+    protocol, settings,
 };
 use crate::beside::Beside;
 
@@ -67,6 +68,8 @@ pub(crate) struct Wanted {
     pub(crate) control: PathBuf,
     /// `nvidia-cuda-mps-server`.
     pub(crate) server: PathBuf,
+    /// Version of the driver, as far as it was seen.
+    pub(crate) driver: Option<String>,
     /// Directory of its logs.
     pub(crate) logs: PathBuf,
     /// Size at which one is rotated, bytes.
@@ -122,6 +125,10 @@ pub(crate) struct Seen {
     pub(crate) next_start: Option<Timestamp>,
     /// What is wrong, in words.
     pub(crate) trouble: Vec<String>,
+    /// Pids of those who have its ear, while it does not answer.
+    pub(crate) ear: BTreeSet<i32>,
+    /// How it is spoken to, in words, once it has answered.
+    pub(crate) protocol: Option<String>,
     /// Its pipe directory.
     pub(crate) pipe: Option<PathBuf>,
     /// Directory of its logs.
@@ -205,6 +212,10 @@ struct Life {
     trouble: Vec<String>,
     /// When it last answered.
     looked: Option<Instant>,
+    /// Who has its ear, while it does not answer.
+    ear: BTreeSet<i32>,
+    /// How it is spoken to, once it has answered: what that comes of, and in words.
+    protocol: Option<((Protocol, Option<String>), String)>,
     since: Timestamp,
     /// As it was last published.
     last: State,
@@ -232,6 +243,8 @@ impl Life {
             pause: LOOK.0,
             trouble: Vec::new(),
             looked: None,
+            ear: BTreeSet::new(),
+            protocol: None,
             since: Timestamp::now(),
         }
     }
@@ -268,7 +281,7 @@ impl Life {
             Ok(Some(process)) => {
                 let pid = process.pid;
                 self.process = Some(process);
-                self.control = Some(Control::of(&self.place.pipe(spec.tenure)));
+                self.control = Some(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name));
                 self.users = self.place.admitted(spec.tenure).unwrap_or_default();
                 tracing::info!(mps = self.target, "the MPS daemon {pid} is there: gone on with");
                 self.step(Event::Found { pid }).await;
@@ -471,7 +484,7 @@ impl Life {
         match self.hands.start(&self.place).await {
             Ok(process) => {
                 tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
-                self.control = Some(Control::of(&self.place.pipe(spec.tenure)));
+                self.control = Some(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name));
                 (self.process, self.spec) = (Some(process), Some(spec));
                 Ok(())
             }
@@ -575,7 +588,8 @@ impl Life {
             tracing::error!(mps = self.target, "the MPS daemon {how}");
             self.trouble = vec![format!("the daemon {how}")];
         }
-        (self.control, self.in_force) = (None, None);
+        (self.control, self.in_force, self.protocol) = (None, None, None);
+        self.ear.clear();
         self.step(Event::Ended).await;
     }
 
@@ -601,6 +615,8 @@ impl Life {
                 let clients = health.clients.len();
                 self.health = health;
                 self.trouble = fault.clone().into_iter().collect();
+                self.ear.clear();
+                self.note_protocol(pid);
                 self.step(Event::Clients(clients)).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
                 if let Some(wanted) = &self.wanted {
@@ -614,6 +630,10 @@ impl Life {
             }
             Err(error) => {
                 self.trouble = vec![super::health::silence(&error, &self.place, self.spec.as_ref())];
+                self.trouble.extend(protocol::unsupported(pid));
+                if let Some(spec) = &self.spec {
+                    self.ear = ear::holders(&error, pid, &self.place.pipe(spec.tenure), &self.target, &self.ear).await;
+                }
                 // Nobody can be asked for its clients: those that were seen last, as far as they live.
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
                 if self.looked.is_some() {
@@ -622,6 +642,20 @@ impl Life {
                 self.step(Event::Silent).await;
                 self.look = Some(Instant::now() + self.between_looks().min(DEADLINE));
             }
+        }
+    }
+
+    /// Put into words again only when it is another: for that its program is read.
+    fn note_protocol(&mut self, pid: i32) {
+        let Some(control) = &self.control else { return };
+        let driver = self.wanted.as_ref().and_then(|wanted| wanted.driver.clone());
+        let now = (control.protocol(), driver);
+        if self.protocol.as_ref().is_none_or(|(of, _)| *of != now) {
+            let words = protocol::words(control, pid, now.1.as_deref());
+            if now.0 != Protocol::Direct {
+                tracing::warn!(mps = self.target, "it is spoken to {words}");
+            }
+            self.protocol = Some((now, words));
         }
     }
 
@@ -664,6 +698,8 @@ impl Life {
                 | State::Stopping { .. } => None,
             },
             trouble: self.trouble.clone(),
+            ear: self.ear.clone(),
+            protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),

@@ -19,8 +19,9 @@
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
-//! | `compute_mode` | the GPU's compute mode, and putting it back |
+//! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
 //! | `moves` | what operations do with daemons |
+//! | `many` | whether clients of several users can be had |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `act` | what people may do with a daemon |
@@ -29,14 +30,16 @@
 mod acl;
 mod act;
 mod clients;
-mod compute_mode;
 mod daemon;
+mod ear;
 pub(crate) mod exec;
 mod hands;
 mod health;
 mod logs;
+mod many;
 mod moves;
 mod place;
+mod protocol;
 mod settings;
 mod shares;
 mod targets;
@@ -55,7 +58,7 @@ use tokio::sync::Notify;
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
-    moves::{aside, bring_up, lasting, look, plan, record, take_in},
+    moves::{aside, bring_up, idle, lasting, plan, record, take_in},
     shares::{end as end_share, take as take_share},
     targets::run,
     view::{all, drift, logs_of, one},
@@ -82,6 +85,8 @@ pub(crate) struct Mps {
     findings: Mutex<Vec<String>>,
     /// What operations that go on have done with daemons.
     moves: Mutex<BTreeMap<String, Moves>>,
+    /// What the control daemon says of several users, once a rule wants them.
+    many: Mutex<Option<many::Asked>>,
     /// Of those who change shares or records, one at a time.
     turn: tokio::sync::Mutex<()>,
     wake: Notify,
@@ -118,6 +123,7 @@ impl Mps {
             records: Mutex::new(records),
             findings: Mutex::default(),
             moves: Mutex::default(),
+            many: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             wake: Notify::new(),
         }
@@ -146,12 +152,21 @@ impl Mps {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn many(&self) -> MutexGuard<'_, Option<many::Asked>> {
+        self.many.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn find(&self, findings: Vec<String>) {
         let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
         for finding in findings.iter().filter(|finding| !found.contains(finding)) {
             tracing::warn!("not shared through MPS: {finding}");
         }
         *found = findings;
+    }
+
+    /// Whether a full GPU is a target still, be it one that is about to go.
+    pub(crate) fn has(&self, uuid: &str) -> bool {
+        self.entries().contains_key(uuid)
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {

@@ -18,13 +18,13 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, Process, Refusal, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, Refusal, Step};
 use gpush_core::supervisor::State;
 use gpush_store::{MpsTarget, StoreError, Tx};
 use tokio::time::Instant;
 
-use super::{Entry, Mps, compute_mode, daemon::Do, place::Place, targets, view};
-use crate::agent::Shared;
+use super::{Entry, Mps, daemon::Do, place::Place, targets, view};
+use crate::agent::{Agent, Shared};
 
 /// Beyond what a daemon may take to end, or to answer.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -75,24 +75,6 @@ impl Mps {
         pids.filter_map(|pid| u32::try_from(pid).ok()).collect()
     }
 
-    /// The GPUs as plans see them: without processes that hold them for nobody.
-    pub(crate) fn freed(&self, gpus: &[Gpu]) -> Vec<Gpu> {
-        let mut gpus = gpus.to_vec();
-        let idle = self.idle();
-        if idle.is_empty() {
-            return gpus;
-        }
-        let free = |processes: &mut Vec<Process>| processes.retain(|p| p.pid.is_none_or(|pid| !idle.contains(&pid)));
-        for gpu in &mut gpus {
-            free(&mut gpu.processes);
-            for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
-                free(&mut instance.processes);
-                instance.compute.iter_mut().for_each(|compute| free(&mut compute.processes));
-            }
-        }
-        gpus
-    }
-
     /// Whether a process holds its GPU for nobody.
     pub(crate) fn is_idle(&self, pid: u32) -> bool {
         self.idle().contains(&pid)
@@ -107,14 +89,15 @@ fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Option<String> {
     (!both.is_empty()).then(|| format!("{} has {}", view::label(entry, uuid), both.join(" and ")))
 }
 
-/// Has the daemons looked at now: a plan that says somebody computes there because they did a while ago is
-/// no plan.
-pub(crate) async fn look(agent: &Shared) {
+/// Processes that hold GPUs for nobody, every daemon looked at now: a plan that says somebody computes there
+/// because they did a while ago is no plan.
+pub(crate) async fn idle(agent: &Agent) -> BTreeSet<u32> {
     let entries: Vec<Entry> = agent.mps.entries().values().cloned().collect();
     let looks = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
     for look in looks.collect::<Vec<_>>() {
         let _as_it_was = look.await;
     }
+    agent.mps.idle()
 }
 
 /// Fills in which daemons each plan ends and starts, and refuses those under which somebody works.
@@ -207,7 +190,7 @@ pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Re
         entry.daemon.have(Do::Leave(Duration::ZERO)).await?;
         let config = agent.settings.config();
         gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
-        compute_mode::put_back(agent, &uuid).await;
+        targets::put_back(agent, &uuid).await;
         agent.observer.outdate(&plan.uuid);
     }
     Ok(())

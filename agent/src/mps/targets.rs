@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Gpu, GpuState, Happening, MpsChange, MpsPolicy};
+use gpush_api::{ComputeMode, Gpu, GpuState, Happening, Mode, MpsChange, MpsComputeMode, MpsPolicy, MpsUsers};
 use gpush_core::{
     config::Config,
     sharing::{self, Target},
@@ -24,13 +24,14 @@ use gpush_core::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Entry, Mps, compute_mode,
+    Entry, Mps,
     daemon::{Daemon, Do, Seen, Wanted},
+    many,
     moves::Moves,
     place::Place,
     shares, view,
 };
-use crate::{agent::Shared, auth::Asker, view as gpus_view};
+use crate::{agent::Shared, auth::Asker, shared_gpus, view as gpus_view};
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
 const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
@@ -101,6 +102,13 @@ pub(super) async fn settle(agent: &Shared) {
     for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
         enter(agent, target);
     }
+    if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
+        let program = program(&agent.mps, &config.mps.control, &gpush_core::config::Mps::default().control);
+        let before = agent.mps.many().clone();
+        let asked = many::ask(&program, before).await;
+        *agent.mps.many() = Some(asked);
+    }
+    let driver = agent.hardware.status().driver.map(|driver| driver.version);
     let entries = agent.mps.entries().clone();
     let mut settled = JoinSet::new();
     for (uuid, entry) in entries {
@@ -108,11 +116,13 @@ pub(super) async fn settle(agent: &Shared) {
         let target = targets.get(&uuid).filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
         let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
-        // What an operation brought up, an operation ends.
-        if target.is_none() && !aside && (unseen || agent.mps.is_in_force(&uuid)) {
+        // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
+        // take away stands.
+        let stands = agent.mps.is_in_force(&uuid) || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+        if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
-        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target)));
+        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target, driver.clone())));
         let agent = Arc::clone(agent);
         settled.spawn(async move { one(&agent, &uuid, &entry, wanted).await });
     }
@@ -157,7 +167,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // Before the daemon is there: nobody shall have come in past it.
-        compute_mode::take(agent, target, wanted.policy.compute_mode).await;
+        exclusive(agent, target, wanted.policy.compute_mode).await;
     }
     let want = if stopped { None } else { wanted };
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
@@ -175,29 +185,58 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
         return;
     }
     // It is gone, and so is what it was for.
-    compute_mode::put_back(agent, uuid).await;
+    put_back(agent, uuid).await;
     place.remove();
     agent.mps.entries().remove(uuid);
+    agent.timeslice.settle();
+}
+
+/// Puts the compute mode back that a GPU had before it was shared.
+pub(super) async fn put_back(agent: &Shared, uuid: &str) {
+    match shared_gpus::put_back(agent, uuid, Mode::Mps).await {
+        Ok(None) => {}
+        Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
+        Err(why) => tracing::error!(gpu = uuid, "{why}"),
+    }
+}
+
+/// Sees to it that nobody computes past the daemon of a full GPU.
+async fn exclusive(agent: &Shared, target: &Target, wanted: MpsComputeMode) {
+    match wanted {
+        MpsComputeMode::Keep => return,
+        MpsComputeMode::ExclusiveProcess => {}
+    }
+    let mode = ComputeMode::ExclusiveProcess;
+    match shared_gpus::take(agent, &target.gpu_uuid, mode, Mode::Mps).await {
+        Ok(None) => {}
+        Ok(Some(before)) => tracing::info!(gpu = target.gpu_uuid, "its compute mode is {mode}, it was {before}"),
+        Err(why) => tracing::error!(gpu = target.gpu_uuid, "{why}"),
+    }
 }
 
 /// How the daemon of a target shall be.
-fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target) -> Wanted {
+fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Wanted {
     let settings = &config.mps;
     let set = mps.record(&target.uuid).set;
     let policy = MpsPolicy { settings: set.unwrap_or_else(|| target.policy.settings.clone()), ..target.policy.clone() };
-    let program = |configured: &str, usual: &str| match &mps.programs {
-        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
-        Some(_) | None => PathBuf::from(configured),
-    };
     let usual = gpush_core::config::Mps::default();
     Wanted {
-        policy,
+        policy: many::had(policy),
         gpu_uuid: target.gpu_uuid.clone(),
         supervision: settings.policy(),
         health: Duration::from_secs(settings.health_s.into()),
-        control: program(&settings.control, &usual.control),
-        server: program(&settings.server, &usual.server),
+        control: program(mps, &settings.control, &usual.control),
+        server: program(mps, &settings.server, &usual.server),
+        driver,
         logs: mps.log_directory(&settings.log_directory, &usual.log_directory).join(&entry.short),
         log_bytes: u64::from(settings.log_mib) << 20,
+    }
+}
+
+/// Where one of NVIDIA's programs is.
+fn program(mps: &Mps, configured: &str, usual: &str) -> PathBuf {
+    match &mps.programs {
+        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
+        Some(_) | None => PathBuf::from(configured),
     }
 }

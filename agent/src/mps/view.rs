@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState};
+use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
 use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
 
-use super::{Entry, clients, daemon::Seen, logs, shares};
+use super::{Entry, clients, daemon::Seen, ear, logs, many, shares};
 use crate::{agent::Shared, auth::Asker, redact};
 
 /// How old what is shown of daemons may be.
@@ -41,6 +41,9 @@ pub(super) fn admits(seen: &Seen) -> bool {
 /// Why a daemon is in its state.
 pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
+    if !seen.ear.is_empty() {
+        reasons.push(ear::SOMEBODY.to_owned());
+    }
     let clients = seen.clients.len();
     match &seen.state {
         State::Hung { .. } if clients > 0 => {
@@ -188,7 +191,7 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
         since: seen.since,
         next_start_at: seen.next_start,
         failures: u32::try_from(seen.failures).unwrap_or(u32::MAX),
-        protocol: seen.pid.map(|_| "spoken directly, as 535 and 550 do".to_owned()),
+        protocol: seen.protocol.clone(),
         pipe_directory: seen.pipe.as_ref().map(|path| path.display().to_string()),
         log_directory: seen.logs.as_ref().map(|path| path.display().to_string()),
         uid: seen.user,
@@ -206,7 +209,10 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
 async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry, seen: Seen) -> MpsDaemon {
     let held = agent.mps.shares_of(uuid);
     let mut clients = clients::of(agent, &seen, &held).await;
-    let findings = clients::findings(&seen, &clients, &held);
+    let mut findings = clients::findings(&seen, &clients, &held);
+    if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
+        findings.extend(agent.mps.many().as_ref().map(many::why));
+    }
     let servers: BTreeMap<u32, u32> = seen
         .servers
         .iter()
@@ -214,6 +220,7 @@ async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry, seen: S
         .filter_map(|pid| Some((pid, clients::owner(pid)?)))
         .collect();
     let mut daemon = bare(uuid, entry);
+    daemon.reasons.extend(ear::named(agent, asker, &seen).await);
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
         server.user = match server.uid {

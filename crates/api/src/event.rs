@@ -9,11 +9,13 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    compute::ComputeMode,
     error::ApiError,
     gpu::{GpuState, Placement},
     health::Driver,
     mps::MpsState,
     operation::{Actor, OperationSummary, StepState},
+    timeslice::TimesliceView,
 };
 
 /// Something that happened.
@@ -151,6 +153,12 @@ pub struct GpuChange {
     pub mig: Option<bool>,
     /// GPU instances by placement.
     pub instances: Vec<InstanceSeen>,
+    /// Who may make a CUDA context on it; `None` when the driver does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_mode: Option<ComputeMode>,
+    /// How it is shared by turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeslice: Option<TimesliceView>,
 }
 
 /// What of a GPU can be different.
@@ -168,6 +176,10 @@ pub enum GpuAspect {
     Mig,
     /// `instances`.
     Instances,
+    /// `compute_mode`.
+    ComputeMode,
+    /// `timeslice`.
+    Timeslice,
 }
 
 /// A GPU instance, without who uses it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{compute::ComputeMode, operation::Actor, overrides::Override, policy::Mode};
+use crate::{compute::ComputeMode, operation::Actor, overrides::Override, policy::Mode, timeslice::TimesliceView};
 
 /// GPU generation. It decides how a MIG mode change works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -347,6 +347,9 @@ pub struct Gpu {
     /// Who may make a CUDA context on it; `None` when the driver does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
+    /// How it is shared by turns; `None` when its rule is not of mode `timeslice`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeslice: Option<TimesliceView>,
     /// NVLink; `None` where no port leads anywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLink>,

@@ -50,4 +50,4 @@ pub use policy::{
     WantedView,
 };
 pub use process::{GpuProcess, GpuProcesses, StrayPolicy};
-pub use timeslice::TimeslicePolicy;
+pub use timeslice::{TimeslicePolicy, TimesliceState, TimesliceView};

@@ -16,3 +16,4 @@ pub mod refusal;
 pub mod selector;
 pub mod sharing;
 pub mod supervisor;
+pub mod turns;

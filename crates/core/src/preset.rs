@@ -77,6 +77,7 @@ fn gpu(model: &Model, index: u32) -> Gpu {
             profiles: Arc::new(model.gi_profiles.iter().map(profile).collect()),
         }),
         compute_mode: None,
+        timeslice: None,
         nvlink: None,
         processes: Vec::new(),
         cordons: Vec::new(),

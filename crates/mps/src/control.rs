@@ -4,12 +4,14 @@
 //! ```text
 //! asked ──► our turn ──► session ─┬─ answered ─────────────────────► refusal by its words? ──► value
 //!                          ▲      ├─ closed: somebody has its ear, ask again ─┐
-//!                          └──────┼───────────────────────────────────────────┘ until the deadline: busy
-//!                                 └─ absent, silent, foreign: told as it is
+//!                          ├──────┼───────────────────────────────────────────┘ until the deadline: busy
+//!                          └──────┼─ foreign: through NVIDIA's front-end from then on, when there is one
+//!                                 └─ absent, silent: told as it is
 //! ```
 
 use std::{
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -19,6 +21,7 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     command::{Command, Pid},
+    front,
     session::{self, Answer, Daemon, SessionError},
 };
 
@@ -72,15 +75,40 @@ pub enum ControlError {
 /// The one who may speak to a daemon. All of an agent's questions to it go through one of these.
 #[derive(Debug)]
 pub struct Control {
-    socket: PathBuf,
+    directory: PathBuf,
+    /// NVIDIA's front-end, for a daemon that speaks otherwise.
+    front: Option<PathBuf>,
+    /// What was foreign about its protocol, once something was.
+    foreign: OnceLock<String>,
     turn: Mutex<()>,
+}
+
+/// How a daemon is spoken to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Protocol {
+    /// On its socket.
+    Direct,
+    /// Through NVIDIA's front-end: what was foreign about its own protocol.
+    FrontEnd(String),
 }
 
 impl Control {
     /// For the daemon of a pipe directory; nothing is opened yet.
     #[must_use]
     pub fn of(directory: &Path) -> Self {
-        Self { socket: directory.join("control_privileged"), turn: Mutex::new(()) }
+        Self { directory: directory.to_owned(), front: None, foreign: OnceLock::new(), turn: Mutex::new(()) }
+    }
+
+    /// Through this front-end, an absolute path, if the daemon turns out to speak otherwise.
+    #[must_use]
+    pub fn with_front(self, program: &Path) -> Self {
+        Self { front: Some(program.to_owned()), ..self }
+    }
+
+    /// How it is spoken to, as far as it was.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.foreign.get().map_or(Protocol::Direct, |what| Protocol::FrontEnd(what.clone()))
     }
 
     /// Says a command and hears the answer, all within `deadline`, waiting for our turn included.
@@ -93,7 +121,7 @@ impl Control {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let line = command.to_string();
-            match session::ask(&self.socket, &line, left).await {
+            match self.ask(command, &line, left).await {
                 Ok(answer) => return judged(&line, answer),
                 Err(SessionError::Closed) if command.ends_the_daemon() => return Err(SessionError::Closed.into()),
                 Err(SessionError::Closed) if Instant::now() + AGAIN >= until => return Err(ControlError::Busy),
@@ -101,6 +129,23 @@ impl Control {
                 Err(other) => return Err(other.into()),
             }
         }
+    }
+
+    /// One try. A daemon whose protocol is foreign is not asked by it again.
+    async fn ask(&self, command: &Command, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
+        let until = Instant::now() + deadline;
+        if self.foreign.get().is_none() {
+            match session::ask(&self.directory.join("control_privileged"), line, deadline).await {
+                Err(SessionError::Foreign(what)) if self.front.is_some() => {
+                    let _first = self.foreign.set(what);
+                }
+                other => return other,
+            }
+        }
+        let Some(front) = &self.front else {
+            return Err(SessionError::Foreign(self.foreign.get().cloned().unwrap_or_default()));
+        };
+        front::ask(front, &self.directory, command, until.saturating_duration_since(Instant::now())).await
     }
 
     /// Who answers.

@@ -7,8 +7,8 @@
 //!            values ──► command ──► wire ──► session ──► control       one actor a daemon, in turn
 //!            checked    a line      frames   one question   deadline, again while another has its ear,
 //!            by us                  as bytes one answer     what was set is read back
-//!                                                   │
-//!            lock: who the daemon of a directory is ┘
+//!                                                   │              └─ front, for a foreign protocol
+//!            lock: who the daemon of a directory is ┘      holder: who has its ear, when we have not
 //! ```
 //!
 //! The daemon accepts nonsense without a word (`512K` of memory becomes `512M`, 0 percent prints the old
@@ -16,7 +16,10 @@
 
 pub mod command;
 pub mod control;
+pub mod front;
+pub mod holder;
 pub mod lock;
 pub mod server;
 pub mod session;
+pub mod version;
 pub mod wire;

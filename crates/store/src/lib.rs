@@ -49,6 +49,7 @@ mod own;
 mod record;
 mod reserve;
 mod schema;
+mod shared_gpu;
 mod store;
 mod tx;
 mod watermark;
@@ -58,11 +59,12 @@ pub use audit::{AuditQuery, AuditRecord, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, Lost};
-pub use mps::{ModeBefore, MpsShare, MpsTarget, NewMpsShare, ProcessId};
+pub use mps::{MpsShare, MpsTarget, NewMpsShare, ProcessId};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
 };
 pub use overrides::{NewOverride, Override};
+pub use shared_gpu::{ComputeModeSet, SharedGpu};
 pub use store::{Pending, Statistics, Store};
 pub use tx::{Tx, View};

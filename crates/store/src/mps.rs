@@ -1,5 +1,5 @@
-//! What must not be forgotten of MPS: who took which share of a target, what an administrator made of a
-//! target above its rule, and the compute mode that its GPU had before.
+//! What must not be forgotten of MPS: who took which share of a target, and what an administrator made of
+//! a target above its rule. The compute mode that its GPU had before is with `shared_gpu`.
 
 use gpush_api::{Actor, MpsSettings};
 use jiff::Timestamp;
@@ -96,30 +96,18 @@ pub struct MpsTarget {
     pub stopped_by: Option<Actor>,
     /// What was set in place of the rule's settings.
     pub set: Option<MpsSettings>,
-    /// Compute mode of the GPU before MPS, to be put back.
-    pub compute_mode: Option<ModeBefore>,
     /// Boot on which an operation brought up the daemon of a full GPU.
     pub in_force: Option<String>,
 }
 
-/// A compute mode that was there before.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModeBefore {
-    /// NVIDIA's name of it.
-    pub mode: String,
-    /// Boot in which it was: the driver forgets it with that.
-    pub boot_id: String,
-}
-
 impl Record for MpsTarget {
     const TABLE: &'static str = "mps_targets";
-    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings", "compute_mode", "in_force"];
+    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings", "in_force"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
         columns.put_text(&self.target);
         columns.put_json(&self.stopped_by)?;
         columns.put_json(&self.set)?;
-        columns.put_json(&self.compute_mode)?;
         columns.put_json(&self.in_force)
     }
 
@@ -128,7 +116,6 @@ impl Record for MpsTarget {
             target: columns.text()?,
             stopped_by: columns.json()?,
             set: columns.json()?,
-            compute_mode: columns.json()?,
             in_force: columns.json()?,
         })
     }
@@ -192,24 +179,14 @@ impl Tx<'_> {
         self.boot_id
     }
 
-    /// A compute mode that is there now, on this boot.
-    #[must_use]
-    pub fn mode_before(&self, mode: &str) -> ModeBefore {
-        ModeBefore { mode: mode.to_owned(), boot_id: self.boot_id.to_owned() }
-    }
-
-    /// Ends the shares of any boot but this one, and forgets the compute modes of others and what was in
-    /// force on them.
+    /// Ends the shares of any boot but this one, and forgets what was in force on others.
     ///
     /// # Errors
     /// When it can't be written.
     pub fn forget_mps_of_other_boots(&mut self) -> Result<(), StoreError> {
         for target in self.view().mps_targets()? {
-            let mode = target.compute_mode.clone().filter(|before| before.boot_id == self.boot_id);
-            let in_force = target.in_force.clone().filter(|boot_id| boot_id == self.boot_id);
-            let kept = MpsTarget { compute_mode: mode, in_force, ..target.clone() };
-            if kept != target {
-                self.set_mps_target(&kept)?;
+            if target.in_force.as_deref().is_some_and(|boot_id| boot_id != self.boot_id) {
+                self.set_mps_target(&MpsTarget { in_force: None, ..target })?;
             }
         }
         for share in self.view().mps_shares()? {

@@ -46,7 +46,9 @@ pub(crate) const MIGRATIONS: &[&str] = &[
         settings TEXT NOT NULL, created_at INTEGER NOT NULL, process TEXT NOT NULL, expires_at INTEGER,
         boot_id TEXT NOT NULL, seal INTEGER NOT NULL);
     CREATE TABLE mps_targets (target TEXT NOT NULL PRIMARY KEY, stopped_by TEXT NOT NULL,
-        settings TEXT NOT NULL, compute_mode TEXT NOT NULL, in_force TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
+        settings TEXT NOT NULL, in_force TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE shared_gpus (gpu TEXT NOT NULL PRIMARY KEY, compute_mode TEXT NOT NULL, level TEXT NOT NULL,
+        boot_id TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
 ",
 ];
 

@@ -13,6 +13,7 @@ use crate::{
     operation::{IntentRow, OperationRecord, UndoRow},
     overrides::Override,
     record,
+    shared_gpu::SharedGpu,
 };
 
 /// The store as of the last commit; within a transaction, with its changes so far.
@@ -64,6 +65,7 @@ impl View<'_> {
         record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
         record::select::<MpsShare>(self.connection, "", [], self.sealed)?;
         record::select::<MpsTarget>(self.connection, "", [], self.sealed)?;
+        record::select::<SharedGpu>(self.connection, "", [], self.sealed)?;
         match operations.iter().find(|operation| operation.id.0 > self.head.operation) {
             None => Ok(()),
             Some(operation) => Err(StoreError::Corrupt {

@@ -6,11 +6,10 @@
 
 mod scene;
 
-use gpush_api::OperationState;
-use gpush_api::{ApiError, Code, StepState};
+use gpush_api::{ApiError, Code, ComputeMode, Mode, OperationState, StepState, TimesliceLevel};
 use gpush_store::{
-    Answer, AuditQuery, Bounds, ConditionKind, ModeBefore, MpsTarget, NewAnswer, NewCondition, Note, OperationId,
-    Options, Scope, Store, StoreError,
+    Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, MpsTarget, NewAnswer, NewCondition, Note, OperationId,
+    Options, Scope, SharedGpu, Store, StoreError,
 };
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
@@ -372,7 +371,6 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
         target: "GPU-0".to_owned(),
         stopped_by: Some(scene::actor(0)),
         set: None,
-        compute_mode: Some(ModeBefore { mode: "DEFAULT".to_owned(), boot_id: options().boot_id }),
         in_force: Some(options().boot_id),
     };
     let kept = target.clone();
@@ -394,4 +392,27 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
     let store = Store::open(scratch.path(), options).unwrap().store;
     store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_shares()).wait().unwrap(), []);
+}
+
+#[test]
+fn what_was_set_on_gpus_lasts_as_long_as_the_boot() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let mode = ComputeModeSet { before: ComputeMode::Default, set: ComputeMode::Prohibited, by: Mode::Timeslice };
+    let shared = |gpu: &str| SharedGpu { gpu: gpu.to_owned(), ..SharedGpu::default() };
+    let set = |shared: SharedGpu| store.write(move |tx| tx.set_shared_gpu(shared.clone())).wait().unwrap();
+    let one = set(SharedGpu { compute_mode: Some(mode), level: Some(TimesliceLevel::Long), ..shared("GPU-1") });
+    assert_eq!(one.boot_id, options().boot_id);
+    let other = set(SharedGpu { level: Some(TimesliceLevel::Short), ..shared("GPU-0") });
+    assert_eq!(store.read(|view| view.shared_gpus()).wait().unwrap(), [other.clone(), one.clone()]);
+    set(shared("GPU-1"));
+    drop(store);
+    let store = open(scratch.path()).store;
+    store.write_ending(|tx| tx.forget_shared_gpus_of_other_boots()).wait().unwrap();
+    assert_eq!(store.read(|view| view.shared_gpus()).wait().unwrap(), [other], "of this boot");
+    drop(store);
+    let options = Options { boot_id: "another".to_owned(), ..Options::default() };
+    let store = Store::open(scratch.path(), options).unwrap().store;
+    store.write_ending(|tx| tx.forget_shared_gpus_of_other_boots()).wait().unwrap();
+    assert_eq!(store.read(|view| view.shared_gpus()).wait().unwrap(), []);
 }

@@ -229,7 +229,11 @@ fn an_older_database_is_brought_forward_with_all_that_is_in_it() {
     drop(store);
     // As the gpushd before left it.
     let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
-    older.execute_batch("DROP TABLE mps_shares; DROP TABLE mps_targets; PRAGMA user_version = 1;").unwrap();
+    older
+        .execute_batch(
+            "DROP TABLE mps_shares; DROP TABLE mps_targets; DROP TABLE shared_gpus; PRAGMA user_version = 1;",
+        )
+        .unwrap();
     let seal = seal_of_schema_fact("1");
     older.execute("UPDATE facts SET value = '1', seal = ?1 WHERE name = 'schema'", [seal]).unwrap();
     older.close().unwrap();

@@ -14,6 +14,7 @@ use super::{
     mps, operation,
     status::gpu_numbers,
     table::{BELOW, PROSE},
+    timeslice,
 };
 
 /// Columns of what it is about, and of the kind of news.
@@ -123,6 +124,14 @@ fn of_gpu(change: &GpuChange) -> String {
                 None => "no MIG".to_owned(),
             }),
             GpuAspect::Instances => parts.push(format!("has {}", instances(&change.instances))),
+            GpuAspect::ComputeMode => parts.push(match change.compute_mode {
+                Some(mode) => format!("compute mode is {mode}"),
+                None => "compute mode is not known".to_owned(),
+            }),
+            GpuAspect::Timeslice => parts.push(match &change.timeslice {
+                Some(turns) => timeslice::level(turns),
+                None => "not shared by turns any more".to_owned(),
+            }),
         }
     }
     parts.join("; ")
@@ -197,6 +206,8 @@ mod tests {
                 drift: vec!["missing 1g.10gb".into()],
                 mig: Some(true),
                 instances,
+                compute_mode: None,
+                timeslice: None,
             }))
         };
         let instance = InstanceSeen {

@@ -90,6 +90,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         reasons: Vec::new(),
         mig,
         compute_mode: None,
+        timeslice: None,
         nvlink: None,
         processes: Vec::new(),
         cordons: Vec::new(),

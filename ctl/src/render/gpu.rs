@@ -16,7 +16,7 @@ use super::{
     mps::list as mps,
     overrides,
     slices::{self, Use},
-    who,
+    timeslice, who,
 };
 
 /// Blanks before everything below a heading.
@@ -353,6 +353,7 @@ pub(crate) fn block(
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
     }
     out.extend(mps::below(daemons, INDENT, lines || mig.is_none(), look));
+    out.extend(timeslice::below(gpu, INDENT, look));
     out.extend(notes(gpu, look));
     out
 }

@@ -9,7 +9,7 @@ use super::{
     profiles, slices,
     status::gpu_numbers,
     table::{Align, table},
-    who,
+    timeslice, who,
 };
 
 /// `gpushctl gpu show`; `daemons` are those of the host.
@@ -50,6 +50,9 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
     match one.compute_mode {
         None | Some(ComputeMode::Default) => {}
         Some(mode) => fact("compute mode", format!("{mode}: {}", contexts(mode))),
+    }
+    for (name, text) in one.timeslice.iter().flat_map(|turns| timeslice::facts(turns, look)) {
+        fact(name, text);
     }
     if let Some(links) = &one.nvlink {
         fact("NVLink", nvlink(links, look));

@@ -123,7 +123,9 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
     let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
     step(&uncut, "has no MIG", "have no MIG", rule);
-    let whole = those(&|g| drifts(g) && !wants(g));
+    // Level and compute mode of those that take turns gpushd puts right itself.
+    let cut = |g: &Gpu| g.mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending);
+    let whole = those(&|g| drifts(g) && !wants(g) && cut(g));
     let off = format!("`gpushctl mig apply --gpu {}` switches it off", list(&whole));
     step(&whole, "has MIG mode on against the config", "have MIG mode on against the config", &off);
     let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !whole.contains(&g.index));

@@ -34,8 +34,8 @@ pub(crate) enum FaultAction {
 
 #[derive(Args)]
 pub(crate) struct Add {
-    /// What goes wrong: silent-hello, busy-ui, empty-reply, unread-pipe, stale-pid-file, server-dies,
-    /// never-active, fault, orphan-server, hung-daemon, second-uid, slow-quit, slow-start
+    /// What goes wrong: silent-hello, foreign-hello, busy-ui, empty-reply, unread-pipe, stale-pid-file,
+    /// server-dies, never-active, fault, orphan-server, hung-daemon, second-uid, slow-quit, slow-start
     kind: Kind,
     /// Only with the daemon whose pipe directory or visible device has this in it
     #[arg(long, value_name = "PART")]

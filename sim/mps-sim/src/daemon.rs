@@ -216,7 +216,9 @@ impl Daemon {
             self.ungreeted.push((socket, rule));
             return;
         }
-        let introduced = socket.send(wire::HELLO).and_then(|()| socket.receive());
+        let foreign = self.place.faults.fires(Fault::ForeignHello).is_some();
+        let hello = if foreign { wire::FOREIGN_HELLO } else { wire::HELLO };
+        let introduced = socket.send(hello).and_then(|()| socket.receive());
         let peer = introduced.ok().filter(|said| said.bytes == wire::CREDENTIALS).and_then(|said| said.from);
         let Some(peer) = peer else {
             self.log.say("User did not send valid credentials");

@@ -40,6 +40,8 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 pub enum Kind {
     /// The daemon takes a connection and does not greet.
     SilentHello,
+    /// The daemon greets as no known version does. Programs of its own version understand it.
+    ForeignHello,
     /// The daemon behaves as if somebody else had its ear.
     BusyUi,
     /// A command is done, and its answer is not sent.
@@ -68,8 +70,9 @@ pub enum Kind {
 
 impl Kind {
     /// All, as they are written.
-    pub const NAMES: [(&'static str, Self); 13] = [
+    pub const NAMES: [(&'static str, Self); 14] = [
         ("silent-hello", Self::SilentHello),
+        ("foreign-hello", Self::ForeignHello),
         ("busy-ui", Self::BusyUi),
         ("empty-reply", Self::EmptyReply),
         ("unread-pipe", Self::UnreadPipe),

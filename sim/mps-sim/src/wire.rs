@@ -24,6 +24,8 @@ use nix::{
 
 /// What the daemon says first.
 pub(crate) const HELLO: &[u8] = b"OUTBHELL\0";
+/// What one of a version that nobody knows says first.
+pub(crate) const FOREIGN_HELLO: &[u8] = b"OUTBHEL3\0\x03\0\0\0";
 /// What goes with credentials.
 pub(crate) const CREDENTIALS: &[u8] = b"OUTBCRED\0";
 /// What goes with a socket.
@@ -121,7 +123,7 @@ impl Socket {
         let fd = Self::unconnected()?;
         socket::connect(fd.as_raw_fd(), &UnixAddr::new(at)?)?;
         let own = Self::with_names(fd)?;
-        if own.receive()?.bytes != HELLO {
+        if ![HELLO, FOREIGN_HELLO].contains(&own.receive()?.bytes.as_slice()) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it greets as no daemon does"));
         }
         own.send_named(CREDENTIALS)?;

@@ -10,7 +10,7 @@ use std::{
 
 use gpush_api::{MpsServerState, Percentage};
 use gpush_mps::{
-    control::{Control, ControlError},
+    control::{Control, ControlError, Protocol},
     lock,
     session::{SessionError, Stage},
 };
@@ -111,6 +111,37 @@ async fn silent_hello_so_often_as_it_says() {
     }
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
     daemon.is_well().await;
+}
+
+#[tokio::test]
+async fn foreign_hello_is_answered_through_the_front_end_from_then_on() {
+    let daemon = Daemon::start().await;
+    daemon.fault(Kind::ForeignHello, None);
+    let foreign = daemon.control.default_percentage(LONG).await.unwrap_err();
+    assert!(matches!(foreign, ControlError::Session(SessionError::Foreign(_))), "{foreign:?}");
+    assert_eq!(daemon.control.protocol(), Protocol::Direct);
+
+    let program = daemon.dir.path().join("bin/nvidia-cuda-mps-control");
+    symlink(env!("CARGO_BIN_EXE_mps-sim"), &program).unwrap();
+    let control = Control::of(&daemon.pipe()).with_front(&program);
+    control.set_default_percentage("12.5".parse().unwrap(), LONG).await.unwrap();
+    let front_end = Protocol::FrontEnd("it greets with 13 bytes".to_owned());
+    assert_eq!(control.protocol(), front_end);
+    assert_eq!(control.servers(LONG).await.unwrap(), [] as [i32; 0]);
+    assert_eq!(control.daemon(LONG).await.unwrap().pid, i32::try_from(daemon.child.id()).unwrap());
+    match control.server_state(1, LONG).await {
+        Err(ControlError::NoServer | ControlError::Unknown(_)) => {}
+        other => panic!("{other:?}"),
+    }
+    control.set_default_percentage(Percentage::ALL, LONG).await.unwrap();
+
+    daemon.faults.add(Kind::BusyUi, None, None, None).unwrap();
+    let busy = control.servers(SHORT).await.unwrap_err();
+    assert!(matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. })), "{busy:?}");
+    daemon.is_well().await;
+    assert_eq!(control.servers(LONG).await.unwrap(), [] as [i32; 0]);
+    assert_eq!(control.protocol(), front_end, "it is not asked by its own again");
+    control.quit(None, LONG).await.unwrap();
 }
 
 #[tokio::test]

@@ -303,6 +303,7 @@ async fn systemctl(agent: &Shared, operation: &str, verb: &str, service: &str) -
         args: vec![verb.to_owned(), format!("{service}.service")],
         env: BTreeMap::new(),
         deadline: Duration::from_secs(config.mode_change.service_s.into()),
+        routine: false,
     };
     agent.outside.beside.run(job).await
 }
@@ -321,6 +322,7 @@ async fn hook(
         args: Vec::new(),
         env,
         deadline: Duration::from_secs(agent.settings.config().mode_change.hook_s.into()),
+        routine: false,
     };
     agent.outside.beside.run(job).await
 }

@@ -211,6 +211,7 @@ async fn reset(agent: &Shared, operation: &str, parts: &[&Part], until: Option<&
         args: vec!["--gpu-reset".to_owned(), "-i".to_owned(), uuids.join(",")],
         env: BTreeMap::new(),
         deadline: Duration::from_secs(change.reset_s.into()),
+        routine: false,
     };
     let ended = agent.outside.beside.run(job).await?;
     match ended.end {

@@ -6,7 +6,7 @@
 
 use gpush_api::{Gpu, GpuInstance, GpuState, Mig, Mode};
 
-use super::Wish;
+use super::{Wish, turns};
 use crate::{
     geometry::Geometry,
     layout::Layout,
@@ -18,7 +18,12 @@ use crate::{
 pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
     match wish.mode {
         Mode::Unmanaged => Vec::new(),
-        Mode::Exclusive | Mode::Mps | Mode::Timeslice => not_whole(wish.mode, gpu),
+        Mode::Exclusive | Mode::Mps => not_whole(wish.mode, gpu),
+        Mode::Timeslice => match not_whole(wish.mode, gpu) {
+            // What is cut has neither levels nor another compute mode.
+            whole if whole.is_empty() => turns::drift(wish, gpu),
+            not_whole => not_whole,
+        },
         Mode::Mig => match (&gpu.mig, &wish.layout) {
             (None, _) => match gpu.state {
                 GpuState::Ready

@@ -25,6 +25,7 @@ mod each;
 mod mode;
 mod plan;
 mod standing;
+mod turns;
 mod way_out;
 
 pub use compare::{changed_under, compare};
@@ -45,6 +46,8 @@ pub struct Wish {
     pub layout: Option<Layout>,
     /// The rule's own layout, in mode `mig`.
     pub configured: Option<Layout>,
+    /// How holders take turns, in mode `timeslice`.
+    pub timeslice: Option<TimeslicePolicy>,
 }
 
 impl Wish {
@@ -76,7 +79,7 @@ pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
 pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
     let wish = |(claimed, gpu): (Option<usize>, &Gpu)| {
         let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
-            return Wish { mode: Mode::Unmanaged, rule: None, layout: None, configured: None };
+            return Wish { mode: Mode::Unmanaged, rule: None, layout: None, configured: None, timeslice: None };
         };
         let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
         let layout = match &gpu.overridden {
@@ -84,18 +87,21 @@ pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
             Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
             Some(_) | None => configured.clone(),
         };
-        Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured }
+        let timeslice = rule.timeslice.clone().filter(|_| rule.mode == Mode::Timeslice);
+        Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, timeslice }
     };
     claims(config, gpus).into_iter().zip(gpus).map(wish).collect()
 }
 
 /// Writes what is wanted, and what differs from it, into the readings of a host: the fields `mode`,
-/// `rule`, `layout` and `drift` of each.
+/// `rule`, `layout` and `drift` of each, and what is wanted in `timeslice`, where what is known of the
+/// level in force stands already.
 pub fn describe(config: &Config, gpus: &mut [Gpu]) {
     let wishes = wishes(config, gpus);
     for (gpu, wish) in gpus.iter_mut().zip(wishes) {
         // What a lost one holds is not known.
         gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&wish, gpu) };
+        gpu.timeslice = turns::view(&wish, gpu);
         gpu.mode = wish.mode;
         gpu.rule = wish.rule;
         gpu.layout = wish.layout.map(|layout| layout.canonical());
@@ -121,7 +127,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             }
             silent += 1;
         }
-        findings.extend(turns(rule).map(|finding| format!("{label}: {finding}")));
+        findings.extend(at_odds(rule).map(|finding| format!("{label}: {finding}")));
         if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
             findings.push(format!("{label} claims no GPU: earlier rules have all that it matches"));
         }
@@ -131,7 +137,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
 }
 
 /// What of a rule's turns contradicts itself: that it is wanted is for the administrator to say.
-fn turns(rule: &Rule) -> Option<String> {
+fn at_odds(rule: &Rule) -> Option<String> {
     let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
     let mode = (*compute_mode)?;
     let lets_in = match mode {

@@ -133,6 +133,9 @@ pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
     for one in view.mps_targets()? {
         writeln!(text, "{one:?}").unwrap();
     }
+    for one in view.shared_gpus()? {
+        writeln!(text, "{one:?}").unwrap();
+    }
     for one in view.audit(&AuditQuery::default())? {
         writeln!(text, "{one:?}").unwrap();
     }

@@ -81,3 +81,36 @@ fn mig_devices_by_their_names() {
     assert_eq!(show::mig_devices(&empty[..1], &look), "GPU 3 has no MIG instance.\n");
     assert_eq!(show::mig_devices(&empty[2..3], &look), "GPU 5 has no MIG.\n");
 }
+
+#[test]
+fn gpus_that_take_turns_say_what_that_is_worth() {
+    let look = fixtures::look(80, UTF8);
+    let turns = |state, level, reason: Option<&str>| gpush_api::TimesliceView {
+        replicas: 4,
+        wanted: gpush_api::TimesliceLevel::Long,
+        state,
+        level,
+        reason: reason.map(Into::into),
+        since: Some(jiff::Timestamp::from_second(fixtures::READ_AT - 60).unwrap()),
+    };
+    let known = gpush_api::TimesliceState::Known;
+    let mut gpu = fixtures::gpu(0, "NVIDIA L4", 23_034, None);
+    gpu.mode = gpush_api::Mode::Timeslice;
+    let of = |view, drift: &[&str]| gpush_api::Gpu {
+        timeslice: Some(view),
+        drift: drift.iter().map(|one| (*one).to_owned()).collect(),
+        ..gpu.clone()
+    };
+    let gpus = vec![
+        of(turns(known, Some(gpush_api::TimesliceLevel::Long), None), &[]),
+        of(
+            turns(known, Some(gpush_api::TimesliceLevel::Default), Some("nvidia-smi does not set long: Unknown Error")),
+            &["time-slice level is default, the config wants long"],
+        ),
+        of(turns(gpush_api::TimesliceState::Unsupported, None, Some("Turing and later have them")), &[]),
+        of(turns(gpush_api::TimesliceState::Unknown, None, Some("`nvidia-smi compute-policy` fails")), &[]),
+    ];
+    let shown: Vec<String> = gpus.iter().map(|gpu| fits(&show::gpu(gpu, &[], &look), &look)).collect();
+    assert_snapshot!("gpu-show-turns", shown.join("\n"));
+    assert_snapshot!("status-turns", fits(&status::status(&fixtures::status(gpus, false), false, &look), &look));
+}

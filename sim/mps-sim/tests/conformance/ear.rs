@@ -3,14 +3,16 @@
 use std::{
     io::IoSlice,
     os::fd::{AsRawFd, OwnedFd},
-    process::Stdio,
+    process::{Command as Program, Stdio},
     time::Duration,
 };
 
 use gpush_api::Percentage;
 use gpush_mps::{
+    command::Command,
     control::{Control, ControlError},
-    session::SessionError,
+    front, holder,
+    session::{self, SessionError},
 };
 use nix::sys::socket::{self, AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, UnixCredentials};
 
@@ -54,9 +56,50 @@ pub(crate) async fn somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is
         }
     };
     assert!(matches!(busy, ControlError::Busy | ControlError::Session(SessionError::Silent { .. })), "{busy:?}");
+    assert_eq!(who(&daemon), [i32::try_from(prompt.id()).unwrap()]);
     drop(prompt.stdin.take());
     prompt.wait().unwrap();
+    assert_eq!(who(&daemon), [] as [i32; 0]);
     assert_eq!(control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
+}
+
+/// Who is found to have its ear, ourselves left out.
+fn who(daemon: &Daemon) -> Vec<i32> {
+    holder::holders(i32::try_from(daemon.child.id()).unwrap(), &daemon.setup.pipe).unwrap()
+}
+
+/// A process that has connected to the door that is everybody's, and says nothing.
+struct HalfOpen(std::process::Child);
+
+impl HalfOpen {
+    /// What a process has open it gives to its children.
+    fn at(setup: &Setup) -> Self {
+        let fd = knock(setup);
+        let mut command = Program::new("sleep");
+        command.arg("600").stdin(fd).stdout(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for HalfOpen {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+pub(crate) async fn whoever_has_its_ear_is_found_and_no_server_or_client_is(setup: Setup) {
+    let daemon = setup.start().await;
+    let mut client = daemon.client(&[]);
+    assert!(client.next().starts_with("active "));
+    daemon.ready_server().await;
+    assert_eq!(who(&daemon), [] as [i32; 0], "a server and a client are there");
+    let peer = HalfOpen::at(&daemon.setup);
+    is_stopped(&daemon).await;
+    assert_eq!(who(&daemon), [i32::try_from(peer.0.id()).unwrap()]);
+    drop(peer);
+    daemon.control.default_percentage(LONG).await.unwrap();
+    assert_eq!(who(&daemon), [] as [i32; 0]);
 }
 
 /// Connects to the door that is everybody's.
@@ -101,6 +144,44 @@ pub(crate) async fn a_client_that_says_nothing_when_it_is_served_stops_it(setup:
     is_stopped(&daemon).await;
     drop(fd);
     assert_eq!(daemon.control.default_percentage(LONG).await.unwrap(), Percentage::ALL);
+}
+
+/// Spoken to through NVIDIA's front-end, it says the same.
+pub(crate) async fn the_front_end_is_heard_as_the_socket_is(setup: Setup) {
+    let daemon = setup.start().await;
+    let (pipe, program) = (&daemon.setup.pipe, daemon.setup.control_program());
+    let mut client = daemon.client(&[]);
+    assert!(client.next().starts_with("active "));
+    let server = daemon.ready_server().await;
+    let commands = [
+        Command::ServerList,
+        Command::ClientList(server),
+        Command::DefaultPercentage,
+        Command::SetDefaultPercentage("33.4".parse().unwrap()),
+        Command::SetDefaultMemoryLimit("2G".parse().unwrap()),
+        Command::DefaultMemoryLimit,
+        Command::Percentage(server),
+        Command::ServerStatus(server),
+        Command::ServerStatus(1),
+        Command::Processes,
+    ];
+    for command in commands {
+        let direct = session::ask(&pipe.join("control_privileged"), &command.to_string(), LONG).await.unwrap();
+        let front = front::ask(&program, pipe, &command, LONG).await.unwrap();
+        let plain = |text: &[String]| text.join("\n").trim_end().to_owned();
+        assert_eq!(plain(&front.text), plain(&direct.text), "{command}");
+        assert_eq!(front.daemon, direct.daemon, "{command}");
+    }
+    let peer = HalfOpen::at(&daemon.setup);
+    let silent = front::ask(&program, pipe, &Command::ServerList, Duration::from_millis(300)).await.unwrap_err();
+    assert!(matches!(silent, SessionError::Silent { .. }), "{silent:?}");
+    drop(peer);
+    let quit = Command::Quit { force_after_s: Some(1) };
+    let ended = front::ask(&program, pipe, &quit, LONG).await;
+    assert!(matches!(ended, Ok(_) | Err(SessionError::Closed)), "{ended:?}");
+    let gone = async || front::ask(&program, pipe, &Command::ServerList, LONG).await.err();
+    let gone = crate::daemon::until("it is gone", gone).await;
+    assert!(matches!(gone, SessionError::Absent { .. } | SessionError::Closed), "{gone:?}");
 }
 
 pub(crate) async fn the_front_end_says_nothing_by_its_status(setup: Setup) {

@@ -45,7 +45,9 @@ on_each! {
             twenty_who_ask_at_once_are_all_answered
             somebody_at_a_prompt_makes_it_busy_and_it_answers_when_he_is_gone
             a_half_open_peer_stops_it_until_it_goes
+            whoever_has_its_ear_is_found_and_no_server_or_client_is
             a_client_that_says_nothing_when_it_is_served_stops_it
+            the_front_end_is_heard_as_the_socket_is
             the_front_end_says_nothing_by_its_status;
         life:
             a_daemon_that_is_gone_is_absent_and_one_that_is_told_ends

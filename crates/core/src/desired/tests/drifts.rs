@@ -37,14 +37,20 @@ fn drift_in_sentences() {
         let layout = Layout::parse(layout).unwrap();
         let mut gpu = host().remove(0);
         set(&mut gpu, instances);
-        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None };
+        let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(layout), configured: None, timeslice: None };
         assert_eq!(drift(&wish, &gpu), *expected, "{what}");
     }
     println!("{} drifts", cases.len());
     let mut gpu = host().remove(0);
     set(&mut gpu, &[("3g.40gb", 4, &[])]);
     gpu.mig.as_mut().unwrap().instances[0].compute.clear();
-    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()), configured: None };
+    let wish = Wish {
+        mode: Mode::Mig,
+        rule: None,
+        layout: Some(Layout::parse("3g.40gb").unwrap()),
+        configured: None,
+        timeslice: None,
+    };
     assert_eq!(drift(&wish, &gpu), ["compute instances of 3g.40gb@4: missing 3g.40gb"]);
 }
 
@@ -52,7 +58,13 @@ fn drift_in_sentences() {
 fn a_reading_without_profiles_is_not_called_drifted_by_guess() {
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
-    let wish = Wish { mode: Mode::Mig, rule: None, layout: Some(Layout::parse("3g.40gb").unwrap()), configured: None };
+    let wish = Wish {
+        mode: Mode::Mig,
+        rule: None,
+        layout: Some(Layout::parse("3g.40gb").unwrap()),
+        configured: None,
+        timeslice: None,
+    };
     assert_eq!(drift(&wish, &gpu), ["its MIG profiles are not known, so it can't be compared with the layout 3g.40gb"]);
 }
 
@@ -65,12 +77,24 @@ fn drift_of_modes() {
             let mut gpu = host().remove(0);
             let mig = gpu.mig.as_mut().unwrap();
             (mig.enabled, mig.pending) = (enabled, pending);
-            let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()), configured: None };
+            let wish = Wish {
+                mode,
+                rule: None,
+                layout: (mode == Mode::Mig).then(|| layout.clone()),
+                configured: None,
+                timeslice: None,
+            };
             let _ = writeln!(shown, "{mode:?}, MIG {enabled}, pending {pending}: {:?}", drift(&wish, &gpu));
         }
         let mut gpu = preset::gpus("mixed").unwrap().remove(5);
         gpu.state = GpuState::Ready;
-        let wish = Wish { mode, rule: None, layout: (mode == Mode::Mig).then(|| layout.clone()), configured: None };
+        let wish = Wish {
+            mode,
+            rule: None,
+            layout: (mode == Mode::Mig).then(|| layout.clone()),
+            configured: None,
+            timeslice: None,
+        };
         let _ = writeln!(shown, "{mode:?}, no MIG: {:?}", drift(&wish, &gpu));
     }
     insta::assert_snapshot!(shown);

@@ -1,0 +1,161 @@
+//! What gpushd sets on whole GPUs while they are shared, on record before it is set and put back
+//! afterwards: the compute mode, for MPS and for turns, and the time-slice level.
+//!
+//! ```text
+//!           what is there is recorded, then set           the one from before is set
+//!  as found ───────────────────────────────────► taken ─────────────────────────────► as found
+//!     ▲                                           │  │ another use takes it over:
+//!     │        somebody else has set it since     │  │ the record stays, and is its own
+//!     └───────────────────────────────────────────┘  └─► taken
+//! ```
+//!
+//! The driver forgets both with a reboot, and so do the records then: what is found is what there was
+//! before. Those who come one after the other take turns here, so that no use puts back what the next one
+//! has taken.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use gpush_api::{ComputeMode, Mode, TimesliceLevel};
+use gpush_store::{ComputeModeSet, SharedGpu};
+
+use crate::agent::Shared;
+
+/// What is on record.
+#[derive(Debug, Default)]
+pub(crate) struct SharedGpus {
+    /// By UUID of the GPU.
+    records: Mutex<BTreeMap<String, SharedGpu>>,
+    /// Of those who change one.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl SharedGpus {
+    /// Those on record.
+    pub(crate) fn of_the_store(records: Vec<SharedGpu>) -> Self {
+        let records = records.into_iter().map(|record| (record.gpu.clone(), record)).collect();
+        Self { records: Mutex::new(records), turn: tokio::sync::Mutex::default() }
+    }
+
+    fn records(&self) -> MutexGuard<'_, BTreeMap<String, SharedGpu>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self, uuid: &str) -> SharedGpu {
+        let known = self.records().get(uuid).cloned();
+        known.unwrap_or_else(|| SharedGpu { gpu: uuid.to_owned(), ..SharedGpu::default() })
+    }
+
+    /// The level that was set on a GPU.
+    pub(crate) fn level(&self, uuid: &str) -> Option<TimesliceLevel> {
+        self.record(uuid).level
+    }
+
+    /// The compute mode that was set on a GPU for the sake of a mode.
+    pub(crate) fn compute_mode(&self, uuid: &str, by: Mode) -> Option<ComputeModeSet> {
+        self.record(uuid).compute_mode.filter(|set| set.by == by)
+    }
+
+    /// Whether anything is set for the sake of turns on a GPU.
+    pub(crate) fn has_turns_of(&self, uuid: &str) -> bool {
+        self.records().get(uuid).is_some_and(is_of_turns)
+    }
+
+    /// Whether anything is set for the sake of turns on any.
+    pub(crate) fn has_turns(&self) -> bool {
+        self.records().values().any(is_of_turns)
+    }
+}
+
+fn is_of_turns(record: &SharedGpu) -> bool {
+    record.level.is_some() || record.compute_mode.is_some_and(|set| set.by == Mode::Timeslice)
+}
+
+/// Sees to it that a GPU has a compute mode for the sake of the mode of its rule; the one that was there,
+/// when it had another.
+///
+/// # Errors
+/// Why it has not.
+pub(crate) async fn take(
+    agent: &Shared,
+    uuid: &str,
+    wanted: ComputeMode,
+    by: Mode,
+) -> Result<Option<ComputeMode>, String> {
+    let _turn = agent.shared_gpus.turn.lock().await;
+    let Some(now) = read(agent, uuid).await else { return Ok(None) };
+    let record = agent.shared_gpus.record(uuid);
+    let taken = match record.compute_mode {
+        // What was there before the first of several is what goes back.
+        Some(set) => Some(ComputeModeSet { set: wanted, by, ..set }),
+        None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, by }),
+    };
+    if taken != record.compute_mode {
+        keep(agent, SharedGpu { compute_mode: taken, ..record }).await?;
+    }
+    if now == wanted {
+        return Ok(None);
+    }
+    set(agent, uuid, wanted).await?;
+    Ok(Some(now))
+}
+
+/// Puts back the compute mode that a GPU had before one was set for the sake of a mode; the one that it has
+/// now, if it was put back. Somebody else's doing since then is left alone.
+///
+/// # Errors
+/// Why it could not be put back.
+pub(crate) async fn put_back(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
+    let _turn = agent.shared_gpus.turn.lock().await;
+    let record = agent.shared_gpus.record(uuid);
+    let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
+    let ours = read(agent, uuid).await == Some(taken.set);
+    if ours {
+        set(agent, uuid, taken.before).await?;
+    }
+    keep(agent, SharedGpu { compute_mode: None, ..record }).await?;
+    Ok(ours.then_some(taken.before))
+}
+
+/// Records which level is about to be set on a GPU, or that none of ours is any more.
+///
+/// # Errors
+/// When it can't be recorded: then it is not to be set.
+pub(crate) async fn note_level(agent: &Shared, uuid: &str, level: Option<TimesliceLevel>) -> Result<(), String> {
+    let _turn = agent.shared_gpus.turn.lock().await;
+    let record = agent.shared_gpus.record(uuid);
+    if record.level == level {
+        return Ok(());
+    }
+    keep(agent, SharedGpu { level, ..record }).await
+}
+
+async fn read(agent: &Shared, uuid: &str) -> Option<ComputeMode> {
+    agent.observer.read_now(uuid).await.ok()?.compute_mode
+}
+
+/// Sets a compute mode. The driver layer has read it back when it says that it is so.
+async fn set(agent: &Shared, uuid: &str, mode: ComputeMode) -> Result<(), String> {
+    let called = agent.hardware.set_compute_mode(uuid, mode).await;
+    agent.observer.outdate(uuid);
+    called.map_err(|error| format!("its compute mode can't be made {mode}: {error}"))?;
+    // Whoever looks from now on sees it.
+    let _ = read(agent, uuid).await;
+    Ok(())
+}
+
+async fn keep(agent: &Shared, record: SharedGpu) -> Result<(), String> {
+    let uuid = record.gpu.clone();
+    let written = agent.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
+    let record =
+        written.await.map_err(|error| format!("what is set on it can't be recorded, so it stays as it is: {error}"))?;
+    let mut records = agent.shared_gpus.records();
+    if record.compute_mode.is_none() && record.level.is_none() {
+        records.remove(&uuid);
+    } else {
+        records.insert(uuid, record);
+    }
+    Ok(())
+}

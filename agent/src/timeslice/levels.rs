@@ -1,0 +1,198 @@
+//! Levels of GPUs that are shared by turns: read, and set where they differ.
+//!
+//! ```text
+//! list ─► each GPU: as it shall be ─────────────────────────────────► seen
+//!           │ differs                                                  ▲
+//!           ▼                                                          │
+//!         on record (unless it is the driver's own) ─► set ─► list ────┘ done only when it is told so
+//! ```
+
+use gpush_api::{ApiError, Code, TimesliceLevel};
+use gpush_core::{
+    compute_policy::{Named, Told, level_of},
+    turns::{self, Next},
+};
+
+use super::{Level, Subject, pace::Pace, settle::Aim, smi};
+use crate::{agent::Shared, shared_gpus};
+
+/// What is said of a GPU whose driver has no levels for it.
+const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
+
+/// Reads the levels of all, and sets those that differ.
+pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
+    let Some(told) = list(agent, pace, aims).await else { return };
+    let mut set = Vec::new();
+    for aim in aims {
+        let told = of(&told, aim);
+        let before = see(agent, aim, told);
+        match turns::next(aim.level(), told) {
+            Next::Nothing => well(agent, pace, aim).await,
+            Next::Set(now) => {
+                if change(agent, pace, aim, now).await {
+                    set.push((aim, now));
+                }
+            }
+            Next::Unsupported => unsupported(agent, pace, aim, before).await,
+            Next::Unknown(why) => fail(agent, pace, aim, &error(aim, &why)),
+        }
+    }
+    if set.is_empty() {
+        return;
+    }
+    let Some(told) = list(agent, pace, aims).await else { return };
+    for (aim, before) in set {
+        let told = of(&told, aim);
+        match turns::next(aim.level(), told) {
+            Next::Nothing => {
+                say(agent, aim, before);
+                see(agent, aim, told);
+                well(agent, pace, aim).await;
+            }
+            Next::Set(now) => {
+                see(agent, aim, told);
+                let why = format!("nvidia-smi says that {} was set, and it is {now}", aim.level());
+                fail(agent, pace, aim, &error(aim, &why));
+            }
+            Next::Unsupported => {
+                let before = see(agent, aim, told);
+                unsupported(agent, pace, aim, before).await;
+            }
+            Next::Unknown(why) => {
+                see(agent, aim, told);
+                fail(agent, pace, aim, &error(aim, &why));
+            }
+        }
+    }
+}
+
+fn of<'a>(told: &'a [(Named, Told)], aim: &Aim) -> Option<&'a Told> {
+    level_of(told, aim.gpu.index, &aim.gpu.uuid, &aim.gpu.pci)
+}
+
+/// What nvidia-smi tells; `None` when it fails, which is noted.
+async fn list(agent: &Shared, pace: &mut Pace, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
+    match smi::list(agent).await {
+        Ok(told) => {
+            pace.well(&Subject::Program);
+            agent.timeslice.well(&Subject::Program);
+            Some(told)
+        }
+        // Entered meanwhile: that is told elsewhere.
+        Err(_) if agent.conditions.maintenance().is_some() => None,
+        Err(error) => {
+            let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
+            for aim in aims.iter().filter(|aim| aim.policy.is_some()) {
+                agent.timeslice.see(&aim.gpu.uuid, Level::Unknown(why.clone()));
+            }
+            pace.failed(Subject::Program);
+            agent.timeslice.note(Subject::Program, &error);
+            None
+        }
+    }
+}
+
+/// Takes in what is told of a GPU that is kept; what was known before.
+fn see(agent: &Shared, aim: &Aim, told: Option<&Told>) -> Option<Level> {
+    aim.policy.as_ref()?;
+    let level = match turns::next(aim.level(), told) {
+        Next::Nothing => Level::Known(aim.level()),
+        Next::Set(now) => Level::Known(now),
+        Next::Unsupported => Level::Unsupported(UNSUPPORTED.to_owned()),
+        Next::Unknown(why) => Level::Unknown(why),
+    };
+    agent.timeslice.see(&aim.gpu.uuid, level)
+}
+
+/// Sets a level; whether it may be that now.
+async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel) -> bool {
+    let uuid = &aim.gpu.uuid;
+    if aim.policy.is_none() && agent.shared_gpus.level(uuid) != Some(now) {
+        // Somebody else's doing since then is left alone.
+        well(agent, pace, aim).await;
+        return false;
+    }
+    // Who changes it has just begun: it is looked at again when that is over.
+    if !pace.may_try(&Subject::Level(uuid.clone())) || agent.operations.changing(uuid).is_some() {
+        return false;
+    }
+    let wanted = aim.level();
+    if wanted != TimesliceLevel::Default
+        && let Err(why) = shared_gpus::note_level(agent, uuid, Some(wanted)).await
+    {
+        fail(agent, pace, aim, &error(aim, &why));
+        return false;
+    }
+    match smi::set(agent, &aim.gpu, wanted).await {
+        Ok(()) => true,
+        Err(smi::NotSet::Unsupported) => {
+            let before = see(agent, aim, Some(&Told::Unsupported));
+            unsupported(agent, pace, aim, before).await;
+            false
+        }
+        Err(smi::NotSet::Failed(why)) => {
+            let why = why.causes.join("; ");
+            fail(agent, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {why}")));
+            false
+        }
+    }
+}
+
+/// Tells the log that a level is as it shall be, and what it was.
+fn say(agent: &Shared, aim: &Aim, before: TimesliceLevel) {
+    let (gpu, level) = (&aim.gpu.uuid, aim.level());
+    match &aim.policy {
+        None => tracing::info!(gpu, "it is not shared by turns any more: its time-slice level is {level} again"),
+        Some(_) if agent.timeslice.was_kept(gpu, level) => tracing::warn!(
+            gpu,
+            "its time-slice level was {before} against the config, by somebody else or since the driver forgot it: it is {level} again"
+        ),
+        Some(_) => tracing::info!(gpu, "its time-slice level is {level} now, it was {before}"),
+    }
+}
+
+/// It is as it shall be.
+async fn well(agent: &Shared, pace: &mut Pace, aim: &Aim) {
+    let subject = Subject::Level(aim.gpu.uuid.clone());
+    pace.well(&subject);
+    agent.timeslice.well(&subject);
+    if aim.policy.is_some() {
+        agent.timeslice.keep(&aim.gpu.uuid, aim.level());
+    }
+    if aim.policy.is_none() || aim.level() == TimesliceLevel::Default {
+        forget(agent, aim).await;
+    }
+}
+
+/// There are no levels; `before` is what was known.
+async fn unsupported(agent: &Shared, pace: &mut Pace, aim: &Aim, before: Option<Level>) {
+    if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
+        tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
+    }
+    let subject = Subject::Level(aim.gpu.uuid.clone());
+    pace.well(&subject);
+    agent.timeslice.well(&subject);
+    forget(agent, aim).await;
+}
+
+/// Nothing of ours is on the GPU any more.
+async fn forget(agent: &Shared, aim: &Aim) {
+    if let Err(why) = shared_gpus::note_level(agent, &aim.gpu.uuid, None).await {
+        tracing::error!(gpu = aim.gpu.uuid, "{why}");
+    }
+}
+
+fn fail(agent: &Shared, pace: &mut Pace, aim: &Aim, error: &ApiError) {
+    let subject = Subject::Level(aim.gpu.uuid.clone());
+    agent.timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
+    pace.failed(subject.clone());
+    agent.timeslice.note(subject, error);
+}
+
+fn error(aim: &Aim, why: &str) -> ApiError {
+    let what = format!("GPU {} ({}) has not the time-slice level {}", aim.gpu.index, aim.gpu.uuid, aim.level());
+    ApiError::new(Code::DriverError, what)
+        .cause(why.to_owned())
+        .hint("gpushd tries again by itself, at once with `gpushctl config reload`; what stands: `nvidia-smi compute-policy -l`")
+        .retryable()
+}

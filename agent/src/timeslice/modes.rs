@@ -1,0 +1,66 @@
+//! Compute modes of GPUs that are shared by turns.
+
+use gpush_api::{ApiError, Code, Gpu, Mode};
+
+use super::{Subject, pace::Pace, settle::Aim};
+use crate::{agent::Shared, shared_gpus};
+
+/// Sees to them; of those that are let go, the mode from before is put back.
+pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
+    for aim in aims {
+        let subject = Subject::ComputeMode(aim.gpu.uuid.clone());
+        if !pace.may_try(&subject) {
+            continue;
+        }
+        let done = match &aim.policy {
+            Some(policy) => match policy.compute_mode {
+                Some(wanted) => keep(agent, &aim.gpu, wanted).await,
+                None => Ok(()),
+            },
+            None => let_go(agent, &aim.gpu).await,
+        };
+        match done {
+            Ok(()) => {
+                pace.well(&subject);
+                agent.timeslice.well(&subject);
+            }
+            Err(why) => {
+                pace.failed(subject.clone());
+                agent.timeslice.note(subject, &error(&aim.gpu, &why));
+            }
+        }
+    }
+}
+
+async fn keep(agent: &Shared, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Result<(), String> {
+    let ours = agent.shared_gpus.compute_mode(&gpu.uuid, Mode::Timeslice);
+    // A driver that does not say what it is can't be asked for another.
+    if gpu.compute_mode.is_none_or(|now| now == wanted && ours.is_none_or(|ours| ours.set == wanted)) {
+        return Ok(());
+    }
+    let taken = shared_gpus::take(agent, &gpu.uuid, wanted, Mode::Timeslice).await?;
+    match (taken, ours) {
+        (None, _) => {}
+        (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
+            gpu = gpu.uuid,
+            "its compute mode was {now} against the config, by somebody else or since the driver forgot it: it is {wanted} again"
+        ),
+        (Some(before), _) => tracing::info!(gpu = gpu.uuid, "its compute mode is {wanted} now, it was {before}"),
+    }
+    Ok(())
+}
+
+async fn let_go(agent: &Shared, gpu: &Gpu) -> Result<(), String> {
+    if let Some(before) = shared_gpus::put_back(agent, &gpu.uuid, Mode::Timeslice).await? {
+        tracing::info!(gpu = gpu.uuid, "it is not shared by turns any more: its compute mode is {before} again");
+    }
+    Ok(())
+}
+
+fn error(gpu: &Gpu, why: &str) -> ApiError {
+    let message = format!("GPU {} ({}) has not the compute mode that it shall have", gpu.index, gpu.uuid);
+    ApiError::new(Code::DriverError, message)
+        .cause(why.to_owned())
+        .hint("gpushd tries again by itself, at once with `gpushctl config reload`")
+        .retryable()
+}

@@ -1,0 +1,141 @@
+//! Which GPUs are seen to, and when: whenever the config, the driver or what stands on a GPU is another,
+//! and each minute while there are some.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{Gpu, Mode, TimesliceLevel, TimeslicePolicy};
+use gpush_core::{
+    config::Config,
+    turns::{self, Care},
+};
+use tokio::time::sleep_until;
+
+use super::{levels, modes, pace::Pace, smi};
+use crate::{agent::Shared, auth::Asker, view};
+
+/// Looks after them until the agent stops.
+pub(crate) async fn run(agent: Shared) {
+    let tend = async {
+        smi::adopt(&agent).await;
+        let mut status = agent.hardware.watch();
+        let mut tending = Tending::default();
+        loop {
+            tending.look(&agent).await;
+            let next = tending.pace.next();
+            let wait = async {
+                match next {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = agent.timeslice.wake.notified() => {}
+                changed = status.changed() => if changed.is_err() { return },
+                () = wait => {}
+            }
+        }
+    };
+    // What was set is on record: whoever comes after goes on with it.
+    tokio::select! {
+        () = agent.stopping.cancelled() => {}
+        () = tend => {}
+    }
+}
+
+/// A GPU, and what it is to be.
+#[derive(Debug, Clone)]
+pub(super) struct Aim {
+    pub(super) gpu: Gpu,
+    /// `None` for one that is let go.
+    pub(super) policy: Option<TimeslicePolicy>,
+}
+
+impl Aim {
+    /// The level that it shall have.
+    pub(super) fn level(&self) -> TimesliceLevel {
+        self.policy.as_ref().map_or(TimesliceLevel::Default, |policy| policy.level)
+    }
+}
+
+/// What there was to see to; more of it, or another driver, is a reason to read levels at once.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sight {
+    /// UUIDs, each with the number of the level that it shall have.
+    aims: BTreeSet<(String, u8)>,
+    /// How many driver workers were started: with another one the driver may be another.
+    workers: u64,
+    program: String,
+}
+
+impl Sight {
+    fn is_new_after(&self, last: &Self) -> bool {
+        (self.workers, &self.program) != (last.workers, &last.program) || !self.aims.is_subset(&last.aims)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tending {
+    pace: Pace,
+    last: Sight,
+}
+
+impl Tending {
+    async fn look(&mut self, agent: &Shared) {
+        let config = agent.settings.config();
+        let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
+        if !wanted && !agent.shared_gpus.has_turns() {
+            agent.timeslice.forget();
+            *self = Self::default();
+            return;
+        }
+        if agent.timeslice.is_afresh() {
+            // Parts that had no levels are asked again, too.
+            *self = Self::default();
+        }
+        self.pace.go_on(true);
+        if agent.conditions.maintenance().is_some() {
+            return;
+        }
+        let Ok(gpus) = view::gpus(agent, &Asker::agent()).await else { return };
+        let aims = aims(agent, &config, &gpus);
+        modes::tend(agent, &mut self.pace, &aims).await;
+        let (kept, let_go): (Vec<Aim>, Vec<Aim>) = aims.into_iter().partition(|aim| aim.policy.is_some());
+        // Nothing of ours is on the others.
+        let let_go = let_go.into_iter().filter(|aim| agent.shared_gpus.level(&aim.gpu.uuid).is_some());
+        let aims: Vec<Aim> = kept.into_iter().chain(let_go).collect();
+        let sight = Sight {
+            aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
+            workers: agent.hardware.status().started,
+            program: agent.outside.nvidia_smi(&config.mode_change),
+        };
+        let new = sight.is_new_after(&self.last) && !aims.is_empty();
+        self.last = sight;
+        let some = aims.iter().any(|aim| !agent.timeslice.is_unsupported(&aim.gpu.uuid));
+        if self.pace.is_due(new, some) {
+            levels::tend(agent, &mut self.pace, &aims).await;
+            agent.events.look_again();
+        }
+    }
+}
+
+/// GPUs that are kept, and those that are let go. What else was known is forgotten.
+fn aims(agent: &Shared, config: &Config, gpus: &[Gpu]) -> Vec<Aim> {
+    let cares = turns::care(config, gpus);
+    let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
+    // What waits may come back as it was, unless it is cut: then it has no level.
+    let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
+    let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != Care::LetGo && whole(gpu));
+    let is_tended = |uuid: &str| takes_turns(uuid) || agent.shared_gpus.has_turns_of(uuid);
+    agent.timeslice.retain(takes_turns, is_tended);
+    let aim = |(gpu, care): (&Gpu, &Care)| {
+        let policy = match care {
+            Care::Wait => return None,
+            // Its daemon is there still, and has its compute mode: when it has gone, this is asked again.
+            Care::Keep(_) if agent.mps.has(&gpu.uuid) => return None,
+            Care::Keep(policy) => Some(policy.clone()),
+            Care::LetGo => None,
+        };
+        Some(Aim { gpu: gpu.clone(), policy })
+    };
+    gpus.iter().zip(&cares).filter_map(aim).collect()
+}

@@ -1,0 +1,126 @@
+//! `nvidia-smi compute-policy`: the levels of all GPUs read, and that of one set. It runs beside gpushd, like
+//! resets do.
+//!
+//! Its exit status is of little use: a host with one GPU in MIG mode fails as a whole. What it says of each
+//! GPU counts, and nothing is believed of a level that was set before it was read again.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gpush_api::{ApiError, Code, Gpu, TimesliceLevel};
+use gpush_core::compute_policy::{self, Named, Told};
+
+use crate::{
+    agent::Shared,
+    beside::{End, Ended, Job},
+};
+
+/// On whose behalf it runs.
+const BEHALF: &str = "timeslice";
+
+/// How long it may take: without persistence mode it brings up each GPU first.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Why a level was not set.
+#[derive(Debug)]
+pub(super) enum NotSet {
+    /// The driver has no levels for the GPU.
+    Unsupported,
+    /// Anything else.
+    Failed(ApiError),
+}
+
+/// Waits for what a gpushd before has begun.
+pub(super) async fn adopt(agent: &Shared) {
+    agent.outside.beside.adopt(BEHALF).await;
+    agent.outside.beside.forget(BEHALF);
+}
+
+/// What it is told of the level of each GPU.
+///
+/// # Errors
+/// When it can't be run, does not end, or tells of no GPU.
+pub(super) async fn list(agent: &Shared) -> Result<Vec<(Named, Told)>, ApiError> {
+    let ended = run(agent, "list", vec!["-l".to_owned()]).await?;
+    let told = compute_policy::levels(&ended.output);
+    match (&ended.end, told.is_empty()) {
+        (End::Exited(_), false) => Ok(told),
+        (End::Exited(0), true) => Err(failed("it names no GPU that is understood", &ended)),
+        (
+            end @ (End::Exited(_)
+            | End::Signalled(_)
+            | End::TimedOut
+            | End::NotStarted(_)
+            | End::Lost
+            | End::Void
+            | End::Hangs),
+            _,
+        ) => Err(failed(&format!("it {end}"), &ended)),
+    }
+}
+
+/// Sets the level of a GPU. Whether it is that afterwards, a list must tell.
+///
+/// # Errors
+/// When it says that it has not set it, or its end is not known.
+pub(super) async fn set(agent: &Shared, gpu: &Gpu, level: TimesliceLevel) -> Result<(), NotSet> {
+    let args = vec!["--set-timeslice".to_owned(), level.number().to_string(), "-i".to_owned(), gpu.uuid.clone()];
+    let ended = run(agent, "set", args).await.map_err(NotSet::Failed)?;
+    match &ended.end {
+        End::Exited(0) => Ok(()),
+        end @ (End::Exited(_)
+        | End::Signalled(_)
+        | End::TimedOut
+        | End::NotStarted(_)
+        | End::Lost
+        | End::Void
+        | End::Hangs) => {
+            let told = compute_policy::levels(&ended.output);
+            match compute_policy::level_of(&told, gpu.index, &gpu.uuid, &gpu.pci) {
+                Some(Told::Unsupported) => Err(NotSet::Unsupported),
+                Some(Told::Failed(_) | Told::Level(_)) | None => {
+                    Err(NotSet::Failed(failed(&format!("it {end}"), &ended)))
+                }
+            }
+        }
+    }
+}
+
+async fn run(agent: &Shared, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
+    let beside = &agent.outside.beside;
+    let program = agent.outside.nvidia_smi(&agent.settings.config().mode_change);
+    // While it runs it has the driver open: nothing is reset meanwhile, and maintenance waits for it.
+    let _open = agent.outside.driverless.read().await;
+    if let Some(maintenance) = agent.conditions.maintenance() {
+        return Err(crate::maintenance::refusal(&maintenance));
+    }
+    if !beside.running(BEHALF).is_empty() {
+        return Err(error("one that was run before hangs and can't be ended"));
+    }
+    let job = Job {
+        operation: BEHALF.to_owned(),
+        step: step.to_owned(),
+        program,
+        args: [vec!["compute-policy".to_owned()], args].concat(),
+        env: BTreeMap::new(),
+        deadline: DEADLINE,
+        routine: true,
+    };
+    let ended = beside.run(job).await;
+    beside.forget(BEHALF);
+    ended.map_err(|refused| {
+        let causes = [vec![refused.message], refused.causes].concat();
+        ApiError { causes, hint: refused.hint, ..error("") }
+    })
+}
+
+fn failed(how: &str, ended: &Ended) -> ApiError {
+    error(&format!("{how}{}", ended.said()))
+}
+
+/// That it does not do its work.
+fn error(cause: &str) -> ApiError {
+    ApiError::new(Code::DriverError, "`nvidia-smi compute-policy` fails: GPUs that take turns can't be seen to")
+        .cause(cause.to_owned())
+        .hint("run it by hand: `nvidia-smi compute-policy -l`; gpushd tries again by itself, at once with `gpushctl config reload`")
+        .retryable()
+}

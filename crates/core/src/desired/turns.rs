@@ -1,0 +1,50 @@
+//! GPUs whose holders take turns: what is known of the level in force, held against what is wanted.
+
+use gpush_api::{ComputeMode, Gpu, TimesliceLevel, TimesliceState, TimesliceView};
+
+use super::{Wish, drift::not_whole};
+
+/// Sentences about level and compute mode of a GPU that is whole.
+pub(super) fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
+    let Some(policy) = &wish.timeslice else { return Vec::new() };
+    let level = gpu.timeslice.as_ref().and_then(|seen| level(seen, policy.level));
+    let mode = gpu.compute_mode.zip(policy.compute_mode).and_then(|(now, wanted)| compute_mode(now, wanted));
+    [level, mode].into_iter().flatten().collect()
+}
+
+fn level(seen: &TimesliceView, wanted: TimesliceLevel) -> Option<String> {
+    match (seen.state, seen.level) {
+        (TimesliceState::Known, Some(level)) if level != wanted => {
+            Some(format!("time-slice level is {level}, the config wants {wanted}"))
+        }
+        // Without levels the driver does as it likes, which is what `default` asks for.
+        (TimesliceState::Unsupported, _) if wanted != TimesliceLevel::Default => {
+            Some(format!("it has no time-slice levels, the config wants {wanted}"))
+        }
+        (TimesliceState::Known | TimesliceState::Unsupported | TimesliceState::Unknown, _) => None,
+    }
+}
+
+fn compute_mode(now: ComputeMode, wanted: ComputeMode) -> Option<String> {
+    (now != wanted).then(|| format!("compute mode is {now}, the config wants {wanted}"))
+}
+
+/// How the GPU takes turns: what was seen of it, with what is wanted.
+pub(super) fn view(wish: &Wish, gpu: &Gpu) -> Option<TimesliceView> {
+    let policy = wish.timeslice.as_ref()?;
+    let (replicas, wanted) = (policy.replicas, policy.level);
+    let unknown = |reason: String| TimesliceView {
+        replicas,
+        wanted,
+        state: TimesliceState::Unknown,
+        level: None,
+        reason: Some(reason),
+        since: None,
+    };
+    let not_whole = not_whole(wish.mode, gpu);
+    Some(match (&gpu.timeslice, not_whole.is_empty()) {
+        (_, false) => unknown(not_whole.join("; ")),
+        (Some(seen), true) => TimesliceView { replicas, wanted, ..seen.clone() },
+        (None, true) => unknown("it has not been read yet".to_owned()),
+    })
+}

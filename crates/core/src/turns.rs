@@ -1,0 +1,187 @@
+//! Which GPUs are kept as their rules of mode `timeslice` want them, and what is to be done for that.
+//!
+//! ```text
+//! rule of mode timeslice, GPU whole and at hand ──────► Keep: its level and compute mode are seen to
+//!    …, MIG mode on or coming ────────────────────────► Wait: drift says what is in the way
+//! any other rule, or none ────────────────────────────► LetGo: what was set for it goes back
+//! lost, unknown, held, changing, maintenance, stale ──► Wait: what is true of it is not known, or not ours
+//! ```
+//!
+//! A cordon keeps new work off and is no reason to leave a GPU as it is: both settings reach only
+//! programs that start later.
+
+use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
+
+use crate::{
+    compute_policy::Told,
+    config::Config,
+    desired::{self, Wish},
+};
+
+/// How a GPU is cared for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Care {
+    /// It shall be as the policy says.
+    Keep(TimeslicePolicy),
+    /// Nothing is touched now.
+    Wait,
+    /// It is not shared by turns (any more).
+    LetGo,
+}
+
+/// For each GPU, in order, how it is cared for.
+#[must_use]
+pub fn care(config: &Config, gpus: &[Gpu]) -> Vec<Care> {
+    desired::wishes(config, gpus).into_iter().zip(gpus).map(|(wish, gpu)| of(wish, gpu)).collect()
+}
+
+fn of(wish: Wish, gpu: &Gpu) -> Care {
+    let at_hand = match gpu.state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
+        GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    match (at_hand, wish.mode, wish.timeslice) {
+        (false, ..) => Care::Wait,
+        (true, Mode::Timeslice, Some(policy)) if desired::not_whole(Mode::Timeslice, gpu).is_empty() => {
+            Care::Keep(policy)
+        }
+        (true, Mode::Timeslice, _) => Care::Wait,
+        (true, Mode::Unmanaged | Mode::Exclusive | Mode::Mig | Mode::Mps, _) => Care::LetGo,
+    }
+}
+
+/// What is to be done about a level.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// It is as it shall be.
+    Nothing,
+    /// It is this one, and is to be set.
+    Set(TimesliceLevel),
+    /// There are no levels.
+    Unsupported,
+    /// Why it is not known.
+    Unknown(String),
+}
+
+/// What is to be done for a GPU of which nvidia-smi told this.
+#[must_use]
+pub fn next(wanted: TimesliceLevel, told: Option<&Told>) -> Next {
+    match told {
+        Some(Told::Level(level)) if *level == wanted => Next::Nothing,
+        Some(Told::Level(level)) => Next::Set(*level),
+        Some(Told::Unsupported) => Next::Unsupported,
+        Some(Told::Failed(why)) => Next::Unknown(format!("nvidia-smi says of it: {why}")),
+        None => Next::Unknown("nvidia-smi says nothing of it".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ComputeMode, TimesliceState, TimesliceView};
+
+    use super::*;
+    use crate::preset;
+
+    fn config(rules: &str) -> Config {
+        Config::parse(rules, "gpushd.toml").unwrap()
+    }
+
+    const TURNS: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"timeslice\"\n\
+        timeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }\n\
+        [[gpu]]\nmatch = [\"4\"]\nmode = \"exclusive\"\n";
+
+    /// Eight GPUs with MIG mode off.
+    fn whole() -> Vec<Gpu> {
+        let mut gpus = preset::gpus("dgx-a100").unwrap();
+        for mig in gpus.iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
+            (mig.enabled, mig.pending) = (false, false);
+        }
+        gpus
+    }
+
+    #[test]
+    fn whole_gpus_at_hand_are_kept_and_others_let_go() {
+        let config = config(TURNS);
+        let policy = TimeslicePolicy {
+            replicas: 4,
+            level: TimesliceLevel::Long,
+            compute_mode: Some(ComputeMode::ExclusiveProcess),
+        };
+        let mut gpus = whole();
+        let cares = care(&config, &gpus);
+        assert!(cares[..4].iter().all(|care| *care == Care::Keep(policy.clone())));
+        assert!(cares[4..].iter().all(|care| *care == Care::LetGo), "of another rule, and of none");
+        for (enabled, pending) in [(true, true), (true, false), (false, true)] {
+            let mig = gpus[0].mig.as_mut().unwrap();
+            (mig.enabled, mig.pending) = (enabled, pending);
+            assert_eq!(care(&config, &gpus)[0], Care::Wait);
+        }
+        for (state, at_hand) in [
+            (GpuState::Ready, true),
+            (GpuState::Cordoned, true),
+            (GpuState::Degraded, true),
+            (GpuState::Changing, false),
+            (GpuState::Held, false),
+            (GpuState::Unknown, false),
+            (GpuState::Lost, false),
+            (GpuState::Maintenance, false),
+        ] {
+            gpus[1].state = state;
+            gpus[4].state = state;
+            let cares = care(&config, &gpus);
+            let expected = if at_hand { (Care::Keep(policy.clone()), Care::LetGo) } else { (Care::Wait, Care::Wait) };
+            assert_eq!((cares[1].clone(), cares[4].clone()), expected, "{state:?}");
+        }
+        (gpus[1].state, gpus[1].stale) = (GpuState::Ready, true);
+        assert_eq!(care(&config, &gpus)[1], Care::Wait);
+    }
+
+    #[test]
+    fn only_what_differs_is_set() {
+        let wanted = TimesliceLevel::Short;
+        let next = |told: Option<Told>| next(wanted, told.as_ref());
+        assert_eq!(next(Some(Told::Level(wanted))), Next::Nothing);
+        assert_eq!(next(Some(Told::Level(TimesliceLevel::Long))), Next::Set(TimesliceLevel::Long));
+        assert_eq!(next(Some(Told::Unsupported)), Next::Unsupported);
+        let Next::Unknown(why) = next(Some(Told::Failed("GPU is lost".to_owned()))) else { panic!() };
+        assert!(why.contains("GPU is lost"), "{why}");
+        assert!(matches!(next(None), Next::Unknown(_)));
+    }
+
+    #[test]
+    fn drift_says_level_and_compute_mode_and_only_mig_while_it_is_cut() {
+        let config = config(TURNS);
+        let mut gpus = whole();
+        let seen = |state, level| {
+            let (reason, since) = (None, None);
+            Some(TimesliceView { replicas: 0, wanted: TimesliceLevel::Default, state, level, reason, since })
+        };
+        gpus[0].timeslice = seen(TimesliceState::Known, Some(TimesliceLevel::Default));
+        gpus[0].compute_mode = Some(ComputeMode::Default);
+        gpus[1].timeslice = seen(TimesliceState::Known, Some(TimesliceLevel::Long));
+        gpus[1].compute_mode = Some(ComputeMode::ExclusiveProcess);
+        gpus[2].timeslice = seen(TimesliceState::Unsupported, None);
+        gpus[4].timeslice = seen(TimesliceState::Known, Some(TimesliceLevel::Long));
+        desired::describe(&config, &mut gpus);
+        assert_eq!(
+            gpus[0].drift,
+            [
+                "time-slice level is default, the config wants long",
+                "compute mode is DEFAULT, the config wants EXCLUSIVE_PROCESS"
+            ]
+        );
+        assert!(gpus[1].drift.is_empty());
+        assert_eq!(gpus[2].drift, ["it has no time-slice levels, the config wants long"]);
+        assert!(gpus[3].drift.is_empty(), "what is not known does not differ");
+        let unread = gpus[3].timeslice.as_ref().unwrap();
+        assert_eq!((unread.state, unread.replicas, unread.wanted), (TimesliceState::Unknown, 4, TimesliceLevel::Long));
+        assert_eq!((&gpus[4].timeslice, &gpus[5].timeslice), (&None, &None));
+        let mig = gpus[0].mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (true, true);
+        desired::describe(&config, &mut gpus);
+        assert_eq!(gpus[0].drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
+        let cut = gpus[0].timeslice.as_ref().unwrap();
+        assert_eq!((cut.state, cut.level), (TimesliceState::Unknown, None));
+        assert!(cut.reason.as_ref().unwrap().contains("MIG mode is on"));
+    }
+}

@@ -1,0 +1,160 @@
+//! What is known of versions: with which ones the protocol was tried, and what a daemon may be that is not
+//! spoken to yet. A daemon does not say its version on its socket, and before CUDA 13.1 nowhere else.
+//!
+//! | version | |
+//! |---|---|
+//! | 535, 550 | tried: the same bytes, 535 knows fewer commands |
+//! | others | as those, as far as is known: spoken to directly, and through the front-end when that fails |
+//! | 590 (CUDA 13.1) on, with `-S` | static SM partitioning: other commands; not supported yet |
+//! | 615 on, with `-p 3` or `CUDA_MPS_PROTOCOL_VERSION=3` | MPS v3: another language; not supported yet |
+//!
+//! Options and variables are those of NVIDIA's documentation of release 615.
+
+use std::fmt;
+
+/// Driver branches whose daemons the protocol was tried with.
+pub const TRIED: [u32; 2] = [535, 550];
+
+/// Asks for another protocol than the one that all know.
+const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
+
+/// What is known of the protocol of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    /// It was tried.
+    Tried,
+    /// A branch with which it was not.
+    Untried(u32),
+}
+
+/// What is known of the daemons of a driver version, such as `550.163.01`; `None` of what is no version.
+#[must_use]
+pub fn known(version: &str) -> Option<Known> {
+    let branch = version.split('.').next()?.parse().ok()?;
+    Some(if TRIED.contains(&branch) { Known::Tried } else { Known::Untried(branch) })
+}
+
+/// The version that a program was built as: a word of its data that is nothing else. `None` when there is none,
+/// or several that differ.
+#[must_use]
+pub fn of_program(bytes: &[u8]) -> Option<&str> {
+    let words = bytes.split(|byte| *byte == 0).filter(|word| is_version(word));
+    let mut words = words.filter_map(|word| std::str::from_utf8(word).ok());
+    let first = words.next()?;
+    words.all(|other| other == first).then_some(first)
+}
+
+/// `535.309.01`, `590.44`
+fn is_version(word: &[u8]) -> bool {
+    let parts: Vec<&[u8]> = word.split(|byte| *byte == b'.').collect();
+    let digits = |part: &&[u8]| part.iter().all(u8::is_ascii_digit);
+    let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+    parts.iter().all(digits) && matches!(lengths.as_slice(), [3, 2..=3] | [3, 2..=3, 2])
+}
+
+/// Ways to run a daemon in which it is spoken to otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unsupported {
+    /// The language of release 615.
+    V3,
+    /// SMs given to clients as partitions.
+    StaticPartitioning,
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::V3 => write!(f, "it speaks MPS v3, which is not supported yet"),
+            Self::StaticPartitioning => write!(f, "it partitions SMs statically, which is not supported yet"),
+        }
+    }
+}
+
+/// Whether a daemon that was started so is spoken to otherwise. Both are as `/proc` shows them, with a NUL
+/// behind each.
+#[must_use]
+pub fn unsupported(command_line: &[u8], environment: &[u8]) -> Option<Unsupported> {
+    let words = |bytes: &[u8]| -> Vec<String> {
+        bytes.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    };
+    let (line, environment) = (words(command_line), words(environment));
+    let behind = |options: [&str; 2]| {
+        let at = line.iter().position(|word| options.contains(&word.as_str()))?;
+        line.get(at + 1).cloned()
+    };
+    let with_it = line.iter().find_map(|word| word.strip_prefix("--protocol=").or_else(|| word.strip_prefix("-p")));
+    let asked = behind(["-p", "--protocol"]).or_else(|| with_it.map(str::to_owned)).or_else(|| {
+        environment.iter().find_map(|word| Some(word.strip_prefix(PROTOCOL)?.strip_prefix('=')?.to_owned()))
+    });
+    if asked.is_some_and(|version| version.trim().parse::<u32>().is_ok_and(|version| version >= 3)) {
+        return Some(Unsupported::V3);
+    }
+    let partitioned = line.iter().any(|word| word == "-S" || word == "--static-partitioning");
+    partitioned.then_some(Unsupported::StaticPartitioning)
+}
+
+/// Whether a daemon says in its help that one server of its takes clients of several users. Those that were
+/// tried do not: clients of another user wait until the first one's have gone.
+#[must_use]
+pub fn names_many_users(help: &str) -> bool {
+    let help: String = help.chars().filter(|c| !matches!(c, '-' | '_' | ' ')).collect();
+    help.to_ascii_lowercase().contains("multiuser")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_by_what_is_known_of_them() {
+        for (version, is) in [
+            ("535.309.01", Some(Known::Tried)),
+            ("550.163.01", Some(Known::Tried)),
+            ("580.65.06", Some(Known::Untried(580))),
+            ("615.10", Some(Known::Untried(615))),
+            ("", None),
+            ("unknown", None),
+        ] {
+            assert_eq!(known(version), is, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_program_names_its_version_once() {
+        let of = |words: &[&str]| of_program(words.join("\0").as_bytes()).map(str::to_owned);
+        let version = Some("535.309.01".to_owned());
+        assert_eq!(of(&["ELF", "535.309.01", "OUTBHELL"]), version);
+        assert_eq!(of(&["535.309.01", "x", "535.309.01"]), version);
+        assert_eq!(of(&["535.309.01", "550.163.01"]), None);
+        assert_eq!(of(&["1.2.3", "192.168.0.1", "v535.309.01", "535.", ""]), None);
+        match std::fs::read("/usr/bin/nvidia-cuda-mps-control") {
+            Ok(program) => assert!(known(of_program(&program).unwrap()).is_some()),
+            Err(_) => println!("SKIPPED the real one: nvidia-cuda-mps-control is not installed"),
+        }
+    }
+
+    #[test]
+    fn ways_to_run_one_that_are_not_supported() {
+        let line = |words: &[&str]| words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect::<Vec<_>>();
+        let usual = line(&["/usr/bin/nvidia-cuda-mps-control", "-f"]);
+        assert_eq!(unsupported(&usual, b"PATH=/usr/bin\0"), None);
+        assert_eq!(unsupported(b"", b""), None);
+        assert_eq!(unsupported(&usual, b"A=1\0CUDA_MPS_PROTOCOL_VERSION=3\0"), Some(Unsupported::V3));
+        assert_eq!(unsupported(&usual, b"CUDA_MPS_PROTOCOL_VERSION=2\0"), None);
+        for option in [&["-p", "3"][..], &["--protocol", "3"], &["--protocol=3"], &["-p3"]] {
+            assert_eq!(unsupported(&line(&[&["x", "-f"], option].concat()), b""), Some(Unsupported::V3), "{option:?}");
+        }
+        assert_eq!(unsupported(&line(&["x", "-p", "2"]), b"CUDA_MPS_PROTOCOL_VERSION=3\0"), None, "the option wins");
+        for option in ["-S", "--static-partitioning"] {
+            assert_eq!(unsupported(&line(&["x", option]), b""), Some(Unsupported::StaticPartitioning));
+        }
+    }
+
+    #[test]
+    fn several_users_only_where_the_help_says_so() {
+        assert!(!names_many_users("This program allows multiple CUDA processes to share a single GPU context."));
+        for help in ["-multiuser-server", "multi-user servers", "multi_user"] {
+            assert!(names_many_users(help), "{help}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! GPUs moved between modes through the real programs: each move is one operation, which ends and starts
+//! MPS daemons; a reload alone does neither, and whoever has a part of the GPU is in the way.
+
+use gpush_api::{ApiError, Code, ComputeMode, MpsState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, Setup, truth},
+    host::Host,
+    mps::{self, Client},
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const HOPPER: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\nmig = false\n";
+const MIG: &str = "mode = \"mig\"\nlayout = [\"3g.40gb*2\"]";
+
+fn rule(how: &str) -> String {
+    format!("[[gpu]]\nmatch = [\"0\"]\n{how}\n")
+}
+
+fn wanted() -> Value {
+    json!({ "gpus": ["0"], "layout": "wanted" })
+}
+
+/// Has the config say something else of GPU 0.
+fn reload(agent: &Agent, how: &str) {
+    agent.write_config(rule(how));
+    let answer = agent.post("/v1/config/reload", &json!({}));
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+}
+
+fn apply(agent: &Agent) -> Operation {
+    let operation =
+        agent.follow(agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}\n{}", agent.log())));
+    assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
+    assert_eq!(operation.progress[0].done, operation.progress[0].total, "{operation:#?}");
+    operation
+}
+
+fn refused(agent: &Agent) -> ApiError {
+    agent.begin_with(&wanted()).expect_err("it is refused")
+}
+
+/// Waits until no operation goes on, those of an agent before included.
+fn all_ended(agent: &Agent) {
+    let all = agent.get("/v1/operations?limit=50").json();
+    for one in all.as_array().expect("operations") {
+        let _ended = agent.follow(agent.operation(one["id"].as_str().expect("an id")));
+    }
+}
+
+/// Starts an agent whose GPU 0 is shared, and waits until it is.
+fn shared(host: &Host) -> Agent {
+    let agent = Agent::start(host, &rule("mode = \"mps\""));
+    mps::reaches(&agent, "0", MpsState::Ready);
+    let _begun = agent.settle();
+    agent
+}
+
+#[test]
+fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
+    let host = Host::up(HOPPER);
+    let agent = shared(&host);
+    assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
+    let moves = [
+        (MIG, 0, true),
+        ("mode = \"mps\"", 1, false),
+        ("mode = \"exclusive\"", 0, false),
+        ("mode = \"mps\"", 1, false),
+        ("mode = \"timeslice\"", 0, false),
+        ("mode = \"mps\"", 1, false),
+        (MIG, 0, true),
+    ];
+    for (how, daemons, mig) in moves {
+        reload(&agent, how);
+        assert_ne!(agent.gpu(0).drift, [] as [String; 0], "{how}: nothing is done by a reload");
+        let operation = apply(&agent);
+        let plan = &operation.plans[0];
+        assert_eq!((plan.starts_mps, plan.stops_mps.is_empty()), (daemons == 1, daemons == 1), "{how}");
+        let gpu = agent.gpu(0);
+        assert_eq!(gpu.drift, [] as [String; 0], "{how}\n{}", agent.log());
+        assert_eq!(mps::controls(&mps::base(&host)).len(), daemons, "{how}");
+        let exclusive = gpu.compute_mode == Some(ComputeMode::ExclusiveProcess);
+        assert_eq!((exclusive, truth(&host, 0) != ["MIG off"]), (daemons == 1, mig), "{how}: {gpu:?}");
+    }
+}
+
+#[test]
+fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given_back() {
+    let host = Host::up(HOPPER);
+    let agent = shared(&host);
+    let pid = mps::daemon(&agent, "0").pid;
+    let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
+    let mut client = Client::start(&host, &share.environment);
+    assert!(client.first.starts_with("active"), "{}", client.first);
+    reload(&agent, MIG);
+    assert!(agent.gpu(0).drift.iter().any(|one| one.contains("shared through MPS")), "{:?}", agent.gpu(0).drift);
+    let error = refused(&agent);
+    assert_eq!((error.code, error.retryable), (Code::Blocked, true), "{error:?}");
+    assert!(error.causes.iter().any(|cause| cause.contains("1 share and 1 client")), "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl mps drain")), "{error:?}");
+    assert_eq!((mps::daemon(&agent, "0").pid, client.lives()), (pid, true));
+    // One that waits begins when the last has gone.
+    let mut waiting = wanted();
+    waiting["wait_s"] = json!(600);
+    let operation = agent.begin_with(&waiting).unwrap();
+    assert!(!operation.state.is_final(), "{operation:?}");
+    client.end();
+    assert!(agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"").status == 200);
+    let operation = agent.follow(operation);
+    assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
+    assert_eq!((truth(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
+    assert_eq!(agent.get("/v1/mps").json(), json!([]));
+}
+
+#[test]
+fn a_daemon_that_does_not_come_up_has_the_operation_taken_back() {
+    let host = Host::up(HOPPER);
+    let agent = Agent::start(&host, &rule(MIG));
+    agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
+    let _begun = agent.settle();
+    let before = truth(&host, 0);
+    reload(&agent, "mode = \"mps\"");
+    // It ends as soon as it is started.
+    let control = host.dir().join("bin/nvidia-cuda-mps-control");
+    std::fs::remove_file(&control).unwrap();
+    let operation = agent.follow(agent.begin_with(&wanted()).unwrap());
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}\n{}", agent.log());
+    let error = operation.error.expect("why");
+    assert!(error.message.contains("does not come up"), "{error:?}");
+    assert_eq!(truth(&host, 0), before);
+    assert_eq!((mps::controls(&mps::base(&host)).len(), agent.gpu(0).compute_mode), (0, Some(ComputeMode::Default)));
+}
+
+#[test]
+fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
+    let host = Host::up(HOPPER);
+    let agent = Agent::start(&host, &rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"3g.40gb@4:mps\"]"));
+    let first = mps::reaches(&agent, "0:3g.40gb@0", MpsState::Ready);
+    let second = mps::reaches(&agent, "0:3g.40gb@4", MpsState::Ready);
+    let _begun = agent.settle();
+    let share = mps::share(&agent, "0:3g.40gb@0", &json!({ "percentage": 50 })).unwrap();
+    let mut client = Client::start(&host, &share.environment);
+    reload(&agent, "mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]");
+    let operation = apply(&agent);
+    assert_eq!(operation.plans[0].stops_mps, ["GPU 0, 3g.40gb@4"]);
+    assert_eq!((mps::daemon(&agent, "0:3g.40gb@0").pid, client.lives()), (first.pid, true));
+    assert_eq!(mps::controls(&mps::base(&host)), [first.pid.unwrap().cast_signed()], "{second:?}");
+    // And the one that somebody computes on is in the way.
+    reload(&agent, "mode = \"mig\"\nlayout = [\"none\"]".replace("[\"none\"]", "\"none\"").as_str());
+    let error = refused(&agent);
+    assert_eq!(error.code, Code::Blocked, "{error:?}");
+    assert!(client.lives());
+}
+
+/// Kills gpushd around each driver call that a move makes, there and back, and looks what the next makes of it.
+#[test]
+fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
+    let mut deaths = 0;
+    for (from, to) in [("mode = \"mps\"", MIG), (MIG, "mode = \"mps\"")] {
+        for call in [
+            "nvmlDeviceSetComputeMode",
+            "nvmlDeviceSetMigMode",
+            "nvmlDeviceCreateGpuInstanceWithPlacement",
+            "nvmlGpuInstanceDestroy",
+        ] {
+            for moment in ["before", "after"] {
+                let host = Host::up(HOPPER);
+                let mut agent = Agent::start(&host, &rule(from));
+                agent.until("it is as its rule wants", || {
+                    let gpu = agent.gpu(0);
+                    (gpu.drift.is_empty() && !gpu.stale).then_some(())
+                });
+                let _begun = agent.settle();
+                reload(&agent, to);
+                host.fault(&format!("{call} --gpu 0 --kill {moment} --parent --times 1"));
+                let begun = agent.begin_with(&wanted()).ok().map(|operation| operation.id);
+                // Not every move makes every call.
+                let survived = begun.and_then(|id| agent.outlives(&id)).is_some();
+                if survived {
+                    agent.stop();
+                } else {
+                    deaths += 1;
+                    drop(agent);
+                }
+                host.clear_faults();
+                let agent = Setup::on(&host).config(rule(to)).start();
+                all_ended(&agent);
+                let daemons = mps::controls(&mps::base(&host)).len();
+                let mig = truth(&host, 0) != ["MIG off"];
+                assert!(daemons <= 1, "{from} to {to}, killed {moment} {call}: {daemons} daemons");
+                assert!(!(mig && daemons == 1), "both at once: killed {moment} {call}\n{}", agent.log());
+                // Whatever it came to, asked for once more it is as wanted.
+                apply(&agent);
+                let daemons = mps::controls(&mps::base(&host)).len();
+                let mig = truth(&host, 0) != ["MIG off"];
+                assert_eq!((daemons, mig), if to == MIG { (0, true) } else { (1, false) }, "{}", agent.log());
+                let exclusive = agent.gpu(0).compute_mode == Some(ComputeMode::ExclusiveProcess);
+                assert_eq!(exclusive, daemons == 1, "killed {moment} {call}\n{}", agent.log());
+            }
+        }
+    }
+    assert!(deaths >= 8, "{deaths}");
+    println!("{deaths} deaths");
+}
+
+#[test]
+fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
+    let host = Host::up(HOPPER);
+    let agent = shared(&host);
+    reload(&agent, MIG);
+    let pid = mps::daemon(&agent, "0").pid.unwrap().cast_signed();
+    assert!(mps::signal(pid, Signal::SIGKILL));
+    apply(&agent);
+    assert_eq!(mps::controls(&mps::base(&host)).len(), 0);
+}

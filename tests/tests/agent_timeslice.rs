@@ -1,0 +1,305 @@
+//! GPUs that take turns: level and compute mode through the real programs, kept, lost, put right and put
+//! back; and an nvidia-smi that can't, fails, hangs or is not there.
+
+#![allow(clippy::unwrap_used)] // A test says what failed by panicking.
+
+use std::time::{Duration, Instant};
+
+use gpush_api::{ComputeMode, GpuAspect, Happening, Health, TimesliceLevel, TimesliceState, TimesliceView};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    around::Around,
+    driver::{hardware, uuids},
+    host::Host,
+};
+use nix::sys::signal::Signal;
+
+/// Two GPUs with MIG mode off, and one without MIG.
+const THREE: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = false\ncount = 2\n[[gpu]]\nmodel = \"t4\"\n";
+
+/// The first GPU and the last take long turns, one program at a time.
+const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
+    timeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }\n";
+
+/// Nobody takes turns.
+const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
+
+/// Level and compute mode of each GPU, past the agent.
+fn truth(host: &Host) -> Vec<(String, u64)> {
+    let show = host.show();
+    let gpus = show["gpus"].as_array().unwrap().iter();
+    gpus.map(|gpu| {
+        (gpu["state"]["timeslice"].as_str().unwrap().to_owned(), gpu["state"]["compute_mode"].as_u64().unwrap())
+    })
+    .collect()
+}
+
+fn are(host: &Host, expected: [(&str, u64); 3]) -> bool {
+    truth(host).iter().zip(expected).all(|((level, mode), wanted)| (level.as_str(), *mode) == wanted)
+}
+
+const SET: [(&str, u64); 3] = [("long", 3), ("default", 0), ("long", 3)];
+const NOT_SET: [(&str, u64); 3] = [("default", 0); 3];
+
+/// Levels that were set, by GPU.
+fn sets(host: &Host) -> Vec<(Option<u32>, String)> {
+    let calls = host.trace().into_iter().filter(|call| call.function == "compute-policy-set");
+    calls.map(|call| (call.gpu, call.arguments)).collect()
+}
+
+fn turns(agent: &Agent, gpu: u32) -> TimesliceView {
+    agent.gpu(gpu).timeslice.unwrap_or_else(|| panic!("GPU {gpu} takes turns:\n{}", agent.log()))
+}
+
+/// Waits until the GPUs that take turns are shown to have what they shall have.
+fn await_kept(agent: &Agent) {
+    agent.await_that("GPUs at their level", || {
+        agent.gpus().iter().all(|gpu| {
+            gpu.drift.is_empty() && gpu.timeslice.as_ref().is_none_or(|turns| turns.level == Some(TimesliceLevel::Long))
+        })
+    });
+}
+
+fn smi(host: &Host, arguments: &str) {
+    let mut command = host.command(host.dir().join("bin/nvidia-smi"));
+    let output = command.args(arguments.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn reload(agent: &mut Agent, config: &str) {
+    agent.write_config(config);
+    agent.signal(Signal::SIGHUP);
+    agent.wait_for("STATUS=the config was read again");
+}
+
+fn health(agent: &Agent) -> Health {
+    serde_json::from_value(agent.get("/v1/health").json()).unwrap()
+}
+
+/// What health says of nvidia-smi and levels, all in one text.
+fn troubles(agent: &Agent) -> String {
+    let causes = health(agent).causes.into_iter();
+    causes.map(|one| format!("{}: {}; ", one.message, one.causes.join("; "))).collect()
+}
+
+#[test]
+fn it_is_set_at_start_read_back_and_not_set_again_by_the_next_agent() {
+    let host = Host::up(THREE);
+    host.start_trace();
+    let agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    assert!(are(&host, SET), "{:?}", truth(&host));
+    let of = |gpu, value: &str| (Some(gpu), format!("value={value}"));
+    assert_eq!(sets(&host), [of(0, "Long"), of(2, "Long")]);
+    let view = turns(&agent, 0);
+    assert_eq!((view.replicas, view.wanted, view.state), (4, TimesliceLevel::Long, TimesliceState::Known));
+    assert!(view.since.is_some() && view.reason.is_none(), "{view:?}");
+    assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
+    assert_eq!(agent.gpu(1).timeslice, None);
+    assert!(health(&agent).causes.is_empty());
+    assert!(agent.log().contains("its time-slice level is long now, it was default"), "{}", agent.log());
+    agent.stop();
+    let calls = host.trace().len();
+    let agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    agent.stop();
+    assert_eq!(host.trace().len(), calls, "nothing differs: {:?}", host.trace());
+}
+
+#[test]
+fn what_the_driver_forgets_is_set_again() {
+    let host = Host::up(THREE);
+    let agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    agent.stop();
+    host.sim::<&str>("reboot", &[]);
+    assert!(are(&host, NOT_SET));
+    let agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    assert!(are(&host, SET), "after a reboot: {:?}", truth(&host));
+    // Without persistence mode the settings go with the last one that has the GPU open.
+    smi(&host, "-pm 0");
+    let ask = |verb: &str| agent.post(&format!("/v1/maintenance/{verb}"), &serde_json::json!({})).status;
+    assert_eq!(ask("enter") / 100, 2, "{}", agent.log());
+    assert!(are(&host, NOT_SET), "{:?}", truth(&host));
+    assert_eq!(ask("leave") / 100, 2);
+    agent.await_that("the levels, after the driver was away", || are(&host, SET));
+    await_kept(&agent);
+}
+
+#[tokio::test]
+async fn somebody_elses_doing_is_drift_and_put_right() {
+    let host = Host::up(THREE);
+    let mut agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    let mut listener = agent.listen("?kinds=gpu", None);
+    smi(&host, "compute-policy --set-timeslice 0 -i 0");
+    let driver = hardware(&host);
+    let uuid = uuids(&driver).await.remove(2);
+    driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
+    // A level shows within a minute, or when it is looked for.
+    reload(&mut agent, LONG);
+    agent.await_that("both put right", || are(&host, SET));
+    await_kept(&agent);
+    let log = agent.log();
+    for said in
+        ["its time-slice level was default against the config", "its compute mode was DEFAULT against the config"]
+    {
+        assert_eq!(log.matches(said).count(), 1, "{said}:\n{log}");
+    }
+    let aspect = |wanted: GpuAspect| move |event: &gpush_api::Event| matches!(&event.what, Happening::Gpu(change) if change.changed.contains(&wanted));
+    let events = listener.until(aspect(GpuAspect::Timeslice));
+    let Happening::Gpu(change) = &events.last().unwrap().what else { panic!() };
+    assert!(change.timeslice.is_some(), "{change:?}");
+}
+
+#[test]
+fn a_minute_is_how_long_a_hand_goes_unseen_and_nvidia_smi_rests() {
+    let host = Host::up(THREE);
+    let around = Around::of(&host);
+    let agent = Agent::start(&host, &(around.config(&[], "") + LONG));
+    await_kept(&agent);
+    assert_eq!(around.take_calls().len(), 4, "read, two set, read");
+    let begun = Instant::now();
+    smi(&host, "compute-policy --set-timeslice 0 -i 0");
+    while !are(&host, SET) {
+        assert!(begun.elapsed() < Duration::from_secs(100), "{}", agent.log());
+        // Who looks at the GPUs causes no run.
+        let _ = agent.gpus();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    agent.await_that("the last read", || around.file("calls").exists());
+    await_kept(&agent);
+    let calls = around.take_calls();
+    assert!(calls.len() <= 3, "read, set, read: {calls:?}");
+}
+
+#[test]
+fn leaving_the_mode_puts_both_back() {
+    let host = Host::up(THREE);
+    let mut agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    reload(&mut agent, NOBODY);
+    agent.await_that("both back", || are(&host, NOT_SET));
+    agent.await_that("no turns", || agent.gpus().iter().all(|gpu| gpu.timeslice.is_none()));
+    agent.await_that("it in the log", || {
+        let log = agent.log();
+        log.contains("its time-slice level is default again") && log.contains("its compute mode is DEFAULT again")
+    });
+    // The same while nobody looks: the next agent knows what was set.
+    reload(&mut agent, LONG);
+    await_kept(&agent);
+    agent.stop();
+    assert!(are(&host, SET));
+    let agent = Agent::start(&host, NOBODY);
+    agent.await_that("both back by the next agent", || are(&host, NOT_SET));
+    agent.stop();
+    // What somebody else has set since then is theirs.
+    smi(&host, "compute-policy --set-timeslice 1 -i 0");
+    host.start_trace();
+    let agent = Agent::start(&host, NOBODY);
+    agent.settle_reads();
+    agent.stop();
+    assert!(sets(&host).is_empty());
+}
+
+#[test]
+fn a_gpu_in_mig_mode_is_drift_and_nothing_is_touched() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
+    let around = Around::of(&host);
+    let rule = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\n\
+        timeslice = { level = \"long\", compute_mode = \"exclusive_process\" }\n";
+    host.start_trace();
+    let mut agent = Agent::start(&host, &(around.config(&[], "") + rule));
+    reload(&mut agent, &(around.config(&[], "") + rule));
+    agent.settle_reads();
+    let gpu = agent.gpu(0);
+    assert_eq!(gpu.drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
+    let view = gpu.timeslice.unwrap();
+    assert_eq!((view.state, view.level), (TimesliceState::Unknown, None));
+    assert!(view.reason.unwrap().contains("MIG mode is on"));
+    assert!(around.take_calls().is_empty());
+    let touched = |function: &str| host.trace().iter().any(|call| call.function == function);
+    assert!(!touched("compute-policy-set") && !touched("nvmlDeviceSetComputeMode"));
+}
+
+#[test]
+fn a_part_without_levels_is_said_to_be_such_and_asked_once() {
+    let host = Host::up(THREE);
+    let around = Around::of(&host);
+    // As on a Volta or a P4.
+    host.fault("compute-policy-list --rc NOT_SUPPORTED");
+    host.fault("compute-policy-set --rc NOT_SUPPORTED");
+    let mut agent = Agent::start(&host, &(around.config(&[], "") + LONG));
+    agent.await_that("what the driver says", || turns(&agent, 0).state == TimesliceState::Unsupported);
+    let gpu = agent.gpu(0);
+    assert_eq!(gpu.drift, ["it has no time-slice levels, the config wants long"]);
+    assert!(gpu.timeslice.unwrap().reason.unwrap().contains("Turing"));
+    assert_eq!(around.take_calls().len(), 1);
+    assert!(health(&agent).causes.is_empty(), "it is no fault");
+    agent.await_that("its compute mode", || truth(&host)[0].1 == 3);
+    // One that only setting says it of.
+    host.clear_faults();
+    host.fault("compute-policy-set --gpu 0 --rc NOT_SUPPORTED");
+    reload(&mut agent, &(around.config(&[], "") + LONG));
+    agent.await_that("the other one set", || turns(&agent, 2).level == Some(TimesliceLevel::Long));
+    assert_eq!(turns(&agent, 0).state, TimesliceState::Unsupported);
+}
+
+#[test]
+fn failures_of_nvidia_smi_are_told_and_end() {
+    let host = Host::up(THREE);
+    host.fault("compute-policy-set --gpu 0 --rc UNKNOWN");
+    let mut agent = Agent::start(&host, LONG);
+    agent.await_that("the other one set", || turns(&agent, 2).level == Some(TimesliceLevel::Long));
+    let view = agent.until("why not", || Some(turns(&agent, 0)).filter(|view| view.reason.is_some()));
+    assert_eq!((view.state, view.level), (TimesliceState::Known, Some(TimesliceLevel::Default)));
+    assert!(view.reason.as_ref().unwrap().contains("Unknown Error"), "{view:?}");
+    assert_eq!(agent.gpu(0).drift, ["time-slice level is default, the config wants long"]);
+    assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
+    // It says that it was set, and it was not.
+    host.clear_faults();
+    host.fault("compute-policy-set --gpu 0 --rc SUCCESS");
+    reload(&mut agent, LONG);
+    agent.await_that("that it is not believed", || {
+        troubles(&agent).contains("says that long was set, and it is default")
+    });
+    // It can't read.
+    host.clear_faults();
+    host.fault("compute-policy-list --rc UNKNOWN");
+    reload(&mut agent, LONG);
+    agent.await_that("that nothing is known", || turns(&agent, 2).state == TimesliceState::Unknown);
+    assert!(troubles(&agent).contains("Unknown Error"), "{}", troubles(&agent));
+    // It is not there, or not trusted.
+    reload(&mut agent, &format!("[mode_change]\nnvidia_smi = \"/no/such/nvidia-smi\"\n{LONG}"));
+    agent.await_that("that it is not there", || troubles(&agent).contains("/no/such/nvidia-smi is not run"));
+    assert!(turns(&agent, 0).reason.unwrap().contains("/no/such/nvidia-smi"));
+    // It is mended.
+    host.clear_faults();
+    reload(&mut agent, LONG);
+    await_kept(&agent);
+    assert!(are(&host, SET) && troubles(&agent).is_empty(), "{}", troubles(&agent));
+}
+
+#[test]
+fn one_that_hangs_is_ended_and_holds_up_nobody() {
+    let host = Host::up(THREE);
+    host.fault("compute-policy-list --hang");
+    let mut agent = Agent::start(&host, LONG);
+    agent.await_that("its compute mode all the same", || truth(&host)[0].1 == 3);
+    let begun = Instant::now();
+    assert_eq!(agent.gpus().len(), 3);
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    agent.await_that("what became of it", || troubles(&agent).contains("did not end in time"));
+    assert_eq!(turns(&agent, 0).state, TimesliceState::Unknown);
+    // One that stops while it hangs does not wait for it.
+    reload(&mut agent, LONG);
+    std::thread::sleep(Duration::from_millis(300));
+    let begun = Instant::now();
+    agent.stop();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    host.clear_faults();
+    let agent = Setup::on(&host).config(LONG).start();
+    await_kept(&agent);
+    assert!(are(&host, SET));
+}
