@@ -223,7 +223,7 @@ fn a_gpushd_that_is_killed_while_it_starts_daemons_leaves_none_to_nobody() {
         std::thread::sleep(Duration::from_millis(900 + turn * 20));
         machine.kill(machine.main_pid("gpushd.service"));
         machine.await_that("both are served", |machine| ready(machine).len() == 2);
-        assert_eq!(machine.sh("pgrep -c -f 'nvidia-cuda-mps-control -f'"), "2");
+        assert_eq!(machine.sh("pgrep -c -f '^/usr/bin/nvidia-cuda-mps-control -f'"), "2");
         assert_eq!(
             ready(&machine).iter().find(|one| one.0 == unit).map(|one| one.1),
             Some(machine.main_pid(&unit).into())
@@ -276,12 +276,13 @@ fn a_daemon_that_nobody_can_reach_is_ended_once_it_has_no_server() {
     let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
     // In place of a server: that of the simulated host ends with its directory.
     let group = machine.property(&whole, "ControlGroup");
-    machine.sh(&format!("systemd-run --quiet --unit=server sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
+    machine.sh(&format!("systemd-run --quiet --unit=server --property=Type=exec sleep 1000; cat /sys/fs/cgroup/system.slice/server.service/cgroup.procs > /sys/fs/cgroup{group}/cgroup.procs"));
     machine.sh("systemctl stop gpushd.service; rm -rf /run/gpush-mps/*; systemctl start gpushd.service");
     machine.await_that("the one without a server is another", |machine| {
         ready(machine).iter().any(|(unit, pid)| *unit == part && *pid != u64::from(ended))
     });
-    assert_eq!(machine.main_pid(&whole), kept);
+    let journal = machine.sh("journalctl --no-pager --output=cat -n 40");
+    assert_eq!(machine.main_pid(&whole), kept, "{journal}");
     let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, and its directory is gone"));
     assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
     machine.sh(&format!("systemctl stop {whole}"));
