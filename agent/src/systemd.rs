@@ -33,7 +33,7 @@ const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long a job is waited for. One that takes longer goes on, and whoever waits does something else.
-const JOB: Duration = Duration::from_secs(30);
+const JOB: Duration = Duration::from_secs(10);
 
 /// Whether systemd is this host's service manager, as `sd_booted(3)` tells it.
 pub(crate) fn is_the_service_manager() -> bool {
@@ -78,7 +78,7 @@ pub(crate) enum Error {
         message: String,
     },
     /// The job ended otherwise than done: `failed`, `timeout`, `canceled`, `dependency`.
-    #[error("the job to {what} ended with {result:?}")]
+    #[error("the job to {what}: {result}")]
     Job {
         /// What was asked for.
         what: String,

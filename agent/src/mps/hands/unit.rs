@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each has a cgroup of its own, is not gpushd's to lose when that is restarted or replaced, and ends
-//! whole: systemd kills what is left of it. It is never started by systemd itself. What a unit was told
-//! by others is seen from its end: `systemctl stop` looks like the signal that it sends.
+//! whole: systemd kills what is left of it. It is never started by systemd itself. `systemctl stop` is seen
+//! from the end that it makes. A unit that ended without an error systemd may have forgotten by then.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -49,6 +49,8 @@ impl Units {
             "inactive" => Ok(()),
             "failed" => self.0.reset_failed(&unit).await.map_err(|error| not_started(&error)),
             "deactivating" => Err(NotStarted::taken()),
+            // Something before the daemon takes its time, or whoever asked for it has only just gone.
+            "activating" => Err(NotStarted::Later(format!("systemd has not started {unit} yet"))),
             active => Err(NotStarted::Later(format!(
                 "its unit {unit} is {active}, and no daemon has its directory: `systemctl stop {unit}` ends what runs there"
             ))),
@@ -69,7 +71,7 @@ impl Units {
             }
             Err(error @ Error::Job { .. }) => {
                 let how = self.how(place, 0).await;
-                Err(NotStarted::Failed(format!("{error}: it {how}")))
+                Err(NotStarted::Failed(format!("it {how} ({})", in_words(&error))))
             }
             Err(error) => Err(not_started(&error)),
         }
@@ -182,7 +184,10 @@ fn in_words(error: &Error) -> String {
     let mut words = error.to_string();
     let mut at = std::error::Error::source(error);
     while let Some(cause) = at {
-        words = format!("{words}: {cause}");
+        let said = cause.to_string();
+        if !words.contains(&said) {
+            words = format!("{words}: {said}");
+        }
         at = cause.source();
     }
     words
@@ -192,13 +197,12 @@ fn in_words(error: &Error) -> String {
 fn words(state: &State, unit: &str) -> String {
     let status = state.exec_main_status;
     let own = match (state.exec_main_code, state.result.as_str()) {
+        (0, "success") => "ended without an error, as after `systemctl stop`".to_owned(),
         (0, _) => "ended".to_owned(),
         (EXITED, "success") => super::exited(status),
         // What was said before it was the daemon, or by something that is run before it.
         (EXITED, _) => format!("{}: `journalctl -u {unit}` has what it said", super::exited(status)),
-        (_, "success") if status == STOP => {
-            "was stopped: by `systemctl stop`, or whoever else sent signal 15".to_owned()
-        }
+        (_, "success") if status == STOP => format!("{}, as by `systemctl stop`", super::signalled(status)),
         (_, _) => super::signalled(status),
     };
     match state.result.as_str() {
@@ -233,6 +237,7 @@ mod tests {
         );
         assert_eq!(told("oom-kill", 2, 9), "was ended by signal 9, since memory ran out");
         assert_eq!(told("timeout", 2, 9), "was ended by signal 9 (timeout)");
-        assert!(told("success", 2, 15).starts_with("was stopped: by `systemctl stop`"));
+        assert_eq!(told("success", 2, 15), "was ended by signal 15, as by `systemctl stop`");
+        assert_eq!(told("success", 0, 0), "ended without an error, as after `systemctl stop`");
     }
 }
