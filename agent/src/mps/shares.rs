@@ -90,6 +90,10 @@ pub(crate) async fn take(
     };
     tracing::info!(mps = entry.short, uid, "share s{} of {}% was taken", share.id, share.settings.percentage);
     agent.mps.shares().push(share.clone());
+    if share.process.is_some() || share.expires_at.is_some() {
+        // From now on it is looked more often whether one has ended.
+        agent.mps.settle();
+    }
     Ok(taken(&uuid, &entry, &share))
 }
 

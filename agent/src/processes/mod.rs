@@ -37,7 +37,7 @@ pub(crate) async fn list(agent: &Shared, asker: &Asker) -> Result<GpuProcesses, 
     let mut unseen = Vec::new();
     for gpu in &gpus {
         unseen.extend(unknown(gpu));
-        processes.extend(of(agent, gpu).into_iter());
+        processes.extend(of(agent, gpu));
     }
     for one in &mut processes {
         one.done = agent.strays.done(one);
@@ -114,7 +114,7 @@ fn known(
 
 /// Why a process on a target that is shared through MPS has no place there.
 fn why_stray(shared: &mps::SharedTarget, process: &Process, share: Option<&str>) -> Option<String> {
-    let Some(uid) = process.uid else { return None };
+    let uid = process.uid?;
     if process.pid.is_some_and(|pid| shared.servers.contains(&pid)) || share.is_some() {
         return None;
     }
