@@ -399,6 +399,42 @@ fn garbage_in_the_log_of_a_daemon_is_told() {
 }
 
 #[test]
+fn a_full_disk_for_logs_is_told_and_stops_nobody() {
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs = if real { real_programs(&host, "a full disk for logs of NVIDIA's own daemon") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let logs = host.scratch("logs");
+        fs::create_dir(&logs).expect("a directory");
+        let dir = logs.display();
+        let full =
+            format!("mount -t tmpfs -o size=16k none {dir} && head -c 16k /dev/zero > {dir}/full && exec \"$@\"");
+        let may = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", &dir.to_string()]).output();
+        if !may.is_ok_and(|may| may.status.success()) {
+            println!("SKIPPED a full disk for logs: no file system can be mounted here");
+            return;
+        }
+        let config = CONFIG.replace("health_s = 1", &format!("health_s = 1\nlog_directory = \"{dir}\""));
+        let setup = Setup::on(&host).config(&config).through(&["unshare", "-m", "sh", "-c", &full, "sh"]);
+        let agent = match &programs {
+            Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
+            None => setup.start(),
+        };
+        let told = becomes(&agent, "0", "told", |daemon| {
+            daemon.state == MpsState::Ready
+                && daemon.findings.iter().any(|finding| finding.contains("the disk is full"))
+        });
+        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let client = Client::start(&host, &environment);
+        assert!(client.first.starts_with("active"), "{}", client.first);
+        client.end();
+        assert_eq!(controls(&base(&host)), [pid_of(&told)]);
+    }
+}
+
+#[test]
 fn whoever_dies_in_whatever_order_one_daemon_is_left() {
     let served = Served::up();
     let mut served = served;

@@ -7,6 +7,7 @@ mod generate;
 mod install;
 mod links;
 mod skips;
+mod soak;
 mod step;
 mod test;
 mod tree;
@@ -26,6 +27,8 @@ enum Task {
     Test(test::Arguments),
     /// Measure what docs/benchmarks.md shows
     Bench(bench::Arguments),
+    /// Kill what belongs to MPS at random, a thousand times
+    Soak(soak::Arguments),
     /// Write docs/openapi.json from the code
     Openapi(generate::Arguments),
     /// Write the man pages gpushctl(1) and gpushd(8) to target/man
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
+        Task::Soak(arguments) => soak::run(&arguments),
         Task::Openapi(arguments) => told(generate::openapi(&arguments)),
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),

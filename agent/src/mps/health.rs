@@ -199,7 +199,7 @@ impl Deaths {
         let length = log.metadata().map_or(0, |meta| meta.len());
         let Some(read) = self.read.replace(length) else { return };
         // Each question is a line there, and there was one just now.
-        self.mute = read == length && length > 0;
+        self.mute = read == length;
         // It was rotated: all of it is new.
         let from = if read <= length { read } else { 0 }.max(length.saturating_sub(MOST));
         let mut said = Vec::new();

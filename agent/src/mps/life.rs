@@ -96,7 +96,7 @@ pub(super) struct Life {
 /// What a turn is about.
 enum Happened {
     Ended,
-    Looked(Result<Found, ControlError>),
+    Looked(Box<Result<Found, ControlError>>),
     Due,
     LookDue,
 }
@@ -177,7 +177,7 @@ impl Life {
         tokio::select! {
             biased;
             () = ended(self.process.as_ref()) => Happened::Ended,
-            found = found_by(self.looking.as_mut()) => Happened::Looked(found),
+            found = found_by(self.looking.as_mut()) => Happened::Looked(Box::new(found)),
             () = at(due) => Happened::Due,
             () = at(look) => Happened::LookDue,
         }
@@ -192,7 +192,7 @@ impl Life {
             }
             Happened::Looked(found) => {
                 let waited = self.looking.take().map(Looking::waited).unwrap_or_default();
-                self.looked(found).await;
+                self.looked(*found).await;
                 if !self.waiting.is_empty() {
                     self.look_for(None);
                 }

@@ -54,9 +54,10 @@ pub(crate) async fn take(
     if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
         sharing::fits(&settings, memory, &label)?;
     }
-    room(agent, asker, &label, &uuid, &entry, &policy, &settings)?;
+    // What can't be had at any time is told before what can't be had now.
     let process = request.with_pid.map(|pid| process(asker, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
+    room(agent, asker, &label, &uuid, &entry, &policy, &settings)?;
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
     let uid = by.uid;
     // First: another user's clients may be in the way, and then nothing is on record.
@@ -89,6 +90,10 @@ pub(crate) async fn take(
     };
     tracing::info!(mps = entry.short, uid, "share s{} of {}% was taken", share.id, share.settings.percentage);
     agent.mps.shares().push(share.clone());
+    if share.process.is_some() || share.expires_at.is_some() {
+        // From now on it is looked more often whether one has ended.
+        agent.mps.settle();
+    }
     Ok(taken(&uuid, &entry, &share))
 }
 

@@ -1,0 +1,202 @@
+//! MPS daemons, their servers, clients and gpushd killed and hampered at random, again and again: after each
+//! time there is one daemon for the target, gone on with where it lives, and nothing is left of what was.
+//!
+//! A hundred times here, more by `GPUSH_TEST_KILLS`; the same ones again by `GPUSH_TEST_SEED`.
+//! `cargo xtask soak` has a thousand.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{MpsDaemon, MpsState};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::Host,
+    mps::{Client, Role, act, base, becomes, clear_faults, daemon, fault, is_open, names, parts, share, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
+const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 3\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\nfailures = 100\nwithin_s = 60\n\
+                      [[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
+
+/// What is done at a time.
+const DEEDS: [&str; 14] = [
+    "kill the daemon",
+    "kill the server",
+    "kill the agent",
+    "end the agent",
+    "kill the client",
+    "kill daemon and agent",
+    "kill agent and server",
+    "stop the daemon's process for a while",
+    "silent-hello --times 2",
+    "empty-reply --times 3",
+    "fault --times 1",
+    "orphan-server --times 1",
+    "server-dies --times 1",
+    "restart by force",
+];
+
+/// Numbers that are the same again for the same seed (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((mixed ^ (mixed >> 31)) % most as u64).expect("a small number")
+    }
+}
+
+fn number(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+struct World {
+    host: Host,
+    agent: Option<Agent>,
+    environment: Vec<(String, String)>,
+    client: Option<Client>,
+}
+
+impl World {
+    fn agent(&self) -> &Agent {
+        self.agent.as_ref().expect("an agent")
+    }
+
+    fn start_agent(&mut self) {
+        self.agent = Some(Setup::on(&self.host).config(CONFIG).env("GPUSH_LOG", "info").start());
+    }
+
+    fn of(&self, role: Role) -> Option<i32> {
+        parts(&base(&self.host)).into_iter().find(|part| part.role == role).map(|part| part.pid)
+    }
+
+    /// Does it; whether the daemon is then to be the one that it was.
+    fn does(&mut self, deed: &str) -> bool {
+        let kill = |pid: Option<i32>| pid.is_some_and(|pid| signal(pid, Signal::SIGKILL));
+        match deed {
+            "kill the daemon" => {
+                kill(self.of(Role::Control));
+                false
+            }
+            "kill the server" => {
+                kill(self.of(Role::Server));
+                true
+            }
+            "kill the agent" => {
+                self.agent.take().expect("an agent").kill();
+                self.start_agent();
+                true
+            }
+            "end the agent" => {
+                self.agent.take().expect("an agent").stop();
+                self.start_agent();
+                true
+            }
+            "kill the client" => {
+                self.client = None;
+                true
+            }
+            "kill daemon and agent" => {
+                kill(self.of(Role::Control));
+                self.agent.take().expect("an agent").kill();
+                self.start_agent();
+                false
+            }
+            "kill agent and server" => {
+                self.agent.take().expect("an agent").kill();
+                kill(self.of(Role::Server));
+                self.start_agent();
+                true
+            }
+            "stop the daemon's process for a while" => {
+                let pid = self.of(Role::Control).expect("a daemon");
+                assert!(signal(pid, Signal::SIGSTOP));
+                let _asked = act(self.agent(), "0", "stop", &json!({}));
+                assert!(signal(pid, Signal::SIGCONT) || self.of(Role::Control) != Some(pid));
+                let _asked = act(self.agent(), "0", "start", &json!({}));
+                false
+            }
+            "restart by force" => {
+                assert_eq!(act(self.agent(), "0", "restart", &json!({ "force": true })).status, 200);
+                false
+            }
+            rule => {
+                fault(&self.host, rule);
+                let _looked = daemon(self.agent(), "0");
+                false
+            }
+        }
+    }
+
+    /// Waits until it serves, and looks whether all is as it should be.
+    fn is_well(&mut self, deed: &str) -> MpsDaemon {
+        // Whoever computes on is not to notice these; whoever lost its server, or is in the way of the next
+        // one, goes.
+        let spared = ["kill the agent", "end the agent", "silent-hello --times 2", "server-dies --times 1"];
+        if let Some(client) = self.client.as_mut().filter(|_| spared.contains(&deed)) {
+            let said = client.said();
+            assert!(client.lives() && said.is_empty(), "{deed}: a client was lost: {said:?}\n{}", self.agent().log());
+        } else {
+            self.client = None;
+        }
+        clear_faults(&self.host);
+        let ready =
+            becomes(self.agent(), "0", "well", |daemon| daemon.state == MpsState::Ready && daemon.gpu.is_some());
+        let all = parts(&base(&self.host));
+        let of = |role| all.iter().filter(|part| part.role == role).count();
+        assert_eq!(of(Role::Control), 1, "{all:?}\n{}", self.agent().log());
+        assert!(of(Role::Server) <= 1, "{all:?}");
+        let pid = ready.pid.expect("a pid").cast_signed();
+        assert!(all.iter().any(|part| part.role == Role::Control && part.pid == pid), "{all:?} {pid}");
+        assert!(is_open(ready.pipe_directory.as_deref().expect("a directory").as_ref()));
+        assert_eq!(names(&base(&self.host)).len(), 2, "one target, and the logs");
+        assert_eq!(ready.shares.len(), 1);
+        ready
+    }
+}
+
+#[test]
+fn nothing_is_doubled_lost_or_left_whatever_is_killed() {
+    let (times, seed) = (number("GPUSH_TEST_KILLS", 100), number("GPUSH_TEST_SEED", 20_261_122));
+    let host = Host::up(HOST);
+    let mut world = World { host, agent: None, environment: Vec::new(), client: None };
+    world.start_agent();
+    becomes(world.agent(), "0", "ready", |daemon| daemon.state == MpsState::Ready);
+    world.environment = share(world.agent(), "0", &json!({})).expect("a share").environment;
+    let mut ready = world.is_well("nothing");
+    let mut dice = Dice(seed);
+    let mut tried: BTreeMap<&str, (u32, Duration)> = BTreeMap::new();
+    for time in 0..times {
+        if world.client.is_none() && dice.below(3) > 0 {
+            let client = Client::start(&world.host, &world.environment);
+            assert!(client.first.starts_with("active"), "{time}: {}\n{}", client.first, world.agent().log());
+            world.client = Some(client);
+        }
+        let deed = DEEDS[dice.below(DEEDS.len())];
+        let began = Instant::now();
+        let stays = world.does(deed);
+        let now = world.is_well(deed);
+        let (count, longest) = tried.entry(deed).or_default();
+        (*count, *longest) = (*count + 1, (*longest).max(began.elapsed()));
+        if stays {
+            assert_eq!(now.pid, ready.pid, "{time}: {deed}: it was not gone on with\n{}", world.agent().log());
+        }
+        ready = now;
+    }
+    // Of what there was, the last one ends nothing but itself.
+    world.client = None;
+    assert_eq!(act(world.agent(), "0", "stop", &json!({ "force": true })).status, 200);
+    becomes(world.agent(), "0", "stopped", |daemon| daemon.state == MpsState::Stopped);
+    assert_eq!(parts(&base(&world.host)), []);
+    println!("seed {seed}: {times} times, 0 double daemons, 0 lost adoptions, 0 left behind");
+    for (deed, (count, longest)) in tried {
+        println!("{count:>5}  {deed}, well again after {longest:?} at most");
+    }
+}

@@ -1,0 +1,36 @@
+//! `cargo xtask soak`: what a usual run does a hundred times, a thousand times: MPS daemons, their servers,
+//! clients and gpushd killed at random.
+
+use anyhow::Result;
+
+use crate::{
+    step::{self, Outcome},
+    workspace,
+};
+
+/// How much of it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How often something is killed
+    #[arg(long, default_value = "1000", value_name = "NUMBER")]
+    kills: u64,
+    /// Begin with this number in place of the usual one
+    #[arg(long, value_name = "NUMBER")]
+    seed: Option<u64>,
+}
+
+/// Runs it; true when all went well.
+pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    let mut build = workspace::cargo();
+    build.args(["build", "--workspace", "--locked"]);
+    if step::run("build", build, false).outcome != Outcome::Passed {
+        return Ok(false);
+    }
+    let mut kills = workspace::cargo();
+    kills.args(["test", "--locked", "--package", "gpush-tests", "--test", "agent_mps_kills", "--", "--show-output"]);
+    kills.env("GPUSH_TEST_KILLS", arguments.kills.to_string());
+    if let Some(seed) = arguments.seed {
+        kills.env("GPUSH_TEST_SEED", seed.to_string());
+    }
+    Ok(step::run("kills of what belongs to MPS", kills, true).outcome == Outcome::Passed)
+}
