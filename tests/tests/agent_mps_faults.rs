@@ -75,7 +75,7 @@ impl Served {
         let daemon = becomes(&self.agent, "0", &format!("{} for {words:?}", state.name()), told);
         assert!(self.controls().len() <= 1, "{:?}", parts(&base(&self.host)));
         if state != MpsState::Ready {
-            let refused = share(&self.agent, "0", &json!({})).unwrap_err();
+            let refused = share(&self.agent, "0", &json!({})).expect_err("nobody is let in");
             assert_eq!(refused.code, Code::Unavailable, "{refused:?}");
             assert!(!is_open(Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))), "{daemon:#?}");
         }
