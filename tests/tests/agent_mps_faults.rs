@@ -3,15 +3,16 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
+    time::Instant,
 };
 
 use gpush_api::{Code, MpsDaemon, MpsState};
 use gpush_tests::{
-    agent::{Agent, Setup},
+    agent::{Agent, PATIENCE, Setup},
     host::{Host, program},
     mps::{
         Client, Role, act, base, becomes, clear_faults, controls, daemon, daemons, fault, is_open, names, parts,
@@ -74,7 +75,7 @@ impl Served {
         let daemon = becomes(&self.agent, "0", &format!("{} for {words:?}", state.name()), told);
         assert!(self.controls().len() <= 1, "{:?}", parts(&base(&self.host)));
         if state != MpsState::Ready {
-            let refused = share(&self.agent, "0", &json!({})).unwrap_err();
+            let refused = share(&self.agent, "0", &json!({})).expect_err("nobody is let in");
             assert_eq!(refused.code, Code::Unavailable, "{refused:?}");
             assert!(!is_open(Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))), "{daemon:#?}");
         }
@@ -148,6 +149,48 @@ fn a_stopped_process_is_a_hung_daemon() {
     }
 }
 
+/// A front-end that has the daemon's ear until what it reads from is closed. NVIDIA's own keeps what it has to
+/// say to itself until its end, so it is by gpushd's word.
+fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        let mut command = Command::new(front);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", served.pipe()).stdin(Stdio::piped());
+        let mut prompt = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a front-end");
+        let mut typed = prompt.stdin.take().expect("piped");
+        let _hung_up_on = typed.write_all(b"get_default_client_priority\n");
+        let patience = Instant::now() + PATIENCE / 6;
+        while Instant::now() < patience && matches!(prompt.try_wait(), Ok(None)) {
+            if daemon(&served.agent, "0").state == MpsState::Hung {
+                return (prompt, typed);
+            }
+        }
+        // gpushd had the ear at that moment: another try.
+        drop(typed);
+        prompt.wait().expect("it ends");
+    }
+    panic!("nobody has the ear:\n{}", served.agent.log());
+}
+
+/// The stand-in of the front-end, in which somebody typed something that is answered.
+fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
+    loop {
+        let mut command = Command::new(front);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", pipe).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut prompt = command.spawn().expect("a front-end");
+        let mut input = prompt.stdin.take().expect("piped");
+        let typed = input.write_all(format!("{typed}\n").as_bytes());
+        let mut answer = String::new();
+        let read = BufReader::new(prompt.stdout.take().expect("piped")).read_line(&mut answer);
+        if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
+            return (prompt, input);
+        }
+        // gpushd had the ear at this moment, and the front-end says nothing of that.
+        drop(input);
+        prompt.wait().expect("it ends");
+    }
+}
+
 #[test]
 fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
     for real in [false, true] {
@@ -158,15 +201,7 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
         }
         let front = programs.clone().unwrap_or_else(|| host.dir().join("bin")).join("nvidia-cuda-mps-control");
         let served = Served::on(host, programs.as_deref());
-        let mut prompt = Command::new(front)
-            .env("CUDA_MPS_PIPE_DIRECTORY", served.pipe())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("a front-end");
-        let mut typed = prompt.stdin.take().expect("piped");
-        typed.write_all(b"get_default_active_thread_percentage\n").expect("it reads");
+        let (mut prompt, typed) = has_the_ear(&front, &served);
         // Nobody uses it, and it stays all the same.
         let busy = served.is(MpsState::Hung, "somebody else has the control daemon's ear");
         assert_eq!((busy.clients.len(), served.controls()), (0, vec![served.pid]));
@@ -305,14 +340,10 @@ fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
     let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{HOST}")), None);
     let client = served.client();
     let server = client.word("server");
+    let front = served.host.dir().join("bin/nvidia-cuda-mps-control");
     let say = |line: &str| {
-        let mut front = Command::new(served.host.dir().join("bin/nvidia-cuda-mps-control"))
-            .env("CUDA_MPS_PIPE_DIRECTORY", served.pipe())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("a front-end");
-        front.stdin.take().expect("piped").write_all(format!("{line}\n").as_bytes()).expect("it reads");
+        let (mut front, typed) = at_a_prompt(&front, &served.pipe(), &format!("{line}\nget_default_client_priority"));
+        drop(typed);
         front.wait().expect("it ends");
     };
     for (line, words) in [
