@@ -1,23 +1,21 @@
 //! `gpushd mps-daemon DIR`: becomes the control daemon of a target.
 //!
 //! A systemd unit and a child of the agent's start it alike, so that a daemon has the same environment,
-//! descriptors and signals wherever it runs. It takes the target's lock and leaves it open for the daemon
-//! and all that this starts: whoever has it runs, and while somebody does no second daemon can be started.
-//! What the daemon says goes to a file; into a pipe that nobody reads it would block.
+//! descriptors and signals wherever it runs. It takes the target's lock and leaves it to the daemon as
+//! its standard input, an empty file, which its servers inherit: whoever has it runs, and while somebody
+//! does no second daemon can be started. What the daemon says goes to a file; into a pipe that nobody reads
+//! it would block.
 
 use std::{
     fs::{File, OpenOptions},
     io,
     os::unix::{fs::OpenOptionsExt, process::CommandExt},
     path::Path,
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode},
     sync::{Arc, atomic::AtomicBool},
 };
 
-use nix::{
-    fcntl::{FcntlArg, FdFlag, fcntl},
-    sys::stat::{Mode, umask},
-};
+use nix::sys::stat::{Mode, umask};
 
 use super::place::{Place, Spec};
 
@@ -34,7 +32,7 @@ pub(crate) fn main(dir: &Path) -> ExitCode {
     let place = Place::at(dir);
     match ready(&place) {
         Ok(Some((spec, lock, log))) => {
-            let error = daemon(&place, &spec, &lock, log);
+            let error = daemon(&place, &spec, lock, log);
             eprintln!("{} can't be run: {error}", spec.control.display());
             ExitCode::FAILURE
         }
@@ -61,10 +59,7 @@ fn ready(place: &Place) -> io::Result<Option<(Spec, File, File)>> {
 }
 
 /// Only returns when it can't be run.
-fn daemon(place: &Place, spec: &Spec, lock: &File, log: File) -> io::Error {
-    if let Err(errno) = fcntl(lock, FcntlArg::F_SETFD(FdFlag::empty())) {
-        return errno.into();
-    }
+fn daemon(place: &Place, spec: &Spec, lock: File, log: File) -> io::Error {
     let both = match log.try_clone() {
         Ok(both) => both,
         Err(error) => return error,
@@ -86,7 +81,7 @@ fn daemon(place: &Place, spec: &Spec, lock: &File, log: File) -> io::Error {
         .env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", spec.settings.percentage.to_string())
         .env("CUDA_MPS_CLIENT_PRIORITY", spec.settings.priority.number().to_string())
         .current_dir("/")
-        .stdin(Stdio::null())
+        .stdin(lock)
         .stdout(log)
         .stderr(both)
         .exec()

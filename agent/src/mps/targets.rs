@@ -179,10 +179,13 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
+    // In turn with those who take shares: one that is being recorded is not to be locked out.
+    let turn = agent.mps.turn.lock().await;
     let users = agent.mps.shares_of(uuid).iter().map(|share| share.by.uid).collect();
     if let Err(error) = entry.daemon.have(Do::Users(users)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
+    drop(turn);
     if is_wanted || aside || entry.daemon.seen().state != State::Stopped {
         return;
     }
