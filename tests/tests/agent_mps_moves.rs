@@ -223,3 +223,26 @@ fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
     apply(&agent);
     assert_eq!(mps::controls(&mps::base(&host)).len(), 0);
 }
+
+#[test]
+fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_an_operation_alone() {
+    let host = Host::up(HOPPER);
+    let agent = shared(&host);
+    let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
+    let mut client = Client::start(&host, &share.environment);
+    agent.write_config("");
+    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    mps::reaches(&agent, "0", MpsState::Draining);
+    assert!(client.lives() && client.said().is_empty(), "it may finish");
+    client.end();
+    agent.await_that("it is forgotten", || agent.get("/v1/mps").json() == json!([]));
+    agent.await_that("its mode is put back", || agent.gpu(0).compute_mode == Some(ComputeMode::Default));
+    let ended = agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"");
+    assert_eq!(ended.status, 404, "its share went with it");
+    // Wanted once more: by a reload it is told, by an operation it is done.
+    reload(&agent, "mode = \"mps\"");
+    assert_eq!(agent.gpu(0).drift, ["it is not shared through MPS yet"]);
+    assert_eq!(agent.get("/v1/mps").json(), json!([]));
+    apply(&agent);
+    assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).shares, []);
+}

@@ -28,6 +28,7 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "reads"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "durable"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "footprint"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "mps"],
 ];
 
 /// Measures; true when every target is met.

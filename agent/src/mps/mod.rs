@@ -96,6 +96,8 @@ pub(crate) struct Mps {
     moves: Mutex<BTreeMap<String, Moves>>,
     /// What the control daemon says of several users, once a rule wants them.
     many: Mutex<Option<many::Asked>>,
+    /// Of those who see to it which daemons there are, one at a time.
+    settling: tokio::sync::Mutex<()>,
     /// Of those who change shares or records, one at a time.
     turn: tokio::sync::Mutex<()>,
     wake: Notify,
@@ -133,6 +135,7 @@ impl Mps {
             findings: Mutex::default(),
             moves: Mutex::default(),
             many: Mutex::default(),
+            settling: tokio::sync::Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             wake: Notify::new(),
         }

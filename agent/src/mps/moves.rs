@@ -251,6 +251,19 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
     }
 }
 
+/// Forgets that a GPU was shared: no rule wanted it any more, and it is over.
+pub(super) async fn forget(agent: &Shared, uuid: &str) {
+    let record = MpsTarget { in_force: None, stopped_by: None, set: None, ..agent.mps.record(uuid) };
+    if agent.mps.record(uuid) == record {
+        return;
+    }
+    let kept = record.clone();
+    match agent.store.write_ending(move |tx| tx.set_mps_target(&kept)).await {
+        Ok(()) => take_in(agent, vec![record]),
+        Err(error) => tracing::error!(gpu = uuid, "that it is not shared any more can't be recorded: {error}"),
+    }
+}
+
 /// What is on record once an operation with these plans is done.
 pub(crate) fn lasting(agent: &Shared, plans: &[GpuPlan]) -> Vec<MpsTarget> {
     let mut lasting = Vec::new();

@@ -268,6 +268,16 @@ async fn drop_share(
     Ok(())
 }
 
+/// Ends all shares of a target that is none any more.
+pub(super) async fn end_all_of(agent: &Shared, uuid: &str) {
+    let _turn = agent.mps.turn.lock().await;
+    for share in agent.mps.shares_of(uuid) {
+        if let Err(error) = drop_share(agent, &share, None, "its target is not shared any more").await {
+            tracing::error!("share s{} can't be ended: {error}", share.id);
+        }
+    }
+}
+
 /// Whether there are shares that end by themselves.
 pub(super) fn end_by_themselves(agent: &Shared) -> bool {
     agent.mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())

@@ -27,7 +27,7 @@ use super::{
     Entry, Mps, act, clients, compute_mode,
     daemon::{Daemon, Do, Seen, Wanted},
     many,
-    moves::Moves,
+    moves::{self, Moves},
     place::Place,
     shares, view,
 };
@@ -88,6 +88,8 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
 
 /// Has each daemon be as it is wanted now.
 pub(super) async fn settle(agent: &Shared) {
+    // Two at once would each go by what it has seen itself, and one of them before the other's end.
+    let _alone = agent.mps.settling.lock().await;
     let config = agent.settings.config();
     let Ok(mut gpus) = gpus_view::gpus(agent, &Asker::log()).await else { return };
     let moving = agent.mps.moving();
@@ -197,6 +199,8 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     compute_mode::put_back(agent, uuid).await;
     place.remove();
     agent.mps.entries().remove(uuid);
+    shares::end_all_of(agent, uuid).await;
+    moves::forget(agent, uuid).await;
     agent.timeslice.settle();
 }
 

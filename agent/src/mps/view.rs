@@ -47,7 +47,6 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
             reasons.push(format!("it is left alone for the sake of its {clients} clients: `gpushctl mps restart {short} --force` ends them"));
         }
         State::BackingOff { .. } if seen.failures == 0 => reasons.push("it is tried again by itself".to_owned()),
-        State::BackingOff { .. } => reasons.push(format!("it failed {} times and is started again by itself", seen.failures)),
         State::GivenUp => reasons.push(format!(
             "it failed {} times and is not started again by itself: `gpushctl mps start {short}`, when the cause is mended",
             seen.failures
@@ -59,6 +58,7 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
         | State::Ready { .. }
         | State::Hung { .. }
         | State::Fault { .. }
+        | State::BackingOff { .. }
         | State::Stopping { .. } => {}
     }
     reasons

@@ -33,7 +33,7 @@ fn calls() -> (u64, u64) {
 }
 
 /// KiB of a line of /proc/PID/smaps_rollup.
-fn kib(pid: u32, line: &str) -> f64 {
+pub(crate) fn kib(pid: u32, line: &str) -> f64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("a process");
     let found = text.lines().find_map(|candidate| candidate.strip_prefix(line));
     let number = found.and_then(|rest| rest.split_whitespace().next()).expect("the line");
@@ -41,7 +41,7 @@ fn kib(pid: u32, line: &str) -> f64 {
 }
 
 /// Seconds on a processor of all threads of a process.
-fn ran(pid: u32) -> f64 {
+pub(crate) fn ran(pid: u32) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
     let nanoseconds = tasks.flatten().filter_map(|task| {
         let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
@@ -50,11 +50,14 @@ fn ran(pid: u32) -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Its driver worker, which is its only child.
-fn worker(agent: &Agent) -> u32 {
+/// Its driver worker: its only child that is itself again.
+pub(crate) fn worker(agent: &Agent) -> u32 {
     let parent = format!("PPid:\t{}", agent.pid());
     let is_child = |pid: &u32| {
-        fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.lines().any(|line| line == parent))
+        let is_its = |status: String| status.lines().any(|line| line == parent);
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let works = command.split(|byte| *byte == 0).nth(1) == Some(b"driver-worker");
+        works && fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(is_its)
     };
     let all = fs::read_dir("/proc").expect("processes").flatten();
     all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_child).expect("a worker")

@@ -10,6 +10,7 @@ mod ctl;
 mod durable;
 mod footprint;
 mod minimum;
+mod mps;
 mod permute;
 mod reads;
 mod report;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Some("reads") => reads::run().print(),
         Some("durable") => durable::run().print(),
         Some("footprint") => footprint::run().print(),
+        Some("mps") => mps::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
         Some("initialise") => bare::initialise(&arguments[1..]),
         Some("permute") => {
@@ -36,7 +38,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start, reads, durable, footprint");
+            eprintln!("one of: apply, status, start, reads, durable, footprint, mps");
             return ExitCode::FAILURE;
         }
     }

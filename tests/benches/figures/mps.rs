@@ -1,0 +1,153 @@
+//! What MPS daemons cost the agent, and how soon it knows of them.
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use gpush_api::MpsState;
+use gpush_tests::{
+    agent::Agent,
+    host::Host,
+    mps::{act, base, controls, daemon, daemons, reaches, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use crate::{
+    footprint::{kib, ran, worker},
+    report::Report,
+};
+
+/// 56 MIG devices and 8 whole GPUs.
+const MANY: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 8\n[[gpu]]\nmodel = \"l4\"\ncount = 8\n";
+const SHARED: &str = "[[gpu]]\nmatch = [\"0-7\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*7:mps\"]\n\
+                      [[gpu]]\nmatch = [\"8-15\"]\nmode = \"mps\"\n";
+const TARGETS: usize = 64;
+
+/// How often each time is taken.
+const TIMES: usize = 20;
+
+/// How long the agent is left alone: several looks at each daemon's health.
+const IDLE: Duration = Duration::from_secs(70);
+
+fn milliseconds(mut times: Vec<Duration>) -> (f64, f64) {
+    times.sort_unstable();
+    let of = |at: usize| times[at].as_secs_f64() * 1e3;
+    (of(times.len() / 2), of(times.len() - 1))
+}
+
+/// From the start of a control daemon to its first answer, without gpushd.
+fn own_first_answer(host: &Host) -> Duration {
+    let dir = host.scratch("alone");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).expect("a directory");
+    let control = host.dir().join("bin/nvidia-cuda-mps-control");
+    let with = |command: &mut Command| {
+        command.env("CUDA_MPS_PIPE_DIRECTORY", &dir).env("CUDA_MPS_LOG_DIRECTORY", &dir);
+    };
+    let mut alone = host.command(&control);
+    with(alone.arg("-f").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
+    let began = Instant::now();
+    let mut alone = alone.spawn().expect("a control daemon");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let ear = gpush_mps::control::Control::of(&dir);
+    runtime.block_on(async { while ear.daemon(Duration::from_secs(5)).await.is_err() {} });
+    let took = began.elapsed();
+    alone.kill().expect("a child");
+    alone.wait().expect("a child");
+    took
+}
+
+/// Until `is` holds, asked every millisecond or so; how long that took.
+fn until(is: impl Fn() -> bool) -> Duration {
+    let began = Instant::now();
+    while !is() {
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    began.elapsed()
+}
+
+/// Times of one daemon, memory and processor time of many.
+pub(crate) fn run() -> Report {
+    let mut report = Report::new(
+        "MPS daemons",
+        &format!(
+            "Stand-ins of NVIDIA's programs. Times of one daemon, {TIMES} times each, in ms: the daemon's own first \
+             answer after its start, without gpushd; from the request to start it until gpushd says ready; from \
+             SIGKILL until gpushd shows that it is gone, and until its successor serves. Then {TARGETS} targets, left \
+             alone for {} s.",
+            IDLE.as_secs()
+        ),
+        &["", "median", "slowest"],
+    );
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
+    let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
+    reaches(&agent, "0", MpsState::Ready);
+    let (mut own, mut starts, mut noticed, mut again) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..TIMES {
+        own.push(own_first_answer(&host));
+        assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+        reaches(&agent, "0", MpsState::Stopped);
+        let began = Instant::now();
+        assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
+        until(|| daemon(&agent, "0").state == MpsState::Ready);
+        starts.push(began.elapsed());
+        // As on a new day: what failed before does not count.
+        assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
+        let pid = reaches(&agent, "0", MpsState::Ready).pid.expect("a pid");
+        assert!(signal(pid.cast_signed(), Signal::SIGKILL));
+        noticed.push(until(|| daemons(&agent)[0].pid != Some(pid)));
+        again.push(noticed[noticed.len() - 1] + until(|| daemons(&agent)[0].state == MpsState::Ready));
+        assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+        reaches(&agent, "0", MpsState::Stopped);
+        assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
+        reaches(&agent, "0", MpsState::Ready);
+    }
+    let (own, starts, noticed, again) =
+        (milliseconds(own), milliseconds(starts), milliseconds(noticed), milliseconds(again));
+    let rows =
+        [("its own first answer", own), ("start to ready", starts), ("death noticed", noticed), ("ready again", again)];
+    for (what, (median, slowest)) in rows {
+        report.rows.push(vec![what.into(), format!("{median:.1}"), format!("{slowest:.1}")]);
+    }
+    let beyond = starts.0 - own.0;
+    report.target(
+        "start of an MPS daemon",
+        "ready within 50 ms of its own first answer",
+        &format!("{beyond:.1} ms"),
+        beyond < 50.0,
+    );
+    report.target(
+        "death of an MPS daemon",
+        "noticed under 100 ms",
+        &format!("{:.1} ms at most", noticed.1),
+        noticed.1 < 100.0,
+    );
+    report.target("ready again after it", "under 1 s", &format!("{:.1} ms at most", again.1), again.1 < 1000.0);
+    drop(agent);
+
+    let host = Host::up(MANY);
+    let agent = Agent::start(&host, SHARED);
+    let all_serve = || {
+        let all = daemons(&agent);
+        all.len() == TARGETS && all.iter().all(|one| one.state == MpsState::Ready)
+    };
+    until(all_serve);
+    let _begun = agent.settle();
+    let pids = [agent.pid(), worker(&agent)];
+    let before: f64 = pids.iter().map(|pid| ran(*pid)).sum();
+    std::thread::sleep(IDLE);
+    let share = (pids.iter().map(|pid| ran(*pid)).sum::<f64>() - before) / IDLE.as_secs_f64() * 100.0;
+    let resident = kib(pids[0], "Rss:") / 1024.0;
+    assert_eq!(controls(&base(&host)).len(), TARGETS);
+    report.target(
+        "gpushd with 64 MPS targets",
+        "resident under 40 MiB",
+        &format!("{resident:.1} MiB"),
+        resident < 40.0,
+    );
+    report.target("idle with 64 MPS targets", "under 0.5 % of a core", &format!("{share:.3} %"), share < 0.5);
+    report
+}
