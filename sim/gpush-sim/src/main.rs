@@ -259,7 +259,9 @@ fn main() -> ExitCode {
         return nvidia_smi::main(&called);
     }
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if let Some(ended) = mps_sim::main(&called, &arguments) {
+    // A sleeper goes by the name of what it stands for, and is none.
+    let sleeps = arguments.first().is_some_and(|first| first == process::SLEEPER);
+    if !sleeps && let Some(ended) = mps_sim::main(&called, &arguments) {
         return ended;
     }
     match act(Cli::parse()) {

@@ -174,13 +174,16 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Subcommand of a process that only sleeps.
+pub(crate) const SLEEPER: &str = "sleeper";
+
 /// Starts a sleeper by a name and notes it, so that the host's end is its end.
 fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     use std::os::unix::process::CommandExt;
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let child = Command::new(&own)
         .arg0(name.map_or(own.as_os_str(), OsStr::new))
-        .arg("sleeper")
+        .arg(SLEEPER)
         .arg(host.dir())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
