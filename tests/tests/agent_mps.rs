@@ -218,9 +218,11 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
     assert_eq!((parts(&base(&host)), compute_mode(&host, 0)), (Vec::new(), json!(0)));
     assert_eq!(names(&base(&host)), ["logs"], "its directory goes with it");
 
-    // A mode that was there before is the one that comes back.
+    // Wanted once more, it comes back by an operation.
     agent.write_config(config(""));
-    agent.signal(Signal::SIGHUP);
+    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
+    assert!(agent.follow(operation).error.is_none());
     reaches(&agent, "0", MpsState::Ready);
     // Gone while no agent ran: the next one ends it.
     agent.kill();

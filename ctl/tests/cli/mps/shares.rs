@@ -122,9 +122,10 @@ fn a_share_is_bound_to_the_command_and_signals_are_passed_on() {
     let agent = agent(&host);
     let waits = "trap 'echo term; exit 9' TERM; trap 'echo int; exit 8' INT; echo ready; while :; do sleep 0.01; done";
     for (sent, says, status) in [(Signal::SIGTERM, "term\n", 9), (Signal::SIGINT, "int\n", 8)] {
-        // In a session of its own there is no terminal that would tell the command as well.
-        let mut child = Command::new("setsid");
-        child.arg("--wait").arg(GPUSHCTL).args(["mps", "run", "0", "--", "/bin/sh", "-c", waits]);
+        // In a session of its own there is no terminal that would tell the command as well. What ran in the
+        // background was started to ignore SIGINT, and what it starts would be.
+        let mut child = Command::new("env");
+        child.args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL]).args(["mps", "run", "0", "--", "/bin/sh", "-c", waits]);
         let child =
             child.current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock").stdout(Stdio::piped()).spawn();
         let Ok(mut child) = child else {
