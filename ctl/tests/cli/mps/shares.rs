@@ -125,7 +125,9 @@ fn a_share_is_bound_to_the_command_and_signals_are_passed_on() {
         // In a session of its own there is no terminal that would tell the command as well. What ran in the
         // background was started to ignore SIGINT, and what it starts would be.
         let mut child = Command::new("env");
-        child.args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL]).args(["mps", "run", "0", "--", "/bin/sh", "-c", waits]);
+        child
+            .args(["--default-signal=INT,TERM", "setsid", "--wait", GPUSHCTL])
+            .args(["mps", "run", "0", "--", "/bin/sh", "-c", waits]);
         let child =
             child.current_dir(host.dir.path()).env("GPUSH_SOCKET", "gpushd.sock").stdout(Stdio::piped()).spawn();
         let Ok(mut child) = child else {

@@ -98,8 +98,11 @@ impl Setup {
     /// A program with the daemon's environment.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        let mut command = Command::new(program);
+        // Tests that run in the background were started to ignore SIGINT, which ends servers by force.
+        let mut command = Command::new("/usr/bin/env");
         command
+            .arg("--default-signal=INT")
+            .arg(program)
             .env_clear()
             .env("PATH", path)
             .env("CUDA_MPS_PIPE_DIRECTORY", &self.pipe)
