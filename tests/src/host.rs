@@ -186,6 +186,12 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        // The stand-ins end with their host; NVIDIA's own control daemon outlives all that it knows of.
+        if self.dir.join("real").exists() {
+            for pid in crate::mps::controls(&self.dir) {
+                crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
+            }
+        }
         // Best effort: the directory goes anyway, and a drop must not panic.
         let _ = gpush_sim().arg("down").arg(&self.dir).stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
