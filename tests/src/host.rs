@@ -189,7 +189,7 @@ impl Drop for Host {
         // The stand-ins end with their host; NVIDIA's own control daemon outlives all that it knows of.
         if self.dir.join("real").exists() {
             for pid in crate::mps::controls(&self.dir) {
-                crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
+                let _ended = crate::mps::signal(pid, nix::sys::signal::Signal::SIGKILL);
             }
         }
         // Best effort: the directory goes anyway, and a drop must not panic.
