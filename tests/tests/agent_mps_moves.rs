@@ -152,7 +152,8 @@ fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
     let mut client = Client::start(&host, &share.environment);
     reload(&agent, "mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]");
     let operation = apply(&agent);
-    assert_eq!(operation.plans[0].stops_mps, ["GPU 0, 3g.40gb@4"]);
+    let stops: Vec<_> = operation.plans[0].stops_mps.iter().map(|stop| (&stop.uuid, stop.label.as_str())).collect();
+    assert_eq!(stops, [(&second.uuid, "GPU 0, 3g.40gb@4")]);
     assert_eq!((mps::daemon(&agent, "0:3g.40gb@0").pid, client.lives()), (first.pid, true));
     assert_eq!(mps::controls(&mps::base(&host)), [first.pid.unwrap().cast_signed()], "{second:?}");
     // And the one that somebody computes on is in the way.

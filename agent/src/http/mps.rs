@@ -216,8 +216,8 @@ pub(super) async fn logs(
         }
         lines => lines.unwrap_or(LINES.0),
     };
-    let logs = async move |agent: Shared, asker: Asker| -> Result<MpsLogs, Failure> {
-        Ok(mps::logs_of(&agent, &asker, &target, lines).await?)
+    let logs = async move |agent: Shared, _: Asker| -> Result<MpsLogs, Failure> {
+        Ok(mps::logs_of(&agent, &target, lines).await?)
     };
     desk::answer(agent, asker, StatusCode::OK, logs).await
 }

@@ -66,7 +66,7 @@ pub(crate) async fn act(
     how: MpsEndRequest,
     request: Request,
 ) -> Result<MpsDaemon, ApiError> {
-    let (uuid, entry) = view::find(agent, asker, text)?;
+    let (uuid, entry) = view::find(agent, text)?;
     let label = view::label(&entry, &uuid);
     entry.daemon.have(Do::Look).await?;
     let seen = entry.daemon.seen();
@@ -154,7 +154,7 @@ pub(crate) async fn set(
     change: MpsSetRequest,
     request: Request,
 ) -> Result<MpsSet, ApiError> {
-    let (uuid, entry) = view::find(agent, asker, text)?;
+    let (uuid, entry) = view::find(agent, text)?;
     let label = view::label(&entry, &uuid);
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, Refusal, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, MpsStop, Refusal, Step};
 use gpush_core::supervisor::State;
 use gpush_store::{MpsTarget, StoreError, Tx};
 use tokio::time::Instant;
@@ -131,7 +131,8 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if plan.error.is_some() {
             continue;
         }
-        plan.stops_mps = ended.iter().map(|(uuid, entry)| view::label(entry, uuid)).collect();
+        let stop = |(uuid, entry): (&String, &Entry)| MpsStop { uuid: uuid.clone(), label: view::label(entry, uuid) };
+        plan.stops_mps = ended.into_iter().map(stop).collect();
         plan.starts_mps = gpu.mode == Mode::Mps && is_whole(gpu, plan) && !agent.mps.is_in_force(&gpu.uuid);
     }
 }
@@ -172,25 +173,19 @@ fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
 /// # Errors
 /// When one does not end, or somebody has come in meanwhile.
 pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Result<(), ApiError> {
-    let label = |uuid: &String, entry: &Entry| view::label(entry, uuid);
-    let entries = agent.mps.entries().clone();
-    let ended: Vec<(String, Entry)> = entries
-        .into_iter()
-        .filter(|(uuid, entry)| entry.gpu_uuid == plan.uuid && plan.stops_mps.contains(&label(uuid, entry)))
-        .collect();
     // Nobody takes a share from here on.
     let _turn = agent.mps.turn.lock().await;
-    for (uuid, entry) in ended {
-        if let Some(used) = users(&agent.mps, &uuid, &entry) {
-            return Err(ApiError::new(Code::Blocked, format!("{} came into use", label(&uuid, &entry)))
-                .cause(used)
-                .retryable());
+    for MpsStop { uuid, label } in &plan.stops_mps {
+        // One that has ended since the plan was made is ended.
+        let Some(entry) = agent.mps.entries().get(uuid).cloned() else { continue };
+        if let Some(used) = users(&agent.mps, uuid, &entry) {
+            return Err(ApiError::new(Code::Blocked, format!("{label} came into use")).cause(used).retryable());
         }
         agent.mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.clone());
         entry.daemon.have(Do::Leave(Duration::ZERO)).await?;
         let config = agent.settings.config();
         gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
-        compute_mode::put_back(agent, &uuid).await;
+        compute_mode::put_back(agent, uuid).await;
         agent.observer.outdate(&plan.uuid);
     }
     Ok(())
@@ -271,7 +266,7 @@ pub(crate) fn lasting(agent: &Shared, plans: &[GpuPlan]) -> Vec<MpsTarget> {
         let record = agent.mps.record(&plan.uuid);
         if plan.starts_mps {
             lasting.push(MpsTarget { in_force: Some(String::new()), ..record });
-        } else if record.in_force.is_some() && plan.stops_mps.contains(&format!("GPU {}", plan.gpu)) {
+        } else if record.in_force.is_some() && plan.stops_mps.iter().any(|stop| stop.uuid == plan.uuid) {
             lasting.push(MpsTarget { in_force: None, stopped_by: None, set: None, ..record });
         }
     }

@@ -34,7 +34,7 @@ pub(crate) async fn take(
     request: MpsShareRequest,
     key: Option<Key>,
 ) -> Result<MpsShareTaken, ApiError> {
-    let (uuid, entry) = view::find(agent, asker, text)?;
+    let (uuid, entry) = view::find(agent, text)?;
     let _turn = agent.mps.turn.lock().await;
     if let Some(key) = &key
         && let Some(id) = key.answered_with(agent).await?

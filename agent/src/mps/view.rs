@@ -135,7 +135,7 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
 /// # Errors
 /// When they mean none, or several.
 pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<MpsDaemon, ApiError> {
-    let (uuid, entry) = find(agent, asker, text)?;
+    let (uuid, entry) = find(agent, text)?;
     // What it was a while ago is no answer to somebody who asks for it by name.
     let seen = entry.daemon.fresh(Duration::ZERO).await;
     Ok(shown(agent, asker, &uuid, &entry, seen).await)
@@ -144,9 +144,9 @@ pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<Mps
 /// The last lines of the logs of the daemon that somebody means.
 ///
 /// # Errors
-/// When they mean none, or may not read it.
-pub(crate) async fn logs_of(agent: &Shared, asker: &Asker, text: &str, lines: usize) -> Result<MpsLogs, ApiError> {
-    let (_, entry) = find(agent, asker, text)?;
+/// When they mean none.
+pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize) -> Result<MpsLogs, ApiError> {
+    let (_, entry) = find(agent, text)?;
     match entry.daemon.seen().logs {
         Some(dir) => Ok(logs::last(&dir, lines)),
         None => Ok(MpsLogs { files: Vec::new() }),
@@ -157,10 +157,9 @@ pub(crate) async fn logs_of(agent: &Shared, asker: &Asker, text: &str, lines: us
 ///
 /// # Errors
 /// When it names none, or several.
-pub(super) fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<(String, Entry), ApiError> {
+pub(super) fn find(agent: &Shared, text: &str) -> Result<(String, Entry), ApiError> {
     let entries = agent.mps.entries().clone();
     let known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(uuid, entry)).collect();
-    let _ = asker;
     let at = sharing::resolve(text, &known).map_err(|mut error| {
         error.causes.extend(agent.mps.findings());
         error

@@ -43,7 +43,8 @@ pub use mps::{
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
 pub use plan::{
-    ApplyRequest, Blocker, GpuLayout, GpuPlan, Holder, LayoutSource, Peer, PlanRequest, Plans, Refusal, Reset, Step,
+    ApplyRequest, Blocker, GpuLayout, GpuPlan, Holder, LayoutSource, MpsStop, Peer, PlanRequest, Plans, Refusal, Reset,
+    Step,
 };
 pub use policy::{
     ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,

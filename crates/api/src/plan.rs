@@ -341,9 +341,9 @@ pub struct GpuPlan {
     /// Whether MIG mode is switched off, after all steps.
     #[serde(default)]
     pub disables_mig: bool,
-    /// MPS daemons that are ended before all steps, by what they are of: `GPU 0`, `GPU 0, 2g.20gb@2`.
+    /// MPS daemons that are ended before all steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stops_mps: Vec<String>,
+    pub stops_mps: Vec<MpsStop>,
     /// Whether an MPS daemon of the whole GPU is started, after all steps.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub starts_mps: bool,
@@ -356,6 +356,16 @@ pub struct GpuPlan {
     /// The refusal as an error with hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<crate::ApiError>,
+}
+
+/// An MPS daemon that a plan ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct MpsStop {
+    /// UUID of what it is of: of a MIG device, or of a full GPU.
+    pub uuid: String,
+    /// The same for people: `GPU 0`, `GPU 0, 2g.20gb@2`.
+    pub label: String,
 }
 
 impl GpuPlan {

@@ -157,7 +157,9 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     if plan.disables_mig {
         out.push(paint(GONE, "  - MIG mode is off"));
     }
-    out.extend(plan.stops_mps.iter().map(|of| paint(GONE, &format!("  - MPS daemon of {}", look.clean(of)))));
+    out.extend(
+        plan.stops_mps.iter().map(|stop| paint(GONE, &format!("  - MPS daemon of {}", look.clean(&stop.label)))),
+    );
     if plan.starts_mps {
         out.push(paint(NEW, "  + MPS daemon of the GPU"));
     }

@@ -62,10 +62,9 @@ pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
         Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => (GONE, step(one)),
         Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => (NEW, step(one)),
     };
-    let ended =
-        (!plan.stops_mps.is_empty()).then(|| (GONE, format!("- MPS daemon of {}", plan.stops_mps.join(" and of "))));
+    let ended = plan.stops_mps.iter().map(|stop| (GONE, format!("- MPS daemon of {}", stop.label)));
     let started = plan.starts_mps.then(|| (NEW, "+ MPS daemon of the GPU".to_owned()));
-    ended.into_iter().chain(on).chain(plan.steps.iter().map(styled)).chain(off).chain(started)
+    ended.chain(on).chain(plan.steps.iter().map(styled)).chain(off).chain(started)
 }
 
 /// What a reset disturbs, to be put behind it.
