@@ -12,7 +12,7 @@ use gpush_store::MpsTarget;
 use super::{
     Entry, clients,
     daemon::{Do, Seen},
-    view,
+    records, view,
 };
 use crate::{agent::Shared, auth::Asker, request::Request};
 
@@ -196,23 +196,6 @@ fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &S
     reaches
 }
 
-/// Forgets what was set above a rule that is another now.
-pub(super) async fn unset(agent: &Shared, target: &sharing::Target) {
-    let record = agent.mps.record(&target.uuid);
-    if record.set.is_none() {
-        return;
-    }
-    let record = MpsTarget { set: None, ..record };
-    let kept = record.clone();
-    match agent.store.write_ending(move |tx| tx.set_mps_target(&kept)).await {
-        Ok(()) => {
-            tracing::info!("{} has another rule: what was set above the old one is void", target.label());
-            agent.mps.records().insert(record.target.clone(), record);
-        }
-        Err(error) => tracing::error!("{}: what was set above its rule before stands: {error}", target.label()),
-    }
-}
-
 async fn remember(
     agent: &Shared,
     record: MpsTarget,
@@ -220,13 +203,5 @@ async fn remember(
     action: &'static str,
     short: &str,
 ) -> Result<(), ApiError> {
-    let kept = record.clone();
-    let mut recorded = request.recorded(action, short.to_owned());
-    let written = agent.store.write_ending(move |tx| {
-        tx.set_mps_target(&kept)?;
-        recorded(tx)
-    });
-    written.await?;
-    agent.mps.records().insert(record.target.clone(), record);
-    Ok(())
+    Ok(records::keep(agent, record, request.recorded(action, short.to_owned())).await?)
 }

@@ -16,10 +16,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, MpsSettings};
 use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
-use gpush_mps::{
-    command::Command,
-    control::{Control, ControlError, Protocol},
-};
+use gpush_mps::control::{Control, ControlError, Protocol};
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, watch},
@@ -29,13 +26,13 @@ use tokio::{
 use super::{
     clients::Witness,
     daemon::{Ask, Do, Done, Seen, Wanted},
-    hands::{self, Hands, NotStarted, Process},
+    end::terminate,
+    hands::{Hands, Process},
     health::Health,
     look::{Found, Looking, found_by},
     place::{Place, Spec},
     protocol,
 };
-use crate::beside::Beside;
 
 /// How long one question to a daemon may take.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
@@ -45,9 +42,6 @@ pub(super) const LOOK: (Duration, Duration) = (Duration::from_millis(1), Duratio
 
 /// Between two looks at the clients of one that drains.
 const DRAINING: Duration = Duration::from_millis(250);
-
-/// Seconds after which a daemon that was told to end interrupts servers that do not.
-const INTERRUPT: u32 = 1;
 
 /// The life of one, from inside of its task.
 pub(super) struct Life {
@@ -85,7 +79,7 @@ pub(super) struct Life {
     /// Who has its ear, while it does not answer.
     pub(super) ear: BTreeSet<i32>,
     /// How it is spoken to, once it has answered: what that comes of, and in words.
-    protocol: Option<((Protocol, Option<String>), String)>,
+    pub(super) protocol: Option<((Protocol, Option<String>), String)>,
     /// What was changed past gpushd last.
     pub(super) drift: Option<String>,
     since: Timestamp,
@@ -223,24 +217,6 @@ impl Life {
         true
     }
 
-    /// Goes on with the daemon that is there.
-    async fn adopt(&mut self) {
-        let Some(spec) = self.spec.clone() else { return };
-        match hands::find(&self.place, spec.tenure) {
-            Ok(Some(process)) => {
-                let pid = process.pid;
-                self.process = Some(process);
-                self.control = Some(self.speak(&spec));
-                self.users = self.place.admitted(spec.tenure).unwrap_or_default();
-                tracing::info!(mps = self.target, "the MPS daemon {pid} is there: gone on with");
-                self.step(Event::Found { pid }).await;
-                self.look = Some(Instant::now());
-            }
-            Ok(None) => {}
-            Err(error) => self.trouble = vec![format!("who has its directory can't be told: {error}")],
-        }
-    }
-
     /// It is wanted so, or not any more; whether that is done only once it was looked at.
     async fn want(&mut self, wanted: Option<Box<Wanted>>) -> bool {
         if let Some(wanted) = &wanted {
@@ -364,69 +340,6 @@ impl Life {
         self.wanted.as_ref().map_or(Duration::from_secs(15), |wanted| wanted.health)
     }
 
-    async fn start(&mut self) -> Result<(), Event> {
-        (self.in_force, self.pause, self.look, self.drift) = (None, LOOK.0, None, None);
-        self.answered = None;
-        if self.is_there() {
-            return Ok(());
-        }
-        if self.left().await {
-            return Err(Event::Occupied);
-        }
-        if let Err(error) = self.hands.clear(&self.place).await {
-            return Err(self.not_started(error));
-        }
-        self.health = Health::default();
-        let spec = match self.lay() {
-            Ok(spec) => spec,
-            Err(error) => {
-                tracing::error!(mps = self.target, "it can't be started: {error}");
-                self.trouble = [vec![error.message], error.causes].concat();
-                return Err(Event::Ended);
-            }
-        };
-        match self.hands.start(&self.place).await {
-            Ok(process) => {
-                tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
-                self.control = Some(self.speak(&spec));
-                (self.process, self.spec, self.next_user) = (Some(process), Some(spec), None);
-                Ok(())
-            }
-            Err(error) => Err(self.not_started(error)),
-        }
-    }
-
-    /// How the daemon of a spec is spoken to.
-    fn speak(&self, spec: &Spec) -> Arc<Control> {
-        Arc::new(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name))
-    }
-
-    /// Goes on with a daemon that came up unasked, or after nobody waited for it any more.
-    fn is_there(&mut self) -> bool {
-        let tenure = self.spec.as_ref().map(|spec| spec.tenure);
-        let Some(spec) = self.place.spec().filter(|spec| spec.uuid == self.uuid && Some(spec.tenure) == tenure) else {
-            return false;
-        };
-        let Ok(Some(process)) = hands::find(&self.place, spec.tenure) else { return false };
-        tracing::info!(mps = self.target, "the MPS daemon {} is there: gone on with", process.pid);
-        self.control = Some(self.speak(&spec));
-        (self.process, self.spec) = (Some(process), Some(spec));
-        true
-    }
-
-    fn not_started(&mut self, error: NotStarted) -> Event {
-        let (why, event) = match error {
-            NotStarted::Later(why) => (why, Event::Occupied),
-            NotStarted::Failed(why) => (format!("it can't be started: {why}"), Event::Ended),
-        };
-        // The same is tried again and again, and told once.
-        if self.trouble.first() != Some(&why) {
-            tracing::error!(mps = self.target, "{why}");
-        }
-        self.trouble = vec![why];
-        event
-    }
-
     /// Put into words again only when it is another: for that its program is read.
     pub(super) fn note_protocol(&mut self, pid: i32) {
         let Some(control) = &self.control else { return };
@@ -438,85 +351,6 @@ impl Life {
                 tracing::warn!(mps = self.target, "it is spoken to {words}");
             }
             self.protocol = Some((now, words));
-        }
-    }
-
-    /// Makes the place ready for a start.
-    fn lay(&self) -> Result<Spec, ApiError> {
-        let Some(wanted) = &self.wanted else {
-            return Err(ApiError::new(Code::Internal, "it is not known how it is wanted"));
-        };
-        let internal =
-            |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());
-        self.place.is_short()?;
-        let control = Beside::may_run(&wanted.control.to_string_lossy())?;
-        Beside::may_run(&wanted.server.to_string_lossy())?;
-        let (tenure, user) = match (&self.spec, self.next_user) {
-            (None, user) => (1, user),
-            (Some(before), None) => (before.tenure, before.user),
-            // Whoever kept the one before open, or left something in it, finds no successor there.
-            (Some(before), Some(user)) => (before.tenure + 1, Some(user)),
-        };
-        let spec = Spec {
-            target: self.target.clone(),
-            uuid: self.uuid.clone(),
-            gpu_uuid: wanted.gpu_uuid.clone(),
-            tenure,
-            user,
-            control,
-            name: wanted.control.clone(),
-            servers: wanted.server.parent().map(Into::into).unwrap_or_default(),
-            logs: wanted.logs.clone(),
-            settings: wanted.policy.settings.clone(),
-        };
-        // Whoever finds stale sockets runs without MPS: nothing of a dead daemon is left to be found.
-        self.place.lay(&spec).map_err(|error| internal("its directory can't be made", &error))?;
-        Ok(spec)
-    }
-
-    /// Has the daemon told to end, its clients first. Its process tells whether it does.
-    fn quit(&mut self) {
-        // A daemon has one ear.
-        self.give_up_look();
-        let Some(control) = self.control.clone() else { return };
-        let (target, clients) = (self.target.clone(), self.health.clients.clone());
-        tokio::spawn(async move {
-            for (server, client) in clients {
-                if !terminate(&target, &control, server, client).await {
-                    break;
-                }
-            }
-            if let Err(error) = control.quit(Some(INTERRUPT), DEADLINE).await {
-                tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
-            }
-        });
-    }
-
-    /// Its process has ended.
-    async fn gone(&mut self) {
-        let Some(process) = self.process.take() else { return };
-        let pid = process.pid;
-        let how = self.hands.how(&self.place, process).await;
-        let asked = matches!(self.machine.state(), State::Stopping { .. });
-        if asked {
-            tracing::info!(mps = self.target, "the MPS daemon {how}");
-            self.trouble.clear();
-            self.health = Health::default();
-            // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
-            // and its process group is no other's.
-            if self.place.is_taken() {
-                self.hands.kill(&self.place, pid).await;
-            }
-        } else {
-            tracing::error!(mps = self.target, "the MPS daemon {how}");
-            self.trouble = vec![format!("the daemon {how}")];
-        }
-        (self.control, self.in_force, self.protocol) = (None, None, None);
-        self.ear.clear();
-        self.step(Event::Ended).await;
-        if self.process.is_none() {
-            self.health.servers.retain(|(server, _)| hands::is_alive(*server));
-            self.health.clients.retain(|(server, _)| hands::is_alive(*server));
         }
     }
 
@@ -570,17 +404,6 @@ impl Life {
         publish.send_replace(seen.clone());
         if other {
             changed(&seen);
-        }
-    }
-}
-
-/// Has a client end its work on the GPU; whether the daemon heard it.
-async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
-    match control.say(&Command::TerminateClient { server, client }, DEADLINE).await {
-        Ok(_) => true,
-        Err(error) => {
-            tracing::warn!(mps = target, "client {client} can't be told to end: {error}");
-            !matches!(error, ControlError::Busy | ControlError::Session(_))
         }
     }
 }

@@ -16,6 +16,8 @@
 //! | `targets` | which daemons there shall be, and seeing to it |
 //! | `daemon` | one, from outside: what may be wanted of it, what is known of it |
 //! | `life` | its life: hands of the machine in `core::supervisor` |
+//! | `start` | how it comes by a daemon: goes on with one, or starts one |
+//! | `end` | how it ends, asked or not |
 //! | `look` | looking how it is, beside its life |
 //! | `admission` | whose it is, and handing it over to another user |
 //! | `left` | what one that died left behind |
@@ -25,6 +27,7 @@
 //! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
 //! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
 //! | `moves` | what operations do with daemons |
+//! | `records` | what of them outlasts gpushd |
 //! | `many` | whether clients of several users can be had |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
@@ -38,6 +41,7 @@ mod clients;
 mod compute_mode;
 mod daemon;
 mod ear;
+mod end;
 pub(crate) mod exec;
 mod hands;
 mod health;
@@ -49,8 +53,10 @@ mod many;
 mod moves;
 mod place;
 mod protocol;
+mod records;
 mod settings;
 mod shares;
+mod start;
 mod targets;
 mod view;
 
@@ -67,7 +73,8 @@ use tokio::sync::Notify;
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
-    moves::{aside, bring_up, idle, lasting, plan, record, take_in},
+    moves::{aside, bring_up, idle, plan},
+    records::{lasting, record, take_in},
     shares::{end as end_share, take as take_share},
     targets::run,
     view::{all, drift, logs_of, one},
@@ -195,11 +202,6 @@ impl Mps {
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, MpsTarget>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn record(&self, uuid: &str) -> MpsTarget {
-        let record = self.records().get(uuid).cloned();
-        record.unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() })
     }
 
     fn shares_of(&self, uuid: &str) -> Vec<MpsShare> {

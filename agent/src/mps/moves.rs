@@ -20,7 +20,6 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, MpsStop, Refusal, Step};
 use gpush_core::supervisor::State;
-use gpush_store::{MpsTarget, StoreError, Tx};
 use tokio::time::Instant;
 
 use super::{Entry, Mps, compute_mode, daemon::Do, place::Place, targets, view};
@@ -52,11 +51,6 @@ impl Mps {
         all
     }
 
-    /// Whether a daemon of a full GPU is in force: an operation brought it up on this boot.
-    pub(crate) fn is_in_force(&self, uuid: &str) -> bool {
-        self.records().get(uuid).is_some_and(|record| record.in_force.is_some())
-    }
-
     /// Lets go of what an operation has done with daemons: what is to be is by the record again.
     pub(crate) fn let_go(&self, operation: &str) {
         if self.moves().remove(operation).is_some() {
@@ -65,7 +59,7 @@ impl Mps {
     }
 
     /// Processes that hold GPUs for nobody: servers of ours without clients, on targets without shares.
-    fn idle(&self) -> BTreeSet<u32> {
+    pub(crate) fn idle(&self) -> BTreeSet<u32> {
         let entries = self.entries().clone();
         let idle = entries.iter().filter(|(uuid, entry)| users(self, uuid, entry).is_none());
         let pids = idle.flat_map(|(_, entry)| {
@@ -73,11 +67,6 @@ impl Mps {
             seen.servers.iter().map(|(server, _)| *server).chain(seen.pid).collect::<Vec<_>>()
         });
         pids.filter_map(|pid| u32::try_from(pid).ok()).collect()
-    }
-
-    /// Whether a process holds its GPU for nobody.
-    pub(crate) fn is_idle(&self, pid: u32) -> bool {
-        self.idle().contains(&pid)
     }
 }
 
@@ -243,52 +232,5 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
             return Err(error.hint(format!("see what it said in {}", seen.logs.unwrap_or_default().display())));
         }
         tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// Forgets that a GPU was shared: no rule wanted it any more, and it is over.
-pub(super) async fn forget(agent: &Shared, uuid: &str) {
-    let record = MpsTarget { in_force: None, stopped_by: None, set: None, ..agent.mps.record(uuid) };
-    if agent.mps.record(uuid) == record {
-        return;
-    }
-    let kept = record.clone();
-    match agent.store.write_ending(move |tx| tx.set_mps_target(&kept)).await {
-        Ok(()) => take_in(agent, vec![record]),
-        Err(error) => tracing::error!(gpu = uuid, "that it is not shared any more can't be recorded: {error}"),
-    }
-}
-
-/// What is on record once an operation with these plans is done.
-pub(crate) fn lasting(agent: &Shared, plans: &[GpuPlan]) -> Vec<MpsTarget> {
-    let mut lasting = Vec::new();
-    for plan in plans {
-        let record = agent.mps.record(&plan.uuid);
-        if plan.starts_mps {
-            lasting.push(MpsTarget { in_force: Some(String::new()), ..record });
-        } else if record.in_force.is_some() && plan.stops_mps.iter().any(|stop| stop.uuid == plan.uuid) {
-            lasting.push(MpsTarget { in_force: None, stopped_by: None, set: None, ..record });
-        }
-    }
-    lasting
-}
-
-/// Records it, with the end of the operation.
-///
-/// # Errors
-/// When it can't be written.
-pub(crate) fn record(tx: &mut Tx<'_>, lasting: &[MpsTarget]) -> Result<(), StoreError> {
-    for target in lasting {
-        let in_force = target.in_force.as_ref().map(|_| tx.boot_id().to_owned());
-        tx.set_mps_target(&MpsTarget { in_force, ..target.clone() })?;
-    }
-    Ok(())
-}
-
-/// Takes in what was recorded.
-pub(crate) fn take_in(agent: &Shared, lasting: Vec<MpsTarget>) {
-    let mut records = agent.mps.records();
-    for target in lasting {
-        records.insert(target.target.clone(), target);
     }
 }

@@ -24,12 +24,12 @@ use gpush_core::{
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Entry, Mps, act, clients, compute_mode,
+    Entry, Mps, clients, compute_mode,
     daemon::{Daemon, Do, Seen, Wanted},
     many,
-    moves::{self, Moves},
+    moves::Moves,
     place::Place,
-    shares, view,
+    records, shares, view,
 };
 use crate::{agent::Shared, auth::Asker, view as gpus_view};
 
@@ -105,7 +105,7 @@ pub(super) async fn settle(agent: &Shared) {
     for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
         // What was set above a rule stands until the rule is another.
         if enter(agent, target) {
-            act::unset(agent, target).await;
+            records::unset(agent, target).await;
         }
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
@@ -200,7 +200,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     place.remove();
     agent.mps.entries().remove(uuid);
     shares::end_all_of(agent, uuid).await;
-    moves::forget(agent, uuid).await;
+    records::forget(agent, uuid).await;
     agent.timeslice.settle();
 }
 

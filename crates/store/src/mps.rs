@@ -96,7 +96,7 @@ pub struct MpsTarget {
     pub stopped_by: Option<Actor>,
     /// What was set in place of the rule's settings.
     pub set: Option<MpsSettings>,
-    /// Boot on which an operation brought up the daemon of a full GPU.
+    /// Boot on which an operation brought up the daemon of a full GPU. Recorded is the boot in which it is.
     pub in_force: Option<String>,
 }
 
@@ -173,12 +173,6 @@ impl Tx<'_> {
         Ok(old)
     }
 
-    /// The boot in which this is recorded.
-    #[must_use]
-    pub fn boot_id(&self) -> &str {
-        self.boot_id
-    }
-
     /// Ends the shares of any boot but this one, and forgets what was in force on others.
     ///
     /// # Errors
@@ -204,6 +198,8 @@ impl Tx<'_> {
     /// When it can't be written.
     pub fn set_mps_target(&mut self, target: &MpsTarget) -> Result<(), StoreError> {
         self.next_sequence();
+        let in_force = target.in_force.as_ref().map(|_| self.boot_id.to_owned());
+        let target = &MpsTarget { in_force, ..target.clone() };
         if *target == (MpsTarget { target: target.target.clone(), ..MpsTarget::default() }) {
             return record::delete::<MpsTarget>(self.connection, "WHERE target = ?1", [&target.target]).map(|_| ());
         }

@@ -34,7 +34,8 @@ pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu
                     };
                     let mut left = judged::obstacles(found, &config.mode_change.services);
                     // They are ended first, if the plan takes their targets away.
-                    left.retain(|holder| holder.pid.is_none_or(|pid| !agent.mps.is_idle(pid)));
+                    let idle = agent.mps.idle();
+                    left.retain(|holder| holder.pid.is_none_or(|pid| !idle.contains(&pid)));
                     let left: Vec<_> = left.into_iter().map(hide).collect();
                     (!left.is_empty()).then(|| (judged::explain(&label, &left), Some(Refusal::Held { holders: left })))
                 }

@@ -1,0 +1,76 @@
+//! How a daemon ends: its clients are told to end their work, then it is told to; and what follows when
+//! its process has ended, asked or not.
+
+use gpush_core::supervisor::{Event, State};
+use gpush_mps::{
+    command::Command,
+    control::{Control, ControlError},
+};
+
+use super::{
+    hands,
+    health::Health,
+    life::{DEADLINE, Life},
+};
+
+/// Seconds after which a daemon that was told to end interrupts servers that do not.
+const INTERRUPT: u32 = 1;
+
+impl Life {
+    /// Has the daemon told to end, its clients first. Its process tells whether it does.
+    pub(super) fn quit(&mut self) {
+        // A daemon has one ear.
+        self.give_up_look();
+        let Some(control) = self.control.clone() else { return };
+        let (target, clients) = (self.target.clone(), self.health.clients.clone());
+        tokio::spawn(async move {
+            for (server, client) in clients {
+                if !terminate(&target, &control, server, client).await {
+                    break;
+                }
+            }
+            if let Err(error) = control.quit(Some(INTERRUPT), DEADLINE).await {
+                tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
+            }
+        });
+    }
+
+    /// Its process has ended.
+    pub(super) async fn gone(&mut self) {
+        let Some(process) = self.process.take() else { return };
+        let pid = process.pid;
+        let how = self.hands.how(&self.place, process).await;
+        let asked = matches!(self.machine.state(), State::Stopping { .. });
+        if asked {
+            tracing::info!(mps = self.target, "the MPS daemon {how}");
+            self.trouble.clear();
+            self.health = Health::default();
+            // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
+            // and its process group is no other's.
+            if self.place.is_taken() {
+                self.hands.kill(&self.place, pid).await;
+            }
+        } else {
+            tracing::error!(mps = self.target, "the MPS daemon {how}");
+            self.trouble = vec![format!("the daemon {how}")];
+        }
+        (self.control, self.in_force, self.protocol) = (None, None, None);
+        self.ear.clear();
+        self.step(Event::Ended).await;
+        if self.process.is_none() {
+            self.health.servers.retain(|(server, _)| hands::is_alive(*server));
+            self.health.clients.retain(|(server, _)| hands::is_alive(*server));
+        }
+    }
+}
+
+/// Has a client end its work on the GPU; whether the daemon heard it.
+pub(super) async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
+    match control.say(&Command::TerminateClient { server, client }, DEADLINE).await {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::warn!(mps = target, "client {client} can't be told to end: {error}");
+            !matches!(error, ControlError::Busy | ControlError::Session(_))
+        }
+    }
+}
