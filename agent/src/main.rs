@@ -54,6 +54,7 @@ mod timeslice;
 mod view;
 mod watch;
 mod watchdog;
+mod work;
 
 fn main() -> ExitCode {
     // The worker is us again: it must cost nothing that is not its own.

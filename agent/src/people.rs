@@ -41,6 +41,15 @@ pub(crate) struct Person {
     pub(crate) command: Option<String>,
 }
 
+impl Person {
+    /// The process in words: what it runs, its pid and user.
+    pub(crate) fn of_process(&self, pid: u32) -> String {
+        let user = self.user.clone().unwrap_or_else(|| format!("uid {}", self.uid));
+        let command = self.command.as_deref().unwrap_or("a process without a command line");
+        format!("{command} (pid {pid}, {user})")
+    }
+}
+
 enum Question {
     Processes(Vec<u32>, oneshot::Sender<HashMap<u32, Person>>),
     User(u32, oneshot::Sender<Option<String>>),

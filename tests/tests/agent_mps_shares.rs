@@ -173,6 +173,14 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
     assert!(first_line.starts_with("active"), "{first_line} {:?}", agent.get("/v1/mps/0/logs?lines=12").json());
     let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
     assert_eq!((seen.uid, seen.clients[0].uid, seen.servers[0].uid), (Some(NOBODY), Some(NOBODY), Some(NOBODY)));
+    // Nothing keeps root out, whose client the daemon lets hang until the others have ended.
+    let waits = Client::begin(&host, &theirs.environment, None);
+    let told = becomes(&agent, "0", "with one that waits", |daemon| !daemon.findings.is_empty());
+    let named = format!("(pid {}, root) waits: it is another user's", waits.pid());
+    assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
+    assert!(agent.log().contains("a client waits, for its daemon serves another user"));
+    waits.end();
+    becomes(&agent, "0", "with nobody who waits", |daemon| daemon.findings.is_empty());
     // Another one is told whose it is not, not whose it is.
     let refused = share_as(OTHER, &host, &agent, &[]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");

@@ -13,6 +13,8 @@ use gpush_tests::{
 
 fn architecture(model: &Model) -> Architecture {
     match model.architecture {
+        gpush_geometry::Architecture::Pascal => Architecture::Legacy,
+        gpush_geometry::Architecture::Volta => Architecture::Volta,
         gpush_geometry::Architecture::Turing => Architecture::Turing,
         gpush_geometry::Architecture::Ampere => Architecture::Ampere,
         gpush_geometry::Architecture::Ada => Architecture::Ada,

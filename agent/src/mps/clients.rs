@@ -5,14 +5,14 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, pin::Pin, sync::Arc, time::Duration};
 
-use gpush_api::{MpsClient, Process, ProcessKind};
+use gpush_api::{MpsClient, Process, ProcessKind, text};
 use gpush_store::MpsShare;
 
 use super::{
     daemon::{Do, Seen},
     view::SHARE_VARIABLE,
 };
-use crate::agent::Shared;
+use crate::{agent::Shared, auth::Asker};
 
 /// Most of an environment that is read, bytes.
 const MOST: usize = 128 << 10;
@@ -151,6 +151,28 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) 
         findings.push(format!("{strangers} of its clients belong to users who have no share"));
     }
     findings
+}
+
+/// Notes in the log who has begun to wait for another user's clients.
+pub(super) fn tell_waiting(target: &str, before: &[i32], now: &[i32]) {
+    for pid in now.iter().filter(|pid| !before.contains(pid)) {
+        let uid = u32::try_from(*pid).ok().and_then(owner);
+        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let command = text::plain(command.trim_end());
+        tracing::warn!(mps = target, pid, uid, command, "a client waits, for its daemon serves another user");
+    }
+}
+
+/// Who waits for another user's clients, as somebody may see it.
+pub(super) async fn waiting(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<String> {
+    let pids: Vec<u32> = seen.waiting.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
+    let people = agent.people.processes(pids.clone()).await;
+    let why = "it is another user's than the daemon serves now, and hangs until that one's have ended";
+    let sentence = |pid: u32| match people.get(&pid).filter(|person| asker.may_see(Some(person.uid))) {
+        Some(person) => format!("{} waits: {why}", person.of_process(pid)),
+        None => format!("a client waits: {why}"),
+    };
+    pids.into_iter().map(sentence).collect()
 }
 
 #[cfg(test)]

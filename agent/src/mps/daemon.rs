@@ -90,6 +90,8 @@ pub(crate) struct Seen {
     pub(crate) servers: Vec<(i32, Option<MpsServerState>)>,
     /// Its clients, each with its server.
     pub(crate) clients: Vec<(i32, i32)>,
+    /// Processes of other users that wait until its clients are gone.
+    pub(crate) waiting: Vec<i32>,
     /// Failures that count.
     pub(crate) failures: usize,
     /// When it is started again.

@@ -70,9 +70,7 @@ pub(super) async fn named(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<Str
 }
 
 fn sentence(pid: u32, person: &Person) -> String {
-    let user = person.user.clone().unwrap_or_else(|| format!("uid {}", person.uid));
-    let command = person.command.as_deref().unwrap_or("a process without a command line");
-    format!("{command} (pid {pid}, {user}) has its ear")
+    format!("{} has its ear", person.of_process(pid))
 }
 
 #[cfg(test)]

@@ -1,13 +1,7 @@
-//! How a daemon is: who it is, its servers and what each says of itself, their clients, and whether its
-//! servers end as soon as they are started.
+//! How a daemon is: who it is, its servers and what each says of itself, their clients, and what its log
+//! alone tells.
 
-use std::{
-    collections::VecDeque,
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    path::Path,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use gpush_api::MpsServerState;
 use gpush_mps::{
@@ -17,20 +11,11 @@ use gpush_mps::{
 use tokio::time::Instant;
 
 use super::{
-    exec::CONTROL_LOG,
-    hands,
+    clients, hands,
     place::{Place, Spec},
+    said::Said,
     settings::Has,
 };
-
-/// Servers that end with an error so often …
-const DEATHS: usize = 3;
-
-/// … within this time are no accident.
-const WITHIN: Duration = Duration::from_secs(60);
-
-/// Most of the log that is read at a look, bytes.
-const MOST: u64 = 64 << 10;
 
 /// What was seen at one look.
 #[derive(Debug, Clone, Default)]
@@ -47,18 +32,7 @@ pub(super) struct Health {
     starting: Vec<(i32, Instant, bool)>,
     /// Whether it knows the question for a server's state: from version 550 on.
     tells_states: Option<bool>,
-    deaths: Deaths,
-}
-
-/// Ends of servers that the log tells of.
-#[derive(Debug, Clone, Default)]
-struct Deaths {
-    /// How far the log was read; nothing of it before the first look.
-    read: Option<u64>,
-    /// When, and with which status.
-    recent: VecDeque<(Instant, i32)>,
-    /// Whether it says nothing of being asked.
-    mute: bool,
+    said: Said,
 }
 
 /// Asks the daemon of a pid.
@@ -75,7 +49,7 @@ pub(super) async fn ask(
         let what = format!("process {} of uid {} answers in place of {pid}", daemon.pid, daemon.uid);
         return Err(SessionError::Foreign(what).into());
     }
-    let mut health = Health { tells_states: before.tells_states, deaths: before.deaths.clone(), ..Health::default() };
+    let mut health = Health { tells_states: before.tells_states, said: before.said.clone(), ..Health::default() };
     for server in control.servers(deadline).await? {
         let state = match health.tells_states {
             Some(false) => None,
@@ -112,7 +86,10 @@ pub(super) async fn ask(
         health.is_starting(server, state, before, late);
         health.servers.push((server, state));
     }
-    health.deaths.look(logs);
+    health.said.look(logs);
+    // Who was served once waits no more, whatever became of it.
+    let clients = &health.clients;
+    health.said.waiting.retain(|(pid, _)| !clients.iter().any(|(_, client)| client == pid));
     Ok(health)
 }
 
@@ -158,11 +135,15 @@ impl Health {
 
     /// That its log does not grow, though it was spoken to.
     pub(super) fn mute(&self) -> Option<String> {
-        self.deaths.mute.then(|| {
-            "its log does not grow any more: the disk is full, or somebody wrote into `log` in its pipe directory, \
-             which will hang it"
-                .to_owned()
-        })
+        self.said.mute()
+    }
+
+    /// Clients of other users than its servers': they wait until those that it has are gone.
+    pub(super) fn waiting(&self) -> Vec<i32> {
+        let owner = |pid: i32| u32::try_from(pid).ok().and_then(clients::owner);
+        let users: Vec<u32> = self.servers.iter().filter_map(|(server, _)| owner(*server)).collect();
+        let waiting = self.said.waiting.iter().filter(|(pid, uid)| owner(*pid) == Some(*uid) && !users.contains(uid));
+        if users.is_empty() { Vec::new() } else { waiting.map(|(pid, _)| *pid).collect() }
     }
 
     /// Why nobody can be let in, though the daemon answers.
@@ -179,44 +160,8 @@ impl Health {
                 since.elapsed().as_secs()
             ));
         }
-        let (_, status) = self.deaths.recent.back().filter(|_| self.deaths.recent.len() >= DEATHS)?;
-        Some(format!(
-            "its servers end as soon as they are started: {} within {} s, the last with status {status}",
-            self.deaths.recent.len(),
-            WITHIN.as_secs()
-        ))
+        self.said.deaths()
     }
-}
-
-impl Deaths {
-    /// Takes in what the log says since the last look.
-    fn look(&mut self, logs: &Path) {
-        let now = Instant::now();
-        while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
-            self.recent.pop_front();
-        }
-        let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
-        let length = log.metadata().map_or(0, |meta| meta.len());
-        let Some(read) = self.read.replace(length) else { return };
-        // Each question is a line there, and there was one just now.
-        self.mute = read == length;
-        // It was rotated: all of it is new.
-        let from = if read <= length { read } else { 0 }.max(length.saturating_sub(MOST));
-        let mut said = Vec::new();
-        if log.seek(SeekFrom::Start(from)).and_then(|_| log.take(MOST).read_to_end(&mut said)).is_err() {
-            return;
-        }
-        let said = String::from_utf8_lossy(&said);
-        self.recent.extend(said.lines().filter_map(status_of_a_server).filter(|status| *status != 0).map(|s| (now, s)));
-    }
-}
-
-/// `… Server 4711 exited with status 1`
-fn status_of_a_server(line: &str) -> Option<i32> {
-    let (_, rest) = line.split_once("Server ")?;
-    let (pid, status) = rest.split_once(" exited with status ")?;
-    pid.trim().parse::<u32>().ok()?;
-    status.trim().parse().ok()
 }
 
 /// Why a daemon did not answer, in words.
@@ -247,32 +192,6 @@ pub(super) fn silence(error: &ControlError, place: &Place, spec: Option<&Spec>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn servers_that_end_again_and_again_are_a_fault_and_one_that_ends_is_none() {
-        let logs = tempfile::tempdir().unwrap();
-        let path = logs.path().join(CONTROL_LOG);
-        let line = "[2026-11-22 04:00:00.000 Control   812] Server 4711 exited with status";
-        std::fs::write(&path, format!("{line} 1\n").repeat(9)).unwrap();
-        let mut health = Health::default();
-        health.deaths.look(logs.path());
-        assert_eq!(health.fault(), None, "what was before is of a daemon before");
-        let say = |status: &str, times: usize| {
-            let said = std::fs::read_to_string(&path).unwrap() + &format!("{line} {status}\n").repeat(times);
-            std::fs::write(&path, said).unwrap();
-        };
-        say("0", 9);
-        say("1", 2);
-        health.deaths.look(logs.path());
-        assert_eq!(health.fault(), None);
-        say("127", 1);
-        health.deaths.look(logs.path());
-        assert!(health.fault().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", health.fault());
-        // Rotated: what is there now is all new.
-        std::fs::write(&path, format!("{line} 2\n")).unwrap();
-        health.deaths.look(logs.path());
-        assert!(health.fault().unwrap().contains("4 within"), "{:?}", health.fault());
-    }
 
     #[test]
     fn a_servers_fault_is_told_with_its_pid() {

@@ -369,6 +369,7 @@ impl Life {
             in_force: self.in_force.clone(),
             servers: self.health.servers.clone(),
             clients: self.health.clients.clone(),
+            waiting: self.health.waiting(),
             failures: self.machine.failures(),
             next_start: match self.machine.state() {
                 State::BackingOff { until } => Some(at(*until)),

@@ -18,6 +18,7 @@ use gpush_mps::control::ControlError;
 use tokio::{task::JoinHandle, time::Instant};
 
 use super::{
+    clients,
     daemon::Done,
     ear, hands,
     health::{self, Health},
@@ -114,6 +115,7 @@ impl Life {
                 self.tell_drift(&put, starting);
                 let fault = health.fault();
                 let clients = health.clients.len();
+                clients::tell_waiting(&self.target, &self.health.waiting(), &health.waiting());
                 (self.in_force, self.health) = (Some(put.in_force), health);
                 self.answered = Some(Instant::now());
                 self.trouble = fault.clone().into_iter().collect();

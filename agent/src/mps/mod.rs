@@ -24,7 +24,8 @@
 //! | `hands` | starting, waiting for and killing its process: a unit of systemd's, or a child |
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
-//! | `health`, `settings`, `logs` | how it is, what its clients may have, what it says |
+//! | `health`, `settings` | how it is, what its clients may have |
+//! | `said`, `logs` | what its log tells gpushd, and people |
 //! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
@@ -54,6 +55,7 @@ mod moves;
 mod place;
 mod protocol;
 mod records;
+mod said;
 mod settings;
 mod shares;
 mod start;

@@ -18,7 +18,7 @@ use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Entry, clients as proc, daemon::Do, view};
-use crate::{agent::Shared, answers::Key, auth::Asker, request::who};
+use crate::{agent::Shared, answers::Key, auth::Asker, request::who, work};
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;
@@ -35,6 +35,8 @@ pub(crate) async fn take(
     key: Option<Key>,
 ) -> Result<MpsShareTaken, ApiError> {
     let (uuid, entry) = view::find(agent, text)?;
+    // Before anybody is kept waiting: operations on daemons have their turn too.
+    work::at_rest(agent, &entry.gpu_uuid).await;
     let _turn = agent.mps.turn.lock().await;
     if let Some(key) = &key
         && let Some(id) = key.answered_with(agent).await?
@@ -57,6 +59,7 @@ pub(crate) async fn take(
     // What can't be had at any time is told before what can't be had now.
     let process = request.with_pid.map(|pid| process(asker, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
+    work::admits(agent, asker, &entry.gpu_uuid, &label).await?;
     room(agent, asker, &label, &uuid, &entry, &policy, &settings)?;
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
     let uid = by.uid;

@@ -9,7 +9,7 @@ use gpush_core::{
 };
 
 use super::{Entry, clients, daemon::Seen, ear, logs, many, shares};
-use crate::{agent::Shared, auth::Asker, redact};
+use crate::{agent::Shared, auth::Asker, redact, work};
 
 /// How old what is shown of daemons may be.
 const FRESH: Duration = Duration::from_secs(1);
@@ -121,10 +121,11 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
         tokio::spawn(async move { daemon.fresh(FRESH).await })
     });
     let fresh: Vec<_> = fresh.collect();
+    let gpus = work::known(agent, asker);
     let mut all = Vec::new();
     for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
         let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
-        all.push(shown(agent, asker, &uuid, &entry, seen).await);
+        all.push(shown(agent, asker, &gpus, (&uuid, &entry), seen).await);
     }
     all.sort_by(|one, other| (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid)));
     all
@@ -138,7 +139,7 @@ pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<Mps
     let (uuid, entry) = find(agent, text)?;
     // What it was a while ago is no answer to somebody who asks for it by name.
     let seen = entry.daemon.fresh(Duration::ZERO).await;
-    Ok(shown(agent, asker, &uuid, &entry, seen).await)
+    Ok(shown(agent, asker, &work::known(agent, asker), (&uuid, &entry), seen).await)
 }
 
 /// The last lines of the logs of the daemon that somebody means.
@@ -202,7 +203,7 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
     }
 }
 
-async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry, seen: Seen) -> MpsDaemon {
+async fn shown(agent: &Shared, asker: &Asker, gpus: &[Gpu], (uuid, entry): (&str, &Entry), seen: Seen) -> MpsDaemon {
     let held = agent.mps.shares_of(uuid);
     let mut clients = clients::of(agent, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
@@ -217,6 +218,9 @@ async fn shown(agent: &Shared, asker: &Asker, uuid: &str, entry: &Entry, seen: S
         .collect();
     let mut daemon = bare(uuid, entry);
     daemon.reasons.extend(ear::named(agent, asker, &seen).await);
+    findings.extend(clients::waiting(agent, asker, &seen).await);
+    let refusal = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid).and_then(|gpu| work::refusal(gpu, "a share"));
+    findings.extend(refusal.map(|error| error.message));
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
         server.user = match server.uid {

@@ -27,6 +27,8 @@ struct Inner {
     state: Mutex<State>,
     /// Something was let go.
     let_go: Arc<Notify>,
+    /// The same, to all who wait that moment.
+    rests: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -107,6 +109,17 @@ impl Claims {
         Arc::clone(&self.0.let_go)
     }
 
+    /// Waits until nobody changes a GPU.
+    pub(crate) async fn rests(&self, uuid: &str) {
+        loop {
+            let rests = self.0.rests.notified();
+            if self.changing(uuid).is_none() {
+                return;
+            }
+            rests.await;
+        }
+    }
+
     /// Lets nobody have a GPU from now on, because of `why`.
     ///
     /// # Errors
@@ -179,6 +192,7 @@ impl Drop for Claim {
         }
         drop(state);
         self.claims.0.let_go.notify_one();
+        self.claims.0.rests.notify_waiters();
     }
 }
 

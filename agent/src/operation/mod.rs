@@ -129,6 +129,11 @@ impl Operations {
         self.0.claims.changing(uuid)
     }
 
+    /// Waits until nobody changes the GPU.
+    pub(crate) async fn rests(&self, uuid: &str) {
+        self.0.claims.rests(uuid).await;
+    }
+
     /// Who has the GPU, be it only to plan.
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
         self.0.claims.holder(uuid)

@@ -96,6 +96,9 @@ fn product(model: &Model) -> String {
 #[must_use]
 pub fn architecture(of: gpush_geometry::Architecture) -> Architecture {
     match of {
+        // Of those before Volta all are one to us.
+        gpush_geometry::Architecture::Pascal => Architecture::Legacy,
+        gpush_geometry::Architecture::Volta => Architecture::Volta,
         gpush_geometry::Architecture::Turing => Architecture::Turing,
         gpush_geometry::Architecture::Ampere => Architecture::Ampere,
         gpush_geometry::Architecture::Ada => Architecture::Ada,

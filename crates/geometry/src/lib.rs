@@ -26,6 +26,10 @@ pub enum Confidence {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
+    /// Pascal: no MIG, and no MPS that could limit its clients.
+    Pascal,
+    /// Volta: no MIG, no time-slice levels.
+    Volta,
     /// Turing: no MIG.
     Turing,
     /// Ampere: a MIG mode change needs a GPU reset and survives a reboot.
@@ -190,6 +194,8 @@ models![
     "gb300-278",
     "a30-24",
     "rtxpro6000-96",
+    "p100-16",
+    "v100-32",
     "t4",
     "l4",
     "a10",

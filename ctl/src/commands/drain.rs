@@ -1,11 +1,12 @@
 //! `gpushctl gpu cordon|drain|uncordon`.
 //!
-//! To drain is to cordon, and to wait until the agent's readings show nobody. Waiting changes
-//! nothing and so is no operation of the agent: it may be broken off and taken up again at will.
+//! To drain is to cordon, and to wait until the agent's readings show nobody and nobody has a share, with
+//! which programs could be started at any time. Waiting changes nothing and so is no operation of the agent:
+//! it may be broken off and taken up again at will.
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Process, WhyRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuState, MpsDaemon, Process, WhyRequest};
 use gpush_client::Client;
 use gpush_core::refusal;
 use jiff::Timestamp;
@@ -72,9 +73,10 @@ pub(super) async fn drain(
     tokio::pin!(limit, interrupt);
     let mut said: Vec<(u32, String)> = Vec::new();
     loop {
+        let daemons = client.mps().await?;
         let mut left = Vec::new();
         for gpu in &gpus {
-            left.extend(waited_for(gpu, since)?.map(|why| (gpu.index, why)));
+            left.extend(waited_for(gpu, &daemons, since)?.map(|why| (gpu.index, why)));
         }
         if left.is_empty() {
             out.show(&gpus, |look| cordon::drained(&gpus, look))?;
@@ -112,7 +114,7 @@ pub(super) async fn drain(
 }
 
 /// Why a GPU is not idle, as far as a reading made after `since` tells.
-fn waited_for(gpu: &Gpu, since: Timestamp) -> Result<Option<String>, ApiError> {
+fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Option<String>, ApiError> {
     let gone = |code, what: &str| {
         let message = format!("GPU {} ({}) {what}, so who uses it can't be told", gpu.index, gpu.uuid);
         let mut error =
@@ -127,10 +129,10 @@ fn waited_for(gpu: &Gpu, since: Timestamp) -> Result<Option<String>, ApiError> {
         GpuState::Unknown => return Ok(Some("it can't be read now".to_owned())),
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => {}
     }
-    let users = users(gpu);
+    let mut users: Vec<String> = users(gpu, daemons).into_iter().map(refusal::holder).collect();
+    users.extend(shares(gpu, daemons));
     if !users.is_empty() {
-        let names: Vec<String> = users.into_iter().map(refusal::holder).collect();
-        return Ok(Some(format!("used by {}", names.join(", "))));
+        return Ok(Some(format!("used by {}", users.join(", "))));
     }
     if !gpu.processes_known {
         return Ok(Some("the driver does not tell who uses it".to_owned()));
@@ -138,8 +140,22 @@ fn waited_for(gpu: &Gpu, since: Timestamp) -> Result<Option<String>, ApiError> {
     Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
 }
 
-fn users(gpu: &Gpu) -> Vec<&Process> {
+/// Processes that use it: MPS servers do so for their clients alone, who are processes of the GPU too.
+fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
+    let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
-    gpu.processes.iter().chain(within).collect()
+    let all = gpu.processes.iter().chain(within);
+    all.filter(|process| process.pid.is_none_or(|pid| !servers.contains(&pid))).collect()
+}
+
+/// Shares of it: what is started with one needs nobody's leave any more.
+fn shares(gpu: &Gpu, daemons: &[MpsDaemon]) -> Vec<String> {
+    let shares = daemons.iter().filter(|one| one.gpu == Some(gpu.index)).flat_map(|one| &one.shares);
+    shares
+        .map(|share| {
+            let user = share.by.user.clone().unwrap_or_else(|| format!("uid {}", share.by.uid));
+            format!("share {} of {user}", share.id)
+        })
+        .collect()
 }

@@ -142,7 +142,11 @@ fn text(constant: &'static CStr) -> *mut c_char {
 
 fn has_gpm(m: &Machine, gpu: u32) -> Outcome<bool> {
     Ok(match m.model(gpu)?.architecture {
-        Architecture::Turing | Architecture::Ampere | Architecture::Ada => false,
+        Architecture::Pascal
+        | Architecture::Volta
+        | Architecture::Turing
+        | Architecture::Ampere
+        | Architecture::Ada => false,
         Architecture::Hopper | Architecture::Blackwell => true,
     })
 }

@@ -151,6 +151,8 @@ exports! {
     fn nvmlDeviceGetArchitecture(device: Opaque, architecture: Ptr<u32>) |call| {
         architecture.put(call.gpu(device, |m, gpu| {
             Ok(match m.model(gpu)?.architecture {
+                Architecture::Pascal => 4,
+                Architecture::Volta => 5,
                 Architecture::Turing => 6,
                 Architecture::Ampere => 7,
                 Architecture::Ada => 8,

@@ -232,6 +232,8 @@ mod tests {
         for key in gpush_geometry::KEYS {
             let model = gpush_geometry::model(key).unwrap();
             let architecture = match model.architecture {
+                gpush_geometry::Architecture::Pascal => Architecture::Legacy,
+                gpush_geometry::Architecture::Volta => Architecture::Volta,
                 gpush_geometry::Architecture::Turing => Architecture::Turing,
                 gpush_geometry::Architecture::Ampere => Architecture::Ampere,
                 gpush_geometry::Architecture::Ada => Architecture::Ada,

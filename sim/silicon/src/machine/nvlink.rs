@@ -94,7 +94,7 @@ impl Machine {
     pub fn reset_with(&self, gpu: u32) -> Result<Vec<u32>, Return> {
         let Links { wiring, first, count } = self.links(gpu)?;
         let by_itself = match self.model(gpu)?.architecture {
-            Architecture::Turing => wiring == Wiring::None,
+            Architecture::Pascal | Architecture::Volta | Architecture::Turing => wiring == Wiring::None,
             Architecture::Ampere | Architecture::Ada | Architecture::Hopper | Architecture::Blackwell => {
                 wiring != Wiring::Switch || self.hardware().fabric_manager
             }

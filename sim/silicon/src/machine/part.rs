@@ -145,7 +145,11 @@ impl Part {
     #[must_use]
     pub fn mode_needs_reset(&self) -> bool {
         match self.model.architecture {
-            Architecture::Turing | Architecture::Ampere | Architecture::Ada => true,
+            Architecture::Pascal
+            | Architecture::Volta
+            | Architecture::Turing
+            | Architecture::Ampere
+            | Architecture::Ada => true,
             Architecture::Hopper | Architecture::Blackwell => false,
         }
     }
@@ -154,7 +158,7 @@ impl Part {
     #[must_use]
     pub fn remaps_rows(&self) -> bool {
         match self.model.architecture {
-            Architecture::Turing => false,
+            Architecture::Pascal | Architecture::Volta | Architecture::Turing => false,
             Architecture::Ampere | Architecture::Ada | Architecture::Hopper | Architecture::Blackwell => true,
         }
     }
@@ -163,6 +167,7 @@ impl Part {
     #[must_use]
     pub fn has_timeslice(&self) -> bool {
         match self.model.architecture {
+            Architecture::Pascal | Architecture::Volta => false,
             Architecture::Turing
             | Architecture::Ampere
             | Architecture::Ada

@@ -69,6 +69,8 @@ impl Board {
             "b300-269" => (1100, 1920, 3996, 16, 18),
             "gb300-278" => (1400, 1920, 3996, 16, 18),
             "rtxpro6000-96" => (600, 2430, 12481, 16, 0),
+            "p100-16" => (250, 1328, 715, 16, 0),
+            "v100-32" => (300, 1530, 877, 16, 6),
             "t4" => (70, 1590, 5001, 16, 0),
             "l4" => (72, 2040, 6251, 16, 0),
             "a10" => (150, 1695, 6251, 16, 0),
@@ -76,6 +78,8 @@ impl Board {
             _ => (300, 1500, 2000, 16, 0),
         };
         let (generation, compute_capability) = match model.architecture {
+            Architecture::Pascal => (3, (6, 0)),
+            Architecture::Volta => (3, (7, 0)),
             Architecture::Turing => (3, (7, 5)),
             Architecture::Ampere if model.has_mig() => (4, (8, 0)),
             Architecture::Ampere => (4, (8, 6)),

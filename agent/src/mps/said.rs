@@ -1,0 +1,153 @@
+//! What the control daemon's log tells that no command does: servers that end as soon as they are started,
+//! clients that wait in line, and that the log itself has gone silent.
+//!
+//! Its users can write into the log: what it says of a process counts only as far as the process bears it out.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::Path,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{exec::CONTROL_LOG, hands};
+
+/// Servers that end with an error so often …
+const DEATHS: usize = 3;
+
+/// … within this time are no accident.
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// Most of the log that is read at a look, bytes.
+const MOST: u64 = 64 << 10;
+
+/// Most clients that are remembered to wait. A daemon takes fewer.
+const LONGEST: usize = 256;
+
+/// What was read of a log so far.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Said {
+    /// How far it was read; nothing of it before the first look.
+    read: Option<u64>,
+    /// Ends of servers: when, and with which status.
+    recent: VecDeque<(Instant, i32)>,
+    /// Whether it says nothing of being asked.
+    mute: bool,
+    /// Clients that came while there was no server for them, with their users, as far as they live.
+    pub(super) waiting: VecDeque<(i32, u32)>,
+}
+
+impl Said {
+    /// Takes in what the log says since the last look.
+    pub(super) fn look(&mut self, logs: &Path) {
+        let now = Instant::now();
+        while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
+            self.recent.pop_front();
+        }
+        self.waiting.retain(|(pid, _)| hands::is_alive(*pid));
+        let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
+        let length = log.metadata().map_or(0, |meta| meta.len());
+        let Some(read) = self.read.replace(length) else { return };
+        // Each question is a line there, and there was one just now.
+        self.mute = read == length;
+        // It was rotated: all of it is new.
+        let from = if read <= length { read } else { 0 }.max(length.saturating_sub(MOST));
+        let mut said = Vec::new();
+        if log.seek(SeekFrom::Start(from)).and_then(|_| log.take(MOST).read_to_end(&mut said)).is_err() {
+            return;
+        }
+        let said = String::from_utf8_lossy(&said);
+        self.recent.extend(said.lines().filter_map(status_of_a_server).filter(|status| *status != 0).map(|s| (now, s)));
+        for client in said.lines().filter_map(pending_client) {
+            if !self.waiting.contains(&client) && hands::is_alive(client.0) {
+                self.waiting.push_back(client);
+            }
+        }
+        self.waiting.truncate(LONGEST);
+    }
+
+    /// That it does not grow, though the daemon was spoken to.
+    pub(super) fn mute(&self) -> Option<String> {
+        self.mute.then(|| {
+            "its log does not grow any more: the disk is full, or somebody wrote into `log` in its pipe directory, \
+             which will hang it"
+                .to_owned()
+        })
+    }
+
+    /// That its servers end as soon as they are started.
+    pub(super) fn deaths(&self) -> Option<String> {
+        let (_, status) = self.recent.back().filter(|_| self.recent.len() >= DEATHS)?;
+        Some(format!(
+            "its servers end as soon as they are started: {} within {} s, the last with status {status}",
+            self.recent.len(),
+            WITHIN.as_secs()
+        ))
+    }
+}
+
+/// `… Server 4711 exited with status 1`
+fn status_of_a_server(line: &str) -> Option<i32> {
+    let (_, rest) = line.split_once("Server ")?;
+    let (pid, status) = rest.split_once(" exited with status ")?;
+    pid.trim().parse::<u32>().ok()?;
+    status.trim().parse().ok()
+}
+
+/// `… NEW CLIENT 4711 from user 1000: Server is not ready, push client to pending list`: its pid and user.
+fn pending_client(line: &str) -> Option<(i32, u32)> {
+    let (_, rest) = line.split_once("NEW CLIENT ")?;
+    let (pid, rest) = rest.split_once(" from user ")?;
+    let (uid, _) = rest.split_once(": Server is not ready, push client to pending list")?;
+    Some((pid.parse().ok()?, uid.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_end_again_and_again_are_a_fault_and_one_that_ends_is_none() {
+        let logs = tempfile::tempdir().unwrap();
+        let path = logs.path().join(CONTROL_LOG);
+        let line = "[2026-11-22 04:00:00.000 Control   812] Server 4711 exited with status";
+        std::fs::write(&path, format!("{line} 1\n").repeat(9)).unwrap();
+        let mut seen = Said::default();
+        seen.look(logs.path());
+        assert_eq!(seen.deaths(), None, "what was before is of a daemon before");
+        let say = |status: &str, times: usize| {
+            let said = std::fs::read_to_string(&path).unwrap() + &format!("{line} {status}\n").repeat(times);
+            std::fs::write(&path, said).unwrap();
+        };
+        say("0", 9);
+        say("1", 2);
+        seen.look(logs.path());
+        assert_eq!(seen.deaths(), None);
+        say("127", 1);
+        seen.look(logs.path());
+        assert!(seen.deaths().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", seen.deaths());
+        // Rotated: what is there now is all new.
+        std::fs::write(&path, format!("{line} 2\n")).unwrap();
+        seen.look(logs.path());
+        assert!(seen.deaths().unwrap().contains("4 within"), "{:?}", seen.deaths());
+    }
+
+    #[test]
+    fn clients_that_wait_are_told_as_long_as_they_live() {
+        let logs = tempfile::tempdir().unwrap();
+        let path = logs.path().join(CONTROL_LOG);
+        std::fs::write(&path, "").unwrap();
+        let mut seen = Said::default();
+        seen.look(logs.path());
+        let me = std::process::id();
+        let line = |pid: u32, said: &str| format!("[… Control   812] NEW CLIENT {pid} from user 12: {said}\n");
+        let pending = "Server is not ready, push client to pending list";
+        let said = [line(me, pending), line(me, pending), line(4_194_305, pending), line(1, "Server already exists")];
+        std::fs::write(&path, said.concat()).unwrap();
+        seen.look(logs.path());
+        assert_eq!(seen.waiting, [(me.cast_signed(), 12)]);
+    }
+}

@@ -1,0 +1,168 @@
+//! Daemons that do not answer, and those who keep them from it.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, ChildStdin, Command, Stdio},
+    time::Instant,
+};
+
+use gpush_api::{Code, MpsState};
+use gpush_tests::{
+    agent::PATIENCE,
+    host::Host,
+    mps::{act, becomes, clear_faults, daemon, fault, real_programs, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::{HOST, Served};
+
+#[test]
+fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have_gone() {
+    for (kind, words) in [
+        ("silent-hello", "does not greet"),
+        ("hung-daemon", "does not greet"),
+        // Stopped at the first question, it greets nobody who asks the next one.
+        ("unread-pipe", "says nothing"),
+        ("empty-reply", "answered"),
+    ] {
+        let served = Served::up();
+        let mut client = served.client();
+        fault(&served.host, kind);
+        let hung = served.is(MpsState::Hung, words);
+        assert_eq!(hung.clients.len(), 1, "{kind}: {hung:#?}");
+        assert!(hung.reasons.iter().any(|reason| reason.contains("left alone for the sake of its 1 clients")));
+        assert!(client.lives() && client.said().is_empty(), "{kind}");
+        assert_eq!(served.controls(), [served.pid], "{kind}");
+        // It recovers: the same goes on.
+        clear_faults(&served.host);
+        assert!(served.serves(), "{kind}");
+        // It does not, and nobody needs it any more.
+        fault(&served.host, kind);
+        served.is(MpsState::Hung, words);
+        client.end();
+        becomes(&served.agent, "0", "replaced", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
+        clear_faults(&served.host);
+        assert!(!served.serves(), "{kind}");
+    }
+}
+
+#[test]
+fn a_stopped_process_is_a_hung_daemon() {
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs = if real { real_programs(&host, "NVIDIA's own daemon, stopped") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let served = Served::on(host, programs.as_deref());
+        let mut client = served.client();
+        assert!(signal(served.pid, Signal::SIGSTOP));
+        served.is(MpsState::Hung, "does not greet");
+        // Whoever asks does not wait for it.
+        let refused = act(&served.agent, "0", "stop", &json!({})).error();
+        assert_eq!(refused.code, Code::Blocked);
+        assert!(signal(served.pid, Signal::SIGCONT));
+        assert!(served.serves() && client.lives());
+        // Forced, it ends though it can't hear that.
+        assert!(signal(served.pid, Signal::SIGSTOP));
+        assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
+        becomes(&served.agent, "0", "another", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
+        assert!(!served.serves());
+    }
+}
+
+/// A front-end that has the daemon's ear until what it reads from is closed. NVIDIA's own keeps what it has to
+/// say to itself until its end, so it is by gpushd's word.
+fn has_the_ear(front: &Path, served: &Served) -> (Child, ChildStdin) {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        let mut command = Command::new(front);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", served.pipe()).stdin(Stdio::piped());
+        let mut prompt = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a front-end");
+        let mut typed = prompt.stdin.take().expect("piped");
+        let _hung_up_on = typed.write_all(b"get_default_client_priority\n");
+        let patience = Instant::now() + PATIENCE / 6;
+        while Instant::now() < patience && matches!(prompt.try_wait(), Ok(None)) {
+            if daemon(&served.agent, "0").state == MpsState::Hung {
+                return (prompt, typed);
+            }
+        }
+        // gpushd had the ear at that moment: another try.
+        drop(typed);
+        prompt.wait().expect("it ends");
+    }
+    panic!("nobody has the ear:\n{}", served.agent.log());
+}
+
+/// The stand-in of the front-end, in which somebody typed something that is answered.
+fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
+    loop {
+        let mut command = Command::new(front);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", pipe).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut prompt = command.spawn().expect("a front-end");
+        let mut input = prompt.stdin.take().expect("piped");
+        let typed = input.write_all(format!("{typed}\n").as_bytes());
+        let mut answer = String::new();
+        let read = BufReader::new(prompt.stdout.take().expect("piped")).read_line(&mut answer);
+        if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
+            return (prompt, input);
+        }
+        // gpushd had the ear at this moment, and the front-end says nothing of that.
+        drop(input);
+        prompt.wait().expect("it ends");
+    }
+}
+
+#[test]
+fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs = if real { real_programs(&host, "somebody at the prompt of NVIDIA's own daemon") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let front = programs.clone().unwrap_or_else(|| host.dir().join("bin")).join("nvidia-cuda-mps-control");
+        let served = Served::on(host, programs.as_deref());
+        let (mut prompt, typed) = has_the_ear(&front, &served);
+        // Nobody uses it, and it stays all the same.
+        let busy = served.is(MpsState::Hung, "somebody else has the control daemon's ear");
+        assert_eq!((busy.clients.len(), served.controls()), (0, vec![served.pid]));
+        drop(typed);
+        prompt.wait().expect("a front-end ends");
+        assert!(served.serves());
+    }
+    let served = Served::up();
+    fault(&served.host, "busy-ui");
+    served.is(MpsState::Hung, "somebody else has");
+    clear_faults(&served.host);
+    assert!(served.serves());
+}
+
+#[test]
+fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
+    // Version 535 lets anybody do that who is let in.
+    let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{HOST}")), None);
+    let client = served.client();
+    let server = client.word("server");
+    let front = served.host.dir().join("bin/nvidia-cuda-mps-control");
+    let say = |line: &str| {
+        let (mut front, typed) = at_a_prompt(&front, &served.pipe(), &format!("{line}\nget_default_client_priority"));
+        drop(typed);
+        front.wait().expect("it ends");
+    };
+    for (line, words) in [
+        ("set_default_active_thread_percentage 5".to_owned(), "percentage 5, not 100".to_owned()),
+        (format!("set_active_thread_percentage {server} 7"), format!("percentage 7 at server {server}, not 100")),
+        ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2048M, not none".to_owned()),
+        (format!("set_device_pinned_mem_limit {server} 0 3G"), format!("memory limit 3072M at server {server}")),
+    ] {
+        say(&line);
+        let told = becomes(&served.agent, "0", &words, |daemon| {
+            daemon.findings.iter().any(|finding| finding.contains(&words))
+        });
+        assert_eq!((told.state, told.in_force), (MpsState::Ready, Some(told.wanted.settings)), "{line}");
+    }
+    assert!(served.agent.log().contains("somebody changed it past gpushd"));
+}

@@ -1,0 +1,121 @@
+//! What happens to a daemon's directories and logs.
+
+use std::{fs, io::Write, process::Command};
+
+use gpush_api::MpsState;
+use gpush_tests::{
+    agent::Setup,
+    host::Host,
+    mps::{Client, act, base, becomes, controls, fault, names, parts, reaches, real_programs, share, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::{CONFIG, HOST, Served, pid_of};
+
+#[test]
+fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
+    let served = Served::up();
+    fault(&served.host, "stale-pid-file --times 1");
+    assert!(signal(served.pid, Signal::SIGKILL));
+    becomes(&served.agent, "0", "another", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
+    assert!(!served.serves());
+    fault(&served.host, "slow-quit --ms 600000 --times 1");
+    assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
+    reaches(&served.agent, "0", MpsState::Stopping);
+    // It takes too long, and is killed.
+    reaches(&served.agent, "0", MpsState::Stopped);
+    assert_eq!(parts(&base(&served.host)), []);
+    fault(&served.host, "slow-start --ms 600000 --times 1");
+    assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);
+    let slow = reaches(&served.agent, "0", MpsState::Starting);
+    let second = becomes(&served.agent, "0", "another", |daemon| daemon.state == MpsState::Ready);
+    assert_ne!(second.pid, slow.pid);
+    assert_eq!(served.controls(), [pid_of(&second)]);
+}
+
+#[test]
+fn a_directory_that_was_deleted_under_a_daemon_is_told_and_made_anew_when_nobody_is_left() {
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs = if real { real_programs(&host, "a deleted directory of NVIDIA's own daemon") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let served = Served::on(host, programs.as_deref());
+        fs::remove_dir_all(served.pipe()).expect("it can be deleted");
+        becomes(&served.agent, "0", "another", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
+        assert!(!served.serves());
+        assert!(served.client().lives());
+    }
+}
+
+#[test]
+fn a_path_that_is_too_long_is_refused_with_its_length() {
+    let host = Host::up(HOST);
+    let long = host.scratch(&"x".repeat(80));
+    let agent = Setup::on(&host).config(CONFIG).env("GPUSH_MPS_DIR", long.display().to_string()).start();
+    let told =
+        becomes(&agent, "0", "told", |daemon| daemon.reasons.iter().any(|reason| reason.contains("too long a path")));
+    assert!(told.reasons.iter().any(|reason| reason.contains("bytes")), "{told:#?}");
+    assert_eq!(names(&long), Vec::<String>::new());
+}
+
+#[test]
+fn garbage_in_the_log_of_a_daemon_is_told() {
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs = if real { real_programs(&host, "garbage in the log of NVIDIA's own daemon") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let served = Served::on(host, programs.as_deref());
+        let pipe = served.pipe();
+        let mut log = fs::OpenOptions::new().write(true).open(pipe.join("log")).expect("a FIFO");
+        log.write_all(b"11 bytes of").expect("it can be written to");
+        drop(log);
+        if real {
+            let told = becomes(&served.agent, "0", "told", |daemon| {
+                !daemon.findings.is_empty() || daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid)
+            });
+            println!("{:?} {:?}", told.findings, told.reasons);
+        }
+        assert_eq!(served.controls().len(), 1);
+    }
+}
+
+#[test]
+fn a_full_disk_for_logs_is_told_and_stops_nobody() {
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs = if real { real_programs(&host, "a full disk for logs of NVIDIA's own daemon") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let logs = host.scratch("logs");
+        fs::create_dir(&logs).expect("a directory");
+        let dir = logs.display();
+        let full =
+            format!("mount -t tmpfs -o size=16k none {dir} && head -c 16k /dev/zero > {dir}/full && exec \"$@\"");
+        let may = Command::new("unshare").args(["-m", "mount", "-t", "tmpfs", "none", &dir.to_string()]).output();
+        if !may.is_ok_and(|may| may.status.success()) {
+            println!("SKIPPED a full disk for logs: no file system can be mounted here");
+            return;
+        }
+        let config = CONFIG.replace("health_s = 1", &format!("health_s = 1\nlog_directory = \"{dir}\""));
+        let setup = Setup::on(&host).config(&config).through(&["unshare", "-m", "sh", "-c", &full, "sh"]);
+        let agent = match &programs {
+            Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
+            None => setup.start(),
+        };
+        let told = becomes(&agent, "0", "told", |daemon| {
+            daemon.state == MpsState::Ready
+                && daemon.findings.iter().any(|finding| finding.contains("the disk is full"))
+        });
+        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+        let client = Client::start(&host, &environment);
+        assert!(client.first.starts_with("active"), "{}", client.first);
+        client.end();
+        assert_eq!(controls(&base(&host)), [pid_of(&told)]);
+    }
+}

@@ -1,0 +1,73 @@
+//! A GPU that takes no new work gives no share of itself, and is drained when its shares have ended, though
+//! its MPS server stays.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+};
+
+use gpush_api::{Code, MpsState};
+use gpush_tests::{
+    agent::Agent,
+    host::{Host, program},
+    mps::{Client, act, becomes, daemon, reaches, share, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
+const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
+
+#[test]
+fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    let ready = reaches(&agent, "0", MpsState::Ready);
+    let taken = share(&agent, "0", &json!({ "percentage": 20 })).expect("a share");
+    let client = Client::start(&host, &taken.environment);
+    let server: i32 = client.word("server").parse().expect("a pid");
+    becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
+    agent.settle_reads();
+
+    let mut drain = host.command(program("gpushctl"));
+    drain.args(["gpu", "drain", "0", "--reason", "fan replacement"]).env("GPUSH_SOCKET", agent.socket());
+    drain.env("COLUMNS", "400");
+    let mut drain = drain.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl");
+    let mut waits = BufReader::new(drain.stderr.take().expect("piped"));
+    let mut said = String::new();
+    waits.read_line(&mut said).expect("it says for whom it waits");
+    let who = format!("used by pid {}", client.pid());
+    assert!(said.contains(&who) && said.contains(&format!("share {} of", taken.share.id)), "{said}");
+    assert!(!said.contains(&server.to_string()), "a server uses it for its clients alone: {said}");
+    let refused = share(&agent, "0", &json!({ "percentage": 20 })).expect_err("no new work");
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    assert!(refused.message.contains("GPU 0 can't be had: GPU 0 is cordoned"), "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains("fan replacement")), "{refused:?}");
+    let told = daemon(&agent, "0");
+    assert_eq!((told.state, told.pid, told.clients.len()), (MpsState::Ready, ready.pid, 1), "what runs goes on");
+    assert!(told.findings.iter().any(|finding| finding.contains("GPU 0 is cordoned")), "{:?}", told.findings);
+
+    client.end();
+    let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", taken.share.id), "", b"");
+    assert_eq!(released.status, 200);
+    assert!(drain.wait().expect("it ends").success());
+    assert!(signal(server, Signal::SIGCONT), "the server is there still");
+    assert!(agent.post("/v1/gpus/0/uncordon", &json!({})).status == 200);
+    share(&agent, "0", &json!({ "percentage": 20 })).expect("a share");
+}
+
+#[test]
+fn a_host_in_maintenance_gives_no_share() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let enter = || agent.post("/v1/maintenance/enter", &json!({ "reason": "driver 570" })).status == 200;
+    agent.await_that("maintenance, once the operation that brought it up has ended", enter);
+    let refused = share(&agent, "0", &json!({})).expect_err("no new work");
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    assert!(refused.message.contains("is in maintenance"), "{refused:?}");
+    assert_eq!(agent.post("/v1/maintenance/leave", &json!({})).status, 200);
+    becomes(&agent, "0", "open", |daemon| daemon.state == MpsState::Ready && daemon.findings.is_empty());
+    agent.await_that("a share", || share(&agent, "0", &json!({})).is_ok());
+    let _ = act(&agent, "0", "stop", &json!({ "force": true }));
+}
