@@ -19,7 +19,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, MpsStop, Refusal, Step};
-use gpush_core::supervisor::State;
+use gpush_core::{sharing, supervisor::State};
 use tokio::time::Instant;
 
 use super::{Entry, Mps, compute_mode, daemon::Do, place::Place, targets, view};
@@ -120,9 +120,16 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if plan.error.is_some() {
             continue;
         }
+        let starts = gpu.mode == Mode::Mps && is_whole(gpu, plan) && !agent.mps.is_in_force(&gpu.uuid);
+        if let Some(why) = sharing::too_old(gpu).filter(|_| starts) {
+            let message = format!("GPU {} can't be shared through MPS", gpu.index);
+            let hint = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
+            *plan = plan.without_steps().refused(ApiError::new(Code::Unsupported, message).cause(why).hint(hint));
+            continue;
+        }
         let stop = |(uuid, entry): (&String, &Entry)| MpsStop { uuid: uuid.clone(), label: view::label(entry, uuid) };
         plan.stops_mps = ended.into_iter().map(stop).collect();
-        plan.starts_mps = gpu.mode == Mode::Mps && is_whole(gpu, plan) && !agent.mps.is_in_force(&gpu.uuid);
+        plan.starts_mps = starts;
     }
 }
 

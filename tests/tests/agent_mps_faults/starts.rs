@@ -48,6 +48,11 @@ fn what_has_no_mps_is_told_and_nothing_is_started() {
             error.code == Code::NotFound && error.causes.iter().any(|cause| cause.contains(why))
         });
         assert_eq!((daemons(&agent).len(), parts(&base(&host)).len()), (0, 0), "{gpu}");
+        if why.contains("older") {
+            let refused = agent.begin_with(&json!({ "gpus": ["0"] })).expect_err("it can't be");
+            assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
+            assert_eq!(agent.settle().len(), 0, "what can't be is not tried");
+        }
     }
     // Volta has it.
     let host = Host::up("[[gpu]]\nmodel = \"v100-32\"\n");

@@ -114,7 +114,15 @@ impl<'t> Reader<'t> {
             // What stands in a list of tables is about one thing: no other table is meant.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
             let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
-            let hint = if let Some(meant) = nearest(name, known.clone()) {
+            let within: Vec<String> = SECTIONS
+                .iter()
+                .filter(|inner| tables.contains(&inner.key()) && inner.keys.contains(&name))
+                .filter(|inner| inner.table() == format!("{}.{}", section.table(), inner.key()))
+                .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
+                .collect();
+            let hint = if !within.is_empty() {
+                format!("it is written {}", within.join(" or "))
+            } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
             } else if let Some(other) = elsewhere {

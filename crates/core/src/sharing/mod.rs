@@ -222,7 +222,8 @@ fn is_seen(gpu: &Gpu) -> bool {
 }
 
 /// Why the part can't do what the daemons are for.
-fn too_old(gpu: &Gpu) -> Option<String> {
+#[must_use]
+pub fn too_old(gpu: &Gpu) -> Option<String> {
     match gpu.architecture {
         Architecture::Legacy => {
             Some(format!("{} is older than Volta, from which on MPS can limit what clients take", gpu.name))
