@@ -86,6 +86,12 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
         let operation = apply(&agent);
         let plan = &operation.plans[0];
         assert_eq!((plan.starts_mps, plan.stops_mps.is_empty()), (daemons == 1, daemons == 1), "{how}");
+        let words = match (daemons, mig) {
+            (1, _) => "whole, shared through MPS",
+            (_, false) => "whole, not shared through MPS",
+            (_, true) => &plan.layout.join(", "),
+        };
+        assert_eq!(plan.wanted(), words, "{how}");
         let gpu = agent.gpu(0);
         assert_eq!(gpu.drift, [] as [String; 0], "{how}\n{}", agent.log());
         assert_eq!(mps::controls(&mps::base(&host)).len(), daemons, "{how}");

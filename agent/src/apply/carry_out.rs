@@ -67,7 +67,7 @@ pub(super) async fn carry_out(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Pa
         operation.kind,
         parts
             .iter()
-            .map(|p| format!("GPU {} to {}", p.plan.gpu, p.plan.layout.join(",")))
+            .map(|part| format!("GPU {}: {}", part.plan.gpu, part.plan.wanted()))
             .collect::<Vec<_>>()
             .join("; ")
     );

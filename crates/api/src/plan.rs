@@ -376,6 +376,20 @@ impl GpuPlan {
         steps.is_empty() && !enables_mig && !disables_mig && stops_mps.is_empty() && !starts_mps
     }
 
+    /// What it makes of the GPU, in words: its layout, or that it is whole and how it is shared then.
+    #[must_use]
+    pub fn wanted(&self) -> String {
+        if self.starts_mps {
+            "whole, shared through MPS".to_owned()
+        } else if self.disables_mig {
+            "whole, MIG mode off".to_owned()
+        } else if !self.changes_mig() && self.stops_mps.iter().any(|stop| stop.uuid == self.uuid) {
+            "whole, not shared through MPS".to_owned()
+        } else {
+            self.layout.join(", ")
+        }
+    }
+
     /// Whether something of MIG is changed.
     #[must_use]
     pub fn changes_mig(&self) -> bool {

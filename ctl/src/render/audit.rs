@@ -58,14 +58,10 @@ fn detail(detail: &Value, look: &Look) -> String {
     look.clean(&parts.collect::<Vec<_>>().join("; "))
 }
 
-/// A GPU and the layout wanted of it, as an apply records them.
+/// A GPU and what was wanted of it, as an apply records them.
 fn one_gpu(gpu: &Value) -> String {
-    let layout = gpu["layout"].as_array().map(|entries| {
-        let entries: Vec<&str> = entries.iter().filter_map(Value::as_str).collect();
-        if entries.is_empty() { "none".to_owned() } else { entries.join(",") }
-    });
-    match (gpu["gpu"].as_str(), layout) {
-        (Some(uuid), Some(layout)) => format!("{} {layout}", short(uuid)),
+    match (gpu["gpu"].as_str(), gpu["wanted"].as_str()) {
+        (Some(uuid), Some(wanted)) => format!("{} {wanted}", short(uuid)),
         _ => gpu.to_string(),
     }
 }
@@ -91,7 +87,7 @@ mod tests {
             result: result.into(),
             detail,
         };
-        let gpus = json!([{"gpu": "GPU-5e8c07a4-0000-0000", "layout": ["3g.40gb", "1g.10gb*2"]}]);
+        let gpus = json!([{"gpu": "GPU-5e8c07a4-0000-0000", "layout": ["3g.40gb", "1g.10gb*2"], "wanted": "3g.40gb, 1g.10gb*2"}]);
         let all = [
             record(Some(alice), "mig.apply", "accepted", json!({"gpus": gpus, "reason": "for the\nworkshop"})),
             record(Some(Actor { uid: 7, user: None, pid: None }), "operation.cancel", "accepted", Value::Null),
@@ -103,7 +99,7 @@ mod tests {
         let look = fixtures::look(60, Charset::Ascii);
         let text = fixtures::plain(&records(&all, &look));
         assert!(text.lines().all(|line| line.len() <= 60), "{text}");
-        for word in ["operation.cancel", "GPU-5e8c07a4 3g.40gb,1g.10gb*2", "rolled"] {
+        for word in ["operation.cancel", "GPU-5e8c07a4 3g.40gb, 1g.10gb*2", "rolled"] {
             assert!(text.contains(word), "{word}: {text}");
         }
     }

@@ -113,12 +113,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
 
 /// That a GPU is as it was, and what it shall hold, in the words of the command line.
 fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
-    let wanted = match plan.layout.as_slice() {
-        [] if plan.disables_mig => "MIG mode off".to_owned(),
-        [] => "none".to_owned(),
-        entries => look.clean(&entries.join(", ")),
-    };
-    look.wrap("  ", &format!("not begun; wanted: {wanted}"))
+    look.wrap("  ", &look.clean(&format!("not begun; wanted: {}", plan.wanted())))
 }
 
 /// Whether a GPU's steps were taken back with success, in an operation that failed on another GPU.

@@ -122,7 +122,7 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
     for plan in &plans.plans {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
         let body = body(plan, gpu, look);
-        let heading = Heading { name: look.clean(product(&plan.name)), wanted: plan.layout.join(", ") };
+        let heading = Heading { name: look.clean(product(&plan.name)), wanted: plan.wanted() };
         match groups.iter_mut().find(|(_, h, b)| *h == heading && *b == body) {
             Some((indexes, _, _)) => indexes.push(plan.gpu),
             None => groups.push((vec![plan.gpu], heading, body)),
