@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
 use gpush_nvml::DriverError;
 
-use crate::{agent::Agent, apply, auth::Asker, durable, held, maintenance, redact, request, rival, view};
+use crate::{agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, redact, request, rival, view};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
@@ -37,6 +37,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     causes.extend(request::not_stopping(agent).err());
     causes.extend(apply::services_health(agent));
     causes.extend(agent.timeslice.health());
+    causes.extend(mps::health(agent));
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;

@@ -79,7 +79,7 @@ pub(crate) use self::{
     records::{lasting, record, take_in},
     shares::{end as end_share, take as take_share},
     targets::run,
-    view::{all, drift, logs_of, one},
+    view::{all, drift, health, logs_of, one},
 };
 use self::{daemon::Daemon, hands::Hands, moves::Moves};
 

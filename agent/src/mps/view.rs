@@ -9,7 +9,11 @@ use gpush_core::{
 };
 
 use super::{Entry, clients, daemon::Seen, ear, logs, many, shares};
-use crate::{agent::Shared, auth::Asker, redact, work};
+use crate::{
+    agent::{Agent, Shared},
+    auth::Asker,
+    redact, work,
+};
 
 /// How old what is shown of daemons may be.
 const FRESH: Duration = Duration::from_secs(1);
@@ -96,8 +100,11 @@ pub(super) fn name(entry: &Entry) -> String {
 
 /// Why nobody is let in.
 pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
-    let state = state(&seen.state).name().replace('_', " ");
-    let mut error = ApiError::new(Code::Unavailable, format!("{label} can't be had: its MPS daemon is {state}"));
+    let state = match state(&seen.state) {
+        MpsState::Fault => "met a fault".to_owned(),
+        other => format!("is {}", other.name().replace('_', " ")),
+    };
+    let mut error = ApiError::new(Code::Unavailable, format!("{label} can't be had: its MPS daemon {state}"));
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {
@@ -111,6 +118,27 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
         | State::Draining { .. }
         | State::Stopping { .. } => error.hint(format!("`gpushctl mps show {short}` says how it is")).retryable(),
     }
+}
+
+/// Daemons that should serve and don't, each with its way out. One that somebody stopped is no ill health, nor
+/// one that starts for the first time or lets its clients finish.
+pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
+    let entries = agent.mps.entries().clone();
+    let ill = entries.iter().filter_map(|(uuid, entry)| {
+        let seen = entry.daemon.seen();
+        let ill = match seen.state {
+            State::Hung { .. } | State::Fault { .. } | State::GivenUp => true,
+            State::BackingOff { .. } => seen.failures > 0,
+            State::Stopped
+            | State::Starting { .. }
+            | State::Found { .. }
+            | State::Ready { .. }
+            | State::Draining { .. }
+            | State::Stopping { .. } => false,
+        };
+        ill.then(|| closed(&label(entry, uuid), entry, &seen))
+    });
+    ill.collect()
 }
 
 /// All daemons, by GPU and device.

@@ -68,6 +68,8 @@ impl Served {
             |daemon: &MpsDaemon| daemon.state == state && daemon.reasons.iter().any(|reason| reason.contains(words));
         let daemon = becomes(&self.agent, "0", &format!("{} for {words:?}", state.name()), told);
         assert!(self.controls().len() <= 1, "{:?}", parts(&base(&self.host)));
+        let ill = self.agent.get("/v1/health").json()["causes"].to_string();
+        assert_eq!(ill.contains("GPU 0 can't be had"), state != MpsState::Ready, "{state:?}: {ill}");
         if state != MpsState::Ready {
             let refused = share(&self.agent, "0", &json!({})).expect_err("nobody is let in");
             assert_eq!(refused.code, Code::Unavailable, "{refused:?}");
