@@ -16,6 +16,7 @@ pub(crate) mod mps;
 pub(crate) mod operation;
 pub(crate) mod overrides;
 pub(crate) mod plan;
+mod policy;
 pub(crate) mod processes;
 pub(crate) mod profiles;
 pub(crate) mod progress;

@@ -16,9 +16,10 @@ macro_rules! with_layouts {
             "\
 Without a layout, each GPU shall be as its rule in the config says.
 
-An entry is [Nc.]PROFILE[@START][*COUNT], in quotes where it has a *:
+An entry is [Nc.]PROFILE[@START][*COUNT][:mps], in quotes where it has a *:
   3g.40gb     one instance         1g.10gb*2    two of them
   1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
+  1g.10gb:mps shared through MPS
 The layout `none` takes all idle instances away.
 
 In a plan + is made, - is destroyed, = is kept, and ~ is kept with other

@@ -5,6 +5,7 @@ use gpush_api::{ApiError, ConfigView, Gpu, PendingRestart, Plans, RuleView};
 use super::{
     Look, gpu,
     look::{NEW, NOTE, QUIET, STRONG, count, paint},
+    policy,
     status::gpu_numbers,
     table::{Align, table},
     trouble,
@@ -72,7 +73,11 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
             ]
         })
         .collect();
-    table(&columns, rows, 0, look)
+    let table = table(&columns, rows, 0, look);
+    match policy::of_rules(rules, look) {
+        shared if shared.is_empty() => table,
+        shared => format!("{table}\n{shared}"),
+    }
 }
 
 /// `gpushctl config check` of a file without errors; `gpus` are those of the offline host, if one was

@@ -7,6 +7,7 @@ use gpush_api::{
 use super::{
     Look, gpu,
     look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
+    policy,
     status::gpu_numbers,
     table::{Align, Narrow, fitted, table},
     trouble,
@@ -196,7 +197,9 @@ fn wish(view: &WantedView, look: &Look) -> String {
     let rule = view.rule.as_ref().map_or_else(|| "no rule".to_owned(), |rule| look.clean(rule));
     let layout =
         view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
-    format!("{} ({rule}){layout}", gpu::mode(view.mode))
+    let shared = policy::words(view.mps.as_ref(), view.timeslice.as_ref());
+    let shared = shared.map_or_else(String::new, |words| format!("; {words}"));
+    format!("{} ({rule}){layout}{shared}", gpu::mode(view.mode))
 }
 
 /// What an operation that was done just now made of overrides, by what stands before and after it.

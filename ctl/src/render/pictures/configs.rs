@@ -14,6 +14,13 @@ fn the_config_in_force() {
         timeslice: None,
         claims: claims.to_vec(),
     };
+    let limits = MpsSettings {
+        percentage: "50".parse().unwrap(),
+        memory_limit_mib: Some("8G".parse().unwrap()),
+        ..MpsSettings::default()
+    };
+    let shares = MpsPolicy { settings: limits, max_clients: 10, shares_percent: 150, ..MpsPolicy::default() };
+    let turns = TimeslicePolicy { replicas: 4, level: TimesliceLevel::Long, ..TimeslicePolicy::default() };
     let view = ConfigView {
         path: Some("/etc/gpush/config.toml".into()),
         rules: vec![
@@ -25,7 +32,9 @@ fn the_config_in_force() {
                 Some(&["2g.12gb*2"]),
                 &[],
             ),
-            rule("rule 3", &["all"], Mode::Unmanaged, None, &[4, 5, 7]),
+            RuleView { mps: Some(shares), ..rule("small", &["6"], Mode::Mps, None, &[6]) },
+            RuleView { timeslice: Some(turns), ..rule("by turns", &["8"], Mode::Timeslice, None, &[]) },
+            rule("rule 5", &["all"], Mode::Unmanaged, None, &[4, 5, 7]),
         ],
         layouts: vec![NamedLayout {
             name: "mixed".into(),
@@ -120,6 +129,12 @@ fn what_a_file_changes() {
         drift: Vec::new(),
     };
     let training = || wish(Mode::Mig, "training", Some("3g.40gb*2"));
+    let turns = |level| WantedView {
+        timeslice: Some(TimeslicePolicy { level, ..TimeslicePolicy::default() }),
+        ..wish(Mode::Timeslice, "turns", None)
+    };
+    let mut shared = gpu(3, Some(turns(TimesliceLevel::Short)), turns(TimesliceLevel::Long), &[]);
+    shared.stands = None;
     let changed = gpu(0, Some(wish(Mode::Mig, "training", Some("7g.80gb"))), training(), &["3g.40gb@0", "3g.40gb@4"]);
     let mut overridden = gpu(1, Some(training()), training(), &[]);
     overridden.overridden = Some(an_override(1, &["1g.10gb*7"], "tests", Some(60)));
@@ -144,7 +159,7 @@ fn what_a_file_changes() {
         path: Some("/etc/gpush/config.toml".into()),
         trouble: Some(error.hint("`gpushctl config reload --clear-overrides` ends what it changes and takes the file")),
         settings: settings.clone(),
-        gpus: vec![changed.clone(), overridden.clone(), same.clone()],
+        gpus: vec![changed.clone(), overridden.clone(), same.clone(), shared],
         unseen: Vec::new(),
         generation: 4,
     };

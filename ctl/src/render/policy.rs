@@ -1,0 +1,60 @@
+//! How a rule has GPUs shared, in words: for the config and for what changes in it.
+
+use gpush_api::{MpsComputeMode, MpsPolicy, MpsUsers, RuleView, TimeslicePolicy};
+
+use super::{
+    Look,
+    look::{QUIET, count, pad, paint},
+    mps::memory,
+};
+
+/// What clients of MPS may have and how many there may be, or how long turns are; `None` where nothing is shared.
+pub(crate) fn words(mps: Option<&MpsPolicy>, timeslice: Option<&TimeslicePolicy>) -> Option<String> {
+    match (mps, timeslice) {
+        (Some(policy), _) => Some(through_mps(policy)),
+        (None, Some(policy)) => Some(by_turns(policy)),
+        (None, None) => None,
+    }
+}
+
+fn through_mps(MpsPolicy { settings, max_clients, shares_percent, users, compute_mode }: &MpsPolicy) -> String {
+    let memory =
+        settings.memory_limit_mib.map_or_else(String::new, |limit| format!(" and {} of memory", memory(Some(limit))));
+    let users = match users {
+        MpsUsers::One => "",
+        MpsUsers::Many => ", of any users",
+    };
+    let kept = match compute_mode {
+        MpsComputeMode::ExclusiveProcess => "",
+        MpsComputeMode::Keep => ", compute mode left as it is",
+    };
+    format!(
+        "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; shares of {shares_percent} % \
+         together{kept}",
+        settings.percentage,
+        settings.priority,
+        count(*max_clients as usize, "client"),
+    )
+}
+
+fn by_turns(TimeslicePolicy { replicas, level, compute_mode }: &TimeslicePolicy) -> String {
+    let mode = compute_mode.map_or_else(|| "left as it is".to_owned(), |mode| mode.to_string());
+    format!("{}, time-slice level {level}, compute mode {mode}", count(*replicas as usize, "replica"))
+}
+
+/// The rules that share something, a paragraph each.
+pub(crate) fn of_rules(rules: &[RuleView], look: &Look) -> String {
+    let shared: Vec<(String, String)> = rules
+        .iter()
+        .filter_map(|rule| Some((look.clean(&rule.name), words(rule.mps.as_ref(), rule.timeslice.as_ref())?)))
+        .collect();
+    let width = shared.iter().map(|(name, _)| super::look::width(name)).max().unwrap_or_default();
+    let mut out = String::new();
+    for (name, words) in shared {
+        let first = format!("{}  ", pad(&name, width));
+        for line in look.wrap(&first, &words) {
+            out += &format!("{}\n", paint(QUIET, &line));
+        }
+    }
+    out
+}
