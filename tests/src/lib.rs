@@ -4,6 +4,7 @@ pub mod agent;
 pub mod around;
 pub mod driver;
 pub mod fixture;
+pub mod gpu;
 pub mod host;
 pub mod machine;
 pub mod mps;

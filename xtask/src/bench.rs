@@ -44,7 +44,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let missed: Vec<String> = reports.iter().flat_map(targets).filter(|target| !target.met).map(|t| t.what).collect();
     if !arguments.check {
         let path = workspace::root().join("docs/benchmarks.md");
-        fs::write(&path, document(&reports)).with_context(|| format!("cannot write {}", path.display()))?;
+        let before = fs::read_to_string(&path).unwrap_or_default();
+        let text = document(&reports) + kept(&before);
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("\nwritten to docs/benchmarks.md");
     }
     if missed.is_empty() {
@@ -121,11 +123,17 @@ fn targets(report: &Value) -> Vec<Target> {
         .collect()
 }
 
+/// What of the document was measured elsewhere, on hosts with a GPU, and is not taken again here.
+fn kept(before: &str) -> &str {
+    before.find("\n## On a real GPU").map_or("", |at| &before[at..])
+}
+
 fn document(reports: &[Value]) -> String {
     let mut text = format!(
         "# Figures\n\n\
          Written by `cargo xtask bench`; `cargo xtask bench --check` fails when a target is missed. Counts and ratios \
-         are of one run, and hold on other machines. Times are of the machine below.\n\n\
+         are of one run, and hold on other machines. Times are of the machine below. A last part, On a real GPU, is \
+         put in by hand, from what `tests/gpu/run` writes, and stays.\n\n\
          Machine: {}.\n\n## Targets\n\n| target | wanted | measured | |\n|---|---|---|---|\n",
         machine()
     );
@@ -180,6 +188,12 @@ mod tests {
         assert_eq!(met(&[row("a", 5_000), row("b", 99_000), host.clone()]), [true, true]);
         assert_eq!(met(&[row("a", 5_000), row("b", 101_000), host]), [false, true]);
         assert_eq!(met(&[]), [false, false]);
+    }
+
+    #[test]
+    fn what_was_measured_on_a_gpu_stays() {
+        assert_eq!(kept("# Figures\n\n## Planning\n\nx\n"), "");
+        assert_eq!(kept("# Figures\n\nx\n\n## On a real GPU: MPS\n\ny\n"), "\n## On a real GPU: MPS\n\ny\n");
     }
 
     #[test]

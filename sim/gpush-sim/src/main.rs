@@ -89,8 +89,8 @@ enum Command {
         #[command(subcommand)]
         action: mps::Action,
     },
-    /// Be a CUDA program that does nothing, as a client of the MPS daemon that the environment names
-    MpsClient,
+    /// Be a CUDA program, as a client of the MPS daemon that the environment names
+    MpsClient(mps::Client),
     /// Put real processes on simulated GPUs
     Process {
         /// Directory of the host
@@ -208,7 +208,7 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Fault { dir, action } => fault::act(&Host::open(&dir)?, action),
         Command::Mps { dir, action } => mps::act(&Host::open(&dir)?, action),
-        Command::MpsClient => Ok(mps_sim::client::main()),
+        Command::MpsClient(client) => Ok(mps::client(&client)),
         Command::Process { dir, action } => process::act(&Host::open(&dir)?, action),
         Command::Xid { dir, xid, gpu, gi, ci } => {
             let host = Host::open(&dir)?;

@@ -1,9 +1,12 @@
-//! `gpush-sim mps`: what goes wrong with the stand-ins for NVIDIA's MPS programs.
+//! `gpush-sim mps`: what goes wrong with the stand-ins for NVIDIA's MPS programs; and `gpush-sim mps-client`.
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use mps_sim::fault::{FaultFile, Kind, Rule};
+use mps_sim::{
+    fault::{FaultFile, Kind, Rule},
+    work::Work,
+};
 use silicon::Host;
 
 #[derive(Subcommand)]
@@ -46,6 +49,32 @@ pub(crate) struct Add {
     /// How much longer slow-quit and slow-start take; without, 3000
     #[arg(long)]
     ms: Option<u64>,
+}
+
+#[derive(Args)]
+pub(crate) struct Client {
+    /// Say what tests/gpu/client.py says of a program that computes; without, it does nothing
+    #[arg(long)]
+    compute: bool,
+    /// For so long; without, until SIGTERM
+    #[arg(long, requires = "compute")]
+    seconds: Option<f64>,
+    /// MiB of device memory to allocate
+    #[arg(long, requires = "compute", default_value_t = 0)]
+    allocate: u64,
+    /// Kernels that fill little of the device
+    #[arg(long, requires = "compute")]
+    small: bool,
+    /// Begin with a line on standard input
+    #[arg(long, requires = "compute")]
+    wait: bool,
+}
+
+pub(crate) fn client(&Client { compute, seconds, allocate, small, wait }: &Client) -> ExitCode {
+    if compute {
+        return mps_sim::work::main(Work { seconds, allocate, small, wait });
+    }
+    mps_sim::client::main()
 }
 
 pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {

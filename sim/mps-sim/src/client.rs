@@ -3,7 +3,8 @@
 //! It prints one line for what became of it, and others as they happen:
 //!
 //! ```text
-//! active server=1234 percentage=25.0 device=GPU-…     served; no device is named outside of a host
+//! active server=1234 percentage=25.0 device=GPU-…     served; no device is named outside of a host, and
+//!                                                     a memory limit is, where there is one: memory=2048
 //! without MPS                                         nobody listens: it runs all the same, as libcuda does
 //! error 805                                           the daemon has no server for it; it ends
 //! fault, terminated                                   its context is lost; it stays
@@ -62,12 +63,16 @@ pub fn main() -> ExitCode {
     }
 }
 
-enum Unreached {
+/// Why a client has no server.
+pub(crate) enum Unreached {
+    /// Nobody listens: it runs without MPS.
     NoDaemon,
+    /// The daemon has none for it.
     NoServer,
 }
 
-fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
+/// Has the daemon of a pipe directory find a server: its socket, and what it says first.
+pub(crate) fn reach(pipe: &Path) -> Result<(Socket, String), Unreached> {
     let control = Socket::introduced(&pipe.join("control"), Kind::Client).map_err(|_| Unreached::NoDaemon)?;
     let served = || -> io::Result<(Socket, String)> {
         let packet = control.receive()?;
@@ -97,7 +102,8 @@ fn occupy(place: &Place, device: &str, kind: ProcessKind) {
     }
 }
 
-fn say(text: &str) {
+/// Prints a line.
+pub(crate) fn say(text: &str) {
     let mut out = io::stdout().lock();
     let _reader_gone = writeln!(out, "{text}").and_then(|()| out.flush());
 }

@@ -29,6 +29,7 @@ mod server;
 mod servers;
 mod value;
 mod wire;
+pub mod work;
 
 /// Names under which the programs of this crate are laid into a host's `bin`.
 pub const PROGRAMS: [&str; 2] = [CONTROL, SERVER];

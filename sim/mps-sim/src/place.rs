@@ -150,6 +150,15 @@ impl Place {
         }
         host.show_open(gpu, std::process::id())
     }
+
+    /// How many processes of their own compute on a full device, MPS servers among them. None outside of a host.
+    pub(crate) fn computing(&self, device: &str) -> usize {
+        let Some(host) = &self.host else { return 0 };
+        let index = host.hardware().slots.iter().position(|slot| slot.identity.uuid == device);
+        let machine = host.read().ok();
+        let gpu = index.zip(machine.as_ref()).and_then(|(index, machine)| machine.gpus().get(index));
+        gpu.map_or(0, |gpu| gpu.listed(ProcessKind::Compute).count())
+    }
 }
 
 /// No more rights are taken away from what is made than by the modes given.

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! client ► its credentials and `percentage=25 memory=0=2G`     what its environment says
-//! server ► `server=PID percentage=25.0 device=GPU-…`           what it gets
+//! server ► `server=PID percentage=25.0 device=GPU-… memory=2048`   what it gets; MiB, where there is a limit
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
@@ -161,19 +161,23 @@ impl Server {
             let peer = hello.from.ok_or(io::ErrorKind::InvalidData)?;
             let said = String::from_utf8_lossy(&hello.bytes).into_owned();
             let own = said.split(' ').find_map(|word| word.strip_prefix("percentage=")).and_then(value::percentage);
-            let percentage = {
+            let own_memory = said.split(' ').find_map(|word| word.strip_prefix("memory=0=")).map(value::memory);
+            let (percentage, memory) = {
                 let mut state = self.state();
                 let number = state.numbers;
                 state.numbers += 1;
                 state.clients.push(Client { peer, number, socket: Arc::clone(&socket) });
-                own.map_or(state.percentage, |own| own.min(state.percentage))
+                let limits = own_memory.into_iter().chain(state.memory.first().copied());
+                let memory = limits.filter(|bytes| *bytes > 0).min();
+                (own.map_or(state.percentage, |own| own.min(state.percentage)), memory)
             };
             self.log.say(&format!("Client {} from user {}: {said}", peer.pid, peer.uid));
             let answer = format!(
-                "server={} percentage={} device={}",
+                "server={} percentage={} device={}{}",
                 std::process::id(),
                 value::shown_percentage(percentage),
-                self.device
+                self.device,
+                memory.map_or_else(String::new, |bytes| format!(" memory={}", bytes >> 20))
             );
             let greeted = socket.send(answer.as_bytes());
             // It says nothing more: what ends is the wait for its end.

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
             if tally.differ == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(Stop::Skipped(why)) => {
-            println!("SKIPPED: {why}");
+            println!("SKIPPED readings: {why}");
             ExitCode::SUCCESS
         }
         Err(Stop::Failed(why)) => {

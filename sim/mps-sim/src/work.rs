@@ -1,0 +1,185 @@
+//! A client that computes, as far as a host without a GPU can show it: it says what `tests/gpu/client.py` says on
+//! a real one, so that the checks of `tests/gpu` are themselves checked where there is none.
+//!
+//! Nothing is computed. How fast it is follows from a model as plain as can be, on an idle device and without noise:
+//!
+//! | | with MPS | without |
+//! |---|---|---|
+//! | large kernels | in proportion to the percentage | in turns: a part for each process there |
+//! | small kernels | each as if it were alone: they fit beside each other | in turns |
+//!
+//! What it allocates beyond its memory limit is refused, as out of memory. The device has [`MULTIPROCESSORS`], of
+//! which a client sees its percentage.
+
+use std::{
+    io,
+    process::ExitCode,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use signal_hook::consts::SIGTERM;
+use silicon::machine::ProcessKind;
+
+use crate::{
+    client::{Unreached, reach, say},
+    place::Place,
+};
+
+/// Multiprocessors of the device.
+const MULTIPROCESSORS: u32 = 100;
+
+/// Iterations a second of a process that has all of the device: large kernels, small ones.
+const LARGE: f64 = 1000.0;
+const SMALL: f64 = 100.0;
+
+/// How often it says how far it is. A real one does so twice a second; here nobody has to wait that long.
+const TELLS: Duration = Duration::from_millis(50);
+
+/// Memory of a process's own, MiB, besides what it allocates.
+const OWN_MEMORY: u64 = 512;
+
+/// What is to be computed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Work {
+    /// For how long; until SIGTERM without it.
+    pub seconds: Option<f64>,
+    /// MiB of device memory that are allocated before.
+    pub allocate: u64,
+    /// Kernels that fill little of the device.
+    pub small: bool,
+    /// It begins with a line on standard input.
+    pub wait: bool,
+}
+
+/// What a client is given: of the server, or of a device that it has without one.
+#[derive(Debug, Clone, Copy)]
+struct Given {
+    mps: bool,
+    percentage: f64,
+    limit_mib: Option<u64>,
+}
+
+impl Given {
+    /// By the server's first words.
+    fn of(words: &str) -> Self {
+        let word = |name: &str| words.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        let percentage = word("percentage").and_then(|text| text.parse().ok()).unwrap_or(100.0);
+        Self { mps: true, percentage, limit_mib: word("memory").and_then(|text| text.parse().ok()) }
+    }
+
+    /// Iterations a second beside so many other processes that take turns.
+    fn speed(self, small: bool, others: usize) -> f64 {
+        match (self.mps, small) {
+            (true, true) => SMALL,
+            (true, false) => LARGE * self.percentage / 100.0,
+            #[expect(clippy::cast_precision_loss, reason = "a handful")]
+            (false, small) => (if small { SMALL } else { LARGE }) / (others + 1) as f64,
+        }
+    }
+}
+
+/// Computes until its time is over, or SIGTERM.
+#[must_use]
+pub fn main(work: Work) -> ExitCode {
+    match run(work) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            say(&json!({ "state": "failed", "error": why }).to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(work: Work) -> Result<(), String> {
+    let ended = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGTERM, Arc::clone(&ended)).map_err(|error| error.to_string())?;
+    let place = Place::of_environment();
+    let lost = Arc::new(Mutex::new(None));
+    let (given, device) = match reach(&place.pipe) {
+        Err(Unreached::NoServer) => return Err("error 805".to_owned()),
+        Err(Unreached::NoDaemon) => (Given { mps: false, percentage: 100.0, limit_mib: None }, place.device_name()),
+        Ok((server, words)) => {
+            let lost = Arc::clone(&lost);
+            std::thread::spawn(move || {
+                let last = server.receive().map_or_else(|_| "lost".into(), |said| said.bytes);
+                *lost.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(String::from_utf8_lossy(&last).into_owned());
+            });
+            let device = words.split(' ').find_map(|word| word.strip_prefix("device="));
+            (Given::of(&words), device.unwrap_or_default().to_owned())
+        }
+    };
+    if given.limit_mib.is_some_and(|limit| work.allocate > limit) {
+        return Err("out of memory".to_owned());
+    }
+    let kind = if given.mps { ProcessKind::Mps } else { ProcessKind::Compute };
+    place.occupy(&device, kind, OWN_MEMORY + work.allocate).map_err(|error| error.to_string())?;
+    let multiprocessors = whole(f64::from(MULTIPROCESSORS) * given.percentage / 100.0);
+    let pid = std::process::id();
+    say(&json!({ "state": "ready", "pid": pid, "device": device, "multiprocessors": multiprocessors }).to_string());
+    let goes_on = || match &*lost.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(why) => Err(why.clone()),
+        None => Ok(!ended.load(Ordering::Relaxed)),
+    };
+    if work.wait {
+        let begins = first_line();
+        while goes_on()? && matches!(begins.recv_timeout(TELLS), Err(RecvTimeoutError::Timeout)) {}
+    }
+    let others = place.computing(&device).saturating_sub(1);
+    let speed = given.speed(work.small, others);
+    let began = Instant::now();
+    let wanted = work.seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or(Duration::MAX);
+    while goes_on()? && began.elapsed() < wanted {
+        std::thread::sleep(TELLS.min(wanted.saturating_sub(began.elapsed())));
+        say(&json!({ "state": "computing", "iterations": iterations(began.elapsed(), speed) }).to_string());
+    }
+    let ended = json!({
+        "state": "ended",
+        "iterations": iterations(began.elapsed(), speed),
+        "seconds": began.elapsed().as_secs_f64(),
+        "iterations_per_second": speed,
+        "longest_pause_ms": 1e3 / speed,
+    });
+    say(&ended.to_string());
+    Ok(())
+}
+
+/// Tells when the first line has come on standard input, or that none can.
+fn first_line() -> mpsc::Receiver<()> {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _whatever_it_is = io::stdin().read_line(&mut String::new());
+        let _nobody_waits = tell.send(());
+    });
+    told
+}
+
+/// Iterations in a time.
+fn iterations(time: Duration, speed: f64) -> u64 {
+    whole(time.as_secs_f64() * speed)
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "neither negative nor large")]
+fn whole(number: f64) -> u64 {
+    number as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_speed_is_as_the_model_has_it() {
+        let with = Given::of("server=7 percentage=25.0 device=GPU-1 memory=2048");
+        assert_eq!((with.limit_mib, with.speed(false, 3), with.speed(true, 3)), (Some(2048), 250.0, 100.0));
+        let without = Given { mps: false, percentage: 100.0, limit_mib: None };
+        assert_eq!((without.speed(false, 0), without.speed(false, 3), without.speed(true, 1)), (1000.0, 250.0, 50.0));
+        assert_eq!(Given::of("server=7 percentage=50.0 device=GPU-1").limit_mib, None);
+    }
+}

@@ -1,0 +1,87 @@
+"""Computes on a GPU with PyTorch, and says how fast: the client of the checks in tests/gpu.
+
+Each line that it prints is a JSON object with a "state":
+
+    ready      memory is allocated, the kernel has run: pid, device, multiprocessors that it may use
+    computing  at the first iteration, then twice a second: iterations so far
+    ended      after --seconds or SIGTERM: iterations, seconds, iterations_per_second, longest_pause_ms
+    failed     the error, such as "out of memory"; the exit status is 1
+
+An iteration is one product of two matrices, waited for: --small ones leave most of a GPU idle.
+"""
+
+import argparse
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+
+def say(state, **figures):
+    print(json.dumps({"state": state, **figures}), flush=True)
+
+
+def fail(error):
+    say("failed", error=error)
+    sys.exit(1)
+
+
+def compute(arguments, ended):
+    size = 512 if arguments.small else 4096
+    # Held to the end: what is not referred to is given back.
+    _held = torch.empty(arguments.allocate << 20, dtype=torch.uint8, device="cuda")
+    left, right = (torch.randn(size, size, device="cuda") for _ in range(2))
+    product = torch.empty_like(left)
+
+    def iterate():
+        torch.mm(left, right, out=product)
+        torch.cuda.synchronize()
+
+    # The first ones choose and load the kernel.
+    for _ in range(3):
+        iterate()
+    device = torch.cuda.get_device_properties(0)
+    say("ready", pid=os.getpid(), device=device.name, multiprocessors=device.multi_processor_count)
+    while arguments.wait and not ended and not select.select([sys.stdin], [], [], 0.2)[0]:
+        pass
+
+    began = last = told = time.monotonic()
+    iterations, longest = 0, 0.0
+    while not ended and (arguments.seconds is None or last - began < arguments.seconds):
+        iterate()
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+        iterations += 1
+        if iterations == 1 or now - told >= 0.5:
+            say("computing", iterations=iterations)
+            told = now
+    seconds = last - began
+    per_second = iterations / seconds if iterations else 0.0
+    figures = {"iterations": iterations, "seconds": seconds, "iterations_per_second": per_second}
+    say("ended", **figures, longest_pause_ms=longest * 1e3)
+
+
+parser = argparse.ArgumentParser(description="computes on a GPU, and says how fast")
+parser.add_argument("--seconds", type=float, help="for so long; without, until SIGTERM")
+parser.add_argument("--allocate", type=int, default=0, metavar="MIB", help="device memory to allocate before")
+parser.add_argument("--small", action="store_true", help="kernels that leave most of the GPU idle")
+parser.add_argument("--wait", action="store_true", help="begin with a line on standard input")
+arguments = parser.parse_args()
+
+# Noted only: an exception in the middle of a kernel would be an abrupt end.
+ended = []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+try:
+    import torch
+except ImportError as error:
+    fail(f"{sys.executable} has no PyTorch: {error}")
+if not torch.cuda.is_available():
+    fail(f"PyTorch {torch.__version__} sees no CUDA device")
+try:
+    compute(arguments, ended)
+except torch.cuda.OutOfMemoryError:
+    fail("out of memory")
+except RuntimeError as error:
+    fail(str(error).partition("\n")[0])

@@ -1,0 +1,143 @@
+//! Checks sharing through MPS on this host's first GPU, with a gpushd of its own and programs that compute.
+//! `tests/gpu/run` runs it; no setting of the GPU is changed.
+//!
+//! `gpu_mps OUT CLIENT.py`: OUT receives `mps.json`, `mps.md` and the logs. gpushd and gpushctl are those beside this
+//! program. Of the environment it takes
+//! - `GPU_CLIENT`, the command of the clients in place of `python3 CLIENT.py`. It may be one that knows a simulated
+//!   GPU, so one is accepted then;
+//! - `GPU_SECONDS`, how long each measurement lasts.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use gpush_tests::gpu::{
+    checks,
+    client::Work,
+    ground::{Ground, Stop},
+    report::{Found, Report},
+    service::Service,
+};
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long each measurement lasts, unless somebody says otherwise.
+const SECONDS: f64 = 5.0;
+
+/// Exit status after SIGINT or SIGTERM, as a shell tells it.
+const INTERRUPTED: u8 = 130;
+
+struct Arguments {
+    out: PathBuf,
+    client: Vec<String>,
+    /// The client is not the usual one.
+    other_client: bool,
+    seconds: f64,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [out, script] = &words[..] else { return Err("usage: gpu_mps OUT CLIENT.py".to_owned()) };
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    let other = set("GPU_CLIENT");
+    let seconds = match set("GPU_SECONDS") {
+        None => SECONDS,
+        Some(text) => {
+            let number = text.parse().ok().filter(|number| *number > 0.0 && *number < 3600.0);
+            number.ok_or_else(|| format!("GPU_SECONDS is {text:?}: say a number of seconds, such as 5"))?
+        }
+    };
+    Ok(Arguments {
+        out: out.into(),
+        other_client: other.is_some(),
+        client: match other {
+            Some(command) => command.split_whitespace().map(str::to_owned).collect(),
+            None => vec!["python3".to_owned(), script.clone()],
+        },
+        seconds,
+    })
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let arguments = match arguments() {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            eprintln!("{why}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&arguments).await {
+        Ok(Some(report)) if report.failed() == 0 => ExitCode::SUCCESS,
+        Ok(Some(_)) => ExitCode::FAILURE,
+        Ok(None) => {
+            println!("interrupted: what was started has been ended");
+            ExitCode::from(INTERRUPTED)
+        }
+        Err(Stop::Skipped(why)) => {
+            println!("SKIPPED MPS: {why}");
+            ExitCode::SUCCESS
+        }
+        Err(Stop::Failed(why)) => {
+            eprintln!("gpu_mps: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Nothing when it was interrupted.
+async fn run(Arguments { out, client, other_client, seconds }: &Arguments) -> Result<Option<Report>, Stop> {
+    let said = |error: std::io::Error| Stop::Failed(error.to_string());
+    let ground = Ground::look(*other_client)?;
+    std::fs::create_dir_all(out).map_err(said)?;
+    let programs = std::env::current_exe().map_err(said)?;
+    let programs = programs.parent().unwrap_or(Path::new("/"));
+    for name in ["gpushd", "gpushctl"] {
+        if !programs.join(name).is_file() {
+            return Err(Stop::Failed(format!("{name} is not beside this program, in {}", programs.display())));
+        }
+    }
+    println!(
+        "MPS on GPU 0: {}, {} MiB, driver {}, CUDA {}",
+        ground.name, ground.memory_mib, ground.driver, ground.cuda
+    );
+    // Listened for before anything is started.
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(said)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(said)?;
+    let mut service = Service::new(&ground, programs, client)?;
+    let mut report = Report::of(ground, client.clone(), *seconds);
+    let outcome = tokio::select! {
+        outcome = carried_out(&mut service, &mut report) => Some(outcome),
+        _ = interrupt.recv() => None,
+        _ = terminate.recv() => None,
+    };
+    let logs = out.join("mps-logs");
+    service.end(&logs).await;
+    drop(service);
+    let Some(outcome) = outcome else { return Ok(None) };
+    outcome?;
+    let unchanged = report.gpu.unchanged();
+    let found =
+        |()| Found { ok: true, words: "compute mode and MIG mode are as before".to_owned(), figures: Value::Null };
+    report.add("GPU left as it was", unchanged.map(found));
+    report.write(out)?;
+    println!("{} checks, {} failed", report.checks.len(), report.failed());
+    println!("results are in {0}/mps.json and {0}/mps.md, logs in {1}", out.display(), logs.display());
+    Ok(Some(report))
+}
+
+/// The checks, once it is known that a client can compute at all.
+async fn carried_out(service: &mut Service, report: &mut Report) -> Result<(), Stop> {
+    let came_up = match service.with(None, Work::NONE) {
+        Ok(mut client) => client.ended().await.map(|_| ()),
+        Err(why) => Err(why),
+    };
+    if let Err(why) = came_up {
+        return Err(Stop::Skipped(format!("`{}` can't compute here: {why}", report.client.join(" "))));
+    }
+    service.start().await?;
+    let seconds = report.seconds;
+    checks::all(service, seconds, report).await;
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! The checks, each on a daemon that serves and has no clients, and left so.
+//!
+//! What is asserted are outcomes and ratios within one run. Times are figures: they hold for one machine.
+
+use std::time::{Duration, Instant};
+
+use gpush_api::{MpsDaemon, MpsState};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+
+use super::{
+    client::{Client, Work},
+    report::{Found, Report},
+    service::{Service, TARGET},
+};
+
+/// Percentages whose throughput is measured; the last is what the others are compared with.
+const PERCENTAGES: [u32; 3] = [25, 50, 100];
+
+/// How often each is measured: the middle one counts.
+const TIMES: usize = 3;
+
+/// How far above its percentage a throughput may be, in hundredths of all. A percentage bounds multiprocessors and
+/// not the work done: with fewer of them at work each has more of the clock and of the memory.
+const SLACK: f64 = 20.0;
+
+/// A memory limit, and what is asked for below and above it, MiB. Matrices and libraries need some as well.
+const LIMIT_MIB: u64 = 2048;
+const BELOW_MIB: u64 = 1024;
+const ABOVE_MIB: u64 = 3072;
+
+/// Numbers of small clients that compute at the same time.
+const NUMBERS: [usize; 4] = [1, 2, 4, 8];
+
+/// Carries out all of them, one after the other; one that fails keeps none from the next.
+pub async fn all(service: &mut Service, seconds: f64, report: &mut Report) {
+    report.add("throughput", throughput(service, seconds).await);
+    report.add("memory limit", memory_limit(service).await);
+    report.add("client killed", client_killed(service).await);
+    report.add("daemon killed", daemon_killed(service).await);
+    report.add("agent killed", agent_killed(service).await);
+    // Last: it stops the daemon.
+    report.add("small clients", small_clients(service, seconds).await);
+}
+
+/// Each percentage bounds what a client gets done, and a larger one lets it get more done.
+async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String> {
+    service.idle().await?;
+    let mut speeds = vec![Vec::new(); PERCENTAGES.len()];
+    let mut multiprocessors = [0; PERCENTAGES.len()];
+    // By turns, so that a GPU that gets warm slows all of them.
+    for _ in 0..TIMES {
+        for (at, percentage) in PERCENTAGES.iter().enumerate() {
+            let work = Work { seconds: Some(seconds), wait: true, ..Work::default() };
+            let mut client = service.run(&["--percentage", &percentage.to_string()], work)?;
+            let ready = client.ready().await?;
+            service.serves(ready.pid).await?;
+            multiprocessors[at] = ready.multiprocessors;
+            client.begin().await?;
+            speeds[at].push(client.ended().await?.iterations_per_second);
+        }
+    }
+    let medians: Vec<f64> = speeds.iter().cloned().map(median).collect();
+    let ratios: Vec<f64> = medians.iter().map(|speed| speed / medians[PERCENTAGES.len() - 1]).collect();
+    let grows = ratios.windows(2).all(|two| two[0] < two[1]);
+    let bounded = ratios.iter().zip(PERCENTAGES).all(|(ratio, most)| ratio * 100.0 <= f64::from(most) + SLACK);
+    let each: Vec<String> = ratios.iter().zip(PERCENTAGES).map(|(ratio, of)| format!("{of} %: {ratio:.2}")).collect();
+    let columns = ["active thread percentage", "multiprocessors", "iterations/s, median", "of 100 %"];
+    let rows: Vec<_> = (0..PERCENTAGES.len())
+        .map(|at| json!([PERCENTAGES[at], multiprocessors[at], medians[at], ratios[at]]))
+        .collect();
+    Ok(Found {
+        ok: grows && bounded,
+        words: format!("{} of {:.1} iterations/s", each.join(", "), medians[PERCENTAGES.len() - 1]),
+        figures: json!({ "columns": columns, "rows": rows, "each": speeds }),
+    })
+}
+
+/// What a client allocates above its limit fails, and below it does not; nor without a limit.
+async fn memory_limit(service: &mut Service) -> Result<Found, String> {
+    service.idle().await?;
+    let limit = format!("{LIMIT_MIB}M");
+    let limited = ["--memory", limit.as_str()];
+    let allocating = |mib| Work { allocate: mib, ..Work::NONE };
+    service.run(&limited, allocating(BELOW_MIB))?.ended().await.map_err(|why| format!("{BELOW_MIB} MiB: {why}"))?;
+    // Otherwise the GPU may be too small for it.
+    service
+        .run(&[], allocating(ABOVE_MIB))?
+        .ended()
+        .await
+        .map_err(|why| format!("{ABOVE_MIB} MiB, no limit: {why}"))?;
+    let mut above = service.run(&limited, allocating(ABOVE_MIB))?;
+    let said = match above.ended().await {
+        Ok(_) => "went through".to_owned(),
+        Err(why) => why,
+    };
+    above.gone().await?;
+    Ok(Found {
+        ok: said == "out of memory",
+        words: format!("limit {LIMIT_MIB} MiB: {BELOW_MIB} MiB went through, {ABOVE_MIB} MiB: {said}"),
+        figures: json!({ "limit_mib": LIMIT_MIB, "below_mib": BELOW_MIB, "above_mib": ABOVE_MIB, "above": said }),
+    })
+}
+
+/// A client that is killed while it computes ends no other, and its part can be had again.
+async fn client_killed(service: &mut Service) -> Result<Found, String> {
+    service.idle().await?;
+    let half = ["--percentage", "50"];
+    let (mut victim, mut other) = (service.run(&half, Work::default())?, service.run(&half, Work::default())?);
+    let (pid, others) = (victim.ready().await?.pid, other.ready().await?.pid);
+    service.serves(pid).await?;
+    service.serves(others).await?;
+    victim.computes().await?;
+    other.computes().await?;
+    let killed = Instant::now();
+    kill_now(pid)?;
+    victim.gone().await?;
+    other.computes().await.map_err(|why| format!("the other client did not survive it: {why}"))?;
+    let gone = |daemon: &MpsDaemon| daemon.clients.iter().all(|client| client.pid != Some(pid));
+    service.becomes("without the client that was killed", gone).await?;
+    let forgotten = killed.elapsed();
+    let mut next = service.run(&half, Work::default())?;
+    let ready = next.ready().await.map_err(|why| format!("the next client: {why}"))?;
+    service.serves(ready.pid).await?;
+    next.computes().await?;
+    next.stop().await?;
+    let ended = other.stop().await?;
+    Ok(Found {
+        ok: true,
+        words: format!(
+            "the other computed on, longest pause {:.0} ms; gone from gpushd's view after {} ms; the next one computes",
+            ended.longest_pause_ms,
+            forgotten.as_millis()
+        ),
+        figures: json!({ "other": ended, "forgotten_ms": milliseconds(forgotten) }),
+    })
+}
+
+/// A control daemon that is killed is missed, and another one serves once its client has gone: a server that it left
+/// behind is not ended under it. What becomes of that client is told.
+async fn daemon_killed(service: &mut Service) -> Result<Found, String> {
+    let before = service.idle().await?;
+    let pid = before.pid.ok_or("gpushd does not tell the daemon's pid")?;
+    let mut client = service.run(&["--percentage", "50"], Work::default())?;
+    service.serves(client.ready().await?.pid).await?;
+    client.computes().await?;
+    let killed = Instant::now();
+    kill_now(pid)?;
+    let missed = |daemon: &MpsDaemon| daemon.pid != Some(pid) || daemon.state != MpsState::Ready;
+    service.becomes("missed", missed).await?;
+    let noticed = killed.elapsed();
+    let became = match client.computes().await {
+        Ok(()) => "computed on".to_owned(),
+        Err(why) => format!("lost its work ({why})"),
+    };
+    let left = Instant::now();
+    // Of one that has lost its work, nothing more is to be had.
+    let _ended = client.stop().await;
+    let serves = |daemon: &MpsDaemon| daemon.pid != Some(pid) && daemon.state == MpsState::Ready;
+    service.becomes("ready again", serves).await?;
+    let again = left.elapsed();
+    let mut next = service.run(&["--percentage", "50"], Work::default())?;
+    let ready = next.ready().await.map_err(|why| format!("the next client: {why}"))?;
+    service.serves(ready.pid).await?;
+    next.computes().await?;
+    let computes = left.elapsed();
+    next.stop().await?;
+    Ok(Found {
+        ok: true,
+        words: format!(
+            "noticed after {} ms; its client {became}; from that one's end to ready again {} ms, to a new client that \
+             computes {} ms",
+            noticed.as_millis(),
+            again.as_millis(),
+            computes.as_millis()
+        ),
+        figures: json!({
+            "noticed_ms": milliseconds(noticed),
+            "its_client": became,
+            "ready_again_ms": milliseconds(again),
+            "new_client_computes_ms": milliseconds(computes),
+        }),
+    })
+}
+
+/// A gpushd that is killed takes nothing along: the next one goes on with the same daemon and its client.
+async fn agent_killed(service: &mut Service) -> Result<Found, String> {
+    let before = service.idle().await?;
+    let mut client = service.run(&["--percentage", "50"], Work::default())?;
+    let pid = client.ready().await?.pid;
+    service.serves(pid).await?;
+    client.computes().await?;
+    service.kill().await?;
+    let without = client.computes().await;
+    let started = Instant::now();
+    service.start().await?;
+    without.map_err(|why| format!("while there was no gpushd: {why}"))?;
+    // A daemon is found by its directory, before the driver has said which GPU it is of.
+    let found = |daemon: &MpsDaemon| daemon.state == MpsState::Ready && daemon.gpu.is_some();
+    let after = service.becomes("ready", found).await?;
+    let adopted = started.elapsed();
+    service.serves(pid).await?;
+    client.computes().await?;
+    let ended = client.stop().await?;
+    let same = before.pid == after.pid;
+    let which = if same { "the same daemon" } else { "another daemon" };
+    Ok(Found {
+        ok: same,
+        words: format!(
+            "{which}, ready {} ms after the start of the next gpushd; the client's longest pause {:.0} ms",
+            adopted.as_millis(),
+            ended.longest_pause_ms
+        ),
+        figures: json!({ "same_daemon": same, "ready_again_ms": milliseconds(adopted), "client": ended }),
+    })
+}
+
+/// Small clients get more done together through MPS than when they take turns.
+async fn small_clients(service: &mut Service, seconds: f64) -> Result<Found, String> {
+    service.idle().await?;
+    let work = Work { seconds: Some(seconds), small: true, wait: true, ..Work::default() };
+    // One share for all, as a job that starts several programs has it.
+    let taken = service.share(&[]).await?;
+    let mut with = Vec::new();
+    for number in NUMBERS {
+        let (mut clients, mut pids) = (Vec::new(), Vec::new());
+        for _ in 0..number {
+            clients.push(service.with(Some(&taken), work)?);
+        }
+        for client in &mut clients {
+            pids.push(client.ready().await?.pid);
+        }
+        for pid in pids {
+            service.serves(pid).await?;
+        }
+        with.push(together(&mut clients).await?);
+    }
+    service.release(&taken).await?;
+    service.ctl::<serde_json::Value>(&["mps", "stop", TARGET]).await?;
+    let mut without = Vec::new();
+    for number in NUMBERS {
+        let mut clients = Vec::new();
+        for _ in 0..number {
+            clients.push(service.with(None, work)?);
+        }
+        for client in &mut clients {
+            client.ready().await?;
+        }
+        without.push(together(&mut clients).await?);
+    }
+    service.ctl::<serde_json::Value>(&["mps", "start", TARGET]).await?;
+    let ratios: Vec<f64> = with.iter().zip(&without).map(|(with, without)| with / without).collect();
+    let each: Vec<String> = ratios.iter().zip(NUMBERS).map(|(ratio, of)| format!("{of}: {ratio:.2}")).collect();
+    let columns = ["small clients", "MPS, iterations/s", "time-slicing, iterations/s", "MPS to time-slicing"];
+    let rows: Vec<_> = (0..NUMBERS.len()).map(|at| json!([NUMBERS[at], with[at], without[at], ratios[at]])).collect();
+    Ok(Found {
+        ok: ratios[NUMBERS.len() - 1] > 1.0,
+        words: format!("throughput with MPS to without, by number of clients: {}", each.join(", ")),
+        figures: json!({ "columns": columns, "rows": rows }),
+    })
+}
+
+/// Has all of them compute at the same time: their iterations a second together.
+async fn together(clients: &mut [Client]) -> Result<f64, String> {
+    for client in clients.iter_mut() {
+        client.begin().await?;
+    }
+    let mut sum = 0.0;
+    for client in clients {
+        sum += client.ended().await?.iterations_per_second;
+    }
+    Ok(sum)
+}
+
+fn kill_now(pid: u32) -> Result<(), String> {
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL)
+        .map_err(|errno| format!("pid {pid} can't be killed: {errno}"))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

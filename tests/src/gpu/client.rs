@@ -1,0 +1,232 @@
+//! A program that computes on the GPU, as the checks see it: started in one of several ways, listened to, ended.
+//!
+//! What it prints is told in `tests/gpu/client.py`. `gpush-sim mps-client --compute` prints the same.
+
+use std::{fs::File, os::unix::process::ExitStatusExt, path::PathBuf, process::Stdio};
+
+use nix::{
+    sys::signal::{Signal, kill, killpg},
+    unistd::Pid,
+};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    process::{Child, ChildStdin, Command},
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    time::timeout,
+};
+
+use super::PATIENCE;
+
+/// What a client is to do.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Work {
+    /// For how long it computes; until it is told to end without it.
+    pub seconds: Option<f64>,
+    /// MiB of device memory that it allocates before.
+    pub allocate: u64,
+    /// Kernels that leave most of the GPU idle.
+    pub small: bool,
+    /// It begins when it is told to, so that several compute at the same time.
+    pub wait: bool,
+}
+
+impl Work {
+    /// No work at all: whether one comes up is what counts.
+    pub const NONE: Self = Self { seconds: Some(0.0), allocate: 0, small: false, wait: false };
+
+    /// As arguments of the client.
+    #[must_use]
+    pub fn arguments(self) -> Vec<String> {
+        let mut words = Vec::new();
+        if let Some(seconds) = self.seconds {
+            words.extend(["--seconds".to_owned(), seconds.to_string()]);
+        }
+        if self.allocate > 0 {
+            words.extend(["--allocate".to_owned(), self.allocate.to_string()]);
+        }
+        words.extend(self.small.then(|| "--small".to_owned()));
+        words.extend(self.wait.then(|| "--wait".to_owned()));
+        words
+    }
+}
+
+/// A line of a client.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+enum Said {
+    Ready(Ready),
+    Computing { iterations: u64 },
+    Ended(Ended),
+    Failed { error: String },
+}
+
+/// A client that is about to compute.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Ready {
+    /// Its own pid, which is not that of the `gpushctl mps run` that it runs under.
+    pub pid: u32,
+    /// Name of the GPU.
+    pub device: String,
+    /// Multiprocessors that it may use.
+    pub multiprocessors: u32,
+}
+
+/// What a client that computed came to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Iterations in all.
+    pub iterations: u64,
+    /// In so many seconds.
+    pub seconds: f64,
+    /// Iterations a second.
+    pub iterations_per_second: f64,
+    /// Longest time from one iteration to the next, ms.
+    pub longest_pause_ms: f64,
+}
+
+/// A client, from its start until dropped, which asks it to end.
+#[derive(Debug)]
+pub struct Client {
+    child: Child,
+    /// Its process group: it, and whatever it was started through.
+    group: Pid,
+    stdin: Option<ChildStdin>,
+    lines: UnboundedReceiver<String>,
+    stderr: PathBuf,
+}
+
+impl Client {
+    /// Starts a command that becomes a client; what it says beside its lines goes to a file.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn start(command: std::process::Command, stderr: PathBuf) -> Result<Self, String> {
+        let name = command.get_program().to_owned();
+        let cannot = |error: std::io::Error| format!("{} can't be started: {error}", name.display());
+        let file = File::create(&stderr).map_err(cannot)?;
+        let mut command = Command::from(command);
+        // A group of its own: Ctrl-C is for the checks, which end it in their own order.
+        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file);
+        let mut child = command.spawn().map_err(cannot)?;
+        let pid = child.id().ok_or("a client without a pid")?.cast_signed();
+        let (tell, lines) = unbounded_channel();
+        let out = child.stdout.take().ok_or("a client without an output")?;
+        tokio::spawn(async move {
+            let mut out = BufReader::new(out).lines();
+            while let Ok(Some(line)) = out.next_line().await {
+                if tell.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { stdin: child.stdin.take(), group: Pid::from_raw(pid), child, lines, stderr })
+    }
+
+    /// What it says next.
+    async fn says(&mut self) -> Result<Said, String> {
+        let Ok(line) = timeout(PATIENCE, self.lines.recv()).await else {
+            return Err(format!("a client said nothing for {} s", PATIENCE.as_secs()));
+        };
+        let Some(line) = line else {
+            let status = self.child.wait().await.map_err(|error| error.to_string())?;
+            let how = match (status.code(), status.signal()) {
+                (Some(code), _) => format!("status {code}"),
+                (None, signal) => format!("signal {}", signal.unwrap_or_default()),
+            };
+            return Err(format!("a client ended with {how} before it was done{}", self.last_words()));
+        };
+        match serde_json::from_str(&line) {
+            Ok(Said::Failed { error }) => Err(error),
+            Ok(said) => Ok(said),
+            Err(error) => Err(format!("a client said {line:?}, which is none of its lines: {error}")),
+        }
+    }
+
+    /// The last line of what it said beside, for an error.
+    fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
+        text.trim().lines().last().map_or_else(String::new, |line| format!(": {line}"))
+    }
+
+    /// Waits until it is about to compute.
+    ///
+    /// # Errors
+    /// What keeps it from it, in its own words.
+    pub async fn ready(&mut self) -> Result<Ready, String> {
+        match self.says().await? {
+            Said::Ready(ready) => Ok(ready),
+            other => Err(format!("a client began with {other:?}")),
+        }
+    }
+
+    /// Has one begin that waits for it.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub async fn begin(&mut self) -> Result<(), String> {
+        let stdin = self.stdin.as_mut().ok_or("a client without an input")?;
+        stdin.write_all(b"begin\n").await.map_err(|error| format!("a client is gone: {error}"))
+    }
+
+    /// Waits until it has computed something that it had not when this was called.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn computes(&mut self) -> Result<(), String> {
+        // A line that was said before may come after; the one behind it was said since.
+        while self.lines.try_recv().is_ok() {}
+        let mut before = None;
+        loop {
+            match self.says().await? {
+                Said::Computing { iterations } if before.is_some_and(|before| iterations > before) => return Ok(()),
+                Said::Computing { iterations } => before = Some(before.unwrap_or(iterations)),
+                other => return Err(format!("a client that was to compute said {other:?}")),
+            }
+        }
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Errors
+    /// When it ended otherwise than it should: its own words, or its status.
+    pub async fn ended(&mut self) -> Result<Ended, String> {
+        let ended = loop {
+            match self.says().await? {
+                Said::Ready(_) | Said::Computing { .. } => {}
+                Said::Ended(ended) => break ended,
+                Said::Failed { error } => return Err(error),
+            }
+        };
+        let status = timeout(PATIENCE, self.child.wait()).await.map_err(|_| "a client that is done does not end")?;
+        let status = status.map_err(|error| error.to_string())?;
+        if status.success() { Ok(ended) } else { Err(format!("a client that was done ended with {status}")) }
+    }
+
+    /// Asks it to end, as its user would, and waits until it has.
+    ///
+    /// # Errors
+    /// As of [`Client::ended`].
+    pub async fn stop(mut self) -> Result<Ended, String> {
+        kill(self.group, Signal::SIGTERM).map_err(|errno| format!("a client can't be ended: {errno}"))?;
+        self.ended().await
+    }
+
+    /// Waits until one that was killed, or has failed, is gone with all that it was started through.
+    ///
+    /// # Errors
+    /// When it stays.
+    pub async fn gone(&mut self) -> Result<std::process::ExitStatus, String> {
+        let status = timeout(PATIENCE, self.child.wait()).await.map_err(|_| "a client does not end")?;
+        status.map_err(|error| error.to_string())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Of one that has been waited for, the number may be another's.
+        if self.child.id().is_some() {
+            let _ended_by_itself = killpg(self.group, Signal::SIGTERM);
+        }
+    }
+}

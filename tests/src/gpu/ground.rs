@@ -1,0 +1,172 @@
+//! Whether there is what the checks take, and whether they left it as it was. It only reads.
+
+use std::path::{Path, PathBuf};
+
+use gpush_api::ComputeMode;
+use gpush_nvml::{
+    Reading,
+    driver::{Driver, ProfileCache},
+};
+use serde::Serialize;
+
+/// Names of NVIDIA's programs.
+const CONTROL: &str = "nvidia-cuda-mps-control";
+const SERVER: &str = "nvidia-cuda-mps-server";
+
+/// Socket of the host's own gpushd.
+const HOSTS_OWN: &str = "/run/gpush/gpushd.sock";
+
+/// Why there are no checks.
+#[derive(Debug)]
+pub enum Stop {
+    /// Something that they take is not here, which is no fault.
+    Skipped(String),
+    /// Something is broken.
+    Failed(String),
+}
+
+impl From<String> for Stop {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
+
+/// The GPU that is looked at: the first one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ground {
+    /// Product name.
+    pub name: String,
+    /// `GPU-<uuid>`.
+    pub uuid: String,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Driver version.
+    pub driver: String,
+    /// Version of CUDA that the driver brings.
+    pub cuda: String,
+    /// It is gpush's own simulator: figures mean nothing.
+    pub simulated: bool,
+    #[serde(skip)]
+    settings: Settings,
+    /// NVIDIA's control daemon.
+    pub control: PathBuf,
+    /// Its server.
+    pub server: PathBuf,
+}
+
+/// What must be afterwards as it was before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Settings {
+    compute_mode: Option<ComputeMode>,
+    /// MIG mode in force, and after the next reset.
+    mig: Option<(bool, bool)>,
+}
+
+impl Settings {
+    fn of(reading: &Reading) -> Self {
+        let mig = reading.mig.as_ref().map(|mig| (mig.enabled, mig.pending));
+        Self { compute_mode: reading.compute_mode, mig }
+    }
+}
+
+impl Ground {
+    /// Looks at the first GPU and at the host. A simulated driver is accepted where the client is one that
+    /// knows it: PyTorch would compute past it, on a GPU that was never looked at.
+    ///
+    /// # Errors
+    /// What is missing, or in the way.
+    pub fn look(simulated: bool) -> Result<Self, Stop> {
+        let skipped = |why: &str| Err(Stop::Skipped(why.to_owned()));
+        let (driver, info, reading) = read()?;
+        if driver.is_simulated() && !simulated {
+            return skipped("the driver found is gpush's simulator; leave its environment first");
+        }
+        if !driver.is_simulated() && !nix::unistd::geteuid().is_root() {
+            return skipped("not root: gpushd shares GPUs as root");
+        }
+        if !driver.is_simulated() && std::os::unix::net::UnixStream::connect(HOSTS_OWN).is_ok() {
+            return skipped(
+                "this host's own gpushd runs, and the GPUs are its own: `systemctl stop gpushd.socket gpushd`",
+            );
+        }
+        if let Some(why) = in_the_way(&reading) {
+            return Err(Stop::Skipped(format!("GPU 0, {}: {why}", reading.identity.uuid)));
+        }
+        let Some(control) = on_path(CONTROL) else {
+            return skipped(
+                "nvidia-cuda-mps-control is not on PATH; it comes with the driver, in a package of its own",
+            );
+        };
+        let Some(server) = on_path(SERVER) else {
+            return skipped("nvidia-cuda-mps-server is not on PATH, and nvidia-cuda-mps-control is nothing without it");
+        };
+        Ok(Self {
+            name: reading.identity.name.clone(),
+            uuid: reading.identity.uuid.clone(),
+            memory_mib: reading.memory.total_mib,
+            driver: info.version,
+            cuda: info.cuda,
+            simulated: driver.is_simulated(),
+            settings: Settings::of(&reading),
+            control,
+            server,
+        })
+    }
+
+    /// Reads the GPU again: whether its settings are as before.
+    ///
+    /// # Errors
+    /// What they are now, and were.
+    pub fn unchanged(&self) -> Result<(), String> {
+        let (_, _, reading) = match read() {
+            Ok(read) => read,
+            Err(Stop::Skipped(why) | Stop::Failed(why)) => return Err(why),
+        };
+        let now = Settings::of(&reading);
+        if now == self.settings {
+            return Ok(());
+        }
+        Err(format!("GPU 0, {}: its settings were {:?} and are {now:?}", self.uuid, self.settings))
+    }
+}
+
+/// The driver, open, and the first GPU.
+fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
+    let driver = match Driver::load(None) {
+        Ok(driver) => driver,
+        Err(error) if error.is_driver_unavailable() => return Err(Stop::Skipped(format!("no driver: {error}"))),
+        Err(error) => return Err(Stop::Failed(error.to_string())),
+    };
+    let said = |error: gpush_nvml::DriverError| Stop::Failed(error.to_string());
+    let info = driver.info().map_err(said)?;
+    if driver.count().map_err(said)? == 0 {
+        return Err(Stop::Skipped("the driver shows no GPU".to_owned()));
+    }
+    let reading = driver.gpu_by_index(0).and_then(|gpu| gpu.read(&mut ProfileCache::default())).map_err(said)?;
+    Ok((driver, info, reading))
+}
+
+/// Why a GPU is not one to run the checks on: it would have to be changed, or somebody would be disturbed.
+fn in_the_way(reading: &Reading) -> Option<String> {
+    let Settings { compute_mode, mig } = Settings::of(reading);
+    if mig.is_some_and(|(enabled, pending)| enabled || pending) {
+        return Some("its MIG mode is on, and is not switched off for this".to_owned());
+    }
+    match compute_mode {
+        Some(ComputeMode::Default) => {}
+        Some(mode) => return Some(format!("its compute mode is {mode}, and is not changed for this")),
+        None => return Some("the driver does not tell its compute mode".to_owned()),
+    }
+    if !reading.processes_known {
+        return Some("the driver does not tell who uses it".to_owned());
+    }
+    let pids: Vec<String> = reading.processes.iter().filter_map(|one| Some(one.pid?.to_string())).collect();
+    (!reading.processes.is_empty()).then(|| format!("it is in use, by pid {}", pids.join(", ")))
+}
+
+/// A program on PATH, or where NVIDIA's packages put theirs.
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain([PathBuf::from("/usr/bin")]);
+    places.map(|dir| dir.join(name)).find(|file| Path::is_file(file) && file.is_absolute())
+}

@@ -1,0 +1,140 @@
+//! What the checks came to: a line each as they go, `mps.json` for programs, `mps.md` for `docs/benchmarks.md`.
+
+use std::{fmt::Write as _, fs, path::Path};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::ground::Ground;
+
+/// What a check found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Found {
+    /// Whether it is as it should be.
+    pub ok: bool,
+    /// The figures, in a few words.
+    pub words: String,
+    /// The same for programs.
+    pub figures: Value,
+}
+
+/// A check that was carried out, or could not be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Check {
+    /// Its name.
+    pub name: &'static str,
+    /// What it found.
+    #[serde(flatten)]
+    pub found: Found,
+}
+
+/// All checks, and what they were carried out on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The GPU.
+    pub gpu: Ground,
+    /// The command of the clients.
+    pub client: Vec<String>,
+    /// Seconds of each measurement.
+    pub seconds: f64,
+    /// In the order in which they were carried out.
+    pub checks: Vec<Check>,
+}
+
+impl Report {
+    /// None yet.
+    #[must_use]
+    pub fn of(gpu: Ground, client: Vec<String>, seconds: f64) -> Self {
+        Self { gpu, client, seconds, checks: Vec::new() }
+    }
+
+    /// Adds a check, and says it. One that could not be carried out has failed, by the reason.
+    pub fn add(&mut self, name: &'static str, outcome: Result<Found, String>) {
+        let found = outcome.unwrap_or_else(|why| Found { ok: false, words: why, figures: Value::Null });
+        println!("{:<7} {name:<22} {}", if found.ok { "ok" } else { "FAILED" }, found.words);
+        self.checks.push(Check { name, found });
+    }
+
+    /// How many are not as they should be.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.checks.iter().filter(|check| !check.found.ok).count()
+    }
+
+    /// Writes both files into a directory.
+    ///
+    /// # Errors
+    /// When they can't be written.
+    pub fn write(&self, out: &Path) -> Result<(), String> {
+        let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
+        for (name, text) in [("mps.json", json + "\n"), ("mps.md", self.markdown())] {
+            fs::write(out.join(name), text).map_err(|error| format!("{name} can't be written: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// As a section of `docs/benchmarks.md`.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let Ground { name, memory_mib, driver, cuda, simulated, .. } = &self.gpu;
+        let mut text = "## On a real GPU: MPS\n\n".to_owned();
+        if *simulated {
+            text.push_str("**Of a simulated GPU: the figures mean nothing.**\n\n");
+        }
+        let _infallible = write!(
+            text,
+            "By `tests/gpu/run`: {name}, {memory_mib} MiB, driver {driver}, CUDA {cuda}. Each measurement lasts {} s. \
+             Compute mode DEFAULT; no setting of the GPU was changed.\n\n| check | | figures |\n|---|---|---|\n",
+            self.seconds
+        );
+        for Check { name, found: Found { ok, words, .. } } in &self.checks {
+            // A bar would end the cell.
+            let words = words.replace('|', "\\|");
+            let _infallible = writeln!(text, "| {name} | {} | {words} |", if *ok { "ok" } else { "**failed**" });
+        }
+        for check in &self.checks {
+            text.push_str(&table(&check.found.figures));
+        }
+        text
+    }
+}
+
+/// The table of a check that measured more than one thing, `{"columns": […], "rows": [[…], …]}`; nothing for others.
+fn table(figures: &Value) -> String {
+    let cells = |row: &Value| -> Vec<String> {
+        let row = row.as_array().map(Vec::as_slice).unwrap_or_default();
+        row.iter().map(cell).collect()
+    };
+    let columns = cells(&figures["columns"]);
+    if columns.is_empty() {
+        return String::new();
+    }
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let mut text = format!("\n{}|{}\n", line(&columns), "---|".repeat(columns.len()));
+    for row in figures["rows"].as_array().into_iter().flatten() {
+        text.push_str(&line(&cells(row)));
+    }
+    text
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => format!("{:.2}", number.as_f64().unwrap_or(f64::NAN)),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rows_become_a_table() {
+        let figures = json!({ "columns": ["b", "a"], "rows": [[1, 0.256], ["x", 2.0]] });
+        assert_eq!(table(&figures), "\n| b | a |\n|---|---|\n| 1 | 0.26 |\n| x | 2.00 |\n");
+        assert_eq!((table(&Value::Null), table(&json!({ "x": 1 }))), (String::new(), String::new()));
+    }
+}

@@ -1,0 +1,354 @@
+//! A gpushd of the checks' own that shares the first GPU through MPS, and `gpushctl` to ask it, as users do.
+//!
+//! All that it needs lies in a scratch directory: config, sockets, state, MPS daemons. Whatever is started here, by
+//! whom ever, has that directory in its environment; by this it is found at the end, also after a failure.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{ApiError, MpsDaemon, MpsShareTaken, MpsState};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde::de::DeserializeOwned;
+use tokio::{
+    net::UnixDatagram,
+    process::{Child, Command},
+    time::{sleep, timeout},
+};
+
+use super::{
+    LOOK, PATIENCE,
+    client::{Client, Work},
+    ground::Ground,
+};
+
+/// The first GPU, by its index: what `gpushctl mps` is told.
+pub const TARGET: &str = "0";
+
+/// How long what is still there at the end may take to go before it is killed.
+const GOING: Duration = Duration::from_secs(20);
+
+/// The gpushd and all that is started with it.
+#[derive(Debug)]
+pub struct Service {
+    gpushd: Option<Child>,
+    notify: UnixDatagram,
+    programs: PathBuf,
+    client: Vec<String>,
+    uuid: String,
+    clients: u32,
+    // Removed with it.
+    scratch: tempfile::TempDir,
+}
+
+impl Service {
+    /// With gpush's programs in this directory, and the command of its clients; nothing is started.
+    ///
+    /// # Errors
+    /// When the scratch directory can't be made.
+    pub fn new(ground: &Ground, programs: &Path, client: &[String]) -> Result<Self, String> {
+        let cannot = |error: std::io::Error| format!("a scratch directory can't be made: {error}");
+        let scratch = tempfile::Builder::new().prefix("gpush-gpu-").tempdir().map_err(cannot)?;
+        let notify = UnixDatagram::bind(scratch.path().join("notify")).map_err(cannot)?;
+        // A look at health each second: checks look at clients, who are seen by it.
+        let config = format!(
+            "[mps]\ncontrol = {:?}\nserver = {:?}\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
+             mps = {{ compute_mode = \"keep\" }}\n",
+            ground.control, ground.server
+        );
+        fs::write(scratch.path().join("config.toml"), config).map_err(cannot)?;
+        let (programs, client, uuid) = (programs.to_owned(), client.to_vec(), ground.uuid.clone());
+        Ok(Self { gpushd: None, notify, programs, client, uuid, clients: 0, scratch })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// A command that speaks to this gpushd and no other.
+    fn command(&self, program: &str) -> std::process::Command {
+        let mut command = std::process::Command::new(self.programs.join(program));
+        command.env("GPUSH_SOCKET", self.path("gpushd.sock")).env_remove("GPUSH_CONFIG").env("LANG", "C.UTF-8");
+        without_mps(&mut command);
+        command
+    }
+
+    /// Starts gpushd, and waits until its service manager would be told that it serves.
+    ///
+    /// # Errors
+    /// When it ends instead, with what it logged last.
+    pub async fn start(&mut self) -> Result<(), String> {
+        let cannot = |error: std::io::Error| format!("gpushd can't be started: {error}");
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.path("gpushd.log")).map_err(cannot)?;
+        let mut command = self.command("gpushd");
+        command.arg("--config").arg(self.path("config.toml")).arg("--socket").arg(self.path("gpushd.sock"));
+        command.arg("--admin-socket").arg(self.path("admin.sock")).arg("--state-dir").arg(self.path("state"));
+        command.arg("--mps-dir").arg(self.path("mps"));
+        command.env("NOTIFY_SOCKET", self.path("notify")).env_remove("JOURNAL_STREAM");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        // What the one before has said is not about this one.
+        while self.notify.try_recv(&mut [0; 4096]).is_ok() {}
+        let gpushd = Command::from(command).process_group(0).spawn().map_err(cannot)?;
+        // Kept at once: whoever breaks off here ends it as well.
+        let gpushd = self.gpushd.insert(gpushd);
+        let served = async {
+            let mut buffer = [0; 4096];
+            loop {
+                let length = self.notify.recv(&mut buffer).await.map_err(cannot)?;
+                if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == "READY=1") {
+                    return Ok(());
+                }
+            }
+        };
+        let outcome = tokio::select! {
+            served = timeout(PATIENCE, served) => served.unwrap_or_else(|_| Err("gpushd does not serve".to_owned())),
+            ended = gpushd.wait() => Err(format!("gpushd ended: {}", ended.map_err(cannot)?)),
+        };
+        outcome.map_err(|why| format!("{why}; its log ends: {}", self.log_end()))
+    }
+
+    fn log_end(&self) -> String {
+        let text = fs::read_to_string(self.path("gpushd.log")).unwrap_or_default();
+        text.trim().lines().last().unwrap_or("it logged nothing").to_owned()
+    }
+
+    /// Kills gpushd without warning.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub async fn kill(&mut self) -> Result<(), String> {
+        let mut gpushd = self.gpushd.take().ok_or("there is no gpushd")?;
+        gpushd.kill().await.map_err(|error| format!("gpushd can't be killed: {error}"))
+    }
+
+    /// `gpushctl ARGUMENTS --json`: its answer.
+    ///
+    /// # Errors
+    /// Its error, with the cause and what it says to do.
+    pub async fn ctl<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, String> {
+        let mut command = self.command("gpushctl");
+        command.args(arguments).arg("--json").stdin(Stdio::null());
+        let mut command = Command::from(command);
+        let output = timeout(PATIENCE, command.kill_on_drop(true).output()).await;
+        let typed = || format!("`gpushctl {}`", arguments.join(" "));
+        let output = output.map_err(|_| format!("{} does not end", typed()))?;
+        let output = output.map_err(|error| format!("gpushctl can't be started: {error}"))?;
+        if output.status.success() {
+            return serde_json::from_slice(&output.stdout).map_err(|error| format!("{}: {error}", typed()));
+        }
+        #[derive(serde::Deserialize)]
+        struct Refusal {
+            error: ApiError,
+        }
+        match serde_json::from_slice::<Refusal>(&output.stdout) {
+            Ok(Refusal { error }) => Err(format!("{}: {} {}", typed(), error.message, error.causes.join("; "))),
+            Err(_) => Err(format!("{} ended with {}", typed(), output.status)),
+        }
+    }
+
+    /// The MPS daemon, asked now.
+    ///
+    /// # Errors
+    /// When gpushd does not tell of it.
+    pub async fn daemon(&self) -> Result<MpsDaemon, String> {
+        self.ctl(&["mps", "show", TARGET]).await
+    }
+
+    /// The MPS daemon as gpushd saw it last.
+    ///
+    /// # Errors
+    /// When gpushd does not tell of it.
+    pub async fn seen(&self) -> Result<MpsDaemon, String> {
+        let all: Vec<MpsDaemon> = self.ctl(&["mps", "list"]).await?;
+        all.into_iter().next().ok_or_else(|| "gpushd shares nothing".to_owned())
+    }
+
+    /// Waits until gpushd sees the MPS daemon as `is` says.
+    ///
+    /// # Errors
+    /// How it is instead, when it does not become so, or was given up.
+    pub async fn becomes(&self, what: &str, is: impl Fn(&MpsDaemon) -> bool) -> Result<MpsDaemon, String> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let last = match self.seen().await {
+                Ok(daemon) if is(&daemon) => return Ok(daemon),
+                Ok(daemon) => {
+                    let last = format!("{} {}", daemon.state.name(), daemon.reasons.join("; "));
+                    if daemon.state == MpsState::GivenUp {
+                        return Err(format!("its MPS daemon is not {what}: {last}"));
+                    }
+                    last
+                }
+                Err(why) => why,
+            };
+            if Instant::now() > until {
+                return Err(format!("its MPS daemon is not {what} within {} s: {last}", PATIENCE.as_secs()));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until the MPS daemon serves and nobody computes there: what each check begins with.
+    ///
+    /// # Errors
+    /// When it does not come to that.
+    pub async fn idle(&self) -> Result<MpsDaemon, String> {
+        let idle = |daemon: &MpsDaemon| daemon.clients.is_empty() && daemon.shares.is_empty();
+        self.becomes("ready and idle", |daemon| daemon.state == MpsState::Ready && idle(daemon)).await
+    }
+
+    /// A client with a share of its own: `gpushctl mps run 0 SHARE… -- CLIENT`.
+    ///
+    /// # Errors
+    /// When it can't be started; a refused share shows when it is waited for.
+    pub fn run(&mut self, share: &[&str], work: Work) -> Result<Client, String> {
+        let mut command = self.command("gpushctl");
+        command.args(["mps", "run", TARGET]).args(share).arg("--").args(&self.client).args(work.arguments());
+        self.begin(command)
+    }
+
+    /// A share for several clients, `gpushctl mps env`. It ends with `gpushctl mps release`.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub async fn share(&self, share: &[&str]) -> Result<MpsShareTaken, String> {
+        self.ctl(&[&["mps", "env", TARGET, "--for", "1h"], share].concat()).await
+    }
+
+    /// Gives a share back.
+    ///
+    /// # Errors
+    /// When that is refused.
+    pub async fn release(&self, taken: &MpsShareTaken) -> Result<(), String> {
+        self.ctl::<serde_json::Value>(&["mps", "release", &taken.share.id]).await.map(|_| ())
+    }
+
+    /// A client with the environment of a share, or without MPS.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn with(&mut self, taken: Option<&MpsShareTaken>, work: Work) -> Result<Client, String> {
+        let (program, arguments) = self.client.split_first().ok_or("the client's command is empty")?;
+        let mut command = std::process::Command::new(program);
+        command.args(arguments).args(work.arguments());
+        without_mps(&mut command);
+        match taken {
+            Some(taken) => command.envs(taken.environment.iter().map(|(name, value)| (name, value))),
+            // No daemon is found there, not even one of the default directory.
+            None => {
+                let nobody = self.path("without-mps");
+                command.env("CUDA_MPS_PIPE_DIRECTORY", nobody).env("CUDA_VISIBLE_DEVICES", &self.uuid)
+            }
+        };
+        self.begin(command)
+    }
+
+    fn begin(&mut self, command: std::process::Command) -> Result<Client, String> {
+        self.clients += 1;
+        Client::start(command, self.path(&format!("client-{}.stderr", self.clients)))
+    }
+
+    /// Whether a client computes through the MPS daemon: one that can't reach it runs without, and says nothing.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn serves(&self, pid: u32) -> Result<(), String> {
+        let daemon = self.daemon().await?;
+        match daemon.clients.iter().find(|client| client.pid == Some(pid)) {
+            Some(client) if client.share.is_some() => Ok(()),
+            Some(_) => Err(format!("pid {pid} computes through MPS without a share")),
+            None => Err(format!("pid {pid} computes without MPS: its daemon has {} clients", daemon.clients.len())),
+        }
+    }
+
+    /// Ends all of it in order, and keeps the logs in a directory.
+    pub async fn end(&mut self, logs: &Path) {
+        if self.gpushd.is_some() {
+            // It has its clients end their work on the GPU first, which a signal does not.
+            let _swept_below = self.ctl::<serde_json::Value>(&["mps", "stop", TARGET, "--force"]).await;
+        }
+        if let Some(mut gpushd) = self.gpushd.take() {
+            let pid: Vec<i32> = gpushd.id().map(u32::cast_signed).into_iter().collect();
+            signal(&pid, Signal::SIGTERM);
+            if timeout(GOING, gpushd.wait()).await.is_err() {
+                let _gone_already = gpushd.kill().await;
+            }
+        }
+        let scratch = self.scratch.path();
+        let until = Instant::now() + GOING;
+        signal(&started(scratch), Signal::SIGTERM);
+        while !started(scratch).is_empty() && Instant::now() < until {
+            sleep(LOOK).await;
+        }
+        signal(&started(scratch), Signal::SIGKILL);
+        if let Err(error) = self.keep_logs(logs) {
+            println!("the logs can't be kept in {}: {error}", logs.display());
+        }
+    }
+
+    /// Of gpushd, of the MPS daemon and its servers, and what clients said beside.
+    fn keep_logs(&self, to: &Path) -> std::io::Result<()> {
+        let mut from = vec![self.scratch.path().to_owned()];
+        match fs::read_dir(self.path("mps/logs")) {
+            Ok(entries) => from.extend(entries.flatten().map(|entry| entry.path())),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        for entry in from.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten() {
+            let path = entry.path();
+            let is_log = path.extension().is_some_and(|extension| extension == "log" || extension == "stderr");
+            if is_log && entry.metadata()?.len() > 0 {
+                fs::create_dir_all(to)?;
+                fs::copy(&path, to.join(entry.file_name()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // Only where it was not ended in order. gpushd first: it would start its daemons again.
+        if let Some(gpushd) = &mut self.gpushd {
+            let _gone_already = gpushd.start_kill();
+        }
+        signal(&started(self.scratch.path()), Signal::SIGKILL);
+    }
+}
+
+/// Takes away what would lead a program to another MPS daemon, or bound it by another share.
+fn without_mps(command: &mut std::process::Command) {
+    for (name, _) in std::env::vars_os() {
+        let ours = name.to_string_lossy();
+        if ours.starts_with("CUDA_MPS_") || ours == "GPUSH_MPS_SHARE" || ours == "CUDA_VISIBLE_DEVICES" {
+            command.env_remove(&name);
+        }
+    }
+}
+
+/// Processes that have a directory in their environment.
+fn started(scratch: &Path) -> Vec<i32> {
+    let scratch = scratch.as_os_str().as_encoded_bytes();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let named = |pid: &i32| {
+        // Empty of a zombie.
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(scratch.len()).any(|part| part == scratch)
+    };
+    pids.filter(named).collect()
+}
+
+/// A signal to each.
+fn signal(pids: &[i32], signal: Signal) {
+    for pid in pids {
+        let _gone_already = kill(Pid::from_raw(*pid), signal);
+    }
+}
