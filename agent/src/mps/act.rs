@@ -12,7 +12,9 @@ use gpush_store::MpsTarget;
 use super::{
     Entry, clients,
     daemon::{Do, Seen},
-    records, view,
+    records,
+    targets::Outlook,
+    view,
 };
 use crate::{agent::Shared, auth::Asker, request::Request};
 
@@ -86,9 +88,12 @@ pub(crate) async fn act(
         Act::Start | Act::Restart => None,
         Act::Stop | Act::Drain => Some(request.by.clone()),
     };
+    if let (None, Some(why)) = (&stopped_by, Outlook::of(agent, asker).ends(&uuid, &entry)) {
+        return Err(view::refuse_end(&label, &entry, why));
+    }
     if stopped_by.is_none() && entry.target.is_none() {
-        let error = ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more"));
-        return Err(error.hint("the config's rule for it says how it is shared: `gpushctl config show`"));
+        let message = format!("{label} can't be started: how it is to be shared is not known yet");
+        return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
     }
     let uid = request.by.uid;
     // What was set above the rule stands until the daemon is stopped.

@@ -96,7 +96,11 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
         let ended: BTreeMap<&String, &Entry> = entries
             .iter()
-            .filter(|(uuid, entry)| entry.gpu_uuid == gpu.uuid && stands(entry) && ends(gpu, plan, uuid))
+            .filter(|(uuid, entry)| {
+                // What was stopped by hand is to be forgotten, with the compute mode that was changed for it.
+                let stands = stands(entry) || agent.mps.is_in_force(uuid);
+                entry.gpu_uuid == gpu.uuid && stands && ends(gpu, plan, uuid)
+            })
             .collect();
         // That a server holds the GPU says less than for whom it does.
         let held = matches!(plan.refusal, Some(Refusal::Held { .. } | Refusal::Blocked { .. }));

@@ -17,7 +17,7 @@ use gpush_core::sharing;
 use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, clients as proc, daemon::Do, view};
+use super::{Entry, clients as proc, daemon::Do, targets::Outlook, view};
 use crate::{agent::Shared, answers::Key, auth::Asker, request::who, work};
 
 /// Longest life of a share that ends by itself, seconds.
@@ -50,6 +50,9 @@ pub(crate) async fn take(
     }
     let seen = entry.daemon.seen();
     let label = view::label(&entry, &uuid);
+    if let Some(why) = Outlook::of(agent, asker).ends(&uuid, &entry) {
+        return Err(view::refuse_end(&label, &entry, why));
+    }
     let policy =
         seen.policy.clone().filter(|_| view::admits(&seen)).ok_or_else(|| view::closed(&label, &entry, &seen))?;
     let settings = settings(&label, &policy, &request)?;

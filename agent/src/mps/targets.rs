@@ -18,7 +18,7 @@ use std::{
 use gpush_api::{Gpu, GpuState, Happening, Mode, MpsChange, MpsPolicy, MpsUsers};
 use gpush_core::{
     config::Config,
-    sharing::{self, Target},
+    sharing::{self, Sharing, Target},
     supervisor::State,
 };
 use tokio::{task::JoinSet, time::Instant};
@@ -31,7 +31,11 @@ use super::{
     place::Place,
     records, shares, view,
 };
-use crate::{agent::Shared, auth::Asker, view as gpus_view};
+use crate::{
+    agent::{Agent, Shared},
+    auth::Asker,
+    view as gpus_view, work,
+};
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
 const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
@@ -149,6 +153,38 @@ fn can_be_judged(gpu: Option<&Gpu>) -> bool {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
         GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
     })
+}
+
+/// What is wanted of the host by what was seen of it last, for those who only ask.
+#[derive(Debug)]
+pub(super) struct Outlook {
+    pub(super) gpus: Vec<Gpu>,
+    decided: Sharing,
+}
+
+impl Outlook {
+    pub(super) fn of(agent: &Agent, asker: &Asker) -> Self {
+        let gpus = work::known(agent, asker);
+        let had = agent.mps.entries().keys().cloned().collect();
+        let decided = sharing::decide(&agent.settings.config(), &gpus, &had);
+        Self { gpus, decided }
+    }
+
+    /// Why a target that has a daemon is not to be one any more: whoever has something of it may finish.
+    pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
+        let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;
+        let is_wanted = self.decided.targets.iter().any(|target| target.uuid == uuid);
+        if is_wanted || self.decided.unseen.contains(&gpu.uuid) || !can_be_judged(Some(gpu)) {
+            return None;
+        }
+        let prefix = format!("{}: ", view::label(entry, uuid));
+        let told: Vec<&str> = self.decided.findings.iter().filter_map(|one| one.strip_prefix(&prefix)).collect();
+        Some(match (told.is_empty(), uuid == gpu.uuid) {
+            (false, _) => told.join(", "),
+            (true, true) => format!("the config wants GPU {} in mode {}", gpu.index, gpu.mode.name()),
+            (true, false) => "its GPU's layout does not share it any more".to_owned(),
+        })
+    }
 }
 
 /// Makes an entry for a target, or brings its entry up to date; whether its rule has other settings now.

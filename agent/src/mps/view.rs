@@ -8,7 +8,7 @@ use gpush_core::{
     supervisor::State,
 };
 
-use super::{Entry, clients, daemon::Seen, ear, logs, many, shares};
+use super::{Entry, clients, daemon::Seen, ear, logs, many, shares, targets::Outlook};
 use crate::{
     agent::{Agent, Shared},
     auth::Asker,
@@ -98,6 +98,15 @@ pub(super) fn name(entry: &Entry) -> String {
     }
 }
 
+/// Refuses what a target that is to go is not there for any more.
+pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
+    let error = ApiError::new(Code::Conflict, format!("{label} is not to be shared through MPS any more")).cause(why);
+    match entry.target.as_ref().map(|target| target.gpu) {
+        Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows what the config wants of its GPU")),
+        None => error.hint("`gpushctl config show` has the rules"),
+    }
+}
+
 /// Why nobody is let in.
 pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
     let state = match state(&seen.state) {
@@ -149,11 +158,11 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
         tokio::spawn(async move { daemon.fresh(FRESH).await })
     });
     let fresh: Vec<_> = fresh.collect();
-    let gpus = work::known(agent, asker);
+    let outlook = Outlook::of(agent, asker);
     let mut all = Vec::new();
     for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
         let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
-        all.push(shown(agent, asker, &gpus, (&uuid, &entry), seen).await);
+        all.push(shown(agent, asker, &outlook, (&uuid, &entry), seen).await);
     }
     all.sort_by(|one, other| (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid)));
     all
@@ -167,7 +176,7 @@ pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<Mps
     let (uuid, entry) = find(agent, text)?;
     // What it was a while ago is no answer to somebody who asks for it by name.
     let seen = entry.daemon.fresh(Duration::ZERO).await;
-    Ok(shown(agent, asker, &work::known(agent, asker), (&uuid, &entry), seen).await)
+    Ok(shown(agent, asker, &Outlook::of(agent, asker), (&uuid, &entry), seen).await)
 }
 
 /// The last lines of the logs of the daemon that somebody means.
@@ -231,7 +240,13 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
     }
 }
 
-async fn shown(agent: &Shared, asker: &Asker, gpus: &[Gpu], (uuid, entry): (&str, &Entry), seen: Seen) -> MpsDaemon {
+async fn shown(
+    agent: &Shared,
+    asker: &Asker,
+    outlook: &Outlook,
+    (uuid, entry): (&str, &Entry),
+    seen: Seen,
+) -> MpsDaemon {
     let held = agent.mps.shares_of(uuid);
     let mut clients = clients::of(agent, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
@@ -247,8 +262,14 @@ async fn shown(agent: &Shared, asker: &Asker, gpus: &[Gpu], (uuid, entry): (&str
     let mut daemon = bare(uuid, entry);
     daemon.reasons.extend(ear::named(agent, asker, &seen).await);
     findings.extend(clients::waiting(agent, asker, &seen).await);
-    let refusal = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid).and_then(|gpu| work::refusal(gpu, "a share"));
-    findings.extend(refusal.map(|error| error.message));
+    let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
+    match (outlook.ends(uuid, entry), gpu) {
+        (Some(why), Some(gpu)) => findings.push(format!(
+            "nobody gets a share any more: {why}; who has one may finish, then `gpushctl mig apply --gpu {}` ends it",
+            gpu.index
+        )),
+        (_, gpu) => findings.extend(gpu.and_then(|gpu| work::refusal(gpu, "a share")).map(|error| error.message)),
+    }
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
         server.user = match server.uid {

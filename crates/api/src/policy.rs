@@ -22,6 +22,20 @@ pub enum Mode {
     Timeslice,
 }
 
+impl Mode {
+    /// As it is written in the config.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unmanaged => "unmanaged",
+            Self::Exclusive => "exclusive",
+            Self::Mig => "mig",
+            Self::Mps => "mps",
+            Self::Timeslice => "timeslice",
+        }
+    }
+}
+
 /// A layout of the config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -3,7 +3,7 @@
 use gpush_api::{ApiError, ConfigView, Gpu, PendingRestart, Plans, RuleView};
 
 use super::{
-    Look, gpu,
+    Look,
     look::{NEW, NOTE, QUIET, STRONG, count, paint},
     policy,
     status::gpu_numbers,
@@ -67,7 +67,7 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
             vec![
                 look.clean(&rule.name),
                 look.clean(&rule.gpus.join(", ")),
-                gpu::mode(rule.mode).to_owned(),
+                rule.mode.name().to_owned(),
                 rule.layout.as_ref().map_or_else(|| "-".to_owned(), |l| look.clean(&l.join(", "))),
                 claims,
             ]

@@ -61,21 +61,10 @@ impl Columns {
 
 /// How a GPU is shared, for its heading: `mig (training)`.
 fn sharing(gpu: &Gpu, look: &Look) -> String {
-    let mode = mode(gpu.mode);
+    let mode = gpu.mode.name();
     match &gpu.rule {
         Some(rule) => format!("{mode} ({})", look.clean(rule)),
         None => mode.to_owned(),
-    }
-}
-
-/// A mode as the config writes it.
-pub(crate) fn mode(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Unmanaged => "unmanaged",
-        Mode::Exclusive => "exclusive",
-        Mode::Mig => "mig",
-        Mode::Mps => "mps",
-        Mode::Timeslice => "timeslice",
     }
 }
 

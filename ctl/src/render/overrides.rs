@@ -5,7 +5,7 @@ use gpush_api::{
 };
 
 use super::{
-    Look, gpu,
+    Look,
     look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
     policy,
     status::gpu_numbers,
@@ -199,7 +199,7 @@ fn wish(view: &WantedView, look: &Look) -> String {
         view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
     let shared = policy::words(view.mps.as_ref(), view.timeslice.as_ref());
     let shared = shared.map_or_else(String::new, |words| format!("; {words}"));
-    format!("{} ({rule}){layout}{shared}", gpu::mode(view.mode))
+    format!("{} ({rule}){layout}{shared}", view.mode.name())
 }
 
 /// What an operation that was done just now made of overrides, by what stands before and after it.

@@ -42,7 +42,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
         let word = if rule.starts_with("rule ") { "" } else { "rule " };
         format!(", by {word}{}", look.clean(rule))
     });
-    fact("mode", format!("{}{}", gpu::mode(one.mode), rule.unwrap_or_default()));
+    fact("mode", format!("{}{}", one.mode.name(), rule.unwrap_or_default()));
     if let Some(layout) = &one.layout {
         fact("wanted layout", look.clean(&layout.join(", ")));
     }
@@ -216,7 +216,7 @@ fn none_yet(gpu: &Gpu, look: &Look) -> String {
         (Some(rule), mode) => {
             // A rule without a name is called `rule 1` already.
             let word = if rule.starts_with("rule ") { "" } else { "rule " };
-            format!("none, and none to come: {word}{rule} of the config wants it {}", gpu::mode(mode))
+            format!("none, and none to come: {word}{rule} of the config wants it {}", mode.name())
         }
     };
     look.wrap("  ", &look.clean(&text)).join("\n") + "\n"

@@ -211,7 +211,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
                 look.fit(&look.clean(product(&gpu.name)), if pci || !look.wraps { 24 } else { 14 }),
                 look.clean(&gpu.pci),
                 format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib)),
-                gpu::mode(gpu.mode).to_owned(),
+                gpu.mode.name().to_owned(),
                 mig(gpu),
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },
                 look.clean(&gpu.uuid).chars().take(uuid).collect(),

@@ -48,13 +48,7 @@ pub fn drift(wish: &Wish, gpu: &Gpu) -> Vec<String> {
 
 /// What keeps a GPU from being used whole, one sentence each.
 pub(crate) fn not_whole(mode: Mode, gpu: &Gpu) -> Vec<String> {
-    let wanted = match mode {
-        Mode::Unmanaged => "unmanaged",
-        Mode::Exclusive => "exclusive",
-        Mode::Mig => "mig",
-        Mode::Mps => "mps",
-        Mode::Timeslice => "timeslice",
-    };
+    let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
     match (mig.enabled, mig.pending) {
         (true, true) => vec![format!("MIG mode is on, mode {wanted} wants the whole GPU")],
