@@ -119,9 +119,9 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         // Drained: whoever is there may finish, nobody comes in.
         let client = Client::start(host, &environment);
         assert!(client.first.starts_with("active"), "{}", client.first);
-        assert_eq!(act(&agent, "0", "drain", &json!({ "wait_s": 3600 })).status, 200);
+        assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
         let draining = reaches(&agent, "0", MpsState::Draining);
-        assert!(draining.reasons.iter().any(|reason| reason.contains("1 clients may finish")), "{draining:#?}");
+        assert!(draining.reasons.iter().any(|reason| reason.contains("its client may finish")), "{draining:#?}");
         assert_eq!(share(&agent, "0", &json!({})).unwrap_err().code, Code::Unavailable);
         client.end();
         reaches(&agent, "0", MpsState::Stopped);

@@ -113,7 +113,7 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
     let error = refused(&agent);
     assert_eq!((error.code, error.retryable), (Code::Blocked, true), "{error:?}");
     assert!(error.causes.iter().any(|cause| cause.contains("1 share and 1 client")), "{error:?}");
-    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl mps drain")), "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl mps release")), "{error:?}");
     assert_eq!((mps::daemon(&agent, "0").pid, client.lives()), (pid, true));
     // One that waits begins when the last has gone.
     let mut waiting = wanted();

@@ -176,21 +176,21 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
     // Nothing keeps root out, whose client the daemon lets hang until the others have ended.
     let waits = Client::begin(&host, &theirs.environment, None);
     let told = becomes(&agent, "0", "with one that waits", |daemon| !daemon.findings.is_empty());
-    let named = format!("(pid {}, root) waits: it is another user's", waits.pid());
+    let named = format!("(pid {}, root) waits: a daemon serves one user at a time", waits.pid());
     assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
     assert!(agent.log().contains("a client waits, for its daemon serves another user"));
     waits.end();
     becomes(&agent, "0", "with nobody who waits", |daemon| daemon.findings.is_empty());
-    // Another one is told whose it is not, not whose it is.
+    // Another one is told whose it is.
     let refused = share_as(OTHER, &host, &agent, &[]).unwrap_err();
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.message.contains("another user's now"), "{refused:?}");
+    assert!(refused.message.contains("is in use by nobody"), "{refused:?}");
     // Without share, and still there: its clients would be in the way of another's.
     let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", theirs.share.id), "", b"");
     assert_eq!(released.status, 200);
     assert!(!looks(NOBODY, &pipe(&theirs)), "let in no more");
     let refused = share_as(OTHER, &host, &agent, &[]).unwrap_err();
-    assert!(refused.message.contains("1 clients of another user"), "{refused:?}");
+    assert!(refused.message.contains("1 client of another user"), "{refused:?}");
     assert_eq!(daemon(&agent, "0").pid, first.pid);
     client.end();
 

@@ -247,7 +247,7 @@ async fn end(
     let shared = match state {
         OperationState::Done => {
             let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
-            mps::lasting(agent, &plans)
+            mps::Lasting::of(agent, &plans)
         }
         OperationState::RolledBack
         | OperationState::Failed
@@ -255,16 +255,16 @@ async fn end(
         | OperationState::Waiting
         | OperationState::Running
         | OperationState::Cancelling
-        | OperationState::Interrupted => Vec::new(),
+        | OperationState::Interrupted => mps::Lasting::default(),
     };
     let recorded = shared.clone();
     let also = move |tx: &mut Tx<'_>| {
-        mps::record(tx, &recorded)?;
+        recorded.record(tx)?;
         changes.iter().try_for_each(|change| change.record(tx))?;
         tx.audit(audit.clone())?;
         overrides::settle(tx, &operation, &lasting)
     };
-    mps::take_in(agent, shared);
+    shared.take_in(agent);
     ongoing.end(state, error, also, |effects| agent.overrides.take_in(&effects)).await;
     agent.mps.let_go(&id);
     agent.outside.beside.forget(&id);

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsSet, MpsSetRequest, MpsSettings};
 use gpush_core::{sharing, supervisor::State};
-use gpush_store::MpsTarget;
+use gpush_store::{self as above, MpsStopped, MpsTarget};
+use jiff::{SignedDuration, Timestamp};
 
 use super::{
     Entry, clients,
@@ -70,82 +71,97 @@ pub(crate) async fn act(
 ) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = view::find(agent, text)?;
     let label = view::label(&entry, &uuid);
-    entry.daemon.have(Do::Look).await?;
-    let seen = entry.daemon.seen();
-    if matches!(act, Act::Stop | Act::Restart) && !how.force {
-        under_clients(agent, asker, act, &label, &uuid, &entry, &seen).await?;
-    }
-    let within = match how.wait_s {
-        Some(seconds @ 0..=LONGEST) => Duration::from_secs(seconds),
+    let within = match how.end_after_s {
+        Some(seconds @ 0..=LONGEST) => Some(Duration::from_secs(seconds)),
         Some(seconds) => {
-            let message = format!("wait_s is {seconds}; at most {LONGEST} (30 days) are allowed");
+            let message = format!("end_after_s is {seconds}; at most {LONGEST} (30 days) are allowed");
             return Err(ApiError::new(Code::BadRequest, message));
         }
-        None => Duration::from_secs(agent.settings.config().mps.drain_s.into()),
+        None => None,
     };
-    let record = agent.mps.record(&uuid);
-    let stopped_by = match act {
+    if matches!(act, Act::Start | Act::Restart) {
+        may_start(agent, asker, &label, &uuid, &entry)?;
+    }
+    // Nobody comes in between the look and what is done by it.
+    if matches!(act, Act::Stop | Act::Restart)
+        && !how.force
+        && let Err(error) = entry.daemon.have(Do::Shut).await
+    {
+        return Err(if error.code == Code::Blocked {
+            under_clients(agent, asker, act, &uuid, &entry).await
+        } else {
+            error
+        });
+    }
+    let stopped = match act {
         Act::Start | Act::Restart => None,
-        Act::Stop | Act::Drain => Some(request.by.clone()),
+        Act::Stop => Some(MpsStopped { by: request.by.clone(), end_at: None }),
+        Act::Drain => Some(MpsStopped { by: request.by.clone(), end_at: within.and_then(later) }),
     };
-    if let (None, Some(why)) = (&stopped_by, Outlook::of(agent, asker).ends(&uuid, &entry)) {
-        return Err(view::refuse_end(&label, &entry, why));
-    }
-    if stopped_by.is_none() && entry.target.is_none() {
-        let message = format!("{label} can't be started: how it is to be shared is not known yet");
-        return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
-    }
     let uid = request.by.uid;
-    // What was set above the rule stands until the daemon is stopped.
-    let set = record.set.clone().filter(|_| stopped_by.is_none());
-    let record = MpsTarget { stopped_by, set, ..record };
-    remember(agent, record, request, act.name(), &entry.short).await?;
+    let recorded = request.recorded(act.name(), entry.short.clone());
+    let change = move |record: MpsTarget| MpsTarget { stopped: stopped.clone(), ..record };
+    let turn = entry.turn.lock().await;
+    if let Err(error) = records::change(agent, &uuid, change, recorded).await {
+        let _as_before = entry.daemon.have(Do::Open).await;
+        return Err(error.into());
+    }
     tracing::info!(mps = entry.short, uid, "{}", act.name());
     match act {
-        Act::Start => {
+        Act::Stop => entry.daemon.have(Do::Stop).await?,
+        Act::Drain => entry.daemon.have(Do::Drain(within)).await?,
+        Act::Start | Act::Restart => {
+            drop(turn);
             // One that was stopped is not wanted yet: how, the settling says.
             super::targets::settle(agent).await;
-            entry.daemon.have(Do::Start).await?;
+            let _turn = entry.turn.lock().await;
+            if agent.mps.record(&uuid).stopped.is_none() {
+                entry.daemon.have(if act == Act::Start { Do::Start } else { Do::Restart }).await?;
+            }
         }
-        Act::Stop => entry.daemon.have(Do::Leave(Duration::ZERO)).await?,
-        Act::Restart => {
-            super::targets::settle(agent).await;
-            entry.daemon.have(Do::Restart).await?;
-        }
-        Act::Drain => entry.daemon.have(Do::Leave(within)).await?,
     }
     view::one(agent, asker, &entry.short).await
 }
 
-/// Refuses what would end clients.
-async fn under_clients(
-    agent: &Shared,
-    asker: &Asker,
-    act: Act,
-    label: &str,
-    uuid: &str,
-    entry: &Entry,
-    seen: &Seen,
-) -> Result<(), ApiError> {
-    if seen.clients.is_empty() {
-        return Ok(());
+fn later(span: Duration) -> Option<Timestamp> {
+    Timestamp::now().checked_add(SignedDuration::try_from(span).ok()?).ok()
+}
+
+/// Refuses to start what is not to be there.
+fn may_start(agent: &Shared, asker: &Asker, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
+    if let Some(why) = Outlook::of(agent, asker).ends(uuid, entry) {
+        return Err(view::refuse_end(label, entry, why));
     }
+    let Some(target) = &entry.target else {
+        let message = format!("{label} can't be started: how it is to be shared is not known yet");
+        return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
+    };
+    // What an operation has put aside is not to come up in the middle of it.
+    agent.operations.at_rest(target.gpu, &target.gpu_uuid)
+}
+
+/// Why a daemon is not ended under those who are inside.
+async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entry: &Entry) -> ApiError {
+    let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
+    let (what, verb) = if act == Act::Stop { ("stopped", "stop") } else { ("restarted", "restart") };
+    let inside = match (seen.clients_known, seen.clients.len() + seen.waiting.len()) {
+        (false, _) => "while nobody can tell whether it has clients".to_owned(),
+        (true, 1) => "under its client".to_owned(),
+        (true, several) => format!("under its {several} clients"),
+    };
+    let mut error = ApiError::new(Code::Blocked, format!("the MPS daemon of {label} is not {what} {inside}"));
     let shares = agent.mps.shares_of(uuid);
-    let what = if act == Act::Stop { "stopped" } else { "restarted" };
-    let mut error = ApiError::new(
-        Code::Blocked,
-        format!("the MPS daemon of {label} is not {what} under its {} clients", seen.clients.len()),
-    );
-    for client in clients::of(agent, seen, &shares).await {
+    for client in clients::of(agent, &seen, &shares).await {
         let (Some(pid), true) = (client.pid, asker.may_see(client.uid)) else { continue };
         let whose = client.user.unwrap_or_else(|| "an unknown user".to_owned());
         error = error.cause(format!("pid {pid} of {whose}: {}", client.command.unwrap_or_default()));
     }
-    let verb = if act == Act::Stop { "stop" } else { "restart" };
-    let short = view::name(entry);
-    Err(error
-        .hint(format!("`gpushctl mps drain {short}` lets them finish; `gpushctl mps {verb} {short} --force` ends them"))
-        .retryable())
+    for pid in seen.waiting.iter().filter(|pid| asker.may_see(clients::uid(**pid))) {
+        error = error.cause(format!("pid {pid} has come, and waits for a server"));
+    }
+    error
+        .hint(format!("`gpushctl mps drain {name}` lets them finish; `gpushctl mps {verb} {name} --force` ends them"))
+        .retryable()
 }
 
 /// Sets what the daemon's clients may have, above its rule.
@@ -164,18 +180,21 @@ pub(crate) async fn set(
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));
     };
-    let record = agent.mps.record(&uuid);
-    let before = record.set.clone().unwrap_or_else(|| target.policy.settings.clone());
+    let rule = target.policy.settings.clone();
+    let before = agent.mps.record(&uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
+    let from = if change.reset { rule.clone() } else { before.clone() };
     let settings = MpsSettings {
-        percentage: change.percentage.unwrap_or(before.percentage),
-        memory_limit_mib: change.memory_limit_mib.or(before.memory_limit_mib),
-        priority: change.priority.unwrap_or(before.priority),
+        percentage: change.percentage.unwrap_or(from.percentage),
+        memory_limit_mib: change.memory_limit_mib.or(from.memory_limit_mib),
+        priority: change.priority.unwrap_or(from.priority),
     };
     if let Some(memory) = target.memory_mib {
         sharing::fits(&settings, memory, &label)?;
     }
-    let set = (settings != target.policy.settings).then(|| settings.clone());
-    remember(agent, MpsTarget { set, ..record }, request, "mps.set", &entry.short).await?;
+    let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule });
+    let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
+    let recorded = request.recorded("mps.set", entry.short.clone());
+    records::change(agent, &uuid, set, recorded).await?;
     super::targets::settle(agent).await;
     let daemon = view::one(agent, asker, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
@@ -199,14 +218,4 @@ fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &S
         reaches.push("the memory limit only from the next server on: one that runs keeps its own".to_owned());
     }
     reaches
-}
-
-async fn remember(
-    agent: &Shared,
-    record: MpsTarget,
-    request: Request,
-    action: &'static str,
-    short: &str,
-) -> Result<(), ApiError> {
-    Ok(records::keep(agent, record, request.recorded(action, short.to_owned())).await?)
 }

@@ -24,18 +24,25 @@ impl Life {
             }
         }
         self.users = users;
-        if self.machine.admits() { self.admit(true) } else { Ok(()) }
+        self.see_to_the_door();
+        if self.door.is_some() || self.spec.is_none() {
+            return Ok(());
+        }
+        let message = format!("the pipe directory of {} can't be opened to its user", self.target);
+        Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 
     /// Ends the daemon of a user who has gone and starts one for another.
     async fn hand_over(&mut self, uid: u32) -> Result<(), ApiError> {
         // Both ends of it are quick: nobody computes there.
         let until = Instant::now() + DEADLINE + DEADLINE;
-        self.look_for(None);
-        self.until(until, |life| life.looking.is_none()).await;
-        let clients = self.health.clients.len();
-        if clients > 0 {
-            let message = format!("{} still has {clients} clients of another user", self.target);
+        if !self.is_empty().await {
+            self.reopen();
+            let message = match self.machine.clients() {
+                Some(1) => format!("{} still has 1 client of another user", self.target),
+                Some(clients) => format!("{} still has {clients} clients of another user", self.target),
+                None => format!("whether {} still has clients of another user can't be told", self.target),
+            };
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("`gpushctl mps clients {}` shows them; ask again when they have ended", self.target))
                 .retryable());
@@ -44,6 +51,7 @@ impl Life {
         self.next_user = Some(uid);
         self.users.clear();
         self.step(Event::Restart).await;
+        self.reopen();
         let is_theirs =
             |life: &Self| life.machine.admits() && life.spec.as_ref().is_some_and(|spec| spec.user == Some(uid));
         if self.until(until, is_theirs).await {
@@ -63,14 +71,50 @@ impl Life {
         })
     }
 
-    /// Opens the pipe directory to its users, or shuts it to all.
-    pub(super) fn admit(&mut self, open: bool) -> Result<(), ApiError> {
-        let Some(spec) = &self.spec else { return Ok(()) };
-        let users = if open { self.users.clone() } else { BTreeSet::new() };
-        self.place.admit(spec.tenure, &users).map_err(|error| {
-            let message = format!("the pipe directory of {} can't be opened to its user", self.target);
-            tracing::error!(mps = self.target, "{message}: {error}");
-            ApiError::new(Code::Internal, message).cause(error.to_string())
-        })
+    /// Shuts the door, and looks who is inside: whether it is seen that nobody is. It stays shut until
+    /// [`Self::reopen`], so that nobody comes in between this and what is done by it.
+    pub(super) async fn is_empty(&mut self) -> bool {
+        self.shut = true;
+        self.see_to_the_door();
+        match (self.machine.pid(), &self.process) {
+            (Some(_), _) => {
+                // One that goes on may have seen who was there before the door was shut.
+                self.give_up_look();
+                self.look_for(None);
+                self.until(Instant::now() + DEADLINE + DEADLINE, |life| life.looking.is_none()).await;
+                self.machine.clients() == Some(0)
+            }
+            // It starts, or ends: nobody was let in, or nobody is any more.
+            (None, Some(_)) => true,
+            // Whoever is left of the one before may be served by a server that outlived it.
+            (None, None) => !self.left().await,
+        }
+    }
+
+    /// What was to be done behind a shut door is done: it is open again, if the daemon serves.
+    pub(super) fn reopen(&mut self) {
+        self.shut = false;
+        self.see_to_the_door();
+    }
+
+    /// Has the pipe directory open to its users while its daemon serves, and shut to all otherwise. By what
+    /// is, not by what has changed: it may have been left open by an agent before, or by a daemon that is dead.
+    pub(super) fn see_to_the_door(&mut self) {
+        let Some(spec) = &self.spec else { return };
+        let open = self.machine.admits() && !self.shut;
+        let wanted = (spec.tenure, if open { self.users.clone() } else { BTreeSet::new() });
+        if self.door.as_ref() == Some(&wanted) {
+            return;
+        }
+        match self.place.admit(wanted.0, &wanted.1) {
+            Ok(()) => self.door = Some(wanted),
+            // Nobody gets into what is not there.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => self.door = Some(wanted),
+            Err(error) => {
+                let message = format!("the pipe directory of {} can't be opened and shut", self.target);
+                tracing::error!(mps = self.target, "{message}: {error}");
+                (self.door, self.trouble) = (None, vec![message]);
+            }
+        }
     }
 }

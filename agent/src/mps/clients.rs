@@ -5,11 +5,12 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, pin::Pin, sync::Arc, time::Duration};
 
-use gpush_api::{MpsClient, Process, ProcessKind, text};
+use gpush_api::{MpsClient, MpsServerState, Process, ProcessKind, text};
 use gpush_store::MpsShare;
 
 use super::{
     daemon::{Do, Seen},
+    health::Health,
     view::SHARE_VARIABLE,
 };
 use crate::{agent::Shared, auth::Asker};
@@ -53,7 +54,18 @@ pub(crate) fn start(pid: u32) -> Option<u64> {
     (!matches!(state, "Z" | "X")).then_some(start)
 }
 
+/// Whether somebody has suspended a process (SIGSTOP), so that it does nothing.
+pub(super) fn is_suspended(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+}
+
 /// User of a process.
+pub(super) fn uid(pid: i32) -> Option<u32> {
+    owner(u32::try_from(pid).ok()?)
+}
+
+/// The same.
 pub(super) fn owner(pid: u32) -> Option<u32> {
     Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
 }
@@ -153,26 +165,44 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) 
     findings
 }
 
+/// Those who wait for a server in vain until all clients of the user whom the daemon serves have ended: of other
+/// users, and whoever came after them.
+fn stuck(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
+    let users: Vec<u32> = servers.iter().filter_map(|(server, _)| uid(*server)).collect();
+    let is_other = |pid: &i32| uid(*pid).is_some_and(|uid| !users.contains(&uid));
+    if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }
+}
+
 /// Notes in the log who has begun to wait for another user's clients.
-pub(super) fn tell_waiting(target: &str, before: &[i32], now: &[i32]) {
-    for pid in now.iter().filter(|pid| !before.contains(pid)) {
-        let uid = u32::try_from(*pid).ok().and_then(owner);
+pub(super) fn tell_stuck(target: &str, before: &Health, now: &Health) {
+    let known = stuck(&before.servers, &before.waiting());
+    for pid in stuck(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {
         let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let command = text::plain(command.trim_end());
-        tracing::warn!(mps = target, pid, uid, command, "a client waits, for its daemon serves another user");
+        tracing::warn!(
+            mps = target,
+            pid,
+            uid = uid(*pid),
+            command,
+            "a client waits, for its daemon serves another user"
+        );
     }
 }
 
 /// Who waits for another user's clients, as somebody may see it.
 pub(super) async fn waiting(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<String> {
-    let pids: Vec<u32> = seen.waiting.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
+    let stuck = stuck(&seen.servers, &seen.waiting);
+    let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = agent.people.processes(pids.clone()).await;
-    let why = "it is another user's than the daemon serves now, and hangs until that one's have ended";
+    let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \
+               those who are served have, whoever waits hangs";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| asker.may_see(Some(person.uid))) {
         Some(person) => format!("{} waits: {why}", person.of_process(pid)),
         None => format!("a client waits: {why}"),
     };
-    pids.into_iter().map(sentence).collect()
+    let mut told: Vec<String> = pids.into_iter().map(sentence).collect();
+    told.dedup();
+    told
 }
 
 #[cfg(test)]

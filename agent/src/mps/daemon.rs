@@ -49,9 +49,16 @@ pub(super) enum Do {
     Want(Option<Box<Wanted>>),
     /// Started, though it was given up.
     Start,
-    /// Ended; its clients may take so long to go.
-    Leave(Duration),
-    /// Ended under its clients, and started again.
+    /// Shut: nobody gets in until it is ended or opened. Refused, and open as before, where somebody is inside,
+    /// or nobody can tell.
+    Shut,
+    /// Open again, as far as its state lets anybody in.
+    Open,
+    /// Ended, under whatever clients it has.
+    Stop,
+    /// Ended once its clients have, or so much later.
+    Drain(Option<Duration>),
+    /// Ended, under whatever clients it has, and started again.
     Restart,
     /// These users, and no others, may have clients.
     Users(BTreeSet<u32>),
@@ -90,7 +97,9 @@ pub(crate) struct Seen {
     pub(crate) servers: Vec<(i32, Option<MpsServerState>)>,
     /// Its clients, each with its server.
     pub(crate) clients: Vec<(i32, i32)>,
-    /// Processes of other users that wait until its clients are gone.
+    /// Whether there are no others than these and those that wait.
+    pub(crate) clients_known: bool,
+    /// Processes that came to it and have no server yet.
     pub(crate) waiting: Vec<i32>,
     /// Failures that count.
     pub(crate) failures: usize,

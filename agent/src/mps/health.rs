@@ -87,9 +87,7 @@ pub(super) async fn ask(
         health.servers.push((server, state));
     }
     health.said.look(logs);
-    // Who was served once waits no more, whatever became of it.
-    let clients = &health.clients;
-    health.said.waiting.retain(|(pid, _)| !clients.iter().any(|(_, client)| client == pid));
+    health.said.serves(&health.clients);
     Ok(health)
 }
 
@@ -133,17 +131,21 @@ impl Health {
         }
     }
 
-    /// That its log does not grow, though it was spoken to.
-    pub(super) fn mute(&self) -> Option<String> {
-        self.said.mute()
+    /// What of its log is worth a word to whoever looks.
+    pub(super) fn told(&self) -> Vec<String> {
+        let death = self.said.death().filter(|_| self.fault().is_none());
+        self.said.mute().into_iter().chain(death).collect()
     }
 
-    /// Clients of other users than its servers': they wait until those that it has are gone.
+    /// Processes that wait for a server: they are inside, though no server knows them.
     pub(super) fn waiting(&self) -> Vec<i32> {
-        let owner = |pid: i32| u32::try_from(pid).ok().and_then(clients::owner);
-        let users: Vec<u32> = self.servers.iter().filter_map(|(server, _)| owner(*server)).collect();
-        let waiting = self.said.waiting.iter().filter(|(pid, uid)| owner(*pid) == Some(*uid) && !users.contains(uid));
-        if users.is_empty() { Vec::new() } else { waiting.map(|(pid, _)| *pid).collect() }
+        let waiting = self.said.waiting.iter().filter(|(pid, uid)| clients::uid(*pid) == Some(*uid));
+        waiting.map(|(pid, _)| *pid).collect()
+    }
+
+    /// How many are inside.
+    pub(super) fn inside(&self) -> usize {
+        self.clients.len() + self.waiting().len()
     }
 
     /// Why nobody can be let in, though the daemon answers.

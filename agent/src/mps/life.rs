@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! asked ─────────┐                    ┌─► Start   place laid, program started, its pidfd had
-//! process ended ─┤                    ├─► Quit    clients told to end, then the daemon
-//! time went by ──┼─► machine ─ effects┼─► Kill    the daemon and all that it started
-//! looked at ─────┘                    ├─► Admit   its users are let into the pipe directory
-//!   answer, silence, servers, clients └─► Refuse  nobody is
+//! process ended ─┼─► machine ─ effects┼─► Quit    clients told to end, then the daemon
+//! time went by ──┤             │      └─► Kill    the daemon and all that it started
+//! looked at ─────┘             └─ state ─► door   open to its users while it serves, shut otherwise
+//!   answer, silence, servers, clients
 //! ```
 //!
 //! The directory is what admission is made of: while a daemon does not serve, nobody reaches its
@@ -68,6 +68,10 @@ pub(super) struct Life {
     pub(super) looking: Option<Looking>,
     /// Who waits for one that has not begun.
     pub(super) waiting: Vec<Done>,
+    /// Whom the directory is open to, of which tenure; not known before it was seen to.
+    pub(super) door: Option<(u32, BTreeSet<u32>)>,
+    /// Whether nobody gets in although it serves: it is about to be ended.
+    pub(super) shut: bool,
     /// When it is looked at next.
     pub(super) look: Option<Instant>,
     /// Between two looks while it starts.
@@ -117,6 +121,8 @@ impl Life {
             health: Health::default(),
             looking: None,
             waiting: Vec::new(),
+            door: None,
+            shut: false,
             look: None,
             pause: LOOK.0,
             trouble: Vec::new(),
@@ -135,6 +141,7 @@ impl Life {
         changed: impl Fn(&Seen),
     ) {
         self.adopt().await;
+        self.see_to_the_door();
         self.tell(&publish, &changed);
         loop {
             let mut answered = None;
@@ -236,10 +243,10 @@ impl Life {
         }
         // Whoever came since the last look, or was there before us, may finish.
         if !is_wanted && self.machine.pid().is_some() {
-            self.look_for(None);
-            self.until(Instant::now() + DEADLINE + DEADLINE, |life| life.looking.is_none()).await;
+            self.is_empty().await;
         }
         self.step(Event::Wanted(is_wanted)).await;
+        self.reopen();
         self.machine.pid().is_some()
     }
 
@@ -249,15 +256,27 @@ impl Life {
                 self.step(Event::StartAnyway).await;
                 self.started()?;
             }
-            Do::Leave(within) => {
-                if within.is_zero() {
-                    self.end_left();
-                }
-                self.step(Event::Leave(within)).await;
+            Do::Shut if !self.is_empty().await => {
+                self.reopen();
+                let message = format!("{} has clients, or nobody can tell", self.target);
+                return Err(ApiError::new(Code::Blocked, message).retryable());
+            }
+            Do::Shut => {}
+            Do::Open => self.reopen(),
+            Do::Stop => {
+                self.end_left();
+                self.step(Event::Leave(Duration::ZERO)).await;
+                self.reopen();
+            }
+            Do::Drain(within) => {
+                self.is_empty().await;
+                self.step(within.map_or(Event::Wanted(false), Event::Leave)).await;
+                self.reopen();
             }
             Do::Restart => {
                 self.end_left();
                 self.step(Event::Restart).await;
+                self.reopen();
             }
             Do::Users(users) => return self.have_users(users).await,
             Do::Terminate(client) => {
@@ -299,7 +318,10 @@ impl Life {
     pub(super) async fn step(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
-            for effect in self.machine.step(&event, self.now()) {
+            let effects = self.machine.step(&event, self.now());
+            // Nobody is let in from the moment on at which it is known.
+            self.see_to_the_door();
+            for effect in effects {
                 match effect {
                     Effect::Start => next = self.start().await.err(),
                     Effect::Quit => self.quit(),
@@ -307,21 +329,16 @@ impl Life {
                         Some(process) => self.hands.kill(&self.place, process.pid).await,
                         None => next = Some(Event::Ended),
                     },
-                    Effect::Admit => {
-                        if let Err(error) = self.admit(true) {
-                            self.trouble = vec![error.message];
-                        }
-                    }
-                    Effect::Refuse => {
-                        let _logged = self.admit(false);
-                    }
                     Effect::TellGivenUp => {
                         tracing::error!(mps = self.target, "given up: it failed {} times", self.machine.failures());
                     }
                     Effect::TellHung => tracing::error!(
                         mps = self.target,
-                        "hangs with {} clients and is left alone for their sake",
-                        self.health.clients.len()
+                        "hangs with {} and is left alone for their sake",
+                        match self.machine.clients() {
+                            Some(clients) => format!("{clients} clients"),
+                            None => "clients that nobody can tell".to_owned(),
+                        }
                     ),
                 }
             }
@@ -369,6 +386,7 @@ impl Life {
             in_force: self.in_force.clone(),
             servers: self.health.servers.clone(),
             clients: self.health.clients.clone(),
+            clients_known: self.machine.clients().is_some(),
             waiting: self.health.waiting(),
             failures: self.machine.failures(),
             next_start: match self.machine.state() {
@@ -386,7 +404,7 @@ impl Life {
             trouble: self.trouble.clone(),
             ear: self.ear.clone(),
             protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
-            findings: self.drift.iter().cloned().chain(self.health.mute()).collect(),
+            findings: self.drift.iter().cloned().chain(self.health.told()).collect(),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),

@@ -114,14 +114,14 @@ impl Life {
             Ok(Found { health, put }) => {
                 self.tell_drift(&put, starting);
                 let fault = health.fault();
-                let clients = health.clients.len();
-                clients::tell_waiting(&self.target, &self.health.waiting(), &health.waiting());
+                let inside = health.inside();
+                clients::tell_stuck(&self.target, &self.health, &health);
                 (self.in_force, self.health) = (Some(put.in_force), health);
                 self.answered = Some(Instant::now());
                 self.trouble = fault.clone().into_iter().collect();
                 self.ear.clear();
                 self.note_protocol(pid);
-                self.step(Event::Clients(clients)).await;
+                self.step(Event::Clients(Some(inside))).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
                 if let Some(wanted) = &self.wanted {
                     super::logs::rotate(&wanted.logs, wanted.log_bytes);
@@ -135,6 +135,9 @@ impl Life {
             Err(error) => {
                 self.trouble = vec![health::silence(&error, &self.place, self.spec.as_ref())];
                 self.trouble.extend(protocol::unsupported(pid));
+                if clients::is_suspended(pid) {
+                    self.trouble.push(format!("it is suspended: `kill -CONT {pid}` has it go on"));
+                }
                 if let Some(spec) = &self.spec {
                     self.ear = ear::holders(&error, pid, &self.place.pipe(spec.tenure), &self.target, &self.ear).await;
                 }
@@ -145,10 +148,9 @@ impl Life {
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
                 let told = (self.witness)().await;
                 self.health.add_clients(told.as_deref().unwrap_or_default());
-                // Of one that never answered nobody knows its clients but the driver.
-                if self.answered.is_some() || told.is_some() {
-                    self.step(Event::Clients(self.health.clients.len())).await;
-                }
+                // Those of the last look are some of them: others may have come since, and the driver alone tells.
+                let inside = told.map(|_| self.health.inside());
+                self.step(Event::Clients(inside)).await;
                 self.step(if matches!(error, ControlError::Busy) { Event::Busy } else { Event::Silent }).await;
                 self.look = self.look.map(|at| at.min(Instant::now() + self.between_looks().min(DEADLINE)));
             }

@@ -65,7 +65,7 @@ mod view;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use gpush_core::sharing::Target;
@@ -76,7 +76,7 @@ pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
     moves::{aside, bring_up, idle, plan},
-    records::{lasting, record, take_in},
+    records::Lasting,
     shares::{end as end_share, take as take_share},
     targets::run,
     view::{all, drift, health, logs_of, one},
@@ -85,6 +85,9 @@ use self::{daemon::Daemon, hands::Hands, moves::Moves};
 
 /// Directory of daemons on a host whose system directories are ours.
 pub(crate) const SYSTEM: &str = "/run/gpush-mps";
+
+/// Until what is on its way out is looked at again.
+const SOON: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// What the agent knows of MPS.
 #[derive(Debug)]
@@ -107,9 +110,7 @@ pub(crate) struct Mps {
     many: Mutex<Option<many::Asked>>,
     /// Of those who see to it which daemons there are, one at a time.
     settling: tokio::sync::Mutex<()>,
-    /// Of those who change shares or records, one at a time.
-    turn: tokio::sync::Mutex<()>,
-    wake: Notify,
+    wake: Arc<Notify>,
 }
 
 /// A target, and who lives for its daemon.
@@ -122,6 +123,8 @@ struct Entry {
     /// As the config wants it; `None` for one that only a daemon is left of.
     target: Option<Target>,
     daemon: Daemon,
+    /// Of those who change its shares, one at a time.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Mps {
@@ -145,14 +148,22 @@ impl Mps {
             moves: Mutex::default(),
             many: Mutex::default(),
             settling: tokio::sync::Mutex::default(),
-            turn: tokio::sync::Mutex::default(),
-            wake: Notify::new(),
+            wake: Arc::default(),
         }
     }
 
     /// Has it looked again which daemons there shall be.
     pub(crate) fn settle(&self) {
         self.wake.notify_one();
+    }
+
+    /// The same, in a moment.
+    fn settle_soon(&self) {
+        let wake = Arc::clone(&self.wake);
+        tokio::spawn(async move {
+            tokio::time::sleep(SOON).await;
+            wake.notify_one();
+        });
     }
 
     /// Whether there is anything of MPS on this host.

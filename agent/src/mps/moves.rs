@@ -72,7 +72,11 @@ impl Mps {
 
 /// Who has something of a target, in a sentence; `None` when nobody has.
 fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Option<String> {
-    let (shares, clients) = (mps.shares_of(uuid).len(), entry.daemon.seen().clients.len());
+    let seen = entry.daemon.seen();
+    if !seen.clients_known {
+        return Some(format!("whether {} has clients can't be told", view::label(entry, uuid)));
+    }
+    let (shares, clients) = (mps.shares_of(uuid).len(), seen.clients.len() + seen.waiting.len());
     let count = |n: usize, what: &str| (n > 0).then(|| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
     let both: Vec<String> = [count(shares, "share"), count(clients, "client")].into_iter().flatten().collect();
     (!both.is_empty()).then(|| format!("{} has {}", view::label(entry, uuid), both.join(" and ")))
@@ -115,7 +119,8 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             *plan = plan.without_steps().refused(
                 error
                     .hint(format!(
-                        "`gpushctl mps show {name}` says who; `gpushctl mps drain {name}` lets nobody new in; or ask with --wait"
+                        "`gpushctl mps show {name}` says who. A share ends with `gpushctl mps release SHARE`, its clients when \
+                         they have finished; `--wait` waits for both"
                     ))
                     .retryable(),
             );
@@ -173,16 +178,20 @@ fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
 /// # Errors
 /// When one does not end, or somebody has come in meanwhile.
 pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Result<(), ApiError> {
-    // Nobody takes a share from here on.
-    let _turn = agent.mps.turn.lock().await;
     for MpsStop { uuid, label } in &plan.stops_mps {
         // One that has ended since the plan was made is ended.
         let Some(entry) = agent.mps.entries().get(uuid).cloned() else { continue };
+        // Nobody takes a share of it from here on, and nobody gets in.
+        let turn = entry.turn.lock().await;
+        let shut = entry.daemon.have(Do::Shut).await;
         if let Some(used) = users(&agent.mps, uuid, &entry) {
+            let _it_is = entry.daemon.have(Do::Open).await;
             return Err(ApiError::new(Code::Blocked, format!("{label} came into use")).cause(used).retryable());
         }
+        shut?;
         agent.mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.clone());
-        entry.daemon.have(Do::Leave(Duration::ZERO)).await?;
+        entry.daemon.have(Do::Stop).await?;
+        drop(turn);
         let config = agent.settings.config();
         gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
         compute_mode::put_back(agent, uuid).await;
@@ -226,7 +235,7 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
         let failed = match seen.state {
             State::Ready { .. } => return Ok(()),
             // Somebody stopped it by hand: that is theirs to end.
-            State::Stopped if agent.mps.record(uuid).stopped_by.is_some() => return Ok(()),
+            State::Stopped if agent.mps.record(uuid).stopped.is_some() => return Ok(()),
             State::BackingOff { .. } | State::GivenUp => true,
             State::Stopped
             | State::Starting { .. }

@@ -22,32 +22,40 @@ impl Mps {
     }
 }
 
-/// Records what there is to be remembered of a target, and what goes with it.
+/// Changes what is on record of a target, and records what goes with it. What others change meanwhile stands.
 ///
 /// # Errors
 /// When it can't be written; then it is as before.
-pub(super) async fn keep(
+pub(super) async fn change(
     agent: &Shared,
-    record: MpsTarget,
+    uuid: &str,
+    change: impl Fn(MpsTarget) -> MpsTarget + Clone + Send + 'static,
     mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
 ) -> Result<(), StoreError> {
-    let kept = record.clone();
+    let (target, recorded) = (uuid.to_owned(), change.clone());
     let written = agent.store.write_ending(move |tx| {
-        tx.set_mps_target(&kept)?;
+        tx.change_mps_target(&target, recorded.clone())?;
         also(tx)
     });
     written.await?;
-    take_in(agent, vec![record]);
+    take_in(agent, uuid, change);
     Ok(())
 }
 
-/// Forgets what was set above a rule that is another now.
+fn take_in(agent: &Shared, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
+    let mut records = agent.mps.records();
+    let known = records.remove(uuid).unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() });
+    records.insert(uuid.to_owned(), change(known));
+}
+
+/// Forgets what was set above a rule that says something else now.
 pub(super) async fn unset(agent: &Shared, target: &sharing::Target) {
-    let record = agent.mps.record(&target.uuid);
-    if record.set.is_none() {
+    let now = target.policy.settings.clone();
+    if agent.mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
         return;
     }
-    match keep(agent, MpsTarget { set: None, ..record }, |_| Ok(())).await {
+    let forget = move |record: MpsTarget| MpsTarget { set: record.set.filter(|set| set.rule == now), ..record };
+    match change(agent, &target.uuid, forget, |_| Ok(())).await {
         Ok(()) => tracing::info!("{} has another rule: what was set above the old one is void", target.label()),
         Err(error) => tracing::error!("{}: what was set above its rule before stands: {error}", target.label()),
     }
@@ -56,47 +64,51 @@ pub(super) async fn unset(agent: &Shared, target: &sharing::Target) {
 /// Forgets that a GPU was shared: no rule wanted it any more, and it is over.
 pub(super) async fn forget(agent: &Shared, uuid: &str) {
     let known = agent.mps.record(uuid);
-    let record = ended(&known);
-    if record == known {
+    if known == ended(known.clone()) {
         return;
     }
-    if let Err(error) = keep(agent, record, |_| Ok(())).await {
+    if let Err(error) = change(agent, uuid, ended, |_| Ok(())).await {
         tracing::error!(gpu = uuid, "that it is not shared any more can't be recorded: {error}");
     }
 }
 
 /// Of a daemon that shall not be any more.
-fn ended(record: &MpsTarget) -> MpsTarget {
-    MpsTarget { in_force: None, stopped_by: None, set: None, ..record.clone() }
+fn ended(record: MpsTarget) -> MpsTarget {
+    MpsTarget { in_force: None, stopped: None, set: None, ..record }
 }
 
-/// What is on record once an operation with these plans is done.
-pub(crate) fn lasting(agent: &Shared, plans: &[GpuPlan]) -> Vec<MpsTarget> {
-    let mut lasting = Vec::new();
-    for plan in plans {
-        let record = agent.mps.record(&plan.uuid);
-        if plan.starts_mps {
-            // The store says of which boot.
-            lasting.push(MpsTarget { in_force: Some(String::new()), ..record });
-        } else if record.in_force.is_some() && plan.stops_mps.iter().any(|stop| stop.uuid == plan.uuid) {
-            lasting.push(ended(&record));
-        }
+/// Of one that an operation brought up. The store says of which boot.
+fn came(record: MpsTarget) -> MpsTarget {
+    MpsTarget { in_force: Some(String::new()), ..record }
+}
+
+/// What an operation made of the daemons of full GPUs, by UUID.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Lasting(Vec<(String, fn(MpsTarget) -> MpsTarget)>);
+
+impl Lasting {
+    /// Of one with these plans, once it is done.
+    pub(crate) fn of(agent: &Shared, plans: &[GpuPlan]) -> Self {
+        let made = |plan: &GpuPlan| -> Option<fn(MpsTarget) -> MpsTarget> {
+            if plan.starts_mps {
+                return Some(came);
+            }
+            let stops = plan.stops_mps.iter().any(|stop| stop.uuid == plan.uuid);
+            (stops && agent.mps.is_in_force(&plan.uuid)).then_some(ended)
+        };
+        Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
-    lasting
-}
 
-/// Records it, with the end of the operation.
-///
-/// # Errors
-/// When it can't be written.
-pub(crate) fn record(tx: &mut Tx<'_>, lasting: &[MpsTarget]) -> Result<(), StoreError> {
-    lasting.iter().try_for_each(|target| tx.set_mps_target(target))
-}
+    /// Records it, with the end of the operation.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub(crate) fn record(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
+    }
 
-/// Takes in what was recorded.
-pub(crate) fn take_in(agent: &Shared, lasting: Vec<MpsTarget>) {
-    let mut records = agent.mps.records();
-    for target in lasting {
-        records.insert(target.target.clone(), target);
+    /// Takes in what was recorded.
+    pub(crate) fn take_in(&self, agent: &Shared) {
+        self.0.iter().for_each(|(uuid, change)| take_in(agent, uuid, change));
     }
 }

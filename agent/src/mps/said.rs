@@ -36,8 +36,9 @@ pub(super) struct Said {
     recent: VecDeque<(Instant, i32)>,
     /// Whether it says nothing of being asked.
     mute: bool,
-    /// Clients that came while there was no server for them, with their users, as far as they live.
-    pub(super) waiting: VecDeque<(i32, u32)>,
+    /// Clients that came while there was no server for them, with their users, as far as they live. They wait
+    /// until there is one, and are told when it can't be.
+    pub(super) waiting: Vec<(i32, u32)>,
 }
 
 impl Said {
@@ -50,23 +51,37 @@ impl Said {
         self.waiting.retain(|(pid, _)| hands::is_alive(*pid));
         let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
         let length = log.metadata().map_or(0, |meta| meta.len());
-        let Some(read) = self.read.replace(length) else { return };
+        let before = self.read.replace(length);
         // Each question is a line there, and there was one just now.
-        self.mute = read == length;
+        self.mute = before == Some(length);
         // It was rotated: all of it is new.
-        let from = if read <= length { read } else { 0 }.max(length.saturating_sub(MOST));
+        let from = before.filter(|read| *read <= length).unwrap_or(0).max(length.saturating_sub(MOST));
         let mut said = Vec::new();
         if log.seek(SeekFrom::Start(from)).and_then(|_| log.take(MOST).read_to_end(&mut said)).is_err() {
             return;
         }
-        let said = String::from_utf8_lossy(&said);
-        self.recent.extend(said.lines().filter_map(status_of_a_server).filter(|status| *status != 0).map(|s| (now, s)));
-        for client in said.lines().filter_map(pending_client) {
-            if !self.waiting.contains(&client) && hands::is_alive(client.0) {
-                self.waiting.push_back(client);
+        for line in String::from_utf8_lossy(&said).lines() {
+            if line.contains("Starting control daemon") {
+                // What was before is of a daemon before.
+                self.waiting.clear();
+            } else if let Some(status) = status_of_a_server(line) {
+                // Those who waited for it were told so.
+                self.waiting.clear();
+                // Servers that ended before the first look are no news.
+                self.recent.extend((status != 0 && before.is_some()).then_some((now, status)));
+            } else if let Some(client) = pending_client(line)
+                && self.waiting.len() < LONGEST
+                && !self.waiting.contains(&client)
+                && hands::is_alive(client.0)
+            {
+                self.waiting.push(client);
             }
         }
-        self.waiting.truncate(LONGEST);
+    }
+
+    /// Forgets who waited: those who are clients now.
+    pub(super) fn serves(&mut self, clients: &[(i32, i32)]) {
+        self.waiting.retain(|(pid, _)| !clients.iter().any(|(_, client)| client == pid));
     }
 
     /// That it does not grow, though the daemon was spoken to.
@@ -76,6 +91,13 @@ impl Said {
              which will hang it"
                 .to_owned()
         })
+    }
+
+    /// That one of its servers ended badly, with whatever clients it had.
+    pub(super) fn death(&self) -> Option<String> {
+        let (at, status) = self.recent.back()?;
+        let ago = at.elapsed().as_secs();
+        Some(format!("a server of it ended with status {status} {ago} s ago, and took its clients along"))
     }
 
     /// That its servers end as soon as they are started.

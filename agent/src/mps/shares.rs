@@ -37,7 +37,7 @@ pub(crate) async fn take(
     let (uuid, entry) = view::find(agent, text)?;
     // Before anybody is kept waiting: operations on daemons have their turn too.
     work::at_rest(agent, &entry.gpu_uuid).await;
-    let _turn = agent.mps.turn.lock().await;
+    let _turn = entry.turn.lock().await;
     if let Some(key) = &key
         && let Some(id) = key.answered_with(agent).await?
     {
@@ -107,21 +107,22 @@ pub(crate) async fn take(
 fn settings(label: &str, policy: &MpsPolicy, request: &MpsShareRequest) -> Result<MpsSettings, ApiError> {
     let ceiling = &policy.settings;
     let percentage = request.percentage.unwrap_or(ceiling.percentage);
-    let bad = |what: String, cause: &str| {
-        Err(ApiError::new(Code::BadRequest, format!("{label}: {what}")).cause(cause).hint("ask for less"))
-    };
+    let bad = |what: String| Err(ApiError::new(Code::BadRequest, format!("{label}: {what}")).hint("ask for less"));
     if percentage > ceiling.percentage {
         let what =
             format!("a share of {percentage}% is more than its daemon lets a client have, {}%", ceiling.percentage);
-        return bad(what, "a client can only go below the daemon's own percentage");
+        return bad(what);
     }
     let memory_limit_mib = request.memory_limit_mib.or(ceiling.memory_limit_mib);
     if let (Some(asked), Some(most)) = (memory_limit_mib, ceiling.memory_limit_mib)
         && asked > most
     {
-        return bad(format!("a memory limit of {asked} is more than its daemon lets a client have, {most}"), "");
+        return bad(format!("a memory limit of {asked} is more than its daemon lets a client have, {most}"));
     }
-    let priority = request.priority.unwrap_or(ceiling.priority).max(ceiling.priority);
+    let priority = request.priority.unwrap_or(ceiling.priority);
+    if priority < ceiling.priority {
+        return bad(format!("priority {priority} is above that of its daemon, {}", ceiling.priority));
+    }
     Ok(MpsSettings { percentage, memory_limit_mib, priority })
 }
 
@@ -139,8 +140,7 @@ fn room(
     let show = format!("`gpushctl mps show {}` shows them", view::name(entry));
     let others = shares.iter().find(|share| share.by.uid != asker.peer.uid);
     if let Some(other) = others.filter(|_| policy.users == MpsUsers::One) {
-        let whose = if asker.may_see(Some(other.by.uid)) { who(&other.by) } else { "another user".to_owned() };
-        return Err(ApiError::new(Code::Conflict, format!("{label} is {whose}'s now"))
+        return Err(ApiError::new(Code::Conflict, format!("{label} is in use by {}", who(&other.by)))
             .cause("its MPS daemon serves one user at a time: another one's clients would hang until the first one's have ended")
             .hint(format!("ask again when they have given their shares back; {show}"))
             .retryable());
@@ -232,17 +232,27 @@ pub(super) fn shown(share: &MpsShare, short: &str) -> Shown {
 /// # Errors
 /// When there is none of that id, or it is another user's.
 pub(crate) async fn end(agent: &Shared, asker: &Asker, id: &str) -> Result<Shown, ApiError> {
-    let _turn = agent.mps.turn.lock().await;
     let known = id.strip_prefix('s').and_then(|number| number.parse::<u64>().ok());
-    let share = known.and_then(|number| agent.mps.shares().iter().find(|share| share.id == number).cloned());
-    let Some(share) = share.filter(|share| asker.may_see(Some(share.by.uid))) else {
-        return Err(ApiError::new(Code::NotFound, format!("there is no share {id:?} of yours"))
-            .hint("`gpushctl mps show TARGET` shows them; one that has ended is gone"));
+    let Some(share) = known.and_then(|id| find(agent, id)).filter(|share| asker.may_see(Some(share.by.uid))) else {
+        return Err(no_share(id));
     };
+    let entry = agent.mps.entries().get(&share.target).cloned();
+    let turn = entry.as_ref().map(|entry| Arc::clone(&entry.turn)).unwrap_or_default();
+    let _turn = turn.lock().await;
+    // It may have ended by itself meanwhile.
+    let share = find(agent, share.id).ok_or_else(|| no_share(id))?;
     let by = asker.actor(agent.people.user(asker.peer.uid).await);
     drop_share(agent, &share, Some(by), "given back").await?;
-    let short = agent.mps.entries().get(&share.target).map(|entry| entry.short.clone());
-    Ok(shown(&share, &short.unwrap_or_else(|| share.target.clone())))
+    Ok(shown(&share, &entry.map_or_else(|| share.target.clone(), |entry| entry.short)))
+}
+
+fn find(agent: &Shared, id: u64) -> Option<MpsShare> {
+    agent.mps.shares().iter().find(|share| share.id == id).cloned()
+}
+
+fn no_share(id: &str) -> ApiError {
+    ApiError::new(Code::NotFound, format!("there is no share {id:?} of yours"))
+        .hint("`gpushctl mps show TARGET` shows them; one that has ended is gone")
 }
 
 async fn drop_share(
@@ -276,7 +286,6 @@ async fn drop_share(
 
 /// Ends all shares of a target that is none any more.
 pub(super) async fn end_all_of(agent: &Shared, uuid: &str) {
-    let _turn = agent.mps.turn.lock().await;
     for share in agent.mps.shares_of(uuid) {
         if let Err(error) = drop_share(agent, &share, None, "its target is not shared any more").await {
             tracing::error!("share s{} can't be ended: {error}", share.id);
@@ -303,8 +312,13 @@ pub(super) async fn expire(agent: &Shared) {
     };
     let ended: Vec<_> = agent.mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
     for (share, why) in ended {
-        let shared = Arc::clone(agent);
-        let _turn = shared.mps.turn.lock().await;
+        let entry = agent.mps.entries().get(&share.target).cloned();
+        let turn = entry.map(|entry| entry.turn).unwrap_or_default();
+        let _turn = turn.lock().await;
+        // Somebody may have given it back meanwhile.
+        if find(agent, share.id).is_none() {
+            continue;
+        }
         if let Err(error) = drop_share(agent, &share, None, why).await {
             tracing::error!("share s{} can't be ended: {error}", share.id);
         }

@@ -21,6 +21,7 @@ use gpush_core::{
     sharing::{self, Sharing, Target},
     supervisor::State,
 };
+use jiff::{SignedDuration, Timestamp};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
@@ -63,7 +64,8 @@ fn find(agent: &Shared) {
     for (place, spec) in Place::all(&agent.mps.base) {
         known.insert(spec.target.clone());
         let daemon = live(agent, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
-        let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon };
+        let turn = Arc::default();
+        let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon, turn };
         agent.mps.entries().insert(spec.uuid, entry);
     }
     let (hands, stopping) = (agent.mps.hands.clone(), agent.stopping.clone());
@@ -107,10 +109,9 @@ pub(super) async fn settle(agent: &Shared) {
     let targets: BTreeMap<String, Target> =
         found.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
+        enter(agent, target);
         // What was set above a rule stands until the rule is another.
-        if enter(agent, target) {
-            records::unset(agent, target).await;
-        }
+        records::unset(agent, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
         let program = program(&agent.mps, &config.mps.control, &gpush_core::config::Mps::default().control);
@@ -187,38 +188,48 @@ impl Outlook {
     }
 }
 
-/// Makes an entry for a target, or brings its entry up to date; whether its rule has other settings now.
-fn enter(agent: &Shared, target: &Target) -> bool {
+/// Makes an entry for a target, or brings its entry up to date.
+fn enter(agent: &Shared, target: &Target) {
     let mut entries = agent.mps.entries();
     if let Some(entry) = entries.get_mut(&target.uuid) {
-        let before = entry.target.replace(target.clone());
-        return before.is_some_and(|before| before.policy.settings != target.policy.settings);
+        entry.target = Some(target.clone());
+        return;
     }
     let taken: BTreeSet<String> = entries.values().map(|entry| entry.short.clone()).collect();
     let short = sharing::short_name(&target.uuid, &taken);
     let place = Place::of(&agent.mps.base, &short);
     let daemon = live(agent, &short, &target.gpu_uuid, &target.uuid, place);
-    let entry = Entry { short, gpu_uuid: target.gpu_uuid.clone(), target: Some(target.clone()), daemon };
+    let (gpu_uuid, turn) = (target.gpu_uuid.clone(), Arc::default());
+    let entry = Entry { short, gpu_uuid, target: Some(target.clone()), daemon, turn };
     entries.insert(target.uuid.clone(), entry);
-    false
 }
 
 /// One daemon as it is wanted, with its compute mode before and after.
 async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
-    let aside = agent.mps.moving().aside.contains(uuid);
-    let stopped = agent.mps.record(uuid).stopped_by.is_some();
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // Before the daemon is there: nobody shall have come in past it.
         compute_mode::take(agent, target, wanted.policy.compute_mode).await;
     }
-    let want = if stopped { None } else { wanted };
+    // In turn with those who stop it, put it aside or take shares: what was decided before is no reason to
+    // start one that somebody has stopped since, or to lock somebody out whose share is being recorded.
+    let turn = entry.turn.lock().await;
+    let aside = agent.mps.moving().aside.contains(uuid);
+    let stopped = agent.mps.record(uuid).stopped;
+    let want = if stopped.is_some() || aside { None } else { wanted };
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
-    // In turn with those who take shares: one that is being recorded is not to be locked out.
-    let turn = agent.mps.turn.lock().await;
+    // The time that its clients were given goes on over a restart of gpushd.
+    if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
+        && matches!(entry.daemon.seen().state, State::Draining { until: None, .. })
+    {
+        let left = Duration::try_from(end_at.duration_since(Timestamp::now())).unwrap_or_default();
+        if let Err(error) = entry.daemon.have(Do::Drain(Some(left))).await {
+            tracing::error!(mps = entry.short, "{error}");
+        }
+    }
     let users = agent.mps.shares_of(uuid).iter().map(|share| share.by.uid).collect();
     if let Err(error) = entry.daemon.have(Do::Users(users)).await {
         tracing::error!(mps = entry.short, "{error}");
@@ -229,6 +240,10 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     }
     let place = Place::of(&agent.mps.base, &entry.short);
     if place.is_taken() {
+        // What it started is on its way out, or serves somebody.
+        if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
+            agent.mps.settle_soon();
+        }
         return;
     }
     // It is gone, and so is what it was for.
@@ -240,14 +255,19 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     agent.timeslice.settle();
 }
 
+/// How a target shall be shared: by its rule, and by what was set above that.
+pub(super) fn policy(mps: &Mps, target: &Target) -> MpsPolicy {
+    let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
+    let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);
+    many::had(MpsPolicy { settings, ..target.policy.clone() })
+}
+
 /// How the daemon of a target shall be.
 fn wanted(mps: &Mps, config: &Config, entry: &Entry, target: &Target, driver: Option<String>) -> Wanted {
     let settings = &config.mps;
-    let set = mps.record(&target.uuid).set;
-    let policy = MpsPolicy { settings: set.unwrap_or_else(|| target.policy.settings.clone()), ..target.policy.clone() };
     let usual = gpush_core::config::Mps::default();
     Wanted {
-        policy: many::had(policy),
+        policy: policy(mps, target),
         gpu_uuid: target.gpu_uuid.clone(),
         supervision: settings.policy(),
         health: Duration::from_secs(settings.health_s.into()),

@@ -8,7 +8,12 @@ use gpush_core::{
     supervisor::State,
 };
 
-use super::{Entry, clients, daemon::Seen, ear, logs, many, shares, targets::Outlook};
+use super::{
+    Entry, clients,
+    daemon::Seen,
+    ear, logs, many, shares,
+    targets::{self, Outlook},
+};
 use crate::{
     agent::{Agent, Shared},
     auth::Asker,
@@ -45,17 +50,21 @@ pub(super) fn admits(seen: &Seen) -> bool {
 /// Why a daemon is in its state.
 pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
     let mut reasons = seen.trouble.clone();
-    let clients = seen.clients.len();
+    let inside = seen.clients.len() + seen.waiting.len();
+    let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
     match &seen.state {
-        State::Hung { .. } if clients > 0 => {
-            reasons.push(format!("it is left alone for the sake of its {clients} clients: `gpushctl mps restart {short} --force` ends them"));
+        State::Hung { .. } if !seen.clients_known => reasons.push(format!(
+            "whether it has clients can't be told, so it is left alone: `gpushctl mps restart {short} --force` ends them"
+        )),
+        State::Hung { .. } if inside > 0 => {
+            reasons.push(format!("it is left alone for the sake of {clients}"));
         }
         State::BackingOff { .. } if seen.failures == 0 => reasons.push("it is tried again by itself".to_owned()),
         State::GivenUp => reasons.push(format!(
             "it failed {} times and is not started again by itself: `gpushctl mps start {short}`, when the cause is mended",
             seen.failures
         )),
-        State::Draining { .. } => reasons.push(format!("its {clients} clients may finish, and nobody is let in")),
+        State::Draining { .. } => reasons.push(format!("{clients} may finish, and nobody is let in")),
         State::Stopped
         | State::Starting { .. }
         | State::Found { .. }
@@ -220,6 +229,7 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
         reasons: reasons(&seen, &name(entry)),
         findings: Vec::new(),
         wanted: seen.policy.clone().unwrap_or_default(),
+        rule: None,
         in_force: seen.in_force.clone(),
         pid: seen.pid.and_then(pid),
         since: seen.since,
@@ -228,13 +238,15 @@ fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
         protocol: seen.protocol.clone(),
         pipe_directory: seen.pipe.as_ref().map(|path| path.display().to_string()),
         log_directory: seen.logs.as_ref().map(|path| path.display().to_string()),
-        uid: seen.user,
+        uid: None,
+        user: None,
         servers: seen
             .servers
             .iter()
             .filter_map(|(server, state)| Some(MpsServer { pid: pid(*server)?, uid: None, user: None, state: *state }))
             .collect(),
         clients: Vec::new(),
+        clients_known: seen.clients_known,
         shares: Vec::new(),
         shares_percent: 0,
     }
@@ -286,8 +298,19 @@ async fn shown(
         }
         redact::actor(&mut share.by, asker);
     }
-    let uid = daemon.uid.filter(|uid| asker.may_see(Some(*uid)));
-    MpsDaemon { findings, clients, shares, shares_percent: tenths.div_ceil(10), uid, ..daemon }
+    // Whoever waits for it may know for whom: shares say so too.
+    let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
+    let uid = seen.user.filter(|_| taken);
+    let user = match uid {
+        Some(uid) => agent.people.user(uid).await,
+        None => None,
+    };
+    let rule = agent.mps.record(uuid).set.map(|set| set.rule);
+    if let Some(target) = &entry.target {
+        // A daemon that is stopped has not been told.
+        daemon.wanted = targets::policy(&agent.mps, target);
+    }
+    MpsDaemon { findings, clients, shares, shares_percent: tenths.div_ceil(10), uid, user, rule, ..daemon }
 }
 
 /// Takes out of a client what `asker` may not see.

@@ -57,8 +57,8 @@ async fn targets_are_escaped_and_changes_have_keys() {
     let asked = serve(&socket);
     let mut client = Client::new(Socket::given(&socket, Origin::Option)).deadline(Duration::from_secs(5));
     let target = "0:2g.20gb@2";
-    let forced = MpsEndRequest { force: true, wait_s: None };
-    let drain = MpsEndRequest { force: false, wait_s: Some(60) };
+    let forced = MpsEndRequest { force: true, end_after_s: None };
+    let drain = MpsEndRequest { force: false, end_after_s: Some(60) };
     let set = MpsSetRequest { percentage: "12.5".parse().ok(), ..MpsSetRequest::default() };
     let share = MpsShareRequest { memory_limit_mib: "8G".parse().ok(), for_s: Some(7), ..MpsShareRequest::default() };
     assert_eq!(client.mps().await.unwrap_err().kind, Kind::Answer);
@@ -83,7 +83,7 @@ async fn targets_are_escaped_and_changes_have_keys() {
             "POST /v1/mps/0:2g.20gb%402/start {}",
             "POST /v1/mps/0:2g.20gb%402/stop {\"force\":true}",
             "POST /v1/mps/0:2g.20gb%402/restart {}",
-            "POST /v1/mps/0:2g.20gb%402/drain {\"wait_s\":60}",
+            "POST /v1/mps/0:2g.20gb%402/drain {\"end_after_s\":60}",
             "POST /v1/mps/0:2g.20gb%402/settings {\"percentage\":12.5}",
             "POST /v1/mps/a%2Fb/shares {\"memory_limit_mib\":8192,\"for_s\":7}",
             "DELETE /v1/mps/shares/s12",

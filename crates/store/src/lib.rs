@@ -59,7 +59,7 @@ pub use audit::{AuditQuery, AuditRecord, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, Lost};
-pub use mps::{MpsShare, MpsTarget, NewMpsShare, ProcessId};
+pub use mps::{MpsSet, MpsShare, MpsStopped, MpsTarget, NewMpsShare, ProcessId};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,

@@ -87,37 +87,51 @@ impl Record for MpsShare {
     }
 }
 
+/// Who stopped a daemon, and how long its clients may take to go.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MpsStopped {
+    /// Who.
+    pub by: Actor,
+    /// When clients that are still there are ended; never, unless somebody said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_at: Option<Timestamp>,
+}
+
+/// What was set in place of the settings of a rule.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MpsSet {
+    /// What was set.
+    pub settings: MpsSettings,
+    /// What the rule said then: when it says something else, the rule is in force again.
+    pub rule: MpsSettings,
+}
+
 /// What is on record of a target beside its shares.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MpsTarget {
     /// GPU or MIG device by UUID.
     pub target: String,
-    /// Who stopped its daemon; it stays so until somebody starts it.
-    pub stopped_by: Option<Actor>,
+    /// That somebody stopped its daemon; it stays so until somebody starts it.
+    pub stopped: Option<MpsStopped>,
     /// What was set in place of the rule's settings.
-    pub set: Option<MpsSettings>,
+    pub set: Option<MpsSet>,
     /// Boot on which an operation brought up the daemon of a full GPU. Recorded is the boot in which it is.
     pub in_force: Option<String>,
 }
 
 impl Record for MpsTarget {
     const TABLE: &'static str = "mps_targets";
-    const COLUMNS: &'static [&'static str] = &["target", "stopped_by", "settings", "in_force"];
+    const COLUMNS: &'static [&'static str] = &["target", "stopped", "settings", "in_force"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
         columns.put_text(&self.target);
-        columns.put_json(&self.stopped_by)?;
+        columns.put_json(&self.stopped)?;
         columns.put_json(&self.set)?;
         columns.put_json(&self.in_force)
     }
 
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
-        Ok(Self {
-            target: columns.text()?,
-            stopped_by: columns.json()?,
-            set: columns.json()?,
-            in_force: columns.json()?,
-        })
+        Ok(Self { target: columns.text()?, stopped: columns.json()?, set: columns.json()?, in_force: columns.json()? })
     }
 }
 
@@ -189,6 +203,20 @@ impl Tx<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Changes what is to be remembered of a target.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn change_mps_target(
+        &mut self,
+        target: &str,
+        change: impl FnOnce(MpsTarget) -> MpsTarget,
+    ) -> Result<(), StoreError> {
+        let known = self.view().mps_targets()?.into_iter().find(|known| known.target == target);
+        let known = known.unwrap_or_else(|| MpsTarget { target: target.to_owned(), ..MpsTarget::default() });
+        self.set_mps_target(&change(known))
     }
 
     /// Records what is to be remembered of a target, in place of what was; nothing of it any more, when it

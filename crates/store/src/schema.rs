@@ -45,7 +45,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE TABLE mps_shares (id INTEGER PRIMARY KEY, target TEXT NOT NULL, actor TEXT NOT NULL,
         settings TEXT NOT NULL, created_at INTEGER NOT NULL, process TEXT NOT NULL, expires_at INTEGER,
         boot_id TEXT NOT NULL, seal INTEGER NOT NULL);
-    CREATE TABLE mps_targets (target TEXT NOT NULL PRIMARY KEY, stopped_by TEXT NOT NULL,
+    CREATE TABLE mps_targets (target TEXT NOT NULL PRIMARY KEY, stopped TEXT NOT NULL,
         settings TEXT NOT NULL, in_force TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
     CREATE TABLE shared_gpus (gpu TEXT NOT NULL PRIMARY KEY, compute_mode TEXT NOT NULL, level TEXT NOT NULL,
         boot_id TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;

@@ -8,8 +8,8 @@ mod scene;
 
 use gpush_api::{ApiError, Code, ComputeMode, Mode, OperationState, StepState, TimesliceLevel};
 use gpush_store::{
-    Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, MpsTarget, NewAnswer, NewCondition, Note, OperationId,
-    Options, Scope, SharedGpu, Store, StoreError,
+    Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, MpsStopped, MpsTarget, NewAnswer, NewCondition, Note,
+    OperationId, Options, Scope, SharedGpu, Store, StoreError,
 };
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
@@ -369,7 +369,7 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
     assert_eq!(store.write_ending(move |tx| tx.end_mps_share(one.id)).wait().unwrap(), None, "once");
     let target = MpsTarget {
         target: "GPU-0".to_owned(),
-        stopped_by: Some(scene::actor(0)),
+        stopped: Some(MpsStopped { by: scene::actor(0), end_at: None }),
         set: None,
         in_force: Some(options().boot_id),
     };

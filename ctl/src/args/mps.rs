@@ -37,8 +37,8 @@ pub(crate) enum Mps {
     },
     /// Change what each client may have, above the config's rule
     #[command(group = at_least_one(), after_help = "\
-It stands until the daemon is stopped or the config changes the rule. What it
-reaches is told: a running server keeps some of what it has.
+It stands until it is taken back (--reset), or the rule says something else.
+What it reaches is told: a running server keeps some of what it has.
 
 Examples:
   gpushctl mps set 0 --percentage 25
@@ -48,6 +48,9 @@ Examples:
         of: Target,
         #[command(flatten)]
         ceilings: Ceilings,
+        /// Take back what was set before: what is left out is the rule's again
+        #[arg(long)]
+        reset: bool,
     },
     /// Start a daemon that was stopped, or was given up
     Start {
@@ -76,14 +79,19 @@ Examples:
     },
     /// Let nobody in any more, let the clients finish, and stop
     #[command(after_help = "\
-Clients that are still there when their time is over are ended.
+Clients may take as long as they need, unless --end-after says how long. The
+agent sees to it, also when nobody watches any more.
 
 Examples:
-  gpushctl mps drain 0 --wait 30m && gpushctl mps start 0")]
+  gpushctl mps drain 0 && gpushctl mps start 0
+  gpushctl mps drain 0 --end-after 30m --no-wait")]
     Drain {
         #[command(flatten)]
         of: Target,
-        /// How long its clients may take: 90s, 30m, 2h [default: the config's]
+        /// End clients that are still there after so long: 90s, 30m, 2h
+        #[arg(long, value_name = "DURATION", value_parser = span_seconds)]
+        end_after: Option<u64>,
+        /// Stop watching after so long; the agent goes on
         #[arg(long, value_name = "DURATION", value_parser = span_seconds)]
         wait: Option<u64>,
         /// Do not watch it
@@ -152,7 +160,7 @@ not found. Signals are passed on."
 
 /// A change that changes something.
 fn at_least_one() -> ArgGroup {
-    ArgGroup::new("change").args(["percentage", "memory", "priority"]).required(true).multiple(true)
+    ArgGroup::new("change").args(["percentage", "memory", "priority", "reset"]).required(true).multiple(true)
 }
 
 /// What is shared.

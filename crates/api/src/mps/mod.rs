@@ -236,6 +236,9 @@ pub struct MpsDaemon {
     pub findings: Vec<String>,
     /// What it is wanted to be.
     pub wanted: MpsPolicy,
+    /// What its rule says, where something else was set above it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<MpsSettings>,
     /// What it said last that it has; `None` before it answered. A memory limit it tells in whole GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_force: Option<MpsSettings>,
@@ -261,15 +264,21 @@ pub struct MpsDaemon {
     /// Where its logs are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_directory: Option<String>,
-    /// User whose clients are let in now; `None` while nobody has a share.
+    /// User whose it is now; `None` while nobody has a share, and nobody computes there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
+    /// The user's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
     /// Its servers.
     #[serde(default)]
     pub servers: Vec<MpsServer>,
     /// Its clients.
     #[serde(default)]
     pub clients: Vec<MpsClient>,
+    /// Whether these are all: of a daemon that does not answer, the driver alone may know them, and not tell.
+    #[serde(default = "yes")]
+    pub clients_known: bool,
     /// Shares that were taken and not given back.
     #[serde(default)]
     pub shares: Vec<MpsShare>,
@@ -290,8 +299,12 @@ impl MpsDaemon {
     }
 }
 
+fn yes() -> bool {
+    true
+}
+
 /// `POST /v1/mps/{target}/settings`: what shall be in force from now on, above the config's rule, until
-/// the daemon is stopped or the config changes the rule. What is left out stays.
+/// the rule says something else. What is left out stays.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -307,6 +320,9 @@ pub struct MpsSetRequest {
     /// Priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
+    /// Whether what was set before is taken back first, so that what is left out is the rule's again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reset: bool,
 }
 
 /// What a change of settings came to.
@@ -327,9 +343,10 @@ pub struct MpsEndRequest {
     /// Whether clients that are there are ended. Without it a stop or restart under clients is refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
-    /// How many seconds a drain gives them; the config's by default.
+    /// Of a drain: after how many seconds those who are still there are ended. Without it they may take as long
+    /// as they need.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wait_s: Option<u64>,
+    pub end_after_s: Option<u64>,
 }
 
 /// `POST /v1/mps/{target}/shares`.

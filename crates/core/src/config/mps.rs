@@ -34,8 +34,6 @@ pub struct Mps {
     pub failures: u32,
     /// … within so many seconds are too many.
     pub within_s: u32,
-    /// Seconds that clients get to finish before a daemon is stopped under them.
-    pub drain_s: u32,
     /// Seconds that a daemon may take to end before it is killed.
     pub stop_s: u32,
     /// Whether a hung daemon is restarted although it has clients, who die of it.
@@ -55,7 +53,6 @@ impl Default for Mps {
             longest_pause_s: 60,
             failures: 5,
             within_s: 600,
-            drain_s: 300,
             stop_s: 10,
             restart_hung_with_clients: false,
         }
@@ -93,7 +90,6 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Mps {
         longest_pause_s: longest_pause_s(reader, table, pause_s, default.longest_pause_s),
         failures: reader.number(table, "failures", 1..=100, default.failures),
         within_s: reader.number(table, "within_s", 1..=86_400, default.within_s),
-        drain_s: reader.number(table, "drain_s", 0..=86_400, default.drain_s),
         stop_s: reader.number(table, "stop_s", 1..=600, default.stop_s),
         restart_hung_with_clients: reader
             .flag(table, "restart_hung_with_clients")

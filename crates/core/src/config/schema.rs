@@ -51,7 +51,6 @@ pub const MPS: Section = Section {
         "longest_pause_s",
         "failures",
         "within_s",
-        "drain_s",
         "stop_s",
         "restart_hung_with_clients",
     ],

@@ -49,7 +49,6 @@ impl Config {
             ("mps", "longest_pause_s", Some(mps.longest_pause_s.to_string())),
             ("mps", "failures", Some(mps.failures.to_string())),
             ("mps", "within_s", Some(mps.within_s.to_string())),
-            ("mps", "drain_s", Some(mps.drain_s.to_string())),
             ("mps", "stop_s", Some(mps.stop_s.to_string())),
             ("mps", "restart_hung_with_clients", Some(mps.restart_hung_with_clients.to_string())),
             ("processes", "stray", Some(text(stray_name(processes.stray)))),

@@ -37,7 +37,7 @@ pub struct Supervisor {
     state: State,
     /// `None` before anybody said so.
     wanted: Option<bool>,
-    /// Unknown of one that was found and has not answered.
+    /// Unknown of one that was found, or does not answer, and of which the driver does not tell either.
     clients: Option<usize>,
     /// When it failed, within the time that counts.
     failed: VecDeque<Instant>,
@@ -112,6 +112,12 @@ impl Supervisor {
         self.wanted.is_some()
     }
 
+    /// How many clients it has, as far as that is known.
+    #[must_use]
+    pub fn clients(&self) -> Option<usize> {
+        self.clients
+    }
+
     /// Whether it is known to have no client.
     fn is_idle(&self) -> bool {
         self.clients == Some(0)
@@ -128,20 +134,9 @@ impl Supervisor {
         self.policy = policy;
     }
 
-    /// Takes in what happened; what is to be done, in order.
+    /// Takes in what happened; what is to be done, in order. Whether anybody is let in is [`Self::admits`]
+    /// from then on.
     pub fn step(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
-        let admitted = self.admits();
-        let mut effects = self.react(event, now);
-        match (admitted, self.admits()) {
-            (false, true) => effects.push(Effect::Admit),
-            // Nobody is let in from the moment on at which it is known.
-            (true, false) => effects.insert(0, Effect::Refuse),
-            (true, true) | (false, false) => {}
-        }
-        effects
-    }
-
-    fn react(&mut self, event: &Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Wanted(wanted) => {
                 self.wanted = Some(*wanted);
@@ -241,7 +236,7 @@ impl Supervisor {
             Event::Busy => self.busy(),
             Event::Ended => self.ended(now),
             Event::Clients(clients) => {
-                self.clients = Some(*clients);
+                self.clients = *clients;
                 match self.state {
                     State::Draining { .. } if self.is_idle() => self.stop(now),
                     State::Hung { .. } => self.hung(now),

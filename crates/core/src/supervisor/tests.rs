@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Instant {
 fn ready() -> Supervisor {
     let mut one = Supervisor::new(Policy::default());
     assert_eq!(one.step(&Event::Wanted(true), at(0)), [Effect::Start]);
-    assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), [Effect::Admit]);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     one
 }
 
@@ -20,7 +20,7 @@ fn one_that_ends_is_started_again_after_longer_and_longer_pauses_and_then_given_
     let mut one = ready();
     let mut now = at(100);
     let mut pauses = Vec::new();
-    assert_eq!(one.step(&Event::Ended, now), [Effect::Refuse]);
+    assert_eq!(one.step(&Event::Ended, now), []);
     while let State::BackingOff { until } = *one.state() {
         pauses.push((until - now).as_secs());
         if until > now {
@@ -50,19 +50,19 @@ fn failures_of_long_ago_do_not_count() {
 #[test]
 fn a_hung_one_with_clients_is_left_alone_and_restarted_when_they_have_gone() {
     let mut one = ready();
-    assert_eq!(one.step(&Event::Clients(2), at(1)), []);
+    assert_eq!(one.step(&Event::Clients(Some(2)), at(1)), []);
     assert_eq!(one.step(&Event::Silent, at(2)), [], "one silence may be somebody at a prompt");
-    assert_eq!(one.step(&Event::Silent, at(3)), [Effect::Refuse, Effect::TellHung]);
-    assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), [Effect::Admit], "it was only slow");
+    assert_eq!(one.step(&Event::Silent, at(3)), [Effect::TellHung]);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), [], "it was only slow");
     one.step(&Event::Silent, at(5));
     one.step(&Event::Silent, at(6));
-    assert_eq!(one.step(&Event::Clients(0), at(7)), [Effect::Kill]);
+    assert_eq!(one.step(&Event::Clients(Some(0)), at(7)), [Effect::Kill]);
     assert_eq!(one.step(&Event::Ended, at(8)), []);
     assert!(matches!(one.state(), State::BackingOff { .. }));
     let mut rough = Supervisor { policy: Policy { restart_hung_with_clients: true, ..Policy::default() }, ..ready() };
-    rough.step(&Event::Clients(2), at(1));
+    rough.step(&Event::Clients(Some(2)), at(1));
     rough.step(&Event::Silent, at(2));
-    assert_eq!(rough.step(&Event::Silent, at(3)), [Effect::Refuse, Effect::Kill]);
+    assert_eq!(rough.step(&Event::Silent, at(3)), [Effect::Kill]);
 }
 
 #[test]
@@ -79,9 +79,9 @@ fn one_that_is_late_is_killed_and_seen_gone_before_another_is_started() {
 #[test]
 fn one_that_is_not_wanted_any_more_is_drained_told_to_end_and_killed_last() {
     let mut one = ready();
-    one.step(&Event::Clients(1), at(1));
-    assert_eq!(one.step(&Event::Wanted(false), at(2)), [Effect::Refuse]);
-    assert_eq!(one.step(&Event::Wanted(true), at(3)), [Effect::Admit], "wanted again before it left");
+    one.step(&Event::Clients(Some(1)), at(1));
+    assert_eq!(one.step(&Event::Wanted(false), at(2)), []);
+    assert_eq!(one.step(&Event::Wanted(true), at(3)), [], "wanted again before it left");
     one.step(&Event::Wanted(false), at(4));
     assert_eq!((one.step(&Event::Tick, at(99_999)), one.due()), (vec![], None), "nobody set its clients a time");
     assert_eq!(one.step(&Event::Leave(at(300)), at(4)), []);
@@ -94,10 +94,10 @@ fn one_that_is_not_wanted_any_more_is_drained_told_to_end_and_killed_last() {
 #[test]
 fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() {
     let mut one = Supervisor::new(Policy::default());
-    one.step(&Event::Clients(3), at(0));
+    one.step(&Event::Clients(Some(3)), at(0));
     assert_eq!(one.step(&Event::Found { pid: PID }, at(0)), []);
     assert_eq!(one.step(&Event::Wanted(true), at(0)), []);
-    assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), [Effect::Admit]);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(0)), []);
     assert_eq!(one.state(), &State::Ready { pid: PID, silences: 0 });
     // One without clients as well, and one that nobody wants is not killed for being found.
     let mut other = Supervisor::new(Policy::default());
@@ -105,8 +105,8 @@ fn one_that_is_found_alive_is_adopted_with_its_pid_and_none_is_started_beside() 
     let mut silent = other.clone();
     assert_eq!(silent.step(&Event::Silent, at(0)), [], "it may have clients");
     assert_eq!(silent.step(&Event::Wanted(false), at(0)), []);
-    assert_eq!(silent.step(&Event::Clients(0), at(0)), [Effect::Quit]);
-    assert_eq!(other.step(&Event::Clients(0), at(0)), []);
+    assert_eq!(silent.step(&Event::Clients(Some(0)), at(0)), [Effect::Quit]);
+    assert_eq!(other.step(&Event::Clients(Some(0)), at(0)), []);
     assert_eq!((other.step(&Event::Answers { pid: PID }, at(0)), other.admits()), (vec![], false), "nobody has said");
     assert_eq!(other.step(&Event::Wanted(false), at(0)), [Effect::Quit]);
 }
@@ -125,10 +125,10 @@ fn what_is_left_of_the_one_before_is_waited_for_and_is_no_failure() {
 #[test]
 fn a_fault_lets_nobody_in_until_it_is_over_and_costs_no_client() {
     let mut one = ready();
-    one.step(&Event::Clients(2), at(1));
-    assert_eq!(one.step(&Event::Fault, at(2)), [Effect::Refuse]);
+    one.step(&Event::Clients(Some(2)), at(1));
+    assert_eq!(one.step(&Event::Fault, at(2)), []);
     assert_eq!((one.step(&Event::Fault, at(3)), one.state()), (vec![], &State::Fault { pid: PID }));
-    assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), [Effect::Admit]);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(4)), []);
     one.step(&Event::Fault, at(5));
     assert_eq!((one.step(&Event::Silent, at(6)), one.state()), (vec![], &State::Hung { pid: PID, silences: SILENCES }));
     assert_eq!(one.step(&Event::Ended, at(7)), []);
@@ -138,13 +138,13 @@ fn a_fault_lets_nobody_in_until_it_is_over_and_costs_no_client() {
 #[test]
 fn one_that_shall_be_another_is_ended_and_started_at_once_and_that_is_no_failure() {
     let mut one = ready();
-    one.step(&Event::Clients(2), at(1));
-    assert_eq!(one.step(&Event::Restart, at(2)), [Effect::Refuse, Effect::Quit]);
+    one.step(&Event::Clients(Some(2)), at(1));
+    assert_eq!(one.step(&Event::Restart, at(2)), [Effect::Quit]);
     assert_eq!(one.step(&Event::Ended, at(3)), [Effect::Start]);
     assert_eq!(one.failures(), 0);
     one.step(&Event::Answers { pid: PID }, at(3));
-    one.step(&Event::Clients(1), at(4));
-    assert_eq!(one.step(&Event::Leave(Duration::ZERO), at(5)), [Effect::Refuse, Effect::Quit]);
+    one.step(&Event::Clients(Some(1)), at(4));
+    assert_eq!(one.step(&Event::Leave(Duration::ZERO), at(5)), [Effect::Quit]);
     assert_eq!((one.step(&Event::Ended, at(6)), one.state()), (vec![], &State::Stopped));
     assert_eq!(one.step(&Event::Restart, at(7)), [Effect::Start]);
 }
@@ -155,7 +155,11 @@ fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
         let mut one = Supervisor::new(Policy::default());
         one.step(&Event::Found { pid: PID }, at(0));
         for _ in 0..3 {
-            assert_eq!((one.step(&Event::Clients(0), at(1)), one.step(&look, at(1))), (vec![], vec![]), "{look:?}");
+            assert_eq!(
+                (one.step(&Event::Clients(Some(0)), at(1)), one.step(&look, at(1))),
+                (vec![], vec![]),
+                "{look:?}"
+            );
         }
         assert_eq!((one.pid(), one.is_told(), one.admits()), (Some(PID), false, false));
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
@@ -165,18 +169,21 @@ fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
     one.step(&Event::Found { pid: PID }, at(0));
     assert_eq!(one.step(&Event::Wanted(true), at(1)), []);
     assert_eq!((one.step(&Event::Silent, at(1)), one.step(&Event::Silent, at(2))), (vec![], vec![]));
-    assert_eq!(one.step(&Event::Clients(0), at(3)), [Effect::Kill]);
+    assert_eq!(one.step(&Event::Clients(Some(0)), at(3)), [Effect::Kill]);
 }
 
 #[test]
 fn one_whose_ear_somebody_else_has_lets_nobody_in_and_is_not_killed() {
     let mut one = ready();
     assert_eq!(one.step(&Event::Busy, at(1)), [], "for a moment");
-    assert_eq!(one.step(&Event::Busy, at(2)), [Effect::Refuse]);
+    assert_eq!(one.step(&Event::Busy, at(2)), []);
     for second in 3..100 {
-        assert_eq!((one.step(&Event::Clients(0), at(second)), one.step(&Event::Busy, at(second))), (vec![], vec![]));
+        assert_eq!(
+            (one.step(&Event::Clients(Some(0)), at(second)), one.step(&Event::Busy, at(second))),
+            (vec![], vec![])
+        );
     }
-    assert_eq!(one.step(&Event::Answers { pid: PID }, at(100)), [Effect::Admit]);
+    assert_eq!(one.step(&Event::Answers { pid: PID }, at(100)), []);
 }
 
 /// A daemon as the world has it.
@@ -211,11 +218,11 @@ proptest! {
                 // Clients come only while they are admitted, and go when they like.
                 5 if admitted => {
                     world.clients += 1;
-                    Event::Clients(world.clients)
+                    Event::Clients(Some(world.clients))
                 }
                 6 if world.clients > 0 => {
                     world.clients -= 1;
-                    Event::Clients(world.clients)
+                    Event::Clients(Some(world.clients))
                 }
                 7 => Event::StartAnyway,
                 8 if world.alive => Event::Fault,
@@ -236,12 +243,10 @@ proptest! {
                         let asked = was_draining || !patient;
                         prop_assert!(world.clients == 0 || asked, "{:?} under {} clients", effect, world.clients);
                     }
-                    Effect::Admit => admitted = true,
-                    Effect::Refuse => admitted = false,
                     Effect::TellGivenUp | Effect::TellHung => {}
                 }
             }
-            prop_assert_eq!(admitted, one.admits());
+            admitted = one.admits();
             let serves = matches!(one.state(), State::Ready { .. });
             prop_assert!(!admitted || serves, "{:?}", one.state());
             // A daemon that is wanted and not there has a next step, or was given up.

@@ -134,8 +134,8 @@ pub enum Event {
     Occupied,
     /// It ended.
     Ended,
-    /// So many clients it has.
-    Clients(usize),
+    /// So many clients it has; nobody can tell.
+    Clients(Option<usize>),
     /// Time went by.
     Tick,
 }
@@ -149,10 +149,6 @@ pub enum Effect {
     Quit,
     /// Kill it with all that it started.
     Kill,
-    /// Let people in.
-    Admit,
-    /// Let nobody in.
-    Refuse,
     /// Say that it was given up.
     TellGivenUp,
     /// Say that it hangs, and that nothing is done about it for its clients' sake.

@@ -47,25 +47,24 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             let daemons = named(client, target.as_deref()).await?;
             out.show(&daemons, |look| clients::all(&daemons, look))?;
         }
-        Mps::Set { of, ceilings } => {
+        Mps::Set { of, ceilings, reset } => {
             let Ceilings { percentage, memory, priority } = ceilings;
-            let request = MpsSetRequest { percentage, memory_limit_mib: memory, priority };
+            let request = MpsSetRequest { percentage, memory_limit_mib: memory, priority, reset };
             let set = client.mps_set(&of.target, &request).await?;
             out.show(&set, |look| change::set(&set, look))?;
         }
         Mps::Start { of, followed } => return follow::start(client, &of.target, watch(followed), out).await,
         Mps::Stop { of, force, followed } => {
-            let how = MpsEndRequest { force: force.force, wait_s: None };
+            let how = MpsEndRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Stop, &of.target, &how, watch(followed), out).await;
         }
         Mps::Restart { of, force, followed } => {
-            let how = MpsEndRequest { force: force.force, wait_s: None };
+            let how = MpsEndRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Restart, &of.target, &how, watch(followed), out).await;
         }
-        Mps::Drain { of, wait, no_wait, quiet } => {
-            // The agent ends a drain in time: it is watched for as long as that takes.
-            let how = MpsEndRequest { force: false, wait_s: wait };
-            let watch = if no_wait { Watch::Not } else { Watch::For { seconds: None, quiet } };
+        Mps::Drain { of, end_after, wait, no_wait, quiet } => {
+            let how = MpsEndRequest { force: false, end_after_s: end_after };
+            let watch = if no_wait { Watch::Not } else { Watch::For { seconds: wait, quiet } };
             return follow::end(client, Change::Drain, &of.target, &how, watch, out).await;
         }
         Mps::Logs { of, lines, follow: false } => logs::last(client, &of.target, lines, out).await?,

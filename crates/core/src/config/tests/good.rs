@@ -32,7 +32,6 @@ poll_s = 0
 control = "/opt/mps/control"
 server = "/opt/mps/nvidia-cuda-mps-server"
 pause_s = 90
-drain_s = 0
 
 [processes]
 stray = "end"
@@ -179,7 +178,7 @@ fn what_a_supervisor_is_given() {
     let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
     // One that is left out is no shorter than the first pause.
     assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
-    assert_eq!((mps.policy().pause.as_secs(), mps.drain_s), (90, 0));
+    assert_eq!(mps.policy().pause.as_secs(), 90);
 }
 
 #[test]
@@ -240,7 +239,6 @@ fn each_key_has_an_effect_on_the_config() {
                 "longest_pause_s = 1",
                 "failures = 1",
                 "within_s = 1",
-                "drain_s = 0",
                 "stop_s = 1",
                 "restart_hung_with_clients = true",
             ],

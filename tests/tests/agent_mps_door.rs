@@ -1,0 +1,170 @@
+//! Nobody is lost who came while a daemon was about to be ended, nobody gets in whom it does not serve, and what
+//! two administrators do at a time is both done.
+
+use std::path::Path;
+
+use gpush_api::{Code, MpsDaemon, MpsState};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::Host,
+    mps::{Client, act, base, becomes, clear_faults, daemon, fault, is_open, reaches, share, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
+/// Daemons are looked at when there is a reason to alone.
+const CONFIG: &str =
+    "[mps]\nhealth_s = 3600\nstart_s = 3\n[[gpu]]\nname = \"lab\"\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
+
+fn ready(host: &Host) -> Agent {
+    let agent = Agent::start(host, CONFIG);
+    for target in ["0", "1"] {
+        reaches(&agent, target, MpsState::Ready);
+    }
+    let _begun = agent.settle();
+    agent
+}
+
+fn pipe(daemon: &MpsDaemon) -> &Path {
+    Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))
+}
+
+#[test]
+fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    let mut client = Client::start(&host, &environment);
+    for verb in ["stop", "restart"] {
+        let refused = act(&agent, "0", verb, &json!({})).error();
+        assert_eq!(refused.code, Code::Blocked, "{verb}: {refused:?}");
+        assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
+        let now = daemon(&agent, "0");
+        assert!(now.state == MpsState::Ready && is_open(pipe(&now)), "{verb}: open again: {now:#?}");
+    }
+    assert!(client.lives() && client.said().is_empty());
+    client.end();
+}
+
+#[test]
+fn a_client_that_waits_for_its_server_is_one() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    fault(&host, "never-active");
+    let waits = Client::begin(&host, &environment, None);
+    becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
+    let refused = act(&agent, "0", "stop", &json!({})).error();
+    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
+    assert!(refused.causes.iter().any(|why| why.contains("waits for a server")), "{refused:?}");
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
+    clear_faults(&host);
+    assert!(waits.says().starts_with("active"), "it is served to its end");
+    waits.end();
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
+fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    let pid = daemon(&agent, "0").pid.expect("a pid").cast_signed();
+    for function in ["Compute", "Graphics", "MPSCompute"] {
+        host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
+    }
+    let mut client = Client::start(&host, &environment);
+    assert!(signal(pid, Signal::SIGSTOP));
+    let hung = becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
+    assert!(hung.reasons.iter().any(|reason| reason.contains("can't be told")), "{hung:#?}");
+    assert!(hung.reasons.iter().any(|reason| reason.contains(&format!("kill -CONT {pid}"))), "{hung:#?}");
+    assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
+    // One that begins knows nothing of them either.
+    agent.kill();
+    let agent = Agent::start(&host, CONFIG);
+    becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
+    let refused = act(&agent, "0", "stop", &json!({})).error();
+    assert!(refused.message.contains("nobody can tell"), "{refused:?}");
+    assert!(signal(pid, Signal::SIGCONT));
+    let well = reaches(&agent, "0", MpsState::Ready);
+    assert_eq!((well.pid.map(u32::cast_signed), well.clients.len()), (Some(pid), 1));
+    assert!(client.lives() && client.said().is_empty());
+    client.end();
+}
+
+#[test]
+fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let seen = daemon(&agent, "0");
+    let (pid, dir) = (seen.pid.expect("a pid").cast_signed(), pipe(&seen).to_owned());
+    let mut client = Client::start(&host, &taken.environment);
+    assert!(is_open(&dir));
+    agent.kill();
+    assert!(signal(pid, Signal::SIGKILL) && is_open(&dir));
+    let agent = Agent::start(&host, CONFIG);
+    becomes(&agent, "0", "waiting for what is left", |daemon| daemon.state == MpsState::BackingOff);
+    assert!(!is_open(&dir), "whoever came in would find nobody, and run without MPS");
+    assert!(client.lives());
+    client.end();
+    reaches(&agent, "0", MpsState::Ready);
+
+    let pid = daemon(&agent, "1").pid.expect("a pid").cast_signed();
+    let dir = pipe(&daemon(&agent, "1")).to_owned();
+    share(&agent, "1", &json!({})).expect("a share");
+    agent.kill();
+    assert!(signal(pid, Signal::SIGSTOP) && is_open(&dir));
+    let agent = Agent::start(&host, CONFIG);
+    agent.await_that("the door shut", || !is_open(&dir));
+    assert!(signal(pid, Signal::SIGCONT));
+    reaches(&agent, "1", MpsState::Ready);
+    assert!(is_open(&dir));
+}
+
+#[test]
+fn what_two_administrators_do_at_a_time_is_both_done() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let rounds = 20;
+    for round in 0..rounds {
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200));
+            let percentage = 10 + round;
+            let set = act(&agent, "0", "settings", &json!({ "percentage": percentage }));
+            assert_eq!(set.status, 200);
+        });
+        let stopped = reaches(&agent, "0", MpsState::Stopped);
+        assert_eq!(stopped.wanted.settings.percentage.to_string(), (10 + round).to_string());
+        assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
+        let started = reaches(&agent, "0", MpsState::Ready);
+        assert_eq!(started.in_force.expect("settings").percentage.to_string(), (10 + round).to_string(), "over a stop");
+    }
+    println!("{rounds} rounds");
+    assert_eq!(act(&agent, "0", "settings", &json!({ "reset": true })).status, 200);
+    let reset = daemon(&agent, "0");
+    assert_eq!((reset.rule, reset.wanted.settings.percentage.to_string()), (None, "100".to_owned()));
+    drop(base(&host));
+}
+
+#[test]
+fn what_was_set_ends_with_its_rule_and_the_time_of_a_drain_goes_on_over_a_restart() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    assert_eq!(act(&agent, "0", "settings", &json!({ "percentage": 30 })).status, 200);
+    assert_eq!(daemon(&agent, "0").rule.map(|rule| rule.percentage.to_string()), Some("100".to_owned()));
+    let environment = share(&agent, "1", &json!({})).expect("a share").environment;
+    let client = Client::start(&host, &environment);
+    assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 4 })).status, 200);
+    reaches(&agent, "1", MpsState::Draining);
+    agent.kill();
+    // The rule is another when it comes back.
+    let agent = Setup::on(&host).config(&format!("{CONFIG}mps = {{ percentage = 80 }}\n")).start();
+    becomes(&agent, "0", "by its rule", |daemon| {
+        daemon.rule.is_none() && daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == "80")
+    });
+    assert!(["terminated", "lost"].contains(&client.says().as_str()), "its time is over");
+    reaches(&agent, "1", MpsState::Stopped);
+}
