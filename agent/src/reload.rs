@@ -10,7 +10,7 @@
 //! the log, whose settings take effect at once.
 
 use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded, STOPPING};
-use gpush_core::{config::Config, desired};
+use gpush_core::{config::Config, desired, sharing};
 use gpush_store::NewAudit;
 use tokio::sync::{mpsc, oneshot};
 
@@ -169,12 +169,14 @@ async fn take(
     agent.overrides.is_at(generation);
     // Drift is from what is wanted now.
     let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
-    let gpus = differing(desired::compare(&before, Some(&agent.settings.config()), &gpus));
+    let now = agent.settings.config();
+    let findings = sharing::unfit(&now, &gpus);
+    let gpus = differing(desired::compare(&before, Some(&now), &gpus));
     let ended = effects.into_iter().filter_map(|effect| match effect {
         Effect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
         Effect::Made(_) => None,
     });
-    Ok(Reloaded { path: agent.settings.file(), settings, gpus, ended: ended.collect(), generation })
+    Ok(Reloaded { path: agent.settings.file(), settings, gpus, ended: ended.collect(), findings, generation })
 }
 
 /// Overrides whose rule wants something else by another config.

@@ -122,7 +122,7 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3600 })).status, 200);
         let draining = reaches(&agent, "0", MpsState::Draining);
         assert!(draining.reasons.iter().any(|reason| reason.contains("its client may finish")), "{draining:#?}");
-        assert_eq!(share(&agent, "0", &json!({})).unwrap_err().code, Code::Unavailable);
+        assert_eq!(share(&agent, "0", &json!({})).unwrap_err().code, Code::Conflict);
         client.end();
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);

@@ -253,3 +253,48 @@ fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_
     apply(&agent);
     assert_eq!(mps::reaches(&agent, "0", MpsState::Ready).shares, []);
 }
+
+#[test]
+fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_moved_like_the_rest() {
+    let host = Host::up(HOPPER);
+    let agent = shared(&host);
+    let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
+    reload(&agent, "mode = \"timeslice\"");
+    let refused = mps::share(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new work");
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+    assert!(refused.causes.iter().any(|cause| cause.contains("mode timeslice")), "{refused:?}");
+    let told = mps::daemon(&agent, "0");
+    assert!(told.findings.iter().any(|finding| finding.contains("nobody gets a share any more")), "{told:#?}");
+    // Whoever has one goes on, over a restart of gpushd too.
+    agent.kill();
+    let agent = Agent::start(&host, &rule("mode = \"timeslice\""));
+    agent.await_that("it is seen", || agent.get("/v1/mps/0").status == 200);
+    let client = Client::start(&host, &share.environment);
+    assert!(client.first.starts_with("active"), "{}", client.first);
+    client.end();
+    for verb in ["start", "restart"] {
+        let refused = mps::act(&agent, "0", verb, &json!({})).error();
+        assert_eq!(refused.code, Code::Conflict, "{verb}: {refused:?}");
+    }
+    assert!(agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"").status == 200);
+    // Drained by hand, it is no less to be moved; a request for all means it as well.
+    assert_eq!(mps::act(&agent, "0", "drain", &json!({})).status, 200);
+    mps::reaches(&agent, "0", MpsState::Stopped);
+    let operation = agent.follow(agent.begin_with(&json!({ "layout": "wanted" })).unwrap());
+    assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
+    let gpu = agent.gpu(0);
+    assert_eq!((gpu.drift.as_slice(), gpu.compute_mode), ([].as_slice(), Some(ComputeMode::Default)), "{gpu:?}");
+    agent.await_that("nothing is shared any more", || agent.get("/v1/mps").json() == json!([]));
+}
+
+#[test]
+fn a_layout_is_done_when_the_daemons_of_its_devices_serve() {
+    let host = Host::up(HOPPER);
+    let agent = Agent::start(&host, &rule("mode = \"mig\"\nlayout = [\"3g.40gb*2:mps\"]"));
+    agent.until("daemons", || (agent.get("/v1/mps").json().as_array()?.len() == 2).then_some(()));
+    let operation = agent.settle().pop().expect("the operation at the start");
+    assert_eq!(operation.state, OperationState::Done, "{operation:#?}");
+    for daemon in mps::daemons(&agent) {
+        assert_eq!(daemon.state, MpsState::Ready, "{daemon:#?}");
+    }
+}

@@ -220,6 +220,12 @@ async fn end(
         agent.observer.outdate(&part.plan.uuid);
     }
     changes.iter().for_each(|change| agent.conditions.take_in(change));
+    if state == OperationState::Done {
+        let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
+        for told in mps::devices_serve(agent, &id, &plans).await {
+            ongoing.note(told);
+        }
+    }
     for told in mode::around::take_back(agent, ongoing.number(), state).await {
         ongoing.note(told);
     }

@@ -70,7 +70,7 @@ pub(super) async fn named(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<Str
 }
 
 fn sentence(pid: u32, person: &Person) -> String {
-    format!("{} has its ear", person.of_process(pid))
+    format!("{} has its ear: once that process has ended, it answers", person.of_process(pid))
 }
 
 #[cfg(test)]

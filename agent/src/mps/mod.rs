@@ -75,7 +75,7 @@ use tokio::sync::Notify;
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, start as start_of, terminate},
-    moves::{aside, bring_up, idle, plan},
+    moves::{aside, bring_up, devices_serve, idle, plan},
     records::Lasting,
     shares::{end as end_share, take as take_share},
     targets::run,

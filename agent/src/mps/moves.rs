@@ -247,9 +247,49 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
         };
         if failed {
             let label = view::label(&entry, uuid);
-            let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {label} does not come up"));
+            let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
             error.causes = seen.trouble;
-            return Err(error.hint(format!("see what it said in {}", seen.logs.unwrap_or_default().display())));
+            // One that never ran has said nothing.
+            let logs = seen.logs.filter(|logs| logs.exists());
+            return Err(match logs {
+                Some(logs) => error.hint(format!("see what it said in {}", logs.display())),
+                None => error.hint("mend that, then apply again"),
+            });
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Waits until the daemons of MIG devices that the layouts share serve; a sentence on each that does not, which is
+/// no reason to take a layout back that stands.
+pub(crate) async fn devices_serve(agent: &Shared, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
+    let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
+    let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
+    if on.is_empty() {
+        return Vec::new();
+    }
+    agent.mps.moves().entry(operation.to_owned()).or_default().coming.extend(on.iter().cloned());
+    targets::settle(agent).await;
+    let until = Instant::now() + Duration::from_secs(agent.settings.config().mps.start_s.into()) + MARGIN;
+    loop {
+        let entries = agent.mps.entries().clone();
+        let here = entries.iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
+        let (mut late, mut failed) = (false, Vec::new());
+        for (uuid, entry) in here.filter(|(uuid, _)| agent.mps.record(uuid).stopped.is_none()) {
+            let seen = entry.daemon.seen();
+            match seen.state {
+                State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => late = true,
+                State::BackingOff { .. } | State::GivenUp => failed.push(format!(
+                    "the MPS daemon of {} does not come up: {}",
+                    view::label(entry, uuid),
+                    seen.trouble.join(", ")
+                )),
+                // How they are is told of them, and not of this.
+                State::Ready { .. } | State::Hung { .. } | State::Fault { .. } | State::Draining { .. } => {}
+            }
+        }
+        if !late || Instant::now() >= until {
+            return failed;
         }
         tokio::time::sleep(LOOK).await;
     }

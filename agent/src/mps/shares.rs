@@ -53,8 +53,12 @@ pub(crate) async fn take(
     if let Some(why) = Outlook::of(agent, asker).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));
     }
-    let policy =
-        seen.policy.clone().filter(|_| view::admits(&seen)).ok_or_else(|| view::closed(&label, &entry, &seen))?;
+    let is_stopped = agent.mps.record(&uuid).stopped.is_some();
+    let policy = seen
+        .policy
+        .clone()
+        .filter(|_| view::admits(&seen))
+        .ok_or_else(|| view::closed(&label, &entry, &seen, is_stopped))?;
     let settings = settings(&label, &policy, &request)?;
     if let Some(memory) = entry.target.as_ref().and_then(|target| target.memory_mib) {
         sharing::fits(&settings, memory, &label)?;

@@ -117,16 +117,19 @@ pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
 }
 
 /// Why nobody is let in.
-pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen) -> ApiError {
+pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) -> ApiError {
     let state = match state(&seen.state) {
         MpsState::Fault => "met a fault".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
     };
-    let mut error = ApiError::new(Code::Unavailable, format!("{label} can't be had: its MPS daemon {state}"));
+    let mut error = ApiError::new(Code::Conflict, format!("{label} can't be had: its MPS daemon {state}"));
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {
-        State::Stopped | State::GivenUp => error.hint(format!("`gpushctl mps start {short}` starts it")),
+        State::Stopped if !is_stopped => error.hint("it is about to be started: ask again").retryable(),
+        State::Stopped | State::GivenUp => {
+            error.hint(format!("an administrator starts it: `gpushctl mps start {short}`"))
+        }
         State::Starting { .. }
         | State::Found { .. }
         | State::Ready { .. }
@@ -154,7 +157,7 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
             | State::Draining { .. }
             | State::Stopping { .. } => false,
         };
-        ill.then(|| closed(&label(entry, uuid), entry, &seen))
+        ill.then(|| closed(&label(entry, uuid), entry, &seen, false))
     });
     ill.collect()
 }
@@ -206,9 +209,15 @@ pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize) -> Result<
 /// When it names none, or several.
 pub(super) fn find(agent: &Shared, text: &str) -> Result<(String, Entry), ApiError> {
     let entries = agent.mps.entries().clone();
-    let known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(uuid, entry)).collect();
+    let outlook = Outlook::of(agent, &Asker::agent());
+    let known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(&outlook, uuid, entry)).collect();
     let at = sharing::resolve(text, &known).map_err(|mut error| {
         error.causes.extend(agent.mps.findings());
+        let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
+        let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
+        error.causes.extend(due.map(|gpu| {
+            format!("GPU {0} is to be shared, and is not yet: `gpushctl mig apply --gpu {0}` does it", gpu.index)
+        }));
         error
     })?;
     let (uuid, entry) =
@@ -217,14 +226,19 @@ pub(super) fn find(agent: &Shared, text: &str) -> Result<(String, Entry), ApiErr
 }
 
 /// What a daemon is, without who uses it.
-fn bare(uuid: &str, entry: &Entry) -> MpsDaemon {
+fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
     let seen = entry.daemon.seen();
+    // One that no rule wants any more is known by what the GPUs hold.
+    let place = match &entry.target {
+        Some(target) => Some((target.gpu, target.device.clone())),
+        None => sharing::place(&outlook.gpus, uuid),
+    };
     let pid = |pid: i32| u32::try_from(pid).ok();
     MpsDaemon {
         target: entry.short.clone(),
         uuid: uuid.to_owned(),
-        gpu: entry.target.as_ref().map(|target| target.gpu),
-        device: entry.target.as_ref().and_then(|target| target.device.clone()),
+        gpu: place.as_ref().map(|(gpu, _)| *gpu),
+        device: place.and_then(|(_, device)| device),
         state: state(&seen.state),
         reasons: reasons(&seen, &name(entry)),
         findings: Vec::new(),
@@ -271,9 +285,10 @@ async fn shown(
         .filter_map(|(pid, _)| u32::try_from(*pid).ok())
         .filter_map(|pid| Some((pid, clients::owner(pid)?)))
         .collect();
-    let mut daemon = bare(uuid, entry);
+    let mut daemon = bare(outlook, uuid, entry);
     daemon.reasons.extend(ear::named(agent, asker, &seen).await);
     findings.extend(clients::waiting(agent, asker, &seen).await);
+    findings.extend(agent.mps.findings().into_iter().filter(|finding| finding.contains(&label(entry, uuid))));
     let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
     match (outlook.ends(uuid, entry), gpu) {
         (Some(why), Some(gpu)) => findings.push(format!(

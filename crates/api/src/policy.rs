@@ -210,6 +210,9 @@ pub struct Reloaded {
     pub gpus: Vec<GpuDiff>,
     /// Overrides that it ended.
     pub ended: Vec<Override>,
+    /// What its rules want of GPUs that these can't give, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<String>,
     /// Generation of what is wanted, as in [`crate::Overrides`].
     pub generation: u64,
 }

@@ -75,6 +75,10 @@ pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
 pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     let file = reloaded.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     let mut out = format!("{file}: {}\n", paint(NEW, "in force"));
+    for finding in &reloaded.findings {
+        let lines = look.wrap("! ", &look.clean(finding));
+        out += &lines.iter().map(|line| paint(NOTE, line) + "\n").collect::<String>();
+    }
     if reloaded.settings.is_empty() && reloaded.gpus.is_empty() && reloaded.ended.is_empty() {
         return out + "It says what it said before.\n";
     }

@@ -72,7 +72,7 @@ impl Served {
         assert_eq!(ill.contains("GPU 0 can't be had"), state != MpsState::Ready, "{state:?}: {ill}");
         if state != MpsState::Ready {
             let refused = share(&self.agent, "0", &json!({})).expect_err("nobody is let in");
-            assert_eq!(refused.code, Code::Unavailable, "{refused:?}");
+            assert_eq!(refused.code, Code::Conflict, "{refused:?}");
             assert!(!is_open(Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))), "{daemon:#?}");
         }
         daemon

@@ -121,17 +121,30 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     if !request.gpus.is_empty() {
         return Selector::resolve(&request.gpus, gpus);
     }
-    let claimed: Vec<usize> = (0..gpus.len()).filter(|at| wishes[*at].mode == Mode::Mig).collect();
-    if !claimed.is_empty() {
-        return Ok(claimed);
-    }
-    if gpus.is_empty() {
-        return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
-    }
     let layout = match request.layout {
         LayoutSource::Config | LayoutSource::Wanted => false,
         LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => true,
     };
+    // Nobody is made whole by a request for all: instances would go.
+    let is_cut = |at: usize| gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending);
+    let whole = |at: usize| match wishes[at].mode {
+        Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && !is_cut(at),
+        Mode::Mig | Mode::Unmanaged => false,
+    };
+    let of_mig = |at: usize| wishes[at].mode == Mode::Mig;
+    // Those that are whole, and as their rules want them, are no news.
+    let claimed: Vec<usize> =
+        (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && !gpus[*at].drift.is_empty())).collect();
+    if !claimed.is_empty() {
+        return Ok(claimed);
+    }
+    let whole: Vec<usize> = (0..gpus.len()).filter(|at| whole(*at)).collect();
+    if !whole.is_empty() {
+        return Ok(whole);
+    }
+    if gpus.is_empty() {
+        return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
+    }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
 }

@@ -91,6 +91,16 @@ pub fn targets(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<Tar
     decide(config, gpus, had).targets
 }
 
+/// The GPU that a target is or is of, and its MIG device in words, by what the GPUs hold now.
+#[must_use]
+pub fn place(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
+    let only = BTreeSet::from([uuid.to_owned()]);
+    gpus.iter().find_map(|gpu| {
+        let device = || devices::standing(gpu.mig.as_ref()?, &only).first().map(devices::Device::words);
+        if gpu.uuid == uuid { Some((gpu.index, None)) } else { Some((gpu.index, Some(device()?))) }
+    })
+}
+
 /// What of [`decide`] can't be shared and why.
 #[must_use]
 pub fn findings(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Vec<String> {

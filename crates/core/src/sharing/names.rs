@@ -49,6 +49,11 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
 /// None or several are meant; the error lists what there is.
 pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
     let typed = text.trim();
+    if typed.is_empty() {
+        return Err(
+            ApiError::new(Code::BadRequest, "no MPS target is named").hint("name one: `gpushctl mps list` shows them")
+        );
+    }
     if daemons.is_empty() {
         let error = ApiError::new(Code::NotFound, format!("there is no MPS target {}", Quoted(typed)));
         return Err(error
@@ -89,7 +94,10 @@ fn nobody(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
     if !on_it.is_empty() {
         return error.hint(format!("GPU {typed} is not shared as a whole; name one of {}", on_it.join(", ")));
     }
-    let names: Vec<String> = daemons.iter().flat_map(|daemon| [name_of(daemon), daemon.target.clone()]).collect();
+    // Another GPU's device is nobody's slip of the pen.
+    let index = |name: &str| name.split_once(':').map(|(gpu, _)| gpu.to_owned());
+    let names = daemons.iter().flat_map(|daemon| [name_of(daemon), daemon.target.clone()]);
+    let names: Vec<String> = names.filter(|name| index(typed).is_none() || index(name) == index(typed)).collect();
     // To a letter or two anything is near, and a figure is not offered for another.
     let telling = typed.len() > 2 && typed.parse::<u32>().is_err();
     let near = nearest(typed, names.iter().map(String::as_str)).filter(|_| telling);

@@ -2,7 +2,7 @@
 
 use gpush_api::{Gpu, Mode, MpsDaemon};
 
-use super::{NONE, admitted, bar_columns, given, label, memory, notes, state, typed, way_out, words};
+use super::{NONE, admitted, bar_columns, given, label, memory, notes, of_how_many, state, typed, way_out, words};
 use crate::render::{
     Look,
     look::{NOTE, QUIET, pad, paint, width},
@@ -37,7 +37,7 @@ pub(crate) fn list(daemons: &[MpsDaemon], look: &Look) -> String {
         vec![
             label(daemon, look),
             words(style, word),
-            format!("{}/{}", daemon.clients.len(), daemon.wanted.max_clients),
+            of_how_many(daemon),
             bar,
             figures,
             admitted(daemon, look)
@@ -90,7 +90,7 @@ pub(crate) fn below(daemons: &[&MpsDaemon], indent: usize, lines: bool, look: &L
         let notes = notes(daemon, &format!("{margin}! {}: ", place(daemon)), look);
         if lines || !notes.is_empty() {
             let (word, style) = state(daemon.state);
-            let clients = format!("{}/{} clients", daemon.clients.len(), daemon.wanted.max_clients);
+            let clients = format!("{} clients", of_how_many(daemon));
             let user = admitted(daemon, look).map_or_else(String::new, |user| format!("  {user}"));
             let (bar, figures) = given(daemon, bar_columns(look), look);
             let line = format!(

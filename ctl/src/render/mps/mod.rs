@@ -89,14 +89,15 @@ pub(super) fn user(name: Option<&String>, uid: Option<u32>, look: &Look) -> Opti
     name.map(|name| look.clean(name)).or_else(|| uid.map(|uid| format!("uid {uid}")))
 }
 
-/// Whose clients are let in now: by whatever knows the name.
+/// Whose it is now.
 pub(crate) fn admitted(daemon: &MpsDaemon, look: &Look) -> Option<String> {
-    let uid = daemon.uid?;
-    let servers = daemon.servers.iter().map(|server| (server.uid, server.user.as_ref()));
-    let clients = daemon.clients.iter().map(|client| (client.uid, client.user.as_ref()));
-    let shares = daemon.shares.iter().map(|share| (Some(share.by.uid), share.by.user.as_ref()));
-    let name = servers.chain(clients).chain(shares).filter(|(of, _)| *of == Some(uid)).find_map(|(_, name)| name);
-    user(name, Some(uid), look)
+    user(daemon.user.as_ref(), daemon.uid, look)
+}
+
+/// Its clients and how many it may have: `2/48`, `?/48` where nobody can tell.
+pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
+    let count = if daemon.clients_known { daemon.clients.len().to_string() } else { "?".to_owned() };
+    format!("{count}/{}", daemon.wanted.max_clients)
 }
 
 /// What its shares come to of what they may, as a line and in figures.
@@ -154,7 +155,10 @@ fn way_out(daemon: &MpsDaemon, look: &Look) -> Option<String> {
     let target = typed(daemon, look);
     let what = match daemon.state {
         MpsState::Fault | MpsState::Hung => {
-            format!("`gpushctl mps logs {target}` says more, `gpushctl mps restart {target} --force` ends its clients")
+            format!(
+                "`gpushctl mps logs {target}` says more; `gpushctl mps restart {target} --force` replaces it, and \
+                 ends its clients"
+            )
         }
         MpsState::BackingOff => format!("`gpushctl mps logs {target}` says more"),
         MpsState::GivenUp => {

@@ -2,7 +2,9 @@
 
 use gpush_api::{MpsComputeMode, MpsDaemon, MpsShare, MpsUsers};
 
-use super::{NONE, admitted, clients, given, label, memory, notes, section, server_state, state, user, way_out, words};
+use super::{
+    NONE, admitted, clients, given, label, memory, notes, section, server_state, state, typed, user, way_out, words,
+};
 use crate::render::{
     Look,
     look::{NOTE, QUIET, STRONG, count, pad, paint},
@@ -72,7 +74,7 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
     let whose = match (admitted(daemon, look), daemon.wanted.users) {
         (Some(user), MpsUsers::One) => format!("{user}; others once the shares of {user} have ended"),
         (Some(user), MpsUsers::Many) => format!("{user}, and others beside"),
-        (None, _) => "nobody yet: no share is taken".to_owned(),
+        (None, _) => "nobody: no share is taken".to_owned(),
     };
     out += &fact("let in", &whose, look);
     // A path is there to be copied: it never breaks.
@@ -121,6 +123,16 @@ fn settings(daemon: &MpsDaemon, look: &Look) -> String {
     let columns =
         [("EACH CLIENT", Align::Left), ("WANTED", Align::Right), ("IN FORCE", Align::Right), ("", Align::Left)];
     let mut out = section("Settings") + &table(&columns, rows, INDENT, look);
+    if let Some(rule) = &daemon.rule {
+        let text = format!(
+            "by hand; the rule says {} %, memory {}, priority {}. `gpushctl mps set {} --reset` goes back to it",
+            rule.percentage,
+            memory(rule.memory_limit_mib),
+            rule.priority,
+            typed(daemon, look)
+        );
+        out += &fact("set", &text, look);
+    }
     let policy = &daemon.wanted;
     let users = match policy.users {
         MpsUsers::One => "of one user at a time",

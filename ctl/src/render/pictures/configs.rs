@@ -175,9 +175,16 @@ fn what_a_file_changes() {
         settings,
         gpus: vec![changed],
         ended: vec![an_override(1, &["1g.10gb*7"], "tests", None)],
+        findings: vec!["memory limit 64G is more than GPU 4 has, 23034 MiB: it would limit nothing".into()],
         generation: 5,
     };
-    let nothing = Reloaded { settings: Vec::new(), gpus: Vec::new(), ended: Vec::new(), ..reloaded.clone() };
+    let nothing = Reloaded {
+        settings: Vec::new(),
+        gpus: Vec::new(),
+        ended: Vec::new(),
+        findings: Vec::new(),
+        ..reloaded.clone()
+    };
     let pictures = [
         overrides::diff(&diff, &look),
         overrides::diff(&agreed, &look),

@@ -37,7 +37,7 @@ fn a_daemon_is_watched_to_its_end() {
         (&["start", "0", "--wait", "1s"], &stopped, &starting, vec![starting.clone()]),
         (&["restart", "0", "--force"], &old, &old, vec![stopping.clone(), starting.clone(), ready.clone()]),
         (
-            &["drain", "0", "--wait", "30m"],
+            &["drain", "0", "--end-after", "30m"],
             &old,
             &draining(&two),
             vec![draining(&two), draining(&two[1..]), stopping, stopped.clone()],

@@ -62,6 +62,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         reasons: Vec::new(),
         findings: Vec::new(),
         wanted: MpsPolicy::default(),
+        rule: None,
         in_force: runs.then(MpsSettings::default),
         pid: runs.then_some(4100 + u32::try_from(second).unwrap()),
         since: at(second),
@@ -71,8 +72,10 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         pipe_directory: Some("/run/gpush-mps/g5d1b03a2".into()),
         log_directory: Some("/var/log/gpush/mps/g5d1b03a2".into()),
         uid: (!clients.is_empty()).then_some(1000),
+        user: (!clients.is_empty()).then(|| "alice".into()),
         servers: if clients.is_empty() { Vec::new() } else { vec![server] },
         clients: clients.to_vec(),
+        clients_known: true,
         shares: if clients.is_empty() { Vec::new() } else { vec![share("s12")] },
         shares_percent: if clients.is_empty() { 0 } else { 25 },
     }
