@@ -37,6 +37,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     causes.extend(request::not_stopping(agent).err());
     causes.extend(apply::services_health(agent));
     causes.extend(agent.timeslice.health());
+    causes.extend(agent.shared_gpus.health());
     causes.extend(mps::health(agent));
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));

@@ -53,7 +53,7 @@ use crate::{
     processes,
     reload::{self, Wish},
     settings::Settings,
-    shared_gpus::SharedGpus,
+    shared_gpus::{self, SharedGpus},
     signals::{self, Asked, Signals},
     startup::{self, Startup},
     timeslice, watch, watchdog,
@@ -268,6 +268,7 @@ async fn serve(
     let expiry = tokio::spawn(overrides::expire(Arc::clone(&agent)));
     let mps = tokio::spawn(mps::run(Arc::clone(&agent)));
     let turns = tokio::spawn(timeslice::run(Arc::clone(&agent)));
+    let leftover = tokio::spawn(shared_gpus::run(Arc::clone(&agent)));
     let strays = tokio::spawn(processes::run(Arc::clone(&agent)));
 
     let ended = loop {
@@ -298,7 +299,7 @@ async fn serve(
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry, mps, turns, strays);
+    let _ = tokio::join!(startup, expiry, mps, turns, leftover, strays);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());
     publishing.abort();

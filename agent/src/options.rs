@@ -21,10 +21,12 @@ Signals:
 
 /// Where its files are, for gpushd(8).
 #[cfg(feature = "man")]
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 10] = [
     ("/etc/gpush/config.toml", "Config. Without it no GPU is managed"),
     ("/run/gpush/gpushd.sock", "Socket for everybody"),
     ("/run/gpush/admin.sock", "Socket for root and hooks"),
+    ("/run/gpush-mps", "A directory for each MPS daemon: what it was started with, its lock, its pipe directory"),
+    ("/var/log/gpush-mps", "A directory for each MPS daemon: its log and that of its servers"),
     ("/var/lib/gpush/gpush.db", "Database: operations, overrides, states of GPUs, audit trail"),
     ("/var/lib/gpush/gpush.db-wal", "Its log, which belongs to it: copy both, with gpushd stopped"),
     ("/var/lib/gpush/watermark", "How far the database had come: commits that are lost are noticed"),

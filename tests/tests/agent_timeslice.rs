@@ -305,3 +305,51 @@ fn one_that_hangs_is_ended_and_holds_up_nobody() {
     await_kept(&agent);
     assert!(are(&host, SET));
 }
+
+#[test]
+fn a_part_that_had_a_level_is_not_believed_to_have_none() {
+    let host = Host::up(THREE);
+    let mut agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    host.fault("compute-policy-list --rc NOT_SUPPORTED --times 3");
+    reload(&mut agent, LONG);
+    agent.await_that("that it could not be read", || turns(&agent, 0).state == TimesliceState::Unknown);
+    assert!(turns(&agent, 0).reason.unwrap().contains("had one before"), "{:?}", turns(&agent, 0));
+    assert!(troubles(&agent).contains("has not the time-slice level long"), "{}", troubles(&agent));
+    host.clear_faults();
+    reload(&mut agent, LONG);
+    await_kept(&agent);
+    // The same as the first that an agent reads: what was set is on record.
+    agent.stop();
+    host.fault("compute-policy-list --rc NOT_SUPPORTED");
+    let mut agent = Agent::start(&host, NOBODY);
+    agent.await_that("that it could not be put back", || troubles(&agent).contains("time-slice level default"));
+    assert_eq!(truth(&host)[0].0, "long");
+    host.clear_faults();
+    reload(&mut agent, NOBODY);
+    agent.await_that("both back", || are(&host, NOT_SET));
+    agent.await_that("no trouble", || troubles(&agent).is_empty());
+}
+
+#[test]
+fn a_level_says_when_it_was_read_which_is_no_event() {
+    let host = Host::up(THREE);
+    let mut agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    let first = turns(&agent, 0);
+    let read_at = first.read_at.unwrap();
+    assert!(first.since.unwrap() <= read_at, "{first:?}");
+    agent.settle_reads();
+    assert_eq!(turns(&agent, 0).read_at, Some(read_at), "who looks at the GPU reads no level");
+    let mut listener = agent.listen("?kinds=gpu,config", None);
+    reload(&mut agent, LONG);
+    agent.await_that("it was read once more", || turns(&agent, 0).read_at.unwrap() > read_at);
+    assert_eq!(turns(&agent, 0).since, first.since);
+    reload(&mut agent, LONG);
+    let configs = std::cell::Cell::new(0);
+    let events = listener.until(|event| {
+        configs.set(configs.get() + i32::from(matches!(event.what, Happening::Config(_))));
+        configs.get() == 2
+    });
+    assert!(!events.iter().any(|event| matches!(event.what, Happening::Gpu(_))), "{events:#?}");
+}

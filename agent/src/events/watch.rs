@@ -110,7 +110,8 @@ fn seen(gpu: &Gpu) -> GpuChange {
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
         compute_mode: gpu.compute_mode,
-        timeslice: gpu.timeslice.clone(),
+        // That it was read once more is no news.
+        timeslice: gpu.timeslice.clone().map(|turns| gpush_api::TimesliceView { read_at: None, ..turns }),
     }
 }
 

@@ -190,18 +190,19 @@ pub(super) async fn end(State(agent): State<Shared>, asker: Asker, Part(id): Par
 #[serde(deny_unknown_fields)]
 pub(super) struct Lines {
     lines: Option<usize>,
+    all: Option<bool>,
 }
 
 /// The last lines of a daemon's logs, for admins: its clients' doings stand there.
 #[cfg_attr(feature = "openapi", utoipa::path(
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
-    params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most")),
+    params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn logs(
     State(agent): State<Shared>,
     asker: Asker,
     Part(target): Part,
-    Parameters(Lines { lines }): Parameters<Lines>,
+    Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
     if !asker.admin {
         let user = agent.people.user(asker.peer.uid).await;
@@ -217,7 +218,7 @@ pub(super) async fn logs(
         lines => lines.unwrap_or(LINES.0),
     };
     let logs = async move |agent: Shared, _: Asker| -> Result<MpsLogs, Failure> {
-        Ok(mps::logs_of(&agent, &target, lines).await?)
+        Ok(mps::logs_of(&agent, &target, lines, all.unwrap_or_default()).await?)
     };
     desk::answer(agent, asker, StatusCode::OK, logs).await
 }

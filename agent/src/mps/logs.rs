@@ -6,17 +6,18 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
     path::Path,
+    time::Duration,
 };
 
 use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
 
-use super::exec::CONTROL_LOG;
+use super::{exec::CONTROL_LOG, polls};
 
 /// What servers say.
 const SERVER_LOG: &str = "server.log";
 
-/// Most of a log that is looked at for its last lines, bytes.
-const MOST: u64 = 256 << 10;
+/// Most of a log that is looked at for its last lines, bytes: as it is, and where most of it is left out.
+const MOST: (u64, u64) = (256 << 10, 4 << 20);
 
 /// Cuts logs that are larger than this, and keeps one that was before.
 pub(super) fn rotate(dir: &Path, larger_than: u64) {
@@ -40,15 +41,18 @@ pub(super) fn rotate(dir: &Path, larger_than: u64) {
     }
 }
 
-/// The last lines of each.
-pub(super) fn last(dir: &Path, lines: usize) -> MpsLogs {
+/// The last lines of each; without what gpushd's own looks at the daemon leave there, unless `all` are wanted.
+pub(super) fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
     let file = |name: &str| {
         let path = dir.join(name);
         let shown = path.display().to_string();
-        match end_of(&path) {
-            Ok(said) => {
-                let all: Vec<String> = said.lines().map(text::plain).collect();
-                MpsLog { path: shown, lines: all[all.len().saturating_sub(lines)..].to_vec(), error: None }
+        let polled = name == CONTROL_LOG && !all;
+        match end_of(&path, if polled { MOST.1 } else { MOST.0 }) {
+            Ok(end) => {
+                let told: Vec<&str> = end.said.lines().collect();
+                let told = if polled { polls::without(&told, end.begins, end.silent) } else { told };
+                let last = &told[told.len().saturating_sub(lines)..];
+                MpsLog { path: shown, lines: last.iter().map(|line| text::plain(line)).collect(), error: None }
             }
             // Servers have said nothing yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -63,16 +67,27 @@ pub(super) fn last(dir: &Path, lines: usize) -> MpsLogs {
     MpsLogs { files: vec![file(CONTROL_LOG), file(SERVER_LOG)] }
 }
 
-fn end_of(path: &Path) -> io::Result<String> {
+/// The end of a log.
+struct End {
+    said: String,
+    /// Whether that is all of it.
+    begins: bool,
+    /// For how long nothing was added.
+    silent: Duration,
+}
+
+fn end_of(path: &Path, most: u64) -> io::Result<End> {
     let mut file = File::open(path)?;
-    let length = file.metadata()?.len();
-    let from = length.saturating_sub(MOST);
+    let meta = file.metadata()?;
+    let from = meta.len().saturating_sub(most);
     file.seek(SeekFrom::Start(from))?;
     let mut bytes = Vec::new();
-    file.take(MOST).read_to_end(&mut bytes)?;
+    file.take(most).read_to_end(&mut bytes)?;
     let said = String::from_utf8_lossy(&bytes).into_owned();
     // The first line is cut where it was not read from its beginning.
-    Ok(if from == 0 { said } else { said.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned()) })
+    let begins = from == 0;
+    let said = if begins { said } else { said.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned()) };
+    Ok(End { said, begins, silent: meta.modified()?.elapsed().unwrap_or_default() })
 }
 
 #[cfg(test)]
@@ -99,10 +114,26 @@ mod tests {
     fn the_last_lines_are_shown_and_nothing_that_a_terminal_obeys() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(CONTROL_LOG), "a\nb\n\u{1b}[2Jc\n").unwrap();
-        let logs = last(dir.path(), 2);
-        assert_eq!(logs.files[0].lines, ["b", "?[2Jc"]);
-        assert_eq!((logs.files[1].lines.len(), &logs.files[1].error), (0, &None));
+        for all in [false, true] {
+            let logs = last(dir.path(), 2, all);
+            assert_eq!(logs.files[0].lines, ["b", "?[2Jc"]);
+            assert_eq!((logs.files[1].lines.len(), &logs.files[1].error), (0, &None));
+        }
         fs::write(dir.path().join(SERVER_LOG), "x".repeat(300 << 10) + "\nlast\n").unwrap();
-        assert_eq!(last(dir.path(), 5).files[1].lines, ["last"]);
+        assert_eq!(last(dir.path(), 5, false).files[1].lines, ["last"]);
+    }
+
+    #[test]
+    fn an_event_is_found_behind_thousands_of_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = |said: &str| format!("[2026-11-22 08:57:50.000 Control 7] {said}\n");
+        let look = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4711", "UI closed"].map(line).concat();
+        let said = line("NEW CLIENT 5 from user 1: Server already exists") + &look.repeat(9000);
+        assert!(said.len() > 1 << 20);
+        fs::write(dir.path().join(CONTROL_LOG), said).unwrap();
+        let told = last(dir.path(), 40, false).files.remove(0).lines;
+        assert_eq!(told.len(), 1, "{told:#?}");
+        assert!(told[0].contains("NEW CLIENT 5"));
+        assert_eq!(last(dir.path(), 40, true).files[0].lines.len(), 40);
     }
 }

@@ -25,7 +25,7 @@
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings` | how it is, what its clients may have |
-//! | `said`, `logs` | what its log tells gpushd, and people |
+//! | `said`, `logs`, `polls` | what its log tells gpushd, and people; what of it is gpushd's own doing |
 //! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
@@ -53,6 +53,7 @@ mod look;
 mod many;
 mod moves;
 mod place;
+mod polls;
 mod protocol;
 mod records;
 mod said;

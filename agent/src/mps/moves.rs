@@ -246,6 +246,7 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
             | State::Stopping { .. } => Instant::now() >= until,
         };
         if failed {
+            compute_mode::not_come(agent, operation, uuid).await;
             let label = view::label(&entry, uuid);
             let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
             error.causes = seen.trouble;

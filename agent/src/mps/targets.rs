@@ -54,6 +54,7 @@ pub(crate) async fn run(agent: Shared) {
         }
         shares::expire(&agent).await;
         settle(&agent).await;
+        agent.shared_gpus.look();
         next = Instant::now() + if shares::end_by_themselves(&agent) { LOOK.1 } else { LOOK.0 };
     }
 }
@@ -84,7 +85,8 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
         let (uuid, target) = (of.clone(), target.clone());
         let reasons = view::reasons(seen, &name);
         shared.events.publish(Happening::Mps(Box::new(MpsChange { target, uuid, gpu_uuid, gpu, state, reasons })));
-        if seen.state == State::Stopped {
+        // One that came up after nobody waited for it any more has no compute mode yet.
+        if matches!(seen.state, State::Stopped | State::Ready { .. }) {
             shared.mps.settle();
         }
     };

@@ -195,10 +195,10 @@ pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<Mps
 ///
 /// # Errors
 /// When they mean none.
-pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize) -> Result<MpsLogs, ApiError> {
+pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
     let (_, entry) = find(agent, text)?;
     match entry.daemon.seen().logs {
-        Some(dir) => Ok(logs::last(&dir, lines)),
+        Some(dir) => Ok(logs::last(&dir, lines, all)),
         None => Ok(MpsLogs { files: Vec::new() }),
     }
 }

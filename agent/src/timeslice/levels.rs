@@ -19,12 +19,16 @@ use crate::{agent::Shared, shared_gpus};
 /// What is said of a GPU whose driver has no levels for it.
 const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
 
+/// And where that is not so.
+const DOUBTED: &str = "the driver says that this part has no time-slice levels, and it had one before";
+
 /// Reads the levels of all, and sets those that differ.
 pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
     let Some(told) = list(agent, pace, aims).await else { return };
     let mut set = Vec::new();
     for aim in aims {
-        let told = of(&told, aim);
+        let told = of(agent, &told, aim);
+        let told = told.as_ref();
         let before = see(agent, aim, told);
         match turns::next(aim.level(), told) {
             Next::Nothing => well(agent, pace, aim).await,
@@ -42,7 +46,8 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
     }
     let Some(told) = list(agent, pace, aims).await else { return };
     for (aim, before) in set {
-        let told = of(&told, aim);
+        let told = of(agent, &told, aim);
+        let told = told.as_ref();
         match turns::next(aim.level(), told) {
             Next::Nothing => {
                 say(agent, aim, before);
@@ -66,8 +71,24 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
     }
 }
 
-fn of<'a>(told: &'a [(Named, Told)], aim: &Aim) -> Option<&'a Told> {
-    level_of(told, aim.gpu.index, &aim.gpu.uuid, &aim.gpu.pci)
+/// What is told of a GPU. That it has no levels is believed of a part that never had one: of another a
+/// level of ours would be forgotten for a driver that failed once.
+fn of(agent: &Shared, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
+    let uuid = &aim.gpu.uuid;
+    let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
+    let is_cut = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
+    Some(match told {
+        Told::Level(_) => {
+            agent.timeslice.prove(uuid);
+            told
+        }
+        Told::Unsupported
+            if !is_cut && (agent.timeslice.is_proven(uuid) || agent.shared_gpus.level(uuid).is_some()) =>
+        {
+            Told::Failed(DOUBTED.to_owned())
+        }
+        Told::Unsupported | Told::Failed(_) => told,
+    })
 }
 
 /// What nvidia-smi tells; `None` when it fails, which is noted.
@@ -117,6 +138,8 @@ async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel)
         return false;
     }
     let wanted = aim.level();
+    // What was read as set, by us or somebody else, can be set: then a refusal is no trait of the part.
+    let can_be_set = now != TimesliceLevel::Default || agent.timeslice.was_kept_at_any(uuid);
     if wanted != TimesliceLevel::Default
         && let Err(why) = shared_gpus::note_level(agent, uuid, Some(wanted)).await
     {
@@ -125,6 +148,10 @@ async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel)
     }
     match smi::set(agent, &aim.gpu, wanted).await {
         Ok(()) => true,
+        Err(smi::NotSet::Unsupported) if can_be_set => {
+            fail(agent, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {DOUBTED}")));
+            false
+        }
         Err(smi::NotSet::Unsupported) => {
             let before = see(agent, aim, Some(&Told::Unsupported));
             unsupported(agent, pace, aim, before).await;

@@ -33,7 +33,7 @@ mod settle;
 mod smi;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -50,6 +50,9 @@ pub(crate) use self::settle::run;
 #[derive(Debug, Default)]
 pub(crate) struct Timeslice {
     seen: Mutex<BTreeMap<String, Seen>>,
+    /// UUIDs of GPUs of which a level was read: they have levels, whatever the driver says for a moment. No
+    /// part changes that while the host is up, so it is not forgotten.
+    proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<Subject, ApiError>>,
     wake: Notify,
     afresh: AtomicBool,
@@ -71,6 +74,8 @@ enum Subject {
 struct Seen {
     level: Level,
     since: Timestamp,
+    /// When it was read last, or was to be.
+    read_at: Timestamp,
     /// Why it is not the wanted one.
     failed: Option<String>,
     /// The one that it was kept at by this agent: another one is drift.
@@ -105,14 +110,14 @@ impl Timeslice {
 
     /// What was seen of a GPU's level. What is wanted of it is for the config to say, and not in there.
     pub(crate) fn seen(&self, uuid: &str) -> Option<TimesliceView> {
-        let Seen { level, since, failed, kept: _ } = self.all_seen().get(uuid)?.clone();
+        let Seen { level, since, read_at, failed, kept: _ } = self.all_seen().get(uuid)?.clone();
         let (state, level, reason) = match level {
             Level::Known(level) => (TimesliceState::Known, Some(level), failed),
             Level::Unsupported(why) => (TimesliceState::Unsupported, None, Some(why)),
             Level::Unknown(why) => (TimesliceState::Unknown, None, Some(why)),
         };
         let (replicas, wanted) = (0, TimesliceLevel::Default);
-        Some(TimesliceView { replicas, wanted, state, level, reason, since: Some(since) })
+        Some(TimesliceView { replicas, wanted, state, level, reason, since: Some(since), read_at: Some(read_at) })
     }
 
     /// What keeps GPUs from being as they are wanted.
@@ -133,10 +138,11 @@ impl Timeslice {
         let mut seen = self.all_seen();
         let before = seen.get(uuid).cloned();
         let same = before.as_ref().filter(|before| before.level == level);
-        let since = same.map_or_else(Timestamp::now, |before| before.since);
+        let read_at = Timestamp::now();
+        let since = same.map_or(read_at, |before| before.since);
         let failed = same.and_then(|before| before.failed.clone());
         let kept = before.as_ref().and_then(|before| before.kept);
-        seen.insert(uuid.to_owned(), Seen { level, since, failed, kept });
+        seen.insert(uuid.to_owned(), Seen { level, since, read_at, failed, kept });
         before.map(|before| before.level)
     }
 
@@ -157,6 +163,22 @@ impl Timeslice {
     /// Whether a GPU was kept at a level before.
     fn was_kept(&self, uuid: &str, level: TimesliceLevel) -> bool {
         self.all_seen().get(uuid).is_some_and(|seen| seen.kept == Some(level))
+    }
+
+    /// Whether a GPU was kept at another level than the driver's own before.
+    fn was_kept_at_any(&self, uuid: &str) -> bool {
+        let own = TimesliceLevel::Default;
+        self.all_seen().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
+    }
+
+    /// Notes that a level was read of a GPU.
+    fn prove(&self, uuid: &str) {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.to_owned());
+    }
+
+    /// Whether one was, ever.
+    fn is_proven(&self, uuid: &str) -> bool {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
     /// Whether the driver has no levels for a GPU.

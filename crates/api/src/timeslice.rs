@@ -50,6 +50,11 @@ pub struct TimesliceView {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub since: Option<Timestamp>,
+    /// When that was read, or was to be: a level is read once a minute at most, other than all else of a GPU.
+    /// Not in events.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub read_at: Option<Timestamp>,
 }
 
 /// What is known of a GPU's time-slice level.

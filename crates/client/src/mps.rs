@@ -90,12 +90,14 @@ impl Client {
         self.delete(&format!("/v1/mps/shares/{}", segment(id))).await
     }
 
-    /// `GET /v1/mps/{target}/logs`: the last lines of each of its logs.
+    /// `GET /v1/mps/{target}/logs`: the last lines of each of its logs; with `all` also those that only
+    /// gpushd's own questions to the daemon have left.
     ///
     /// # Errors
     /// See [`crate::Kind`].
-    pub async fn mps_logs(&mut self, target: &str, lines: usize) -> Result<MpsLogs, Error> {
-        self.get(&format!("/v1/mps/{}/logs?lines={lines}", segment(target))).await
+    pub async fn mps_logs(&mut self, target: &str, lines: usize, all: bool) -> Result<MpsLogs, Error> {
+        let all = if all { "&all=true" } else { "" };
+        self.get(&format!("/v1/mps/{}/logs?lines={lines}{all}", segment(target))).await
     }
 
     /// `GET /v1/processes`.

@@ -153,8 +153,8 @@ mod tests {
         let config = config(TURNS);
         let mut gpus = whole();
         let seen = |state, level| {
-            let (reason, since) = (None, None);
-            Some(TimesliceView { replicas: 0, wanted: TimesliceLevel::Default, state, level, reason, since })
+            let (reason, since, read_at) = (None, None, None);
+            Some(TimesliceView { replicas: 0, wanted: TimesliceLevel::Default, state, level, reason, since, read_at })
         };
         gpus[0].timeslice = seen(TimesliceState::Known, Some(TimesliceLevel::Default));
         gpus[0].compute_mode = Some(ComputeMode::Default);

@@ -1,15 +1,22 @@
 //! The audit trail: one record for each mutation, in the transaction of the mutation itself.
 //! Nothing changes a record; the oldest are forgotten by number and age.
+//!
+//! Every user may take shares and give them back, as often as they like. So those records are counted by
+//! themselves: they push out each other, and never what an administrator did.
 
 use gpush_api::Actor;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
     error::StoreError,
+    note::Bounds,
     record::{self, Columns, Record},
     tx::{Tx, View},
 };
+
+/// Action of records that users make who may do nothing else.
+pub(crate) const SHARE: &str = "mps.share";
 
 /// A record that shall be made.
 #[derive(Debug, Clone, PartialEq)]
@@ -141,18 +148,29 @@ impl Tx<'_> {
         Ok(sequence)
     }
 
-    /// Forgets the oldest beyond `most`, and those older than `age`, of which at least `least`
-    /// stay: a clock that is wrong must not empty the trail.
-    pub(crate) fn prune_audit(&mut self, most: usize, least: usize, age: SignedDuration) -> Result<usize, StoreError> {
+    /// Forgets the oldest beyond the bounds, and those older than their age, of which at least
+    /// `audit_least` stay: a clock that is wrong must not empty the trail. Records of shares and all others
+    /// are counted apart.
+    pub(crate) fn prune_audit(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
+        let shares = self.prune_audit_of("action = ?1", bounds.audit_shares, bounds)?;
+        let others = self.prune_audit_of("action <> ?1", bounds.audit_most, bounds)?;
+        Ok(shares + others)
+    }
+
+    /// Those whose action is as `of` says.
+    fn prune_audit_of(&mut self, of: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let beyond = "(SELECT sequence FROM audit ORDER BY sequence DESC LIMIT 1 OFFSET ?1)";
-        let many =
-            record::delete::<AuditRecord>(self.connection, &format!("WHERE sequence <= {beyond}"), [number(most)])?;
-        let oldest = self.now.checked_sub(age).unwrap_or(Timestamp::MIN).as_millisecond();
+        let beyond = format!("(SELECT sequence FROM audit WHERE {of} ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");
+        let many = record::delete::<AuditRecord>(
+            self.connection,
+            &format!("WHERE {of} AND sequence <= {beyond}"),
+            (SHARE, number(most)),
+        )?;
+        let oldest = self.now.checked_sub(bounds.audit_age).unwrap_or(Timestamp::MIN).as_millisecond();
         let old = record::delete::<AuditRecord>(
             self.connection,
-            &format!("WHERE sequence <= {beyond} AND at < ?2"),
-            (number(least), oldest),
+            &format!("WHERE {of} AND sequence <= {beyond} AND at < ?3"),
+            (SHARE, number(bounds.audit_least.min(most)), oldest),
         )?;
         Ok(many + old)
     }

@@ -435,7 +435,7 @@ impl Tx<'_> {
     pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let operations = self.prune_operations(bounds.operations)?;
         let answers = self.prune_answers(bounds.answers)?;
-        let audit = self.prune_audit(bounds.audit_most, bounds.audit_least, bounds.audit_age)?;
+        let audit = self.prune_audit(bounds)?;
         let forgotten = operations + answers + audit;
         if forgotten > 0 {
             self.next_sequence();

@@ -18,8 +18,10 @@ pub struct Bounds {
     pub operations: usize,
     /// Answers kept under idempotency keys.
     pub answers: usize,
-    /// Audit records, at most.
+    /// Audit records, at most, but for those of shares.
     pub audit_most: usize,
+    /// Audit records of shares, at most.
+    pub audit_shares: usize,
     /// Audit records that are kept whatever their age.
     pub audit_least: usize,
     /// Age beyond which audit records are forgotten.
@@ -33,6 +35,7 @@ impl Default for Bounds {
             operations: 1000,
             answers: 10_000,
             audit_most: 20_000,
+            audit_shares: 10_000,
             audit_least: 1000,
             audit_age: SignedDuration::from_hours(24 * 400),
         }

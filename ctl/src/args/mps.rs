@@ -108,6 +108,9 @@ Examples:
         /// How many of each
         #[arg(long, short = 'n', value_name = "NUMBER", default_value = "40", value_parser = some_lines)]
         lines: usize,
+        /// Also what only gpushd's own questions to the daemon have left there
+        #[arg(long)]
+        all: bool,
         /// Go on with what is new, until Ctrl-C; with --json one document a line
         #[arg(long, short)]
         follow: bool,

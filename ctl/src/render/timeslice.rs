@@ -23,7 +23,8 @@ pub(crate) fn level(turns: &TimesliceView) -> String {
 pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
     let Some(turns) = &gpu.timeslice else { return Vec::new() };
     let margin = " ".repeat(indent);
-    let text = format!("{}, {}: {TRUTH}", count(turns.replicas as usize, "replica"), level(turns));
+    let read = read(turns, look);
+    let text = format!("{}, {}{read}: {TRUTH}", count(turns.replicas as usize, "replica"), level(turns));
     let mut out = look.wrap(&format!("{margin}by turns  "), &look.clean(&text));
     out.iter_mut().for_each(|line| *line = paint(QUIET, line));
     if let Some(why) = trouble(turns) {
@@ -31,6 +32,12 @@ pub(crate) fn below(gpu: &Gpu, indent: usize, look: &Look) -> Vec<String> {
         out.extend(lines.iter().map(|line| paint(NOTE, line)));
     }
     out
+}
+
+/// When the level was read: a while before all else that is shown of the GPU.
+fn read(turns: &TimesliceView, look: &Look) -> String {
+    let read = turns.read_at.filter(|_| turns.state == TimesliceState::Known);
+    read.map(|at| format!(", read {}", look.ago(at))).unwrap_or_default()
 }
 
 /// Why the level is not the wanted one, where that is worth a word.
@@ -48,6 +55,7 @@ fn trouble(turns: &TimesliceView) -> Option<&str> {
 pub(crate) fn facts(turns: &TimesliceView, look: &Look) -> Vec<(&'static str, String)> {
     let replicas = count(turns.replicas as usize, "replica");
     let since = turns.since.map(|since| format!(", first seen {}", look.ago(since))).unwrap_or_default();
+    let since = read(turns, look) + &since;
     let state = match (turns.state, turns.level) {
         (TimesliceState::Known, Some(level)) if level == turns.wanted => format!("{level}, as wanted{since}"),
         (TimesliceState::Known, Some(level)) => format!("{level}, wanted is {}{since}", turns.wanted),

@@ -13,6 +13,8 @@ use silicon::{Description, Host};
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 /// Program that this one stands in for, besides those of MPS.
 const PROGRAMS: [&str; 1] = ["nvidia-smi"];
+/// NVIDIA's control daemon, whose name the stand-in has too.
+const CONTROL: &str = "nvidia-cuda-mps-control";
 /// Directory, in a host's own, of an agent that runs on it; the agent makes it.
 const AGENT: &str = "gpushd";
 /// Pid of a host's fabric manager there: higher than any that Linux gives out.
@@ -49,6 +51,9 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
         std::fs::create_dir_all(&lib)?;
         std::fs::create_dir_all(&bin)?;
         std::fs::create_dir_all(host.dir().join(PROC))?;
+        // Programs of every user that compute here are shown there, as in /tmp each by its own.
+        let everybodys = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        std::fs::set_permissions(host.dir().join(PROC), everybodys)?;
         let links = LIBRARY_NAMES.iter().map(|name| (lib.join(name), &library));
         let programs = PROGRAMS.iter().chain(&mps_sim::PROGRAMS).map(|name| (bin.join(name), &own));
         for (link, target) in links.chain(programs) {
@@ -156,8 +161,8 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
 /// Removes what [`lay`] and silicon put into a host's directory, and the directory if nothing
 /// else is in it.
 pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
-    for sleeper in sleepers(dir) {
-        crate::process::end(sleeper);
+    for process in sleepers(dir).into_iter().chain(daemons(dir)) {
+        crate::process::end(process);
     }
     let files = ["state", "description.toml", "boot_id", "faults.toml", "trace", "sleepers", mps_sim::fault::FILE];
     let libraries = LIBRARY_NAMES.iter().map(|name| format!("lib/{name}"));
@@ -190,6 +195,26 @@ pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Control daemons of NVIDIA's own that serve below a host's directory. The stand-ins end with their host by
+/// themselves.
+fn daemons(dir: &Path) -> Vec<Pid> {
+    let (Ok(dir), Ok(own)) = (dir.canonicalize(), std::env::current_exe()) else { return Vec::new() };
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let is_one = |proc: &Path| {
+        let read = |file: &str| std::fs::read(proc.join(file)).unwrap_or_default();
+        let word = |word: &[u8]| PathBuf::from(String::from_utf8_lossy(word).into_owned());
+        let name = read("cmdline").split(|byte| *byte == 0).next().map(word).unwrap_or_default();
+        let environment = read("environ");
+        let mut variables = environment.split(|byte| *byte == 0);
+        let pipe = variables.find_map(|one| one.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY=")).map(word);
+        name.file_name().is_some_and(|name| name == CONTROL)
+            && pipe.and_then(|pipe| pipe.canonicalize().ok()).is_some_and(|pipe| pipe.starts_with(&dir))
+            && std::fs::read_link(proc.join("exe")).is_ok_and(|exe| exe != own)
+    };
+    let found = entries.map(|entry| entry.path()).filter(|proc| is_one(proc));
+    found.filter_map(|proc| Pid::find(proc.file_name()?.to_str()?.parse().ok()?)).collect()
 }
 
 /// Sleepers of a host that were started and may still live.

@@ -134,6 +134,42 @@ fn a_client_and_its_server_are_on_the_device_and_end_with_the_host() {
 }
 
 #[test]
+fn nvidias_own_daemon_ends_with_the_host_that_it_serves_below_and_no_other_does() {
+    let real = PathBuf::from("/usr/bin/nvidia-cuda-mps-control");
+    if !real.is_file() {
+        println!("SKIPPED NVIDIA's own daemon: {} is not installed", real.display());
+        return;
+    }
+    let host = Host::up();
+    let daemon = |pipe: PathBuf| {
+        std::fs::create_dir_all(&pipe).unwrap();
+        let mut command = Command::new(&real);
+        command.arg("-f").env_clear().env("PATH", "/nonexistent").env("CUDA_MPS_PIPE_DIRECTORY", &pipe);
+        command.env("CUDA_MPS_LOG_DIRECTORY", &pipe).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        until(|| pipe.join("control").exists().then_some(()));
+        child
+    };
+    let mut own = daemon(host.dir().join("gpushd/mps/x/1"));
+    let mut other = daemon(host.path("elsewhere"));
+    let down = host.sim(&["down", host.dir().to_str().unwrap()]);
+    assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+    assert!(!own.wait().unwrap().success(), "it was ended");
+    assert!(other.try_wait().unwrap().is_none(), "it is not the host's");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(!host.dir().exists(), "nothing is left of it");
+}
+
+#[test]
+fn programs_of_every_user_can_be_shown_in_a_hosts_proc() {
+    let host = Host::up();
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(host.dir().join("proc")).unwrap().permissions());
+    assert_eq!(mode & 0o7777, 0o1777);
+}
+
+#[test]
 fn faults_reach_programs_with_a_clean_environment_and_are_aimed() {
     let host = Host::up();
     let mut daemon = host.daemon();

@@ -40,6 +40,7 @@ pub(super) fn view(wish: &Wish, gpu: &Gpu) -> Option<TimesliceView> {
         level: None,
         reason: Some(reason),
         since: None,
+        read_at: None,
     };
     let not_whole = not_whole(wish.mode, gpu);
     Some(match (&gpu.timeslice, not_whole.is_empty()) {

@@ -17,20 +17,26 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Lines that are asked for at each look: what comes beyond that within a second is not shown.
 const WINDOW: usize = 500;
 
-pub(super) async fn last(client: &mut Client, target: &str, lines: usize, out: &Output) -> Result<(), Failure> {
-    let logs = client.mps_logs(target, lines).await?;
+pub(super) async fn last(
+    client: &mut Client,
+    target: &str,
+    lines: usize,
+    all: bool,
+    out: &Output,
+) -> Result<(), Failure> {
+    let logs = client.mps_logs(target, lines, all).await?;
     out.show(&logs, |look| change::logs(&logs, look))
 }
 
-pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, out: &Output) -> Outcome {
+pub(super) async fn follow(client: &mut Client, target: &str, lines: usize, all: bool, out: &Output) -> Outcome {
     // By its short name from now on: an index may be another GPU's by the next look.
     let target = client.mps_daemon(target).await?.target;
-    let mut seen = client.mps_logs(&target, lines).await?;
+    let mut seen = client.mps_logs(&target, lines, all).await?;
     tell(&seen, &seen, out)?;
     let mut away = false;
     loop {
         tokio::time::sleep(LOOK).await;
-        let now = match client.mps_logs(&target, WINDOW.max(lines)).await {
+        let now = match client.mps_logs(&target, WINDOW.max(lines), all).await {
             Ok(now) => now,
             // Nobody looks after a monitor that has ended: an agent that restarts is waited for.
             Err(error) if super::super::events::may_pass(&error) => {

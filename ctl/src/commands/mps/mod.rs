@@ -67,8 +67,8 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             let watch = if no_wait { Watch::Not } else { Watch::For { seconds: wait, quiet } };
             return follow::end(client, Change::Drain, &of.target, &how, watch, out).await;
         }
-        Mps::Logs { of, lines, follow: false } => logs::last(client, &of.target, lines, out).await?,
-        Mps::Logs { of, lines, follow: true } => return logs::follow(client, &of.target, lines, out).await,
+        Mps::Logs { of, lines, all, follow: false } => logs::last(client, &of.target, lines, all, out).await?,
+        Mps::Logs { of, lines, all, follow: true } => return logs::follow(client, &of.target, lines, all, out).await,
         Mps::Env { of, ceilings, until, shell } => {
             share::env(client, &of.target, ceilings, until, shell, out).await?;
         }

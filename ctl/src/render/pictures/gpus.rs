@@ -91,7 +91,8 @@ fn gpus_that_take_turns_say_what_that_is_worth() {
         state,
         level,
         reason: reason.map(Into::into),
-        since: Some(jiff::Timestamp::from_second(fixtures::READ_AT - 60).unwrap()),
+        since: Some(jiff::Timestamp::from_second(fixtures::READ_AT - 3600).unwrap()),
+        read_at: Some(jiff::Timestamp::from_second(fixtures::READ_AT - 40).unwrap()),
     };
     let known = gpush_api::TimesliceState::Known;
     let mut gpu = fixtures::gpu(0, "NVIDIA L4", 23_034, None);

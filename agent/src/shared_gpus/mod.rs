@@ -12,16 +12,23 @@
 //! The driver forgets both with a reboot, and so do the records then: what is found is what there was
 //! before. Those who come one after the other take turns here, so that no use puts back what the next one
 //! has taken.
+//!
+//! What can't be read or set back stays on record: `leftover` tries again what MPS left, and the settling of
+//! turns what they left.
+
+mod leftover;
 
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use gpush_api::{ComputeMode, Mode, TimesliceLevel};
+use gpush_api::{ApiError, ComputeMode, Mode, TimesliceLevel};
 use gpush_store::{ComputeModeSet, SharedGpu};
+use tokio::sync::Notify;
 
-use crate::agent::Shared;
+pub(crate) use self::leftover::run;
+use crate::agent::{Agent, Shared};
 
 /// What is on record.
 #[derive(Debug, Default)]
@@ -30,13 +37,17 @@ pub(crate) struct SharedGpus {
     records: Mutex<BTreeMap<String, SharedGpu>>,
     /// Of those who change one.
     turn: tokio::sync::Mutex<()>,
+    /// Compute modes that nobody needs any more and that are not back yet, by UUID of their GPU.
+    troubles: Mutex<BTreeMap<String, ApiError>>,
+    /// Something may be left over.
+    wake: Notify,
 }
 
 impl SharedGpus {
     /// Those on record.
     pub(crate) fn of_the_store(records: Vec<SharedGpu>) -> Self {
         let records = records.into_iter().map(|record| (record.gpu.clone(), record)).collect();
-        Self { records: Mutex::new(records), turn: tokio::sync::Mutex::default() }
+        Self { records: Mutex::new(records), ..Self::default() }
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, SharedGpu>> {
@@ -63,6 +74,20 @@ impl SharedGpus {
         self.records().get(uuid).is_some_and(is_of_turns)
     }
 
+    /// Has it looked whether a compute mode is set for nobody any more.
+    pub(crate) fn look(&self) {
+        self.wake.notify_one();
+    }
+
+    /// What was set and can't be put back yet.
+    pub(crate) fn health(&self) -> Vec<ApiError> {
+        self.troubles().values().cloned().collect()
+    }
+
+    fn troubles(&self) -> MutexGuard<'_, BTreeMap<String, ApiError>> {
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether anything is set for the sake of turns on any.
     pub(crate) fn has_turns(&self) -> bool {
         self.records().values().any(is_of_turns)
@@ -71,6 +96,15 @@ impl SharedGpus {
 
 fn is_of_turns(record: &SharedGpu) -> bool {
     record.level.is_some() || record.compute_mode.is_some_and(|set| set.by == Mode::Timeslice)
+}
+
+/// Whether the one for whose sake a compute mode is set still needs it.
+fn is_needed(agent: &Agent, uuid: &str, by: Mode) -> bool {
+    match by {
+        Mode::Mps => agent.mps.needs_compute_mode(uuid),
+        // Whoever takes turns asks for it to be put back when that is over, and again until it is.
+        Mode::Timeslice | Mode::Unmanaged | Mode::Exclusive | Mode::Mig => true,
+    }
 }
 
 /// Sees to it that a GPU has a compute mode for the sake of the mode of its rule; the one that was there,
@@ -85,7 +119,11 @@ pub(crate) async fn take(
     by: Mode,
 ) -> Result<Option<ComputeMode>, String> {
     let _turn = agent.shared_gpus.turn.lock().await;
-    let Some(now) = read(agent, uuid).await else { return Ok(None) };
+    // It may have failed since it was asked for: then it is put back, and not taken anew.
+    if !is_needed(agent, uuid, by) {
+        return Ok(None);
+    }
+    let Some(now) = read(agent, uuid).await? else { return Ok(None) };
     let record = agent.shared_gpus.record(uuid);
     let taken = match record.compute_mode {
         // What was there before the first of several is what goes back.
@@ -106,16 +144,31 @@ pub(crate) async fn take(
 /// now, if it was put back. Somebody else's doing since then is left alone.
 ///
 /// # Errors
-/// Why it could not be put back.
+/// Why it could not be put back: it stays on record.
 pub(crate) async fn put_back(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
     let _turn = agent.shared_gpus.turn.lock().await;
+    restore(agent, uuid, by).await
+}
+
+/// The same, unless somebody needs it (again).
+///
+/// # Errors
+/// As there.
+async fn put_back_unless_needed(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
+    let _turn = agent.shared_gpus.turn.lock().await;
+    if is_needed(agent, uuid, by) { Ok(None) } else { restore(agent, uuid, by).await }
+}
+
+/// For whoever has the turn.
+async fn restore(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
     let record = agent.shared_gpus.record(uuid);
     let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
-    let ours = read(agent, uuid).await == Some(taken.set);
+    let ours = read(agent, uuid).await? == Some(taken.set);
     if ours {
         set(agent, uuid, taken.before).await?;
     }
     keep(agent, SharedGpu { compute_mode: None, ..record }).await?;
+    agent.shared_gpus.troubles().remove(uuid);
     Ok(ours.then_some(taken.before))
 }
 
@@ -132,8 +185,18 @@ pub(crate) async fn note_level(agent: &Shared, uuid: &str, level: Option<Timesli
     keep(agent, SharedGpu { level, ..record }).await
 }
 
-async fn read(agent: &Shared, uuid: &str) -> Option<ComputeMode> {
-    agent.observer.read_now(uuid).await.ok()?.compute_mode
+/// The compute mode of a GPU; `None` where it has none: one that is cut, or a part that knows none.
+///
+/// # Errors
+/// Why it is not known. Whose it is can't be told then, and so it is nobody else's.
+async fn read(agent: &Shared, uuid: &str) -> Result<Option<ComputeMode>, String> {
+    let why = |cause: String| format!("its compute mode can't be read: {cause}");
+    let reading = agent.observer.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
+    let failed = reading.warnings.iter().find(|warning| warning.contains("nvmlDeviceGetComputeMode"));
+    match (reading.compute_mode, failed) {
+        (None, Some(warning)) => Err(why(warning.clone())),
+        (mode, _) => Ok(mode),
+    }
 }
 
 /// Sets a compute mode. The driver layer has read it back when it says that it is so.

@@ -1,0 +1,190 @@
+//! Compute modes that were set for MPS, and that can't be put back at once: they are not forgotten, but told
+//! and tried again, by the next gpushd too. And what of a daemon's log is shown to people.
+
+use std::path::Path;
+
+use gpush_api::{Code, ComputeMode, Health, MpsLogs, MpsState, OperationState};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    driver::{hardware, uuids},
+    host::Host,
+    mps::{self, Client, real_programs},
+};
+use serde_json::json;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
+const SHARED: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
+const TROUBLE: &str = "still has the compute mode that it was given for MPS";
+
+/// The compute mode past gpushd: 0 default, 3 exclusive process.
+fn mode(host: &Host) -> u64 {
+    host.show()["gpus"][0]["state"]["compute_mode"].as_u64().expect("a mode")
+}
+
+fn shared(host: &Host) -> Agent {
+    let agent = Agent::start(host, SHARED);
+    mps::reaches(&agent, "0", MpsState::Ready);
+    let _begun = agent.settle();
+    assert_eq!(mode(host), 3);
+    agent
+}
+
+fn reload(agent: &Agent, config: &str) {
+    agent.write_config(config);
+    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+}
+
+fn is_told(agent: &Agent) -> bool {
+    let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
+    health.causes.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
+}
+
+#[test]
+fn a_mode_that_cannot_be_set_or_read_when_the_rule_goes_is_tried_again_until_it_is_back() {
+    for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN", "nvmlDeviceGetComputeMode --rc UNKNOWN"] {
+        let host = Host::up(HOST);
+        let agent = shared(&host);
+        host.fault(fault);
+        reload(&agent, "");
+        agent.await_that("it is forgotten", || agent.get("/v1/mps").json() == json!([]));
+        agent.await_that("it is told", || is_told(&agent));
+        assert_eq!(mode(&host), 3, "{fault}");
+        // The next gpushd goes on with it.
+        agent.stop();
+        let agent = Agent::start(&host, "");
+        agent.await_that("it is told again", || is_told(&agent));
+        assert_eq!(mode(&host), 3, "{fault}");
+        host.clear_faults();
+        agent.await_that("it is back", || mode(&host) == 0);
+        agent.await_that("nothing is told any more", || !is_told(&agent));
+        assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::Default));
+    }
+}
+
+#[test]
+fn one_failure_is_enough_for_nobody_to_notice() {
+    for fault in ["nvmlDeviceSetComputeMode --rc UNKNOWN --times 1", "nvmlDeviceGetComputeMode --rc UNKNOWN --times 1"]
+    {
+        let host = Host::up(HOST);
+        let agent = shared(&host);
+        host.fault(fault);
+        reload(&agent, "");
+        agent.await_that("it is back", || mode(&host) == 0);
+    }
+}
+
+#[tokio::test]
+async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
+    let host = Host::up(HOST);
+    let agent = shared(&host);
+    host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
+    reload(&agent, "");
+    agent.await_that("it is told", || is_told(&agent));
+    agent.stop();
+    host.clear_faults();
+    // As an administrator does it who did not wait.
+    let driver = hardware(&host);
+    let uuid = uuids(&driver).await.remove(0);
+    driver.set_compute_mode(&uuid, ComputeMode::Prohibited).await.expect("it can be set");
+    drop(driver);
+    let agent = Agent::start(&host, "");
+    agent.await_that("it is seen", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
+    // Whoever wants the GPU next finds what the administrator has set, and puts that back.
+    reload(&agent, SHARED);
+    let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
+    assert_eq!(agent.follow(operation).state, OperationState::Done);
+    assert_eq!(mode(&host), 3);
+    reload(&agent, "");
+    agent.await_that("theirs is back", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
+    assert!(!is_told(&agent));
+}
+
+#[test]
+fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
+    let host = Host::up(HOST);
+    let missing = format!(
+        "[mps]\ncontrol = \"/nonexistent/nvidia-cuda-mps-control\"\n{}",
+        &SHARED["[mps]\nhealth_s = 1\n".len()..]
+    );
+    // Without a rule at first, so that nothing is done by itself.
+    let agent = Agent::start(&host, "");
+    reload(&agent, &missing);
+    let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
+    let operation = agent.follow(operation);
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
+    // With its end, and not at some time after it.
+    assert_eq!(mode(&host), 0, "{}", agent.log());
+    agent.settle_reads();
+    assert_eq!(mode(&host), 0, "what goes on trying takes nothing\n{}", agent.log());
+    // Killed once it is set, with no daemon there yet: the next one puts it back, whose config wants nothing.
+    host.fault("nvmlDeviceSetComputeMode --kill after --parent --times 1");
+    let body = json!({ "gpus": ["0"], "layout": "wanted" }).to_string();
+    let head = format!(
+        "POST /v1/mig/apply HTTP/1.1\r\nhost: gpush\r\ncontent-type: application/json\r\ncontent-length: {}",
+        body.len()
+    );
+    let _dies = agent.try_raw(format!("{head}\r\nconnection: close\r\n\r\n{body}").as_bytes());
+    agent.await_that("it was set", || mode(&host) == 3);
+    drop(agent);
+    host.clear_faults();
+    let agent = Agent::start(&host, "");
+    agent.await_that("it is back", || mode(&host) == 0);
+}
+
+/// The control log as it is shown.
+fn told(agent: &Agent, query: &str) -> Vec<String> {
+    let logs: MpsLogs = serde_json::from_value(agent.get(&format!("/v1/mps/0/logs{query}")).json()).expect("logs");
+    logs.files[0].lines.clone()
+}
+
+fn show_events(host: &Host, programs: Option<&Path>) {
+    let setup = Setup::on(host).config(SHARED);
+    let agent = match programs {
+        Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
+        None => setup.start(),
+    };
+    mps::reaches(&agent, "0", MpsState::Ready);
+    let taken = mps::share(&agent, "0", &json!({ "percentage": 25 })).expect("a share");
+    let client = Client::start(host, &taken.environment);
+    // Each of these asks the daemon once more.
+    let polls = |lines: &[String]| lines.iter().filter(|line| line.contains("Cmd:get_")).count();
+    agent.await_that("a log full of questions", || {
+        let _asked = mps::daemon(&agent, "0");
+        polls(&told(&agent, "?all=true&lines=2000")) > 60
+    });
+    let pid = client.pid().to_string();
+    client.end();
+    let set = agent.post("/v1/mps/0/settings", &json!({ "percentage": 30 }));
+    assert_eq!(set.status, 200);
+    let all = told(&agent, "?all=true&lines=2000");
+    // What was said meanwhile is in the second alone.
+    let shown = told(&agent, "?lines=2000");
+    assert!(shown.len() * 4 < all.len(), "{} of {}: {shown:#?}", shown.len(), all.len());
+    let has = |what: &str| shown.iter().any(|line| line.contains(what));
+    assert!(has(&format!("NEW CLIENT {pid}")) && has("Cmd:set_default_active_thread_percentage 30"), "{shown:#?}");
+    assert!(has("NEW SERVER") && has("Starting"), "{shown:#?}");
+    // Whatever is left out is one of the few that tell nothing.
+    let plain = |line: &String| {
+        let said = line.split_once("] ").map_or(line.as_str(), |(_, said)| said).trim();
+        ["Accepting connection...", "NEW UI", "UI closed"].contains(&said)
+            || said.starts_with("Cmd:get_")
+            || said.trim_end_matches('G').parse::<f64>().is_ok()
+            || ["ACTIVE", "INITIALIZING", "No default pinned memory limit set for the device!"].contains(&said)
+            || said == "Unknown command \"get_server_status\""
+    };
+    let left_out: Vec<&String> = all.iter().filter(|line| !shown.contains(line) && !plain(line)).collect();
+    assert!(left_out.is_empty(), "{left_out:#?}");
+    // The default number of lines shows all that.
+    assert!(told(&agent, "?lines=40").iter().any(|line| line.contains(&pid)), "{:#?}", told(&agent, "?lines=40"));
+}
+
+#[test]
+fn the_log_is_shown_without_what_gpushds_own_questions_left_there() {
+    let host = Host::up(HOST);
+    show_events(&host, None);
+    drop(host);
+    let host = Host::up(HOST);
+    if let Some(programs) = real_programs(&host, "the log of NVIDIA's own daemon") {
+        show_events(&host, Some(&programs));
+    }
+}
