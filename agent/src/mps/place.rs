@@ -94,13 +94,16 @@ impl Place {
     }
 
     /// Those below the base in which a daemon was started, by name. One whose GPU is not known is left out: it is
-    /// found when somebody wants its target.
+    /// found when somebody wants its target. So is one that was renamed: nobody who was let in finds it there.
     pub(super) fn all(base: &Path) -> Vec<(Self, Spec)> {
         let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<_> = entries
             .filter_map(|entry| {
                 let place = Self::at(&entry.path());
                 let spec = place.known().filter(|spec| !spec.gpu_uuid.is_empty())?;
+                if entry.file_name() != spec.target.as_str() {
+                    return None;
+                }
                 Some((place, spec))
             })
             .collect();

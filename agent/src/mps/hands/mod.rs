@@ -239,3 +239,36 @@ fn exited(status: i32) -> String {
 fn signalled(signal: i32) -> String {
     format!("was ended by signal {signal}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_ended_is_not_alive_though_nobody_waited_for_it() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
+        // The pid was another's then.
+        assert!(!is_alive_since(pid, Duration::from_secs(3600)) || uptime() < Duration::from_secs(3600));
+        child.kill().unwrap();
+        let id = nix::sys::wait::Id::Pid(nix::unistd::Pid::from_raw(pid));
+        let left = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
+        nix::sys::wait::waitid(id, left).unwrap();
+        assert!(!is_alive(pid));
+        child.wait().unwrap();
+        assert!(!is_alive(pid) && !is_alive(0) && !is_alive(-1));
+    }
+
+    #[tokio::test]
+    async fn what_the_kernel_does_not_name_is_no_process() {
+        assert!(Process::of(-1).unwrap().is_none() && Process::of(0).unwrap().is_none());
+        let me = Process::of(std::process::id().cast_signed()).unwrap().unwrap();
+        assert!(!me.has_ended());
+    }
+
+    fn uptime() -> Duration {
+        let text = fs::read_to_string("/proc/uptime").unwrap();
+        Duration::from_secs_f64(text.split_whitespace().next().unwrap().parse().unwrap())
+    }
+}
