@@ -145,7 +145,7 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
             style,
             &match daemon.failures {
                 // Nothing of its own is wrong: something is in its way, and the reasons say what.
-                0 => format!("it has not failed: it waits until nothing is in its way, and looks again {ahead}"),
+                0 => format!("it has not failed: it waits for that, and looks again {ahead}"),
                 1 => format!("it has failed once; started again {ahead}"),
                 times => format!("it has failed {times} times; started again {ahead}"),
             },
