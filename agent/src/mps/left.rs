@@ -18,7 +18,9 @@ const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_m
 impl Life {
     /// Whether something is left that a start has to wait for. What has no clients is ended.
     pub(super) async fn left(&mut self) -> bool {
-        let left = hands::parts(&self.place, &self.uuid);
+        let mut left = hands::parts(&self.place, &self.uuid);
+        // A unit that runs says so itself, and how it is ended.
+        left.retain(|part| !(part.is_stray && self.hands.knows_strays()));
         if left.is_empty() && !self.place.is_taken() {
             return false;
         }

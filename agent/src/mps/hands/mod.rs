@@ -113,11 +113,17 @@ impl Hands {
         }
     }
 
+    /// Whether a daemon without a directory is known all the same: then no other is started in its place, and
+    /// it is ended once nobody can be using it.
+    pub(super) fn knows_strays(&self) -> bool {
+        matches!(self, Self::Unit(_))
+    }
+
     /// Ends daemons that nobody knows any more, whose directories were deleted, once nobody can be using
     /// them. Returns when none is left.
     pub(super) async fn end_strays(&self, known: BTreeSet<String>) {
         match self {
-            // Their directory was all that was known of them.
+            // They are found when somebody wants their targets.
             Self::Child => {}
             Self::Unit(units) => units.end_strays(known).await,
         }
