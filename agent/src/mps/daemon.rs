@@ -1,20 +1,36 @@
 //! One daemon from outside of its task: what may be wanted of it, what is known of it. Its task is in
 //! `life`; what is known is published there after each turn, for whoever looks.
+//!
+//! ```text
+//! asks ─► life ─► seen          a life that panics is replaced: what it knew is in the directory, and what is
+//!           └ panics ─► life    asked meanwhile waits for the next one
+//! ```
 
-use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeSet,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    pin::pin,
+    task::Poll,
+    time::Duration,
+};
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
 use gpush_core::supervisor::{Policy, State};
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::Instant,
+    time::{Instant, sleep},
 };
 
 use super::{clients::Witness, hands::Hands, life::Life, place::Place};
 
 /// How long somebody who only wants to see a daemon waits for it to be asked.
 const SOON: Duration = Duration::from_millis(250);
+
+/// Before another life takes the place of one that panicked.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Questions that may wait for their turn.
 const WAITING: usize = 64;
@@ -138,12 +154,21 @@ impl Daemon {
         place: Place,
         hands: Hands,
         witness: Witness,
-        changed: impl Fn(&Seen) + Send + 'static,
+        changed: impl Fn(&Seen) + Send + Sync + 'static,
     ) -> Self {
-        let (ask, asks) = mpsc::channel(WAITING);
-        let life = Life::new(target, uuid, place, hands, witness);
+        let (ask, mut asks) = mpsc::channel(WAITING);
+        let (target, uuid) = (target.to_owned(), uuid.to_owned());
+        let born = move || Life::new(&target, &uuid, place.clone(), hands.clone(), Witness::clone(&witness));
+        let mut life = born();
         let (publish, seen) = watch::channel(life.seen());
-        tokio::spawn(life.live(asks, publish, changed));
+        tokio::spawn(async move {
+            while !is_over(life.live(&mut asks, &publish, &changed)).await {
+                sleep(PAUSE).await;
+                life = born();
+                // Whoever says what is wanted of it is to say so again.
+                changed(&life.seen());
+            }
+        });
         Self { ask, seen }
     }
 
@@ -174,5 +199,56 @@ impl Daemon {
         // One that hangs is shown as it was.
         let _as_it_was = self.look().await;
         self.seen()
+    }
+}
+
+/// Whether a life came to its end; it did not if it panicked.
+async fn is_over(life: impl Future<Output = ()>) -> bool {
+    let mut life = pin!(life);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| life.as_mut().poll(context))) {
+        Ok(lives) => lives.map(|()| true),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            tracing::error!("who looks after an MPS daemon panicked, and is replaced: {text}");
+            Poll::Ready(false)
+        }
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        path::Path,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+    };
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_life_that_panics_is_replaced() {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = Place::of(scratch.path(), "g1");
+        std::fs::create_dir(place.dir()).unwrap();
+        // Something is left, so the witness is asked.
+        let _lock = place.lock().unwrap().unwrap();
+        let panics = Arc::new(AtomicBool::new(true));
+        let once = Arc::clone(&panics);
+        let witness: Witness = Arc::new(move || {
+            assert!(!once.swap(false, Ordering::SeqCst), "on purpose");
+            Box::pin(async { None })
+        });
+        let daemon = Daemon::of("g1", "GPU-1", place, Hands::of(Path::new("/nowhere")), witness, |_| {});
+        daemon.have(Do::Want(None)).await.unwrap();
+        let error = daemon.have(Do::Want(None)).await.unwrap_err();
+        assert!(!panics.load(Ordering::SeqCst) && error.message.contains("any more"), "{error:?}");
+        // The next one is asked as if nothing had been.
+        daemon.have(Do::Want(None)).await.unwrap();
+        daemon.have(Do::Want(None)).await.unwrap();
+        assert!(daemon.seen().trouble[0].contains("may have clients"), "{:?}", daemon.seen());
     }
 }

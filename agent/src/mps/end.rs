@@ -38,17 +38,15 @@ impl Life {
     /// Its process has ended.
     pub(super) async fn gone(&mut self) {
         let Some(process) = self.process.take() else { return };
-        let pid = process.pid;
         let how = self.hands.how(&self.place, process).await;
         let asked = matches!(self.machine.state(), State::Stopping { .. });
         if asked {
             tracing::info!(mps = self.target, "the MPS daemon {how}");
             self.trouble.clear();
             self.health = Health::default();
-            // Servers that it left behind hold the GPU for nobody any more. While they do, so does its lock,
-            // and its process group is no other's.
+            // Servers that it left behind hold the GPU for nobody any more, and its lock with it.
             if self.place.is_taken() {
-                self.hands.kill(&self.place, pid).await;
+                self.hands.kill(&self.place, None).await;
             }
         } else {
             tracing::error!(mps = self.target, "the MPS daemon {how}");

@@ -1,40 +1,48 @@
-//! What a daemon that died left behind: servers, which compute on for the clients that they have. While
-//! one is there no daemon is started beside it; one that nobody uses is ended.
+//! What a daemon that died left behind: servers, which compute on for the clients that they have; and
+//! daemons that have no door any more, since their directory was deleted. While one is there no daemon is
+//! started beside it; what nobody uses is ended.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use gpush_core::supervisor::State;
 use tokio::time::{Instant, sleep};
 
-use super::{hands, life::Life};
+use super::{
+    hands::{self, Part, Process},
+    life::Life,
+};
 
-/// How long a server that was killed may take to be gone, and between two looks.
+/// How long what was killed may take to be gone, and between two looks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));
 
 impl Life {
     /// Whether something is left that a start has to wait for. What has no clients is ended.
     pub(super) async fn left(&mut self) -> bool {
-        if !self.place.is_taken() {
+        let mut left = hands::parts(&self.place, &self.uuid);
+        // A unit that runs says so itself, and how it is ended.
+        left.retain(|part| !(part.is_stray && self.hands.knows_strays()));
+        if left.is_empty() && !self.place.is_taken() {
             return false;
         }
-        let left = self.place.holders();
-        self.health.clients.retain(|(_, client)| hands::is_alive(*client));
-        let told = (self.witness)().await;
+        // Who has begun since it last named its clients is none of them, whatever pid it has.
+        let ago = self.answered.map(|at| at.elapsed()).unwrap_or_default();
+        self.health.clients.retain(|(_, client)| hands::is_alive_since(*client, ago));
+        let mut told = (self.witness)().await;
+        // Of what has ended nothing computes, also while its parent has not waited for it.
+        told.iter_mut().for_each(|clients| clients.retain(|client| hands::is_alive(*client)));
         if let Some(clients) = &told {
-            self.health.servers = left.iter().map(|server| (*server, None)).collect();
+            let servers = left.iter().filter(|part| !part.is_daemon);
+            self.health.servers = servers.map(|server| (server.pid, None)).collect();
             self.health.add_clients(clients);
         }
-        let servers = match left.as_slice() {
-            [] => "a server".to_owned(),
-            pids => format!("server {}", pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
-        };
+        let what = in_words(&left);
         let clients = self.health.clients.len();
         if clients == 0 && told.is_some() {
-            tracing::warn!(mps = self.target, "{servers}, left behind by the daemon before, has no clients: ended");
-            self.end_left();
+            tracing::warn!(mps = self.target, "{what}, has no clients: ended");
+            let killed = self.end_left();
             let until = Instant::now() + GONE.0;
             while Instant::now() < until {
-                if !self.place.is_taken() {
+                if killed.iter().all(Process::has_ended) && !self.place.is_taken() {
                     return false;
                 }
                 sleep(GONE.1).await;
@@ -46,9 +54,7 @@ impl Life {
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        self.trouble = vec![format!(
-            "{servers}, which the daemon before left behind, {serves}: another daemon is started once it is gone"
-        )];
+        self.trouble = vec![format!("{what}, {serves}: another daemon is started once it is gone")];
         true
     }
 
@@ -60,20 +66,52 @@ impl Life {
         }
     }
 
-    /// Ends what is left, whomever it serves.
-    pub(super) fn end_left(&self) {
+    /// Ends what is left, whomever it serves; who was killed.
+    pub(super) fn end_left(&self) -> Vec<Process> {
         if self.process.is_some() {
-            return;
+            return Vec::new();
         }
-        for pid in self.place.holders() {
-            let Some(own) = rustix::process::Pid::from_raw(pid) else { continue };
-            let Ok(process) = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()) else { continue };
-            // The pid may have become another's between the two, the lock not.
-            if self.place.is_held_by(pid)
-                && let Err(error) = rustix::process::pidfd_send_signal(process, rustix::process::Signal::KILL)
-            {
-                tracing::error!(mps = self.target, "server {pid} can't be ended: {error}");
-            }
-        }
+        let locks: BTreeSet<_> = hands::parts(&self.place, &self.uuid).iter().map(|part| part.lock).collect();
+        hands::kill(&locks)
+    }
+}
+
+/// What is left, and why it is.
+fn in_words(left: &[Part]) -> String {
+    let pids = |is_daemon: bool| {
+        let those = left.iter().filter(|part| part.is_daemon == is_daemon);
+        those.map(|part| part.pid.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let (daemons, servers) = (pids(true), pids(false));
+    let who = match (daemons.is_empty(), servers.is_empty()) {
+        (true, true) => "a server".to_owned(),
+        (true, false) => format!("server {servers}"),
+        (false, true) => format!("daemon {daemons}"),
+        (false, false) => format!("daemon {daemons} with server {servers}"),
+    };
+    let why = match (left.iter().any(|part| part.is_stray), daemons.is_empty()) {
+        (true, _) => "whose directory was deleted",
+        (false, true) => "which the daemon before left behind",
+        (false, false) => "which is not known to be what its spec.json says",
+    };
+    format!("{who}, {why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_told_for_what_it_is() {
+        let scratch = tempfile::NamedTempFile::new().unwrap();
+        let lock = crate::mps::place::LockFile::of(&scratch.as_file().metadata().unwrap());
+        let part = |pid, is_daemon, is_stray| Part { pid, lock, is_daemon, is_stray };
+        assert_eq!(in_words(&[]), "a server, which the daemon before left behind");
+        assert_eq!(in_words(&[part(7, false, false)]), "server 7, which the daemon before left behind");
+        assert_eq!(
+            in_words(&[part(7, false, true), part(3, true, true)]),
+            "daemon 3 with server 7, whose directory was deleted"
+        );
+        assert_eq!(in_words(&[part(3, true, false)]), "daemon 3, which is not known to be what its spec.json says");
     }
 }

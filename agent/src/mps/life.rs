@@ -105,7 +105,7 @@ impl Life {
         Self {
             target: target.to_owned(),
             uuid: uuid.to_owned(),
-            spec: place.spec().filter(|spec| spec.uuid == uuid),
+            spec: place.known().filter(|spec| spec.uuid == uuid),
             place,
             hands,
             last: machine.state().clone(),
@@ -136,13 +136,13 @@ impl Life {
 
     pub(super) async fn live(
         mut self,
-        mut asks: mpsc::Receiver<Ask>,
-        publish: watch::Sender<Seen>,
-        changed: impl Fn(&Seen),
+        asks: &mut mpsc::Receiver<Ask>,
+        publish: &watch::Sender<Seen>,
+        changed: &impl Fn(&Seen),
     ) {
         self.adopt().await;
         self.see_to_the_door();
-        self.tell(&publish, &changed);
+        self.tell(publish, changed);
         loop {
             let mut answered = None;
             tokio::select! {
@@ -162,7 +162,7 @@ impl Life {
                     None => return,
                 },
             }
-            self.tell(&publish, &changed);
+            self.tell(publish, changed);
             // They find what they asked for published.
             let Some((those, answer)) = answered else { continue };
             for done in those {
@@ -326,7 +326,7 @@ impl Life {
                     Effect::Start => next = self.start().await.err(),
                     Effect::Quit => self.quit(),
                     Effect::Kill => match &self.process {
-                        Some(process) => self.hands.kill(&self.place, process.pid).await,
+                        Some(process) => self.hands.kill(&self.place, Some(process)).await,
                         None => next = Some(Event::Ended),
                     },
                     Effect::TellGivenUp => {

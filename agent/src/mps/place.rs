@@ -19,7 +19,7 @@ use std::{
     io::{self, Write},
     os::unix::{
         ffi::OsStrExt,
-        fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt},
+        fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     time::Duration,
@@ -28,7 +28,7 @@ use std::{
 use gpush_api::{ApiError, Code, MpsSettings};
 use serde::{Deserialize, Serialize};
 
-use super::acl;
+use super::{acl, hands};
 
 /// Longest path of a pipe directory in bytes: at one more the daemon ends without a word.
 pub(super) const LONGEST: usize = 87;
@@ -66,6 +66,16 @@ pub(crate) struct Spec {
     pub(crate) settings: MpsSettings,
 }
 
+/// A file that is, or was, the lock of a place: device and inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LockFile(u64, u64);
+
+impl LockFile {
+    pub(super) fn of(meta: &fs::Metadata) -> Self {
+        Self(meta.dev(), meta.ino())
+    }
+}
+
 /// A target's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -83,13 +93,17 @@ impl Place {
         Self { dir: dir.to_owned() }
     }
 
-    /// Those below the base in which a daemon was started, by name.
+    /// Those below the base in which a daemon was started, by name. One whose GPU is not known is left out: it is
+    /// found when somebody wants its target. So is one that was renamed: nobody who was let in finds it there.
     pub(super) fn all(base: &Path) -> Vec<(Self, Spec)> {
         let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<_> = entries
             .filter_map(|entry| {
                 let place = Self::at(&entry.path());
-                let spec = place.spec()?;
+                let spec = place.known().filter(|spec| !spec.gpu_uuid.is_empty())?;
+                if entry.file_name() != spec.target.as_str() {
+                    return None;
+                }
                 Some((place, spec))
             })
             .collect();
@@ -110,6 +124,11 @@ impl Place {
     /// What was started here last.
     pub(crate) fn spec(&self) -> Option<Spec> {
         serde_json::from_slice(&fs::read(self.dir.join("spec.json")).ok()?).ok()
+    }
+
+    /// The same, by the word of the daemon that runs here when what was written down can't be read.
+    pub(super) fn known(&self) -> Option<Spec> {
+        self.spec().or_else(|| hands::rebuilt(self))
     }
 
     /// Refuses a place whose pipe directories would have too long a path.
@@ -214,19 +233,9 @@ impl Place {
         self.lock()
     }
 
-    /// Processes that hold the lock: a daemon and all that it started have it as their standard input.
-    pub(super) fn holders(&self) -> Vec<i32> {
-        let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.filter(|pid| self.is_held_by(*pid)).collect()
-    }
-
-    /// Whether this process holds the lock.
-    pub(super) fn is_held_by(&self, pid: i32) -> bool {
-        use std::os::unix::fs::MetadataExt;
-        let own = fs::metadata(self.dir.join("lock")).map(|meta| (meta.dev(), meta.ino()));
-        let input = fs::metadata(format!("/proc/{pid}/fd/0")).map(|meta| (meta.dev(), meta.ino()));
-        matches!((own, input), (Ok(own), Ok(input)) if own == input)
+    /// The file of the lock, if there is one: a daemon and all that it started have it as their standard input.
+    pub(super) fn lock_file(&self) -> Option<LockFile> {
+        fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| LockFile::of(&meta))
     }
 
     /// Takes away all of it, once nothing runs here.

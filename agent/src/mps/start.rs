@@ -2,39 +2,49 @@
 //! of the one before, lays its place, and starts one.
 //!
 //! ```text
-//! agent begins ─► adopt ─► the lock's holder, which the spec describes ─► gone on with, with its pid
+//! agent begins ─► adopt ─► the lock's holder, if it is ours by all that tells it ─► gone on with, with its pid
 //! machine: Start ─► is there? ── no ─► left? ── no ─► clear? ── yes ─► lay ─► started
 //!                     └ gone on with     └─────────────┴ Occupied: later     └ can't: Ended, it failed
 //! ```
+//!
+//! Somebody else who holds `control_lock` is in nobody's way: the file is made anew before a start, in a
+//! directory that is shut then. He is told all the same, as he waited for the daemon to die.
 
-use std::sync::Arc;
+use std::{fs, sync::Arc};
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, text};
 use gpush_core::supervisor::Event;
 use gpush_mps::control::Control;
 use tokio::time::Instant;
 
 use super::{
-    hands::{self, NotStarted, Process},
+    clients,
+    hands::{self, Found, NotStarted, Process},
     health::Health,
     life::{LOOK, Life},
     place::Spec,
 };
 use crate::beside::Beside;
 
+/// Said to everybody; the log says who it is.
+const FOREIGN: &str =
+    "a process that is not its daemon holds control_lock in its directory, as if it were: it is not taken for one";
+
 impl Life {
     /// Goes on with the daemon that an agent before left running.
     pub(super) async fn adopt(&mut self) {
         let Some(spec) = self.spec.clone() else { return };
-        match hands::find(&self.place, spec.tenure) {
-            Ok(Some(process)) => {
+        match hands::find(&self.place, &spec) {
+            Ok(Found::Ours(process)) => {
                 let pid = process.pid;
+                self.mend(&spec, pid);
                 self.go_on_with(process, spec.clone());
                 self.users = self.place.admitted(spec.tenure).unwrap_or_default();
                 self.step(Event::Found { pid }).await;
                 self.look = Some(Instant::now());
             }
-            Ok(None) => {}
+            Ok(Found::Nobody) => {}
+            Ok(Found::Foreign(foreign)) => self.tell_foreign(foreign),
             Err(error) => self.trouble = vec![format!("who has its directory can't be told: {error}")],
         }
     }
@@ -42,13 +52,17 @@ impl Life {
     /// Starts one, or goes on with the one that is there; else what that is to its machine.
     pub(super) async fn start(&mut self) -> Result<(), Event> {
         (self.in_force, self.pause, self.look, self.drift) = (None, LOOK.0, None, None);
-        self.answered = None;
         if self.is_there() {
+            self.answered = None;
             return Ok(());
         }
+        let foreign = self.trouble.iter().any(|told| told == FOREIGN);
+        // What the one before said last, and when, tells of those whom it left behind.
         if self.left().await {
+            self.trouble.extend(foreign.then(|| FOREIGN.to_owned()));
             return Err(Event::Occupied);
         }
+        self.answered = None;
         if let Err(error) = self.hands.clear(&self.place).await {
             return Err(self.not_started(error));
         }
@@ -75,12 +89,44 @@ impl Life {
     /// Goes on with a daemon that came up unasked, or after nobody waited for it any more.
     fn is_there(&mut self) -> bool {
         let tenure = self.spec.as_ref().map(|spec| spec.tenure);
-        let Some(spec) = self.place.spec().filter(|spec| spec.uuid == self.uuid && Some(spec.tenure) == tenure) else {
+        let Some(spec) = self.place.known().filter(|spec| spec.uuid == self.uuid && Some(spec.tenure) == tenure) else {
             return false;
         };
-        let Ok(Some(process)) = hands::find(&self.place, spec.tenure) else { return false };
-        self.go_on_with(process, spec);
-        true
+        match hands::find(&self.place, &spec) {
+            Ok(Found::Ours(process)) => {
+                self.mend(&spec, process.pid);
+                self.go_on_with(process, spec);
+                true
+            }
+            Ok(Found::Foreign(foreign)) => {
+                self.tell_foreign(foreign);
+                false
+            }
+            Ok(Found::Nobody) | Err(_) => false,
+        }
+    }
+
+    /// Writes down again what was had from the daemon itself.
+    fn mend(&self, spec: &Spec, pid: i32) {
+        if self.place.spec().is_some() {
+            return;
+        }
+        tracing::warn!(mps = self.target, "its spec.json can't be read: made anew by what its daemon {pid} has");
+        if let Err(error) = self.place.note(spec) {
+            tracing::error!(mps = self.target, "its spec.json can't be written: {error}");
+        }
+    }
+
+    /// Tells, once, that somebody has the daemon's lock.
+    fn tell_foreign(&mut self, pid: Option<i32>) {
+        if self.trouble.iter().any(|told| told == FOREIGN) {
+            return;
+        }
+        self.trouble.push(FOREIGN.to_owned());
+        let uid = pid.and_then(|pid| u32::try_from(pid).ok()).and_then(clients::owner);
+        let command = pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok()).unwrap_or_default();
+        let command = text::plain(command.trim_end());
+        tracing::warn!(mps = self.target, pid, uid, command, "{FOREIGN}");
     }
 
     fn go_on_with(&mut self, process: Process, spec: Spec) {

@@ -1,5 +1,8 @@
 //! Who the daemon of a directory is: it holds a write lock on `control_lock` for life, whose holder the
 //! kernel names. Its pid file is not truncated when it is written, and outlives it; the lock does neither.
+//!
+//! The file is everybody's to lock who is let into the directory: who waits for the lock has it when the
+//! daemon dies. So its holder is the daemon only if more than that speaks for it.
 
 use std::{fs::File, io, path::Path};
 
@@ -8,14 +11,26 @@ use nix::{
     libc,
 };
 
-/// Pid of the daemon that has a directory; `None` when none has.
+/// Who holds the lock of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// Nobody does.
+    Nobody,
+    /// The process of this pid, which is positive.
+    Process(i32),
+    /// Somebody whom the kernel does not name: by a lock that belongs to an open file (pid -1), or from a
+    /// pid namespace that is not ours (pid 0). No daemon of ours is either.
+    Unnamed,
+}
+
+/// Who holds the lock of a directory.
 ///
 /// # Errors
 /// When the lock can't be asked for. A directory without a lock file has no daemon.
-pub fn holder(directory: &Path) -> io::Result<Option<i32>> {
+pub fn taken_by(directory: &Path) -> io::Result<Holder> {
     let file = match File::open(directory.join("control_lock")) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Holder::Nobody),
         Err(error) => return Err(error),
     };
     let mut asked = libc::flock {
@@ -26,5 +41,42 @@ pub fn holder(directory: &Path) -> io::Result<Option<i32>> {
         l_pid: 0,
     };
     fcntl(&file, FcntlArg::F_GETLK(&mut asked))?;
-    Ok((i32::from(asked.l_type) != libc::F_UNLCK).then_some(asked.l_pid))
+    if i32::from(asked.l_type) == libc::F_UNLCK {
+        return Ok(Holder::Nobody);
+    }
+    Ok(if asked.l_pid > 0 { Holder::Process(asked.l_pid) } else { Holder::Unnamed })
+}
+
+/// Pid of the process that has a directory; `None` when none is named.
+///
+/// # Errors
+/// When the lock can't be asked for.
+pub fn holder(directory: &Path) -> io::Result<Option<i32>> {
+    Ok(match taken_by(directory)? {
+        Holder::Process(pid) => Some(pid),
+        Holder::Nobody | Holder::Unnamed => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_of_an_open_file_has_no_pid() {
+        let scratch = tempfile::tempdir().unwrap();
+        assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Nobody);
+        let file = File::create(scratch.path().join("control_lock")).unwrap();
+        assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Nobody);
+        let whole = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&whole)).unwrap();
+        assert_eq!(taken_by(scratch.path()).unwrap(), Holder::Unnamed);
+        assert_eq!(holder(scratch.path()).unwrap(), None);
+    }
 }

@@ -7,28 +7,37 @@
 //! start               gpushd mps-daemon DIR, detached    StartUnit gpushd-mps@DIR, then its main process
 //! ended               pidfd of the daemon                pidfd of the daemon
 //! how     it ended    waited for                         Result of the unit, and that is forgotten
-//! kill                its process group                  KillUnit: its cgroup
+//! kill                all that have its lock             KillUnit: its cgroup
 //! ```
 //!
 //! A daemon that is found alive is had by a pidfd like one that was just started: nothing but its pid,
-//! which its lock tells, is needed to go on with it. So the end of a unit's daemon is known without
+//! which its lock tells, is needed to go on with it, once it is known for ours ([`ours`]). So the end of a unit's daemon is known without
 //! systemd, whose word is only asked for afterwards; and a bus that can't be reached keeps daemons from
 //! being started, and from nothing else.
 
 mod child;
+mod ours;
+mod rebuilt;
 mod unit;
 
-use std::{collections::BTreeSet, io, os::fd::OwnedFd, path::Path, process::ExitStatus};
-
-use gpush_mps::lock;
-use nix::{
-    errno::Errno,
-    sys::signal::{Signal, killpg},
-    unistd::Pid,
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    process::ExitStatus,
+    time::Duration,
 };
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::Signal;
 use tokio::{io::unix::AsyncFd, task::JoinHandle};
 
 use self::unit::Units;
+pub(super) use self::{
+    ours::{Found, Part, find, kill, parts},
+    rebuilt::spec as rebuilt,
+};
 use super::{SYSTEM, place::Place};
 use crate::systemd;
 
@@ -96,19 +105,25 @@ impl Hands {
         }
     }
 
-    /// Kills a daemon with all that it started.
-    pub(super) async fn kill(&self, place: &Place, pid: i32) {
+    /// Kills a daemon, where it lives still, with all that it started.
+    pub(super) async fn kill(&self, place: &Place, daemon: Option<&Process>) {
         match self {
-            Self::Child => kill_group(pid),
-            Self::Unit(units) => units.kill(place, pid).await,
+            Self::Child => kill_all(place, daemon),
+            Self::Unit(units) => units.kill(place, daemon).await,
         }
+    }
+
+    /// Whether a daemon without a directory is known all the same: then no other is started in its place, and
+    /// it is ended once nobody can be using it.
+    pub(super) fn knows_strays(&self) -> bool {
+        matches!(self, Self::Unit(_))
     }
 
     /// Ends daemons that nobody knows any more, whose directories were deleted, once nobody can be using
     /// them. Returns when none is left.
     pub(super) async fn end_strays(&self, known: BTreeSet<String>) {
         match self {
-            // Their directory was all that was known of them.
+            // They are found when somebody wants their targets.
             Self::Child => {}
             Self::Unit(units) => units.end_strays(known).await,
         }
@@ -128,7 +143,10 @@ pub(super) struct Process {
 impl Process {
     /// The process of a pid; `None` when there is none.
     pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
-        let Some(own) = rustix::process::Pid::from_raw(pid) else { return Ok(None) };
+        // The kernel has -1 and 0 for those that it does not name.
+        let Some(own) = Some(pid).filter(|pid| *pid > 0).and_then(rustix::process::Pid::from_raw) else {
+            return Ok(None);
+        };
         match rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()) {
             Ok(fd) => {
                 #[expect(deprecated, reason = "its successor is not safe where a type may change its descriptor")]
@@ -148,29 +166,74 @@ impl Process {
 
     /// Tells it to end: it, and not another that has its pid by then.
     fn terminate(&self) -> io::Result<()> {
-        Ok(rustix::process::pidfd_send_signal(self.fd.get_ref(), rustix::process::Signal::TERM)?)
+        self.signal(Signal::TERM)
+    }
+
+    /// Kills it; one that has ended is no error.
+    fn kill(&self) -> io::Result<()> {
+        match self.signal(Signal::KILL) {
+            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(self.fd.get_ref(), signal)?)
+    }
+
+    /// Whether it has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(self.fd.get_ref().as_fd(), PollFlags::POLLIN)];
+        !matches!(poll(&mut polled, PollTimeout::ZERO), Ok(0))
     }
 }
 
-/// The daemon that runs in a place: who holds the lock that only a daemon takes.
-pub(super) fn find(place: &Place, tenure: u32) -> io::Result<Option<Process>> {
-    let pipe = place.pipe(tenure);
-    let Some(pid) = lock::holder(&pipe)? else { return Ok(None) };
-    let process = Process::of(pid)?;
-    // The pid may have become another's between the two, the lock not.
-    Ok(if lock::holder(&pipe)? == Some(pid) { process } else { None })
-}
-
-/// Whether a process is there.
+/// Whether a process is there. A zombie is none, unless only its first thread has ended.
 pub(super) fn is_alive(pid: i32) -> bool {
-    !matches!(nix::sys::signal::kill(Pid::from_raw(pid), None), Err(Errno::ESRCH))
+    let fields = stat(pid).unwrap_or_default();
+    let threads = || fields.get(THREADS).and_then(|number| number.parse::<u32>().ok()).unwrap_or(0);
+    fields.first().is_some_and(|state| !matches!(state.as_str(), "Z" | "X") || threads() > 1)
 }
 
-fn kill_group(pid: i32) {
-    match killpg(Pid::from_raw(pid), Signal::SIGKILL) {
-        Ok(()) | Err(Errno::ESRCH) => {}
-        Err(errno) => tracing::error!("the MPS daemon {pid} can't be killed: {errno}"),
+/// Whether a process is there that was before this time: one that has begun since has the pid of another.
+pub(super) fn is_alive_since(pid: i32, ago: Duration) -> bool {
+    let begun = stat(pid).and_then(|fields| fields.get(BEGUN)?.parse::<u64>().ok());
+    let uptime = fs::read_to_string("/proc/uptime").ok();
+    let uptime = uptime.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok());
+    match (begun, uptime.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())) {
+        // Both are rounded.
+        (Some(ticks), Some(uptime)) => {
+            is_alive(pid) && uptime.saturating_sub(Duration::from_millis(ticks * TICK_MS)) + ROUNDED >= ago
+        }
+        (None, _) | (_, None) => is_alive(pid),
     }
+}
+
+/// Fields of `/proc/PID/stat` after the name, which may hold anything: the first is the state.
+fn stat(pid: i32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Places of the number of threads, and of when it began, in ticks since the boot.
+const THREADS: usize = 17;
+const BEGUN: usize = 19;
+
+/// `USER_HZ` is 100 wherever there are these GPUs.
+const TICK_MS: u64 = 10;
+const ROUNDED: Duration = Duration::from_millis(50);
+
+/// Kills all that have the lock of a place, and the daemon's where that is another by now.
+fn kill_all(place: &Place, daemon: Option<&Process>) {
+    let locks = place.lock_file().into_iter().chain(daemon.and_then(|daemon| ours::lock_of(place, daemon)));
+    let locks: BTreeSet<_> = locks.collect();
+    // It first, so that it starts nobody any more; it may have no lock yet.
+    if let Some(daemon) = daemon
+        && let Err(error) = daemon.kill()
+    {
+        tracing::error!("the MPS daemon {} can't be killed: {error}", daemon.pid);
+    }
+    ours::kill(&locks);
 }
 
 /// The end of a process in words.
@@ -181,4 +244,37 @@ fn exited(status: i32) -> String {
 /// The end of a process in words.
 fn signalled(signal: i32) -> String {
     format!("was ended by signal {signal}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_ended_is_not_alive_though_nobody_waited_for_it() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
+        // The pid was another's then.
+        assert!(!is_alive_since(pid, Duration::from_secs(3600)) || uptime() < Duration::from_secs(3600));
+        child.kill().unwrap();
+        let id = nix::sys::wait::Id::Pid(nix::unistd::Pid::from_raw(pid));
+        let left = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
+        nix::sys::wait::waitid(id, left).unwrap();
+        assert!(!is_alive(pid));
+        child.wait().unwrap();
+        assert!(!is_alive(pid) && !is_alive(0) && !is_alive(-1));
+    }
+
+    #[tokio::test]
+    async fn what_the_kernel_does_not_name_is_no_process() {
+        assert!(Process::of(-1).unwrap().is_none() && Process::of(0).unwrap().is_none());
+        let me = Process::of(std::process::id().cast_signed()).unwrap().unwrap();
+        assert!(!me.has_ended());
+    }
+
+    fn uptime() -> Duration {
+        let text = fs::read_to_string("/proc/uptime").unwrap();
+        Duration::from_secs_f64(text.split_whitespace().next().unwrap().parse().unwrap())
+    }
 }

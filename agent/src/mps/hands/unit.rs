@@ -104,10 +104,10 @@ impl Units {
     }
 
     /// Kills all of the unit.
-    pub(super) async fn kill(&self, place: &Place, pid: i32) {
+    pub(super) async fn kill(&self, place: &Place, daemon: Option<&Process>) {
         if let Err(error) = self.0.kill(&name(place)).await {
-            tracing::warn!("{}; the MPS daemon {pid} is killed without it", in_words(&error));
-            super::kill_group(pid);
+            tracing::warn!("{}; its MPS daemon is killed without it", in_words(&error));
+            super::kill_all(place, daemon);
         }
     }
 

@@ -37,9 +37,13 @@ pub(crate) fn waits(daemon: &MpsDaemon, look: &Look) -> String {
         MpsState::Draining | MpsState::Stopping if !daemon.clients.is_empty() => {
             format!("; still there: {}", clients::names(&daemon.clients, look))
         }
-        MpsState::BackingOff => {
-            daemon.next_start_at.map_or_else(String::new, |at| format!(", started again {}", look.ahead(at)))
-        }
+        MpsState::BackingOff => daemon.next_start_at.map_or_else(String::new, |at| {
+            // What it waits for is its first reason: gpushd tells that first.
+            let waits = daemon.reasons.first().filter(|_| daemon.failures == 0);
+            let what = waits.map_or(", started again", |_| ", looked at again");
+            let why = waits.map_or_else(String::new, |reason| format!(": {}", look.clean(reason)));
+            format!("{what} {}{why}", look.ahead(at))
+        }),
         MpsState::Stopped
         | MpsState::Starting
         | MpsState::Ready

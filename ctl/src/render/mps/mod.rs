@@ -141,8 +141,16 @@ pub(crate) fn notes(daemon: &MpsDaemon, first: &str, look: &Look) -> Vec<String>
         note(style, &if plain { reason.clone() } else { format!("{word}: {reason}") });
     }
     if let (MpsState::BackingOff, Some(next)) = (daemon.state, daemon.next_start_at) {
-        let times = if daemon.failures == 1 { "once".to_owned() } else { format!("{} times", daemon.failures) };
-        note(style, &format!("it has failed {times}; started again {}", look.ahead(next)));
+        let ahead = look.ahead(next);
+        note(
+            style,
+            &match daemon.failures {
+                // Nothing of its own is wrong: something is in its way, and the reasons say what.
+                0 => format!("it has not failed: it waits for that, and looks again {ahead}"),
+                1 => format!("it has failed once; started again {ahead}"),
+                times => format!("it has failed {times} times; started again {ahead}"),
+            },
+        );
     }
     for finding in &daemon.findings {
         note(NOTE, finding);

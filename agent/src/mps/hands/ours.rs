@@ -1,0 +1,242 @@
+//! Which processes are a target's own: told by what no user can have given them.
+//!
+//! Whoever has a share can lock `control_lock`, have our environment and be called as a daemon is, so none
+//! of that makes a process ours. That it was started with our lock does: `lock` has mode 0600, and a daemon
+//! and all that it started have it as their standard input.
+//!
+//! ```text
+//!                   the daemon                               what it started
+//! standard input    `lock`                                   `lock`
+//! effective user    gpushd's                                 the share's
+//! program           the spec's, also when replaced since     any
+//! pid namespace     gpushd's                                 any
+//! control_lock      held: the kernel names it                not held
+//! ```
+//!
+//! `lock` may have been deleted since, alone or with its directory; the kernel still says where it was.
+//! What has one that is not its place's any more is a stray: nobody can reach it, and it has the GPU.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use gpush_mps::lock::{self, Holder};
+
+use super::Process;
+use crate::mps::place::{LockFile, Place, Spec};
+
+/// What `/proc` appends to the path of a file that was deleted or replaced.
+const DELETED: &[u8] = b" (deleted)";
+
+/// How often those are looked for that one which was killed had started meanwhile.
+const ROUNDS: u32 = 4;
+
+/// Who has a pipe directory.
+#[derive(Debug)]
+pub(in crate::mps) enum Found {
+    /// Nobody.
+    Nobody,
+    /// Its daemon.
+    Ours(Process),
+    /// Somebody else, whom the kernel may name.
+    Foreign(Option<i32>),
+}
+
+/// A process of a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::mps) struct Part {
+    pub(in crate::mps) pid: i32,
+    /// The lock that it has.
+    pub(in crate::mps) lock: LockFile,
+    /// Whether it is a control daemon, and no server.
+    pub(in crate::mps) is_daemon: bool,
+    /// Whether its lock is not its place's any more.
+    pub(in crate::mps) is_stray: bool,
+}
+
+/// A lock as a process has it.
+struct Input {
+    file: LockFile,
+    owner: u32,
+    /// Where it is, or was.
+    path: PathBuf,
+}
+
+impl Input {
+    fn of(pid: i32) -> Option<Self> {
+        let link = format!("/proc/{pid}/fd/0");
+        let path = undeleted(&fs::read_link(&link).ok()?);
+        // Asked first: nearly every process has another.
+        if path.file_name()? != "lock" {
+            return None;
+        }
+        let meta = fs::metadata(link).ok()?;
+        meta.is_file().then(|| Self { file: LockFile::of(&meta), owner: meta.uid(), path })
+    }
+
+    /// Whether it is the lock of a place, or was until it was deleted.
+    fn is_of(&self, place: &Place) -> bool {
+        // Nobody but us can make files there.
+        let was = || self.owner == own_uid() && self.path.parent() == Some(canonical(place.dir()).as_path());
+        Some(self.file) == place.lock_file() || was()
+    }
+}
+
+/// The daemon that runs in a place with this spec: what has the directory, and all else that tells it.
+pub(in crate::mps) fn find(place: &Place, spec: &Spec) -> io::Result<Found> {
+    let pipe = place.pipe(spec.tenure);
+    let pid = match lock::taken_by(&pipe)? {
+        Holder::Nobody => return Ok(Found::Nobody),
+        Holder::Unnamed => return Ok(Found::Foreign(None)),
+        Holder::Process(pid) => pid,
+    };
+    let Some(process) = Process::of(pid)? else { return Ok(Found::Nobody) };
+    let ours = has_lock_of(place, pid) && is_daemon(pid) && program(pid).is_some_and(|own| own == spec.control);
+    // What was asked was asked of it only if it lives still: its pid could become another's.
+    if process.has_ended() || lock::taken_by(&pipe)? != Holder::Process(pid) {
+        return Ok(Found::Nobody);
+    }
+    Ok(if ours { Found::Ours(process) } else { Found::Foreign(Some(pid)) })
+}
+
+/// All processes of a target: of its place, and those that were left without one.
+pub(in crate::mps) fn parts(place: &Place, uuid: &str) -> Vec<Part> {
+    let base = place.dir().parent().map(canonical);
+    let here = place.lock_file();
+    let part = |pid: i32| {
+        let Input { file, owner, path } = Input::of(pid)?;
+        let is_stray = Some(file) != here;
+        if is_stray {
+            let below = path.parent().and_then(Path::parent) == base.as_deref() && owner == own_uid();
+            // The directory may have been renamed.
+            let its = || path.parent() == Some(canonical(place.dir()).as_path()) || serves(pid, uuid);
+            if !below || !its() {
+                return None;
+            }
+        }
+        Some(Part { pid, lock: file, is_daemon: is_daemon(pid), is_stray })
+    };
+    pids().filter_map(part).collect()
+}
+
+/// Kills all that have one of these locks; who was killed.
+pub(in crate::mps) fn kill(locks: &BTreeSet<LockFile>) -> Vec<Process> {
+    let has_one = |pid: i32| Input::of(pid).is_some_and(|input| locks.contains(&input.file));
+    let mut killed: Vec<Process> = Vec::new();
+    for _ in 0..ROUNDS {
+        let before = killed.len();
+        for pid in pids() {
+            if killed.iter().any(|one| one.pid == pid) || !has_one(pid) {
+                continue;
+            }
+            let Ok(Some(process)) = Process::of(pid) else { continue };
+            // The pid may have become another's between the two.
+            if !has_one(pid) {
+                continue;
+            }
+            match process.kill() {
+                Ok(()) => killed.push(process),
+                Err(error) => tracing::error!("process {pid} of an MPS daemon can't be killed: {error}"),
+            }
+        }
+        if killed.len() == before {
+            break;
+        }
+    }
+    killed
+}
+
+/// The lock that a daemon has, if that is, or was, its place's.
+pub(super) fn lock_of(place: &Place, daemon: &Process) -> Option<LockFile> {
+    let input = Input::of(daemon.pid).filter(|input| input.is_of(place))?;
+    (!daemon.has_ended()).then_some(input.file)
+}
+
+/// Whether a process has the lock of a place, or had it until that was deleted.
+pub(super) fn has_lock_of(place: &Place, pid: i32) -> bool {
+    Input::of(pid).is_some_and(|input| input.is_of(place))
+}
+
+/// Whether what has our lock is the control daemon, and not a server of root's.
+pub(super) fn is_daemon(pid: i32) -> bool {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    effective_user(pid) == Some(own_uid())
+        && namespace(&pid.to_string()).is_some_and(|its| Some(its) == namespace("self"))
+        && command.split(|byte| *byte == 0).nth(1) == Some(b"-f")
+}
+
+/// The program that a process runs: where it was when it was started.
+pub(super) fn program(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| undeleted(&path))
+}
+
+/// Effective user of a process. Its directory in `/proc` is root's when it may not be looked into.
+pub(super) fn effective_user(pid: i32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// What a process's environment says of a name.
+pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let value =
+        environment.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    String::from_utf8(value.to_vec()).ok()
+}
+
+pub(super) fn pids() -> impl Iterator<Item = i32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn serves(pid: i32, uuid: &str) -> bool {
+    variable(pid, "CUDA_VISIBLE_DEVICES").as_deref() == Some(uuid)
+}
+
+fn own_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+/// A path as the kernel has it, also of what is not there any more.
+fn canonical(path: &Path) -> PathBuf {
+    if let Ok(path) = fs::canonicalize(path) {
+        return path;
+    }
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => canonical(parent).join(name),
+        _ => path.to_owned(),
+    }
+}
+
+fn undeleted(path: &Path) -> PathBuf {
+    let bytes = path.as_os_str().as_bytes();
+    std::ffi::OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_deleted_is_where_it_was() {
+        assert_eq!(undeleted(Path::new("/run/g1/lock (deleted)")), Path::new("/run/g1/lock"));
+        assert_eq!(undeleted(Path::new("/run/g1/lock")), Path::new("/run/g1/lock"));
+        let scratch = tempfile::tempdir().unwrap();
+        let there = fs::canonicalize(scratch.path()).unwrap();
+        assert_eq!(canonical(&scratch.path().join("a/b")), there.join("a/b"));
+    }
+
+    #[test]
+    fn a_process_that_has_no_lock_of_ours_is_no_part_and_no_daemon() {
+        let me = std::process::id().cast_signed();
+        assert_eq!(effective_user(me), Some(own_uid()));
+        assert!(program(me).is_some() && !is_daemon(me));
+        let scratch = tempfile::tempdir().unwrap();
+        let place = Place::of(scratch.path(), "g1");
+        assert!(!has_lock_of(&place, me) && parts(&place, "GPU-1").is_empty());
+    }
+}

@@ -1,0 +1,50 @@
+//! What a daemon was started with, asked of itself: for when the spec in its directory can't be read.
+//!
+//! It has it as its environment, which nobody but root can have given to what has our lock.
+
+use std::{fs, os::unix::ffi::OsStringExt, path::PathBuf};
+
+use gpush_api::MpsSettings;
+use gpush_mps::lock;
+
+use super::ours;
+use crate::mps::place::{Place, Spec};
+
+/// The spec of the daemon that runs in a place; `None` when none does.
+pub(in crate::mps) fn spec(place: &Place) -> Option<Spec> {
+    if !place.is_taken() {
+        return None;
+    }
+    let parts: Vec<i32> = ours::pids().filter(|pid| ours::has_lock_of(place, *pid)).collect();
+    let daemons = parts.iter().copied().filter(|pid| ours::is_daemon(*pid));
+    daemons.filter_map(|daemon| of(place, daemon, &parts)).next()
+}
+
+fn of(place: &Place, daemon: i32, parts: &[i32]) -> Option<Spec> {
+    let pipe = PathBuf::from(ours::variable(daemon, "CUDA_MPS_PIPE_DIRECTORY")?);
+    let tenure = pipe.file_name()?.to_str()?.parse().ok()?;
+    // A server of root's has the same environment, and never this lock.
+    if place.pipe(tenure) != pipe || lock::holder(&pipe).ok()? != Some(daemon) {
+        return None;
+    }
+    let uuid = ours::variable(daemon, "CUDA_VISIBLE_DEVICES")?;
+    let command = fs::read(format!("/proc/{daemon}/cmdline")).ok()?;
+    let name = command.split(|byte| *byte == 0).next()?.to_vec();
+    let server = parts.iter().filter(|pid| **pid != daemon).find_map(|server| ours::effective_user(*server));
+    let admitted = || place.admitted(tenure).unwrap_or_default().into_iter().next();
+    Some(Spec {
+        target: place.dir().file_name()?.to_str()?.to_owned(),
+        // Whose a MIG device is only they know who see the GPU.
+        gpu_uuid: if uuid.starts_with("GPU-") { uuid.clone() } else { String::new() },
+        uuid,
+        tenure,
+        // Where that can't be told it is nobody's who may come: the next user gets another directory.
+        user: server.or_else(admitted).or_else(|| ours::effective_user(daemon)),
+        control: ours::program(daemon)?,
+        name: std::ffi::OsString::from_vec(name).into(),
+        servers: ours::variable(daemon, "PATH")?.into(),
+        logs: ours::variable(daemon, "CUDA_MPS_LOG_DIRECTORY")?.into(),
+        // What it has is read back from it; the next one gets what is wanted then.
+        settings: MpsSettings::default(),
+    })
+}
