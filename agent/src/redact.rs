@@ -39,12 +39,16 @@ pub(crate) fn event(what: &mut Happening, asker: &Asker) {
     match what {
         Happening::Operation(change) => actor(&mut change.operation.by, asker),
         Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, asker)),
+        Happening::Stray(change) if !asker.may_see(change.uid) => {
+            (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
+        }
         // What they hold everybody may read elsewhere.
         Happening::Gpu(_)
         | Happening::Config(_)
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Stray(_)
         | Happening::Resync(_) => {}
     }
 }

@@ -224,9 +224,14 @@ impl Place {
     /// Whether this process holds the lock.
     pub(super) fn is_held_by(&self, pid: i32) -> bool {
         use std::os::unix::fs::MetadataExt;
-        let own = fs::metadata(self.dir.join("lock")).map(|meta| (meta.dev(), meta.ino()));
-        let input = fs::metadata(format!("/proc/{pid}/fd/0")).map(|meta| (meta.dev(), meta.ino()));
-        matches!((own, input), (Ok(own), Ok(input)) if own == input)
+        let input = fs::metadata(format!("/proc/{pid}/fd/0")).ok().map(|meta| (meta.dev(), meta.ino()));
+        input.is_some() && input == self.lock_file()
+    }
+
+    /// Device and inode of the lock, if there is one: what a process that holds it has as its standard input.
+    pub(super) fn lock_file(&self) -> Option<(u64, u64)> {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata(self.dir.join("lock")).ok().map(|meta| (meta.dev(), meta.ino()))
     }
 
     /// Takes away all of it, once nothing runs here.

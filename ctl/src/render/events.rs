@@ -2,7 +2,7 @@
 
 use gpush_api::{
     Actor, ConfigChange, DriverChange, Event, GpuAspect, GpuChange, Happening, InstanceSeen, OperationChange,
-    ResyncReason,
+    ResyncReason, StrayChange,
 };
 use gpush_client::Told;
 
@@ -52,6 +52,7 @@ fn known(event: &Event, look: &Look) -> String {
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
+        Happening::Stray(change) => (format!("GPU {}", change.gpu), ("stray", NOTE), of_stray(change)),
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
             let by = change.by.as_ref().map_or_else(|| "gpushd".to_owned(), name);
@@ -108,6 +109,16 @@ fn of_operation(change: &OperationChange) -> String {
         Some(error) => format!("{whose}: {}", error.message),
         None => whose,
     }
+}
+
+/// `alice 4711 python train.py was asked to end: it computes past MPS`.
+fn of_stray(change: &StrayChange) -> String {
+    let user = change.user.clone().or_else(|| change.uid.map(|uid| format!("uid {uid}")));
+    let words = [user, change.pid.map(|pid| pid.to_string()), change.command.clone()];
+    let who = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    let who = if who.is_empty() { "a process of another user".to_owned() } else { who };
+    let device = change.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
+    format!("{who}{device} was {}: {}", change.step.words(), change.why)
 }
 
 fn of_gpu(change: &GpuChange) -> String {
