@@ -8,7 +8,9 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
 use gpush_nvml::DriverError;
 
-use crate::{agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, processes, redact, request, rival, view};
+use crate::{
+    agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, processes, redact, request, rival, view,
+};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);

@@ -103,8 +103,8 @@ pub(super) async fn of(agent: &Shared, seen: &Seen, shares: &[MpsShare]) -> Vec<
         let (Ok(server), Ok(pid)) = (u32::try_from(*server), u32::try_from(*client)) else { continue };
         let person = people.get(&pid);
         let uid = person.map(|person| person.uid);
-        let share =
-            processes::named_share(pid).filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
+        let share = processes::named_share(pid)
+            .filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
         clients.push(MpsClient {
             pid: Some(pid),
             server,

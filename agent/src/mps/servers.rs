@@ -59,7 +59,8 @@ impl Servers {
         let locks = places.iter().filter_map(|(place, spec)| Some((place.lock_file()?, label(&spec.target))));
         let started = places.iter().map(|(_, spec)| spec.servers.join(SERVER));
         let configured = agent.settings.config().mps.server.clone();
-        let programs = started.chain([configured.into()]).filter_map(|path| fs::metadata(path).ok()).map(|meta| file(&meta));
+        let programs =
+            started.chain([configured.into()]).filter_map(|path| fs::metadata(path).ok()).map(|meta| file(&meta));
         Self { locks: locks.collect(), programs: programs.collect() }
     }
 

@@ -29,8 +29,8 @@ use super::{
 };
 use crate::{agent::Shared, mps};
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_secs(5);
+/// Between two looks, and the least where one is due that could not be killed.
+const LOOK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(100));
 
 /// A stray that is to be asked to end, or killed.
 #[derive(Debug)]
@@ -43,16 +43,16 @@ struct Due {
 
 /// Looks for strays until the agent stops.
 pub(crate) async fn run(agent: Shared) {
-    let mut next = Instant::now() + LOOK;
+    let mut next = Instant::now() + LOOK.0;
     loop {
         tokio::select! {
             () = agent.stopping.cancelled() => return,
             () = tokio::time::sleep_until(next) => {}
         }
         round(&agent).await;
-        let usual = Instant::now() + LOOK;
+        let (soonest, usual) = (Instant::now() + LOOK.1, Instant::now() + LOOK.0);
         // Who was told how long it has, has so long and no longer.
-        next = agent.strays.next().map_or(usual, |at| at.min(usual));
+        next = agent.strays.next().map_or(usual, |at| at.clamp(soonest, usual));
     }
 }
 
@@ -98,7 +98,9 @@ async fn end(agent: &Shared, found: Vec<Judged>, allow: &Allow) {
         }
         let (process, step) = match agent.strays.stage(pid) {
             Some(Stage::Killed) => continue,
-            Some(Stage::Asked { process, kill_at }) => (process, (kill_at <= Instant::now()).then_some(StrayStep::Killed)),
+            Some(Stage::Asked { process, kill_at }) => {
+                (process, (kill_at <= Instant::now()).then_some(StrayStep::Killed))
+            }
             Some(Stage::Warned | Stage::Left(_)) | None => match Held::take(pid) {
                 Some(held) => (Arc::new(held), Some(StrayStep::Asked)),
                 // It has ended, or too little of it can be seen to be sure who it is.

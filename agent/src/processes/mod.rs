@@ -104,13 +104,7 @@ fn of(judge: &Judge<'_>, gpu: &Gpu) -> Vec<Judged> {
     all
 }
 
-fn known(
-    judge: &Judge<'_>,
-    gpu: &Gpu,
-    device: Option<String>,
-    device_uuid: Option<&str>,
-    process: &Process,
-) -> Judged {
+fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Option<&str>, process: &Process) -> Judged {
     let place = process.pid.and_then(cgroup::of);
     let found = judge.of_process(gpu, device_uuid.unwrap_or(&gpu.uuid), process);
     let process = GpuProcess {

@@ -67,7 +67,11 @@ impl Remembered {
         let Some(start) = mps::start_of(pid) else { return Told::Unsure };
         let own = named(pid);
         let before = |pid: u32, start: u64| {
-            self.all().get(&pid).filter(|(of, _)| *of == start).map(|(_, name)| name.clone()).filter(|name| is_own(name))
+            self.all()
+                .get(&pid)
+                .filter(|(of, _)| *of == start)
+                .map(|(_, name)| name.clone())
+                .filter(|name| is_own(name))
         };
         let found = match &own {
             Named::Share(name) if is_own(name) => Some(name.clone()),
@@ -113,7 +117,8 @@ pub(crate) fn named_share(pid: u32) -> Option<String> {
 
 fn named(pid: u32) -> Named {
     let mut environment = Vec::new();
-    let read = File::open(format!("/proc/{pid}/environ")).and_then(|file| file.take(MOST).read_to_end(&mut environment));
+    let read =
+        File::open(format!("/proc/{pid}/environ")).and_then(|file| file.take(MOST).read_to_end(&mut environment));
     match read {
         Ok(read) if (read as u64) < MOST => parse(&environment),
         Ok(_) | Err(_) => Named::Unsure,

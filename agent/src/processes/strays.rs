@@ -98,15 +98,14 @@ impl Strays {
         self.shares.forget_ended();
     }
 
-    /// When the next one is to be killed, of those whose time has not come.
+    /// When the next one is to be killed.
     pub(super) fn next(&self) -> Option<Instant> {
-        let now = Instant::now();
         let cases = self.cases();
         let times = cases.values().filter_map(|case| match &case.stage {
             Stage::Asked { kill_at, .. } => Some(*kill_at),
             Stage::Warned | Stage::Left(_) | Stage::Killed => None,
         });
-        times.filter(|at| *at > now).min()
+        times.min()
     }
 
     /// Files that the config allows and gpushd can't see.

@@ -185,7 +185,7 @@ fn of_driver(change: &DriverChange) -> (String, (&'static str, anstyle::Style), 
 mod tests {
     use gpush_api::{
         ApiError, Change, Code, Driver, GpuState, MpsChange, MpsState, OperationState, OperationSummary, Placement,
-        Resync, StepState, Xid,
+        Resync, StepState, StrayStep, Xid,
     };
 
     use super::*;
@@ -235,6 +235,27 @@ mod tests {
             simulated: true,
         };
         let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
+        let stray = StrayChange {
+            gpu: 4,
+            uuid: "GPU-4".into(),
+            device: None,
+            pid: Some(7001),
+            uid: Some(1000),
+            user: Some("mallory".into()),
+            command: Some("./miner --all".into()),
+            why: "its user has no share".into(),
+            step: StrayStep::Asked,
+        };
+        let device = Some("2g.20gb@2".into());
+        let hidden = StrayChange {
+            device,
+            pid: None,
+            uid: None,
+            user: None,
+            command: None,
+            step: StrayStep::Killed,
+            ..stray.clone()
+        };
         let all = [
             operation(OperationState::Queued, None, Some("waits: GPU 0 is in use"), None),
             operation(OperationState::Running, Some("creating GPU instance 1g.10gb@4"), None, None),
@@ -273,6 +294,8 @@ mod tests {
                 state: MpsState::BackingOff,
                 reasons: vec!["the daemon was ended by signal 9".into(), "it is started again by itself".into()],
             })),
+            Happening::Stray(Box::new(stray.clone())),
+            Happening::Stray(Box::new(hidden)),
             Happening::Change(Change {
                 action: "operation.cancel".into(),
                 object: "op-17".into(),
