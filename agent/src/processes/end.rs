@@ -108,7 +108,7 @@ async fn end(agent: &Shared, found: Vec<Judged>, allow: &Allow) {
             },
         };
         if let Some(why) = exempt(&judge, &one, &process, allow) {
-            leave(agent, &one.process, &process, why);
+            leave(agent, &one.process, &process, &why);
         } else if let Some(step) = step {
             due.push(Due { process, step, gpu: one.process.gpu_uuid });
         }
@@ -132,7 +132,7 @@ async fn proceed(agent: &Shared, due: Vec<Due>) {
 async fn step(agent: &Shared, Due { process, step, gpu }: Due) {
     let Some(one) = still(agent, &process, &gpu).await else { return };
     if let Err(why) = told::record(agent, &one, step).await {
-        leave(agent, &one, &process, format!("it can't be recorded: {why}"));
+        leave(agent, &one, &process, &format!("it can't be recorded: {why}"));
         return;
     }
     if step == StrayStep::Killed && one.process.kind == ProcessKind::MpsClient {
@@ -146,7 +146,7 @@ async fn step(agent: &Shared, Due { process, step, gpu }: Due) {
         StrayStep::Killed => (Signal::KILL, "; killed"),
     };
     if let Err(error) = process.signal(signal) {
-        leave(agent, &one, &process, format!("gpushd can't signal it: {error}"));
+        leave(agent, &one, &process, &format!("gpushd can't signal it: {error}"));
         return;
     }
     let grace = Duration::from_secs(agent.settings.config().processes.grace_s.into());
@@ -172,7 +172,7 @@ async fn still(agent: &Shared, process: &Arc<Held>, gpu: &str) -> Option<GpuProc
         return None;
     };
     if let Some(why) = exempt(&Judge::of(agent), &one, process, &allow) {
-        leave(agent, &one.process, process, why);
+        leave(agent, &one.process, process, &why);
         return None;
     }
     // Last: what was read of it until here was its own.
@@ -199,8 +199,8 @@ fn exempt(judge: &Judge<'_>, one: &Judged, process: &Held, allow: &Allow) -> Opt
 }
 
 /// Notes that one is left, and warns of it when that is new.
-fn leave(agent: &Shared, one: &GpuProcess, process: &Held, why: String) {
-    if agent.strays.note(process.pid, process.facts.start, Stage::Left(why.clone())) {
+fn leave(agent: &Shared, one: &GpuProcess, process: &Held, why: &str) {
+    if agent.strays.note(process.pid, process.facts.start, Stage::Left(why.to_owned())) {
         told::warn(one, &format!("; left: {why}"));
     }
 }
