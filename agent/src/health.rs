@@ -8,7 +8,9 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
 use gpush_nvml::DriverError;
 
-use crate::{agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, redact, request, rival, view};
+use crate::{
+    agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, processes, redact, request, rival, view,
+};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
@@ -39,6 +41,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     causes.extend(agent.timeslice.health());
     causes.extend(agent.shared_gpus.health());
     causes.extend(mps::health(agent));
+    causes.extend(processes::health(agent));
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;

@@ -39,12 +39,16 @@ pub(crate) fn event(what: &mut Happening, asker: &Asker) {
     match what {
         Happening::Operation(change) => actor(&mut change.operation.by, asker),
         Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, asker)),
+        Happening::Stray(change) if !asker.may_see(change.uid) => {
+            (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
+        }
         // What they hold everybody may read elsewhere.
         Happening::Gpu(_)
         | Happening::Config(_)
         | Happening::Driver(_)
         | Happening::Xid(_)
         | Happening::Mps(_)
+        | Happening::Stray(_)
         | Happening::Resync(_) => {}
     }
 }
@@ -65,7 +69,7 @@ fn blank(process: &mut Process) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::ProcessKind;
+    use gpush_api::{ProcessKind, StrayChange, StrayStep};
 
     use super::*;
     use crate::listen::peer::Peer;
@@ -99,5 +103,29 @@ mod tests {
         let mut seen = Process { uid: None, ..process() };
         hide(&mut seen, &asker(1001, false));
         assert_eq!(seen.pid, None);
+    }
+
+    #[test]
+    fn who_a_stray_was_its_owner_and_admins_hear() {
+        let stray = || {
+            Happening::Stray(Box::new(StrayChange {
+                gpu: 0,
+                uuid: "GPU-0".to_owned(),
+                device: None,
+                pid: Some(4711),
+                uid: Some(1000),
+                user: Some("alice".to_owned()),
+                command: Some("train".to_owned()),
+                why: "its user has no share".to_owned(),
+                step: StrayStep::Asked,
+            }))
+        };
+        for (asker, sees) in [(asker(0, true), true), (asker(1000, false), true), (asker(1001, false), false)] {
+            let mut what = stray();
+            event(&mut what, &asker);
+            let Happening::Stray(seen) = &what else { panic!("another kind") };
+            assert_eq!(what == stray(), sees);
+            assert_eq!(seen.pid.is_some() && seen.command.is_some(), sees);
+        }
     }
 }

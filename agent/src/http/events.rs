@@ -56,8 +56,8 @@ const LAST: &str = "last-event-id";
 #[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
 #[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
 pub(super) struct EventParameters {
-    /// Only these kinds, with commas between: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `change`,
-    /// `resync`. The last comes whatever is asked for.
+    /// Only these kinds, with commas between: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `stray`,
+    /// `change`, `resync`. The last comes whatever is asked for.
     kinds: Option<String>,
     /// Only what is about one of these GPUs: selectors with commas between.
     gpu: Option<String>,

@@ -5,18 +5,17 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, pin::Pin, sync::Arc, time::Duration};
 
-use gpush_api::{MpsClient, MpsServerState, Process, ProcessKind, text};
+use gpush_api::{MpsClient, MpsServerState, ProcessKind, text};
 use gpush_store::MpsShare;
 
 use super::{
     daemon::{Do, Seen},
     health::Health,
-    view::SHARE_VARIABLE,
 };
-use crate::{agent::Shared, auth::Asker};
+use crate::{agent::Shared, auth::Asker, processes};
 
-/// Most of an environment that is read, bytes.
-const MOST: usize = 128 << 10;
+/// How long a daemon may take to be told to end the work of a client.
+const TERMINATE: Duration = Duration::from_secs(5);
 
 /// How long the driver may take to tell who computes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
@@ -73,28 +72,27 @@ pub(super) fn owner(pid: u32) -> Option<u32> {
 /// A target that is shared, as far as it matters for who belongs there.
 #[derive(Debug)]
 pub(crate) struct SharedTarget {
-    /// Pids of its servers.
-    pub(crate) servers: Vec<u32>,
-    /// Users that have a share of it.
-    pub(crate) holders: Vec<u32>,
+    /// Whether its daemon is wanted: nobody can take a share of one that is stopped, or about to go.
+    pub(crate) is_given: bool,
     shares: Vec<MpsShare>,
 }
 
 impl SharedTarget {
-    /// The share that a process runs with.
-    pub(crate) fn share_of(&self, process: &Process) -> Option<String> {
-        let named = share(process.pid?)?;
-        let own = |one: &MpsShare| format!("s{}", one.id) == named && Some(one.by.uid) == process.uid;
-        (process.kind == ProcessKind::MpsClient && self.shares.iter().any(own)).then_some(named)
+    /// Whether a user has a share of it.
+    pub(crate) fn is_held_by(&self, uid: u32) -> bool {
+        self.shares.iter().any(|share| share.by.uid == uid)
+    }
+
+    /// Whether a name is that of one of a user's shares of it.
+    pub(crate) fn is_share_of(&self, name: &str, uid: u32) -> bool {
+        self.shares.iter().any(|share| share.by.uid == uid && format!("s{}", share.id) == name)
     }
 }
 
 /// What is shared of a GPU or MIG device; `None` when nothing is.
 pub(crate) fn sharing(agent: &Shared, uuid: &str) -> Option<SharedTarget> {
     let entry = agent.mps.entries().get(uuid).cloned()?;
-    let servers = entry.daemon.seen().servers.iter().filter_map(|(pid, _)| u32::try_from(*pid).ok()).collect();
-    let shares = agent.mps.shares_of(uuid);
-    Some(SharedTarget { servers, holders: shares.iter().map(|share| share.by.uid).collect(), shares })
+    Some(SharedTarget { is_given: entry.daemon.seen().wanted, shares: agent.mps.shares_of(uuid) })
 }
 
 /// Has the daemon of a client end its work on the GPU.
@@ -102,8 +100,10 @@ pub(crate) async fn terminate(agent: &Shared, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
     let entries: Vec<_> = agent.mps.entries().values().cloned().collect();
     for entry in entries.iter().filter(|entry| entry.daemon.seen().clients.iter().any(|(_, client)| *client == pid)) {
-        if let Err(error) = entry.daemon.have(Do::Terminate(pid)).await {
-            tracing::warn!(mps = entry.short, "{error}");
+        match tokio::time::timeout(TERMINATE, entry.daemon.have(Do::Terminate(pid))).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
+            Err(_) => tracing::warn!(mps = entry.short, "its daemon was not told in time to end the work of {pid}"),
         }
     }
 }
@@ -117,8 +117,8 @@ pub(super) async fn of(agent: &Shared, seen: &Seen, shares: &[MpsShare]) -> Vec<
         let (Ok(server), Ok(pid)) = (u32::try_from(*server), u32::try_from(*client)) else { continue };
         let person = people.get(&pid);
         let uid = person.map(|person| person.uid);
-        let share =
-            share(pid).filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
+        let share = processes::named_share(pid)
+            .filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
         clients.push(MpsClient {
             pid: Some(pid),
             server,
@@ -129,15 +129,6 @@ pub(super) async fn of(agent: &Shared, seen: &Seen, shares: &[MpsShare]) -> Vec<
         });
     }
     clients
-}
-
-/// The share that a process's environment names.
-fn share(pid: u32) -> Option<String> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let environment = &environment[..environment.len().min(MOST)];
-    let prefix = format!("{SHARE_VARIABLE}=");
-    let word = environment.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(prefix.as_bytes()))?;
-    String::from_utf8(word.to_vec()).ok()
 }
 
 /// What goes on there that the daemon keeps nobody from, one sentence each.

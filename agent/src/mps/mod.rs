@@ -32,6 +32,7 @@
 //! | `many` | whether clients of several users can be had |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
+//! | `servers` | which processes are MPS servers, by what the kernel says |
 //! | `act` | what people may do with a daemon |
 //! | `view` | as the API shows it |
 
@@ -57,6 +58,7 @@ mod polls;
 mod protocol;
 mod records;
 mod said;
+mod servers;
 mod settings;
 mod shares;
 mod start;
@@ -78,9 +80,10 @@ pub(crate) use self::{
     clients::{SharedTarget, sharing, start as start_of, terminate},
     moves::{aside, bring_up, devices_serve, idle, plan},
     records::Lasting,
+    servers::{Server, Servers, parent as parent_of},
     shares::{end as end_share, take as take_share},
     targets::run,
-    view::{all, drift, health, logs_of, one},
+    view::{SHARE_VARIABLE, all, drift, health, logs_of, one},
 };
 use self::{daemon::Daemon, hands::Hands, moves::Moves};
 

@@ -66,11 +66,11 @@ pub(crate) struct Spec {
     pub(crate) settings: MpsSettings,
 }
 
-/// A file that is, or was, the lock of a place: device and inode.
+/// A file whatever it is called, such as the lock of a place: device and inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LockFile(u64, u64);
+pub(super) struct FileId(u64, u64);
 
-impl LockFile {
+impl FileId {
     pub(super) fn of(meta: &fs::Metadata) -> Self {
         Self(meta.dev(), meta.ino())
     }
@@ -234,8 +234,8 @@ impl Place {
     }
 
     /// The file of the lock, if there is one: a daemon and all that it started have it as their standard input.
-    pub(super) fn lock_file(&self) -> Option<LockFile> {
-        fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| LockFile::of(&meta))
+    pub(super) fn lock_file(&self) -> Option<FileId> {
+        fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| FileId::of(&meta))
     }
 
     /// Takes away all of it, once nothing runs here.

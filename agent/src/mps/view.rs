@@ -24,7 +24,7 @@ use crate::{
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Names the share in a client's environment.
-pub(super) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
+pub(crate) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
 
 /// Where a daemon is in its life.
 pub(super) fn state(state: &State) -> MpsState {

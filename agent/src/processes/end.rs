@@ -1,179 +1,206 @@
-//! What is done about strays.
+//! Ending strays, where the config says so.
 //!
 //! ```text
 //! seen ─► warn: logged once
-//!      └► end:  exempt? ──────────────────────────────► left, and why is shown
-//!               SIGTERM ─► gone? ─► yes: forgotten
-//!                          │ grace over
-//!                          ▼
-//!               SIGKILL (a client of MPS is told to its daemon before)
+//!      └► end:  held by its pidfd, with what the kernel says of it (`held`)
+//!               root's? an MPS server? allowed? can't be told? ─► left, and why is shown; looked at each time
+//!               its GPU is read anew, begun now: is the one that is held a stray there? ─► no: let go
+//!               recorded ─► nothing of this has changed? ─► SIGTERM ─► events
+//!                           grace over: all of it again ─► SIGKILL (a client of MPS is told to its daemon before)
 //! ```
 //!
-//! A process is held by its pidfd from before the first signal to the last, so that none ever goes to
-//! another one that got its pid. Never ended: root's processes, MPS servers, those that the config allows.
+//! A reading tells pids, which may be others' by the time it is read. One that is begun after a process
+//! was held, and while it lives, means that process: so no signal goes by an older one.
 
-use std::{
-    collections::HashMap,
-    os::fd::OwnedFd,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use gpush_api::{GpuProcess, ProcessKind, StrayPolicy};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use gpush_api::{GpuProcess, ProcessKind, StrayPolicy, StrayStep};
+use gpush_core::config::Config;
+use rustix::process::Signal;
 use tokio::time::Instant;
 
-use super::{is_allowed, strays};
+use super::{
+    allow::{Allow, Verdict},
+    held::Held,
+    judge::{Judge, Judged},
+    judged,
+    strays::Stage,
+    told,
+};
 use crate::{agent::Shared, mps};
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_secs(5);
+/// Between two looks, and the least where one is due that could not be killed.
+const LOOK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(100));
 
-/// What was done about each stray, by pid.
-#[derive(Debug, Default)]
-pub(crate) struct Strays(Mutex<HashMap<u32, Case>>);
-
+/// A stray that is to be asked to end, or killed.
 #[derive(Debug)]
-struct Case {
-    /// Start of the process: another one may get its pid.
-    start: u64,
-    stage: Stage,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// It is left, for this reason.
-    Left(&'static str),
-    Warned,
-    /// It was asked to end.
-    Asked {
-        process: OwnedFd,
-        kill_at: Instant,
-    },
-    Killed,
-}
-
-impl Strays {
-    /// What was done about a process, in words.
-    pub(super) fn done(&self, one: &GpuProcess) -> Option<String> {
-        one.stray.as_ref()?;
-        let cases = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let pid = one.process.pid?;
-        let case = cases.get(&pid).filter(|case| mps::start_of(pid) == Some(case.start))?;
-        Some(match &case.stage {
-            Stage::Left(why) => format!("left: {why}"),
-            Stage::Warned => "the log warns of it".to_owned(),
-            Stage::Asked { kill_at, .. } => {
-                let left = kill_at.saturating_duration_since(Instant::now()).as_secs();
-                format!("asked to end (SIGTERM), killed in {left} s")
-            }
-            Stage::Killed => "killed".to_owned(),
-        })
-    }
+struct Due {
+    process: Arc<Held>,
+    step: StrayStep,
+    /// UUID of the GPU that it was seen on.
+    gpu: String,
 }
 
 /// Looks for strays until the agent stops.
 pub(crate) async fn run(agent: Shared) {
+    let mut next = Instant::now() + LOOK.0;
     loop {
         tokio::select! {
             () = agent.stopping.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep_until(next) => {}
         }
         round(&agent).await;
+        let (soonest, usual) = (Instant::now() + LOOK.1, Instant::now() + LOOK.0);
+        // Who was told how long it has, has so long and no longer.
+        next = agent.strays.next().map_or(usual, |at| at.clamp(soonest, usual));
     }
 }
 
 async fn round(agent: &Shared) {
     let config = agent.settings.config();
-    let found = strays(agent).await;
-    let pids: Vec<u32> = found.iter().filter_map(|one| one.process.pid).collect();
-    agent.strays.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|pid, _| pids.contains(pid));
-    let grace = Duration::from_secs(config.processes.grace_s.into());
-    for one in &found {
-        let (Some(pid), Some(uid)) = (one.process.pid, one.process.uid) else { continue };
-        let Some(start) = mps::start_of(pid) else { continue };
-        let terminate = {
-            let mut cases = agent.strays.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let case = cases.get_mut(&pid).filter(|case| case.start == start);
-            match (config.processes.stray, case) {
-                (StrayPolicy::Report, _) => false,
-                (StrayPolicy::Warn, Some(_)) => false,
-                (StrayPolicy::Warn, None) => {
-                    warn(one, "");
-                    cases.insert(pid, Case { start, stage: Stage::Warned });
-                    false
-                }
-                (StrayPolicy::End, Some(Case { stage: Stage::Left(_) | Stage::Killed, .. })) => false,
-                (StrayPolicy::End, Some(Case { stage: Stage::Asked { kill_at, .. }, .. })) => {
-                    *kill_at <= Instant::now()
-                }
-                (StrayPolicy::End, Some(Case { stage: Stage::Warned, .. }) | None) => {
-                    let stage = ask(agent, one, pid, uid, start, grace);
-                    cases.insert(pid, Case { start, stage });
-                    false
-                }
+    let Some(allow) = Allow::of(&config).await else { return };
+    agent.strays.tell_unseen(allow.unseen());
+    let found = strays(agent, &config).await;
+    let pids: Vec<u32> = found.iter().filter_map(|one| one.process.process.pid).collect();
+    agent.strays.keep(&pids);
+    match config.processes.stray {
+        StrayPolicy::Report => {}
+        StrayPolicy::Warn => found.iter().for_each(|one| warn(agent, &one.process)),
+        StrayPolicy::End => end(agent, found, &allow).await,
+    }
+}
+
+/// The strays of this host, as gpushd itself sees them.
+async fn strays(agent: &Shared, config: &Config) -> Vec<Judged> {
+    // Where nobody is given shares there are none, and no GPU need be read.
+    if !agent.mps.is_used() || config.processes.stray == StrayPolicy::Report {
+        return Vec::new();
+    }
+    let Ok((all, _)) = judged(agent).await else { return Vec::new() };
+    all.into_iter().filter(|one| one.process.stray.is_some() && one.process.process.pid.is_some()).collect()
+}
+
+fn warn(agent: &Shared, one: &GpuProcess) {
+    let Some((pid, start)) = one.process.pid.and_then(|pid| Some((pid, mps::start_of(pid)?))) else { return };
+    if agent.strays.note(pid, start, Stage::Warned) {
+        told::warn(one, "");
+    }
+}
+
+async fn end(agent: &Shared, found: Vec<Judged>, allow: &Allow) {
+    let judge = Judge::of(agent);
+    let mut due: Vec<Due> = Vec::new();
+    for one in found {
+        let Some(pid) = one.process.process.pid else { continue };
+        // It may be on several GPUs.
+        if due.iter().any(|due| due.process.pid == pid) {
+            continue;
+        }
+        let (process, step) = match agent.strays.stage(pid) {
+            Some(Stage::Killed) => continue,
+            Some(Stage::Asked { process, kill_at }) => {
+                (process, (kill_at <= Instant::now()).then_some(StrayStep::Killed))
             }
+            Some(Stage::Warned | Stage::Left(_)) | None => match Held::take(pid) {
+                Some(held) => (Arc::new(held), Some(StrayStep::Asked)),
+                // It has ended, or too little of it can be seen to be sure who it is.
+                None => continue,
+            },
         };
-        if terminate {
-            if one.process.kind == ProcessKind::MpsClient {
-                // A client that is killed while it computes may take its server along.
-                mps::terminate(agent, pid).await;
-            }
-            kill(agent, one, pid);
+        if let Some(why) = exempt(&judge, &one, &process, allow) {
+            leave(agent, &one.process, &process, &why);
+        } else if let Some(step) = step {
+            due.push(Due { process, step, gpu: one.process.gpu_uuid });
         }
+    }
+    if !due.is_empty() {
+        proceed(agent, due).await;
     }
 }
 
-/// Asks a stray to end, unless it must not be ended.
-fn ask(agent: &Shared, one: &GpuProcess, pid: u32, uid: u32, start: u64, grace: Duration) -> Stage {
-    let exempt = if uid == 0 {
-        Some("root's processes are never ended")
-    } else if is_allowed(agent, pid, uid) {
-        Some("the config allows it")
-    } else {
-        None
+/// Does what is due, to those of whom a reading that begins now says the same.
+async fn proceed(agent: &Shared, due: Vec<Due>) {
+    let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
+    let read = agent.observer.now(&gpus.into_iter().collect::<Vec<_>>()).await;
+    let read: BTreeSet<String> = read.into_iter().filter(|(_, read)| read.is_ok()).map(|(uuid, _)| uuid).collect();
+    for due in due.into_iter().filter(|due| read.contains(&due.gpu)) {
+        step(agent, due).await;
+    }
+}
+
+/// Asks one to end, or kills it, unless anything is different from when it was held.
+async fn step(agent: &Shared, Due { process, step, gpu }: Due) {
+    let Some(one) = still(agent, &process, &gpu).await else { return };
+    if let Err(why) = told::record(agent, &one, step).await {
+        leave(agent, &one, &process, &format!("it can't be recorded: {why}"));
+        return;
+    }
+    if step == StrayStep::Killed && one.process.kind == ProcessKind::MpsClient {
+        // A client that is killed while it computes may take its server along.
+        mps::terminate(agent, process.pid).await;
+    }
+    // Both took a while.
+    let Some(one) = still(agent, &process, &gpu).await else { return };
+    let (signal, done) = match step {
+        StrayStep::Asked => (Signal::TERM, "; asked to end"),
+        StrayStep::Killed => (Signal::KILL, "; killed"),
     };
-    if let Some(why) = exempt {
-        warn(one, &format!("; left: {why}"));
-        return Stage::Left(why);
+    if let Err(error) = process.signal(signal) {
+        leave(agent, &one, &process, &format!("gpushd can't signal it: {error}"));
+        return;
     }
-    let held = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let held = held.and_then(|own| pidfd_open(own, PidfdFlags::empty()).ok());
-    // Only now is it sure to be the one that was seen.
-    let Some(process) = held.filter(|_| mps::start_of(pid) == Some(start)) else {
-        return Stage::Left("it ended just now");
+    let grace = Duration::from_secs(agent.settings.config().processes.grace_s.into());
+    let (pid, start) = (process.pid, process.facts.start);
+    let stage = match step {
+        StrayStep::Asked => Stage::Asked { process, kill_at: Instant::now() + grace },
+        StrayStep::Killed => Stage::Killed,
     };
-    match pidfd_send_signal(&process, Signal::TERM) {
-        Ok(()) => {
-            warn(one, "; asked to end");
-            Stage::Asked { process, kill_at: Instant::now() + grace }
-        }
-        Err(error) => {
-            tracing::error!("stray {pid} can't be asked to end: {error}");
-            Stage::Left("gpushd may not signal it")
-        }
+    agent.strays.note(pid, start, stage);
+    told::warn(&one, done);
+    told::publish(agent, &one, step);
+}
+
+/// The stray that a process still is, by config, shares, kernel and driver as they are now.
+async fn still(agent: &Shared, process: &Arc<Held>, gpu: &str) -> Option<GpuProcess> {
+    let config = agent.settings.config();
+    let allow = Allow::of(&config).await?;
+    let found = strays(agent, &config).await;
+    let is_same = |one: &Judged| one.process.process.pid == Some(process.pid) && one.process.gpu_uuid == gpu;
+    let one = found.into_iter().find(is_same).filter(|_| config.processes.stray == StrayPolicy::End);
+    let Some(one) = one.filter(|one| one.process.process.uid == Some(process.facts.uid())) else {
+        agent.strays.forget(process.pid);
+        return None;
+    };
+    if let Some(why) = exempt(&Judge::of(agent), &one, process, &allow) {
+        leave(agent, &one.process, process, &why);
+        return None;
+    }
+    // Last: what was read of it until here was its own.
+    if !process.is_unchanged() {
+        agent.strays.forget(process.pid);
+        return None;
+    }
+    Some(one.process)
+}
+
+/// Why a stray is not ended.
+fn exempt(judge: &Judge<'_>, one: &Judged, process: &Held, allow: &Allow) -> Option<String> {
+    if process.facts.is_roots() {
+        return Some("root's processes are never ended".to_owned());
+    }
+    if let Some(server) = judge.servers.of_process(process.pid, one.process.process.kind) {
+        return Some(format!("it is the {}", server.words()));
+    }
+    match allow.verdict(&process.facts) {
+        Verdict::Yes => Some("the config allows it".to_owned()),
+        Verdict::Perhaps(why) => Some(why),
+        Verdict::No => one.spared.map(str::to_owned),
     }
 }
 
-fn kill(agent: &Shared, one: &GpuProcess, pid: u32) {
-    let mut cases = agent.strays.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(case) = cases.get_mut(&pid) else { return };
-    let Stage::Asked { process, .. } = &case.stage else { return };
-    match pidfd_send_signal(process, Signal::KILL) {
-        Ok(()) | Err(rustix::io::Errno::SRCH) => warn(one, "; killed"),
-        Err(error) => tracing::error!("stray {pid} can't be killed: {error}"),
+/// Notes that one is left, and warns of it when that is new.
+fn leave(agent: &Shared, one: &GpuProcess, process: &Held, why: &str) {
+    if agent.strays.note(process.pid, process.facts.start, Stage::Left(why.to_owned())) {
+        told::warn(one, &format!("; left: {why}"));
     }
-    case.stage = Stage::Killed;
-}
-
-fn warn(one: &GpuProcess, done: &str) {
-    let process = &one.process;
-    tracing::warn!(
-        gpu = one.gpu_uuid,
-        uid = process.uid,
-        "stray process {} ({}): {}{done}",
-        process.pid.unwrap_or_default(),
-        process.command.as_deref().unwrap_or("?"),
-        one.stray.as_deref().unwrap_or("?")
-    );
 }

@@ -50,6 +50,8 @@ pub enum Happening {
     Xid(Xid),
     /// An MPS daemon is in another state.
     Mps(Box<MpsChange>),
+    /// Something was done about a process that belongs to nobody who was given a share.
+    Stray(Box<StrayChange>),
     /// Somebody changed something else that the agent keeps.
     Change(Change),
     /// Events are missing here: ask for the state anew.
@@ -73,6 +75,8 @@ pub enum EventKind {
     Xid,
     /// [`MpsChange`].
     Mps,
+    /// [`StrayChange`].
+    Stray,
     /// [`Change`].
     Change,
     /// [`Resync`]; comes whatever kinds are asked for.
@@ -81,8 +85,17 @@ pub enum EventKind {
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 8] =
-        [Self::Operation, Self::Gpu, Self::Config, Self::Driver, Self::Xid, Self::Mps, Self::Change, Self::Resync];
+    pub const ALL: [Self; 9] = [
+        Self::Operation,
+        Self::Gpu,
+        Self::Config,
+        Self::Driver,
+        Self::Xid,
+        Self::Mps,
+        Self::Stray,
+        Self::Change,
+        Self::Resync,
+    ];
 
     /// As it is written in JSON, in `?kinds=` and as the stream's `event:`.
     #[must_use]
@@ -94,6 +107,7 @@ impl EventKind {
             Self::Driver => "driver",
             Self::Xid => "xid",
             Self::Mps => "mps",
+            Self::Stray => "stray",
             Self::Change => "change",
             Self::Resync => "resync",
         }
@@ -111,6 +125,7 @@ impl Happening {
             Self::Driver(_) => EventKind::Driver,
             Self::Xid(_) => EventKind::Xid,
             Self::Mps(_) => EventKind::Mps,
+            Self::Stray(_) => EventKind::Stray,
             Self::Change(_) => EventKind::Change,
             Self::Resync(_) => EventKind::Resync,
         }
@@ -213,6 +228,57 @@ pub struct MpsChange {
     pub state: MpsState,
     /// Why.
     pub reasons: Vec<String>,
+}
+
+/// What was done about a stray: the audit trail has it too. Who it is, for its owner and admins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct StrayChange {
+    /// Index of the GPU that it is on.
+    pub gpu: u32,
+    /// UUID of that.
+    pub uuid: String,
+    /// The MIG device in words, `2g.20gb@2`; `None` for the GPU as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Its pid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// Its user id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Its user's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Its command line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Why it is a stray.
+    pub why: String,
+    /// What was done.
+    pub step: StrayStep,
+}
+
+/// What is done about a stray that is ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum StrayStep {
+    /// It was asked to end: SIGTERM.
+    Asked,
+    /// It did not, and was killed: SIGKILL.
+    Killed,
+}
+
+impl StrayStep {
+    /// In words, as the audit trail has it.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Asked => "asked to end",
+            Self::Killed => "killed",
+        }
+    }
 }
 
 /// A reload of the config.

@@ -26,7 +26,7 @@ pub use compute::{ComputeMode, TimesliceLevel};
 pub use error::{ApiError, Code, STOPPING};
 pub use event::{
     Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, MpsChange,
-    OperationChange, Resync, ResyncReason, Xid,
+    OperationChange, Resync, ResyncReason, StrayChange, StrayStep, Xid,
 };
 pub use gpu::{
     Architecture, ComputeInstance, ComputeProfile, Cordon, Engines, Gpu, GpuInstance, GpuProfile, GpuState, Memory,

@@ -41,6 +41,9 @@ pub struct GpuProcess {
     /// Slurm job that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slurm_job: Option<u64>,
+    /// What it serves, where it is an MPS server: `MPS server of GPU 4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serves: Option<String>,
     /// The share that it runs with, where the GPU or MIG device is shared by MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,

@@ -2,7 +2,7 @@
 
 use gpush_api::{
     Actor, ConfigChange, DriverChange, Event, GpuAspect, GpuChange, Happening, InstanceSeen, OperationChange,
-    ResyncReason,
+    ResyncReason, StrayChange,
 };
 use gpush_client::Told;
 
@@ -52,6 +52,7 @@ fn known(event: &Event, look: &Look) -> String {
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
+        Happening::Stray(change) => (format!("GPU {}", change.gpu), ("stray", NOTE), of_stray(change)),
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
             let by = change.by.as_ref().map_or_else(|| "gpushd".to_owned(), name);
@@ -108,6 +109,16 @@ fn of_operation(change: &OperationChange) -> String {
         Some(error) => format!("{whose}: {}", error.message),
         None => whose,
     }
+}
+
+/// `alice 4711 python train.py was asked to end: it computes past MPS`.
+fn of_stray(change: &StrayChange) -> String {
+    let user = change.user.clone().or_else(|| change.uid.map(|uid| format!("uid {uid}")));
+    let words = [user, change.pid.map(|pid| pid.to_string()), change.command.clone()];
+    let who = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    let who = if who.is_empty() { "a process of another user".to_owned() } else { who };
+    let device = change.device.as_ref().map_or_else(String::new, |device| format!(" on {device}"));
+    format!("{who}{device} was {}: {}", change.step.words(), change.why)
 }
 
 fn of_gpu(change: &GpuChange) -> String {
@@ -174,7 +185,7 @@ fn of_driver(change: &DriverChange) -> (String, (&'static str, anstyle::Style), 
 mod tests {
     use gpush_api::{
         ApiError, Change, Code, Driver, GpuState, MpsChange, MpsState, OperationState, OperationSummary, Placement,
-        Resync, StepState, Xid,
+        Resync, StepState, StrayStep, Xid,
     };
 
     use super::*;
@@ -224,6 +235,27 @@ mod tests {
             simulated: true,
         };
         let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
+        let stray = StrayChange {
+            gpu: 4,
+            uuid: "GPU-4".into(),
+            device: None,
+            pid: Some(7001),
+            uid: Some(1000),
+            user: Some("mallory".into()),
+            command: Some("./miner --all".into()),
+            why: "its user has no share".into(),
+            step: StrayStep::Asked,
+        };
+        let device = Some("2g.20gb@2".into());
+        let hidden = StrayChange {
+            device,
+            pid: None,
+            uid: None,
+            user: None,
+            command: None,
+            step: StrayStep::Killed,
+            ..stray.clone()
+        };
         let all = [
             operation(OperationState::Queued, None, Some("waits: GPU 0 is in use"), None),
             operation(OperationState::Running, Some("creating GPU instance 1g.10gb@4"), None, None),
@@ -262,6 +294,8 @@ mod tests {
                 state: MpsState::BackingOff,
                 reasons: vec!["the daemon was ended by signal 9".into(), "it is started again by itself".into()],
             })),
+            Happening::Stray(Box::new(stray.clone())),
+            Happening::Stray(Box::new(hidden)),
             Happening::Change(Change {
                 action: "operation.cancel".into(),
                 object: "op-17".into(),

@@ -105,8 +105,11 @@ fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {
     ]
 }
 
-/// The nearest of what it belongs to: a share, a job, a unit.
+/// The nearest of what it belongs to: the target that it serves, a share, a job, a unit.
 fn belongs(one: &GpuProcess, look: &Look) -> String {
+    if let Some(serves) = &one.serves {
+        return look.clean(serves);
+    }
     let job = one.slurm_job.map(|job| format!("job {job}"));
     let share = one.share.as_ref().map(|share| format!("share {}", look.clean(share)));
     let unit = one.unit.as_ref().filter(|_| job.is_none() && share.is_none()).map(|unit| look.clean(unit));

@@ -24,7 +24,8 @@ pub(crate) struct Status {
 /// The picture; `brief` leaves the lines below each drawing out.
 pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
     let mut out = header(status, look);
-    let rows: Vec<_> = status.gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
+    let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
+    let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
     for (gpu, rows) in status.gpus.iter().zip(&rows) {
         out.push(String::new());
@@ -36,6 +37,25 @@ pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
         out.extend(next);
     }
     out.join("\n") + "\n"
+}
+
+/// A GPU whose MPS servers are called what they are: their program says less.
+fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
+    let mut gpu = gpu.clone();
+    let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+    let inner = instances.flat_map(|one| {
+        one.processes.iter_mut().chain(one.compute.iter_mut().flat_map(|compute| &mut compute.processes))
+    });
+    for process in gpu.processes.iter_mut().chain(inner) {
+        let serves = |daemon: &&MpsDaemon| daemon.servers.iter().any(|server| Some(server.pid) == process.pid);
+        let Some(daemon) = daemons.iter().find(serves) else { continue };
+        let device = daemon.device.as_ref().map_or_else(String::new, |device| format!(", {device}"));
+        process.command = Some(match daemon.gpu {
+            Some(gpu) => format!("MPS server of GPU {gpu}{device}"),
+            None => format!("MPS server of {}", daemon.target),
+        });
+    }
+    gpu
 }
 
 fn header(status: &Status, look: &Look) -> Vec<String> {

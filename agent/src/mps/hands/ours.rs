@@ -26,7 +26,7 @@ use std::{
 use gpush_mps::lock::{self, Holder};
 
 use super::Process;
-use crate::mps::place::{LockFile, Place, Spec};
+use crate::mps::place::{FileId, Place, Spec};
 
 /// What `/proc` appends to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";
@@ -50,7 +50,7 @@ pub(in crate::mps) enum Found {
 pub(in crate::mps) struct Part {
     pub(in crate::mps) pid: i32,
     /// The lock that it has.
-    pub(in crate::mps) lock: LockFile,
+    pub(in crate::mps) lock: FileId,
     /// Whether it is a control daemon, and no server.
     pub(in crate::mps) is_daemon: bool,
     /// Whether its lock is not its place's any more.
@@ -59,7 +59,7 @@ pub(in crate::mps) struct Part {
 
 /// A lock as a process has it.
 struct Input {
-    file: LockFile,
+    file: FileId,
     owner: u32,
     /// Where it is, or was.
     path: PathBuf,
@@ -74,7 +74,7 @@ impl Input {
             return None;
         }
         let meta = fs::metadata(link).ok()?;
-        meta.is_file().then(|| Self { file: LockFile::of(&meta), owner: meta.uid(), path })
+        meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
     }
 
     /// Whether it is the lock of a place, or was until it was deleted.
@@ -123,7 +123,7 @@ pub(in crate::mps) fn parts(place: &Place, uuid: &str) -> Vec<Part> {
 }
 
 /// Kills all that have one of these locks; who was killed.
-pub(in crate::mps) fn kill(locks: &BTreeSet<LockFile>) -> Vec<Process> {
+pub(in crate::mps) fn kill(locks: &BTreeSet<FileId>) -> Vec<Process> {
     let has_one = |pid: i32| Input::of(pid).is_some_and(|input| locks.contains(&input.file));
     let mut killed: Vec<Process> = Vec::new();
     for _ in 0..ROUNDS {
@@ -150,7 +150,7 @@ pub(in crate::mps) fn kill(locks: &BTreeSet<LockFile>) -> Vec<Process> {
 }
 
 /// The lock that a daemon has, if that is, or was, its place's.
-pub(super) fn lock_of(place: &Place, daemon: &Process) -> Option<LockFile> {
+pub(super) fn lock_of(place: &Place, daemon: &Process) -> Option<FileId> {
     let input = Input::of(daemon.pid).filter(|input| input.is_of(place))?;
     (!daemon.has_ended()).then_some(input.file)
 }

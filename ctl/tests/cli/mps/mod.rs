@@ -125,6 +125,7 @@ fn processes(strays: bool) -> GpuProcesses {
         cgroup: None,
         unit: Some("session-4.scope".into()),
         slurm_job: None,
+        serves: None,
         share: None,
         stray: None,
         done: None,

@@ -1,0 +1,117 @@
+//! A process that is held by its pidfd, with what the kernel says of it: so that nothing is done to another one
+//! that has got its pid.
+//!
+//! ```text
+//! pidfd opened ─► who it is, what it runs, when it began: read through /proc ─► it still lives ─► all of it is its own
+//! ```
+
+use std::{
+    fs,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::PathBuf,
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::mps;
+
+/// What the kernel says of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// When it began, in clock ticks since the boot.
+    pub(super) start: u64,
+    /// Its real, effective, saved and file system uid.
+    pub(super) uids: [u32; 4],
+    /// Device and inode of the file that it runs.
+    pub(super) file: (u64, u64),
+    /// The path of that, as it is seen from where the process is; ends with ` (deleted)` when it is not there
+    /// any more.
+    pub(super) path: PathBuf,
+}
+
+impl Facts {
+    /// Those of a process; `None` when there is none, or they can't be read.
+    fn of(pid: u32) -> Option<Self> {
+        let start = mps::start_of(pid)?;
+        let uids = uids(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)?;
+        let exe = format!("/proc/{pid}/exe");
+        let meta = fs::metadata(&exe).ok()?;
+        Some(Self { start, uids, file: (meta.dev(), meta.ino()), path: fs::read_link(exe).ok()? })
+    }
+
+    /// Who the kernel lets it be.
+    pub(super) fn uid(&self) -> u32 {
+        self.uids[1]
+    }
+
+    /// Whether it is root's in any way: a program that root's user id was only lent to is.
+    pub(super) fn is_roots(&self) -> bool {
+        self.uids.contains(&0)
+    }
+}
+
+/// The line `Uid:` of a process's status.
+fn uids(status: &str) -> Option<[u32; 4]> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let uids: Vec<u32> = line.split_whitespace().map_while(|uid| uid.parse().ok()).collect();
+    uids.try_into().ok()
+}
+
+/// A process that is held.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) pid: u32,
+    process: OwnedFd,
+    pub(super) facts: Facts,
+}
+
+impl Held {
+    /// The process that has this pid now; `None` when there is none, or too little of it can be seen.
+    pub(super) fn take(pid: u32) -> Option<Self> {
+        let process = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
+        let held = Self { pid, process, facts: Facts::of(pid)? };
+        // As long as it lives nobody else has its pid, so what was read was its own.
+        held.lives().then_some(held)
+    }
+
+    /// Whether it lives, and is what it was when it was taken.
+    pub(super) fn is_unchanged(&self) -> bool {
+        Facts::of(self.pid).as_ref() == Some(&self.facts) && self.lives()
+    }
+
+    fn lives(&self) -> bool {
+        // A pidfd can be read once its process has ended.
+        poll(&mut [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(0)
+    }
+
+    /// Sends it a signal.
+    pub(super) fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
+        pidfd_send_signal(&self.process, signal)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_itself_until_it_ends() {
+        let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        let held = Held::take(child.id()).unwrap();
+        assert_eq!(held.facts.uid(), nix::unistd::geteuid().as_raw());
+        assert!(held.lives());
+        held.signal(Signal::KILL).unwrap();
+        child.wait().unwrap();
+        assert!(!held.is_unchanged() && Held::take(child.id()).is_none());
+    }
+
+    #[test]
+    fn all_four_uids_are_looked_at() {
+        assert_eq!(uids("Name:\tx\nUid:\t1000\t0\t7\t8\nGid:\t1\t1\t1\t1\n"), Some([1000, 0, 7, 8]));
+        assert_eq!((uids("Uid:\t1\n"), uids("")), (None, None));
+    }
+}

@@ -1,0 +1,104 @@
+//! Who is a stray, and who of them is not ended whatever the config says.
+//!
+//! ```text
+//! its GPU is not seen as it is now, or is being changed ─► nobody is
+//! the database was lost, or the daemon is not wanted ────► nobody is: who has a share is not known, or nobody can
+//! an MPS server of gpushd's ──────────────────────────────► no
+//! a client with a share of its own user's ───────────────► no
+//! any other ─────────────────────────────────────────────► a stray
+//!     another's MPS server ────────────────────────────────► which is not ended
+//!     of a user who has a share, and its own can't be told ─► which is not ended
+//! ```
+
+use gpush_api::{Gpu, GpuProcess, GpuState, Process, ProcessKind};
+
+use super::share::Told;
+use crate::{
+    agent::Shared,
+    mps::{self, Server, Servers, SharedTarget},
+};
+
+/// Why a stray is not ended of which it can't be told whether it is one.
+const UNSURE: &str = "its user has a share, and may have started it with that";
+
+/// A process, and why it is not ended although it is a stray.
+#[derive(Debug, Clone)]
+pub(super) struct Judged {
+    pub(super) process: GpuProcess,
+    pub(super) spared: Option<&'static str>,
+}
+
+/// What is found of a process.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// What it serves, where it is an MPS server.
+    pub(super) serves: Option<String>,
+    pub(super) share: Option<String>,
+    pub(super) stray: Option<String>,
+    pub(super) spared: Option<&'static str>,
+}
+
+/// Who judges.
+#[derive(Debug)]
+pub(super) struct Judge<'a> {
+    agent: &'a Shared,
+    pub(super) servers: Servers,
+    lost: bool,
+}
+
+impl<'a> Judge<'a> {
+    /// By what is known now.
+    pub(super) fn of(agent: &'a Shared) -> Self {
+        Self { agent, servers: Servers::of(agent), lost: agent.held.lost().is_some() }
+    }
+
+    /// What is to be said of a process on a GPU or MIG device.
+    pub(super) fn of_process(&self, gpu: &Gpu, target: &str, process: &Process) -> Found {
+        let (Some(shared), Some(pid), Some(uid)) = (mps::sharing(self.agent, target), process.pid, process.uid) else {
+            return Found::default();
+        };
+        let server = self.servers.of_process(pid, process.kind);
+        let serves = server.map(Server::words);
+        if let Some(Server::Of(_)) = server {
+            return Found { serves, ..Found::default() };
+        }
+        let told = self.agent.strays.shares.share_of(pid, |name| shared.is_share_of(name, uid));
+        let share = match (&told, process.kind) {
+            (Told::Share(name), ProcessKind::MpsClient) => Some(name.clone()),
+            _ => None,
+        };
+        if share.is_some() || self.lost || !shared.is_given || !is_seen(gpu) {
+            return Found { serves, share, ..Found::default() };
+        }
+        let stray = why(&shared, process.kind, uid, &told);
+        let spared = match told {
+            // Of one that names a share it is not said that it lies when the driver lists it as something else.
+            Told::Share(_) | Told::Unsure => shared.is_held_by(uid).then_some(UNSURE),
+            Told::Another(_) | Told::Nothing => None,
+        };
+        Found { serves, share: None, stray: Some(stray), spared }
+    }
+}
+
+/// Whether a GPU was seen as it is now, and nobody is changing it.
+fn is_seen(gpu: &Gpu) -> bool {
+    let workable = match gpu.state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => true,
+        GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    workable && !gpu.stale && gpu.processes_known
+}
+
+/// Why a process on a target that is shared through MPS has no place there.
+fn why(shared: &SharedTarget, kind: ProcessKind, uid: u32, told: &Told) -> String {
+    match (kind, told) {
+        (ProcessKind::Compute, _) => "it computes past MPS".to_owned(),
+        (ProcessKind::Graphics, _) => "it draws, and has no share".to_owned(),
+        (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user has no share".to_owned(),
+        (ProcessKind::MpsClient, Told::Another(name)) => format!("it names share {name}, which its user has not"),
+        (ProcessKind::MpsClient, Told::Nothing) => "it took none of its user's shares".to_owned(),
+        (ProcessKind::MpsClient, Told::Unsure | Told::Share(_)) => {
+            "which share it took can't be told: its environment is overwritten, or can't be read".to_owned()
+        }
+    }
+}

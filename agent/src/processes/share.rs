@@ -1,0 +1,181 @@
+//! With which share a process runs: by its environment, that of the processes that it comes from, and what was
+//! seen of it before.
+//!
+//! ```text
+//! its own environment names a share of its user's ─┐
+//! it was seen with one before ─────────────────────┼─► that one, which is remembered
+//! so does that of one of its ancestors, or was ────┘
+//! none of these, and its environment is whole ───────► none, or another
+//!                    it is empty, overwritten, unreadable ─► it can't be told
+//! ```
+//!
+//! The kernel shows the memory in which a program found its environment. Programs that give themselves a
+//! title (`setproctitle`) write over it, so what is not there says nothing by itself; a program that is just
+//! being executed has none at all for a moment. What is named is a process's own word: it counts
+//! for shares of its own user only, and nothing is granted by it.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::Read,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use crate::mps;
+
+/// Most of an environment that is read, bytes. The kernel takes less than 6 MiB of words for a program.
+const MOST: u64 = 8 << 20;
+
+/// How many ancestors are looked at.
+const ANCESTORS: usize = 64;
+
+/// Longest name of a share.
+const LONGEST: usize = 21;
+
+/// What is known of the share that a process runs with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Told {
+    /// This one, of its user's.
+    Share(String),
+    /// For certain none of its user's: it names another.
+    Another(String),
+    /// For certain none.
+    Nothing,
+    /// It can't be told.
+    Unsure,
+}
+
+/// What an environment says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Named {
+    Share(String),
+    Nothing,
+    Unsure,
+}
+
+/// Shares that processes were seen with, by pid: each with the start of its process.
+#[derive(Debug, Default)]
+pub(super) struct Remembered(Mutex<HashMap<u32, (u64, String)>>);
+
+impl Remembered {
+    fn all(&self) -> MutexGuard<'_, HashMap<u32, (u64, String)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The share that a process runs with; `is_own` says whether a name is that of one of its user's.
+    pub(super) fn share_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> Told {
+        let Some(start) = mps::start_of(pid) else { return Told::Unsure };
+        let own = named(pid);
+        let before = |pid: u32, start: u64| {
+            self.all()
+                .get(&pid)
+                .filter(|(of, _)| *of == start)
+                .map(|(_, name)| name.clone())
+                .filter(|name| is_own(name))
+        };
+        let found = match &own {
+            Named::Share(name) if is_own(name) => Some(name.clone()),
+            Named::Share(_) | Named::Nothing | Named::Unsure => before(pid, start),
+        };
+        let inherited = || {
+            ancestors(pid).find_map(|pid| match named(pid) {
+                Named::Share(name) if is_own(&name) => Some(name),
+                Named::Share(_) | Named::Nothing | Named::Unsure => before(pid, mps::start_of(pid)?),
+            })
+        };
+        match found.or_else(inherited) {
+            Some(name) => {
+                self.all().insert(pid, (start, name.clone()));
+                Told::Share(name)
+            }
+            None => match own {
+                Named::Share(name) => Told::Another(name),
+                Named::Nothing => Told::Nothing,
+                Named::Unsure => Told::Unsure,
+            },
+        }
+    }
+
+    /// Forgets those that have ended.
+    pub(super) fn forget_ended(&self) {
+        self.all().retain(|pid, (start, _)| mps::start_of(*pid) == Some(*start));
+    }
+}
+
+/// Processes that one comes from, nearest first.
+fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
+    std::iter::successors(mps::parent_of(pid), |pid| mps::parent_of(*pid)).take_while(|pid| *pid > 1).take(ANCESTORS)
+}
+
+/// The share that a process's environment names, whosever that is.
+pub(crate) fn named_share(pid: u32) -> Option<String> {
+    match named(pid) {
+        Named::Share(name) => Some(name),
+        Named::Nothing | Named::Unsure => None,
+    }
+}
+
+fn named(pid: u32) -> Named {
+    let mut environment = Vec::new();
+    let read =
+        File::open(format!("/proc/{pid}/environ")).and_then(|file| file.take(MOST).read_to_end(&mut environment));
+    match read {
+        Ok(read) if (read as u64) < MOST => parse(&environment),
+        Ok(_) | Err(_) => Named::Unsure,
+    }
+}
+
+fn parse(environment: &[u8]) -> Named {
+    let prefix = format!("{}=", mps::SHARE_VARIABLE);
+    // One without its end was written over.
+    let Some(words) = environment.strip_suffix(b"\0") else { return Named::Unsure };
+    let words = || words.split(|byte| *byte == 0);
+    if let Some(name) = words().find_map(|word| word.strip_prefix(prefix.as_bytes())) {
+        let name = std::str::from_utf8(name).ok().filter(|name| is_name(name));
+        return name.map_or(Named::Unsure, |name| Named::Share(name.to_owned()));
+    }
+    let is_whole = words().all(|word| word.iter().position(|byte| *byte == b'=').is_some_and(|at| at > 0));
+    if is_whole { Named::Nothing } else { Named::Unsure }
+}
+
+/// Whether it is the name of a share: what others read has no other words of the process's own in it.
+fn is_name(text: &str) -> bool {
+    let number = text.strip_prefix('s').unwrap_or_default();
+    text.len() <= LONGEST && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_environment_that_is_whole_says_that_there_is_no_share() {
+        let share = |name: &str| Named::Share(name.to_owned());
+        assert_eq!(parse(b"HOME=/\0GPUSH_MPS_SHARE=s12\0"), share("s12"));
+        assert_eq!(parse(b"HOME=/\0PATH=/bin\0"), Named::Nothing);
+        // Beyond what most programs have.
+        let long = [b"X=".to_vec(), vec![b'x'; 200 << 10], b"\0GPUSH_MPS_SHARE=s3\0".to_vec()].concat();
+        assert_eq!(parse(&long), share("s3"));
+        // Overwritten, in part too, or being executed.
+        for damaged in [&b"\0\0\0\0"[..], b"worker 3\0\0PATH=/bin\0", b"HOME=/\0PATH=/b", b"", b"\0", b"=x\0"] {
+            assert_eq!(parse(damaged), Named::Unsure, "{damaged:?}");
+        }
+        for name in ["", "s", "12", "s1\n", "s123456789012345678901"] {
+            assert_eq!(parse(format!("GPUSH_MPS_SHARE={name}\0").as_bytes()), Named::Unsure, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_seen_once_is_remembered_of_the_process_and_of_no_other() {
+        let remembered = Remembered::default();
+        let me = std::process::id();
+        let start = mps::start_of(me).unwrap();
+        remembered.all().insert(me, (start, "s7".to_owned()));
+        assert_eq!(remembered.share_of(me, |name| name == "s7"), Told::Share("s7".to_owned()));
+        assert_ne!(remembered.share_of(me, |name| name == "s8"), Told::Share("s7".to_owned()));
+        remembered.all().insert(me, (start + 1, "s7".to_owned()));
+        assert_ne!(remembered.share_of(me, |name| name == "s7"), Told::Share("s7".to_owned()));
+        remembered.forget_ended();
+        assert!(remembered.all().is_empty());
+    }
+}

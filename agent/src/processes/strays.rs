@@ -1,0 +1,124 @@
+//! What was done about each stray.
+//!
+//! ```text
+//! seen ─► warned
+//!      ├► left: why, looked at again each time
+//!      └► asked (SIGTERM, until when) ─► killed
+//! ```
+//!
+//! A stray that is none any more, or on a GPU that is not seen as it is now, is forgotten: when it is one again
+//! it is asked again.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, GpuProcess};
+use tokio::time::Instant;
+
+use super::{held::Held, share::Remembered};
+use crate::mps;
+
+/// What was done about each stray, by pid, and what it is judged by.
+#[derive(Debug, Default)]
+pub(crate) struct Strays {
+    cases: Mutex<HashMap<u32, Case>>,
+    /// Shares that processes were seen with.
+    pub(super) shares: Remembered,
+    /// Files that the config allows and gpushd can't see.
+    unseen: Mutex<Vec<ApiError>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Case {
+    /// Start of the process: another one may get its pid.
+    pub(super) start: u64,
+    pub(super) stage: Stage,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Stage {
+    Warned,
+    /// It is left, for this reason.
+    Left(String),
+    /// It was asked to end.
+    Asked {
+        process: Arc<Held>,
+        kill_at: Instant,
+    },
+    Killed,
+}
+
+impl Strays {
+    fn cases(&self) -> MutexGuard<'_, HashMap<u32, Case>> {
+        self.cases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was done about a process, in words.
+    pub(super) fn done(&self, one: &GpuProcess) -> Option<String> {
+        one.stray.as_ref()?;
+        Some(match self.stage(one.process.pid?)? {
+            Stage::Left(why) => format!("left: {why}"),
+            Stage::Warned => "the log warns of it".to_owned(),
+            Stage::Asked { kill_at, .. } => {
+                // What is begun of a second is said as one: it has at least what it is told.
+                let left = kill_at.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
+                format!("asked to end (SIGTERM), killed in {} s", left.as_secs())
+            }
+            Stage::Killed => "killed".to_owned(),
+        })
+    }
+
+    /// What was done about the process that has this pid now.
+    pub(super) fn stage(&self, pid: u32) -> Option<Stage> {
+        let start = mps::start_of(pid);
+        self.cases().get(&pid).filter(|case| Some(case.start) == start).map(|case| case.stage.clone())
+    }
+
+    /// Notes what was done; whether it is something else than before.
+    pub(super) fn note(&self, pid: u32, start: u64, stage: Stage) -> bool {
+        let before = self.cases().insert(pid, Case { start, stage: stage.clone() });
+        match (before.filter(|case| case.start == start).map(|case| case.stage), stage) {
+            (Some(Stage::Left(before)), Stage::Left(now)) => before != now,
+            (Some(Stage::Warned), Stage::Warned) | (Some(Stage::Killed), Stage::Killed) => false,
+            _ => true,
+        }
+    }
+
+    /// Forgets what was done about a process.
+    pub(super) fn forget(&self, pid: u32) {
+        self.cases().remove(&pid);
+    }
+
+    /// Forgets all but these.
+    pub(super) fn keep(&self, pids: &[u32]) {
+        self.cases().retain(|pid, _| pids.contains(pid));
+        self.shares.forget_ended();
+    }
+
+    /// When the next one is to be killed.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let cases = self.cases();
+        let times = cases.values().filter_map(|case| match &case.stage {
+            Stage::Asked { kill_at, .. } => Some(*kill_at),
+            Stage::Warned | Stage::Left(_) | Stage::Killed => None,
+        });
+        times.min()
+    }
+
+    /// Files that the config allows and gpushd can't see.
+    pub(super) fn unseen(&self) -> Vec<ApiError> {
+        self.unseen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes them, and warns of those that are new.
+    pub(super) fn tell_unseen(&self, unseen: Vec<ApiError>) {
+        let mut known = self.unseen.lock().unwrap_or_else(PoisonError::into_inner);
+        for error in unseen.iter().filter(|error| !known.contains(error)) {
+            tracing::warn!("{error}");
+        }
+        *known = unseen;
+    }
+}

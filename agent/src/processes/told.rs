@@ -1,0 +1,59 @@
+//! Who is told of what is done about a stray: the log, who listens to events, the audit trail.
+
+use gpush_api::{GpuProcess, Happening, StrayChange, StrayStep};
+use gpush_store::NewAudit;
+
+use crate::agent::Shared;
+
+/// Warns of a stray in the log.
+pub(super) fn warn(one: &GpuProcess, done: &str) {
+    let process = &one.process;
+    tracing::warn!(
+        gpu = one.gpu_uuid,
+        uid = process.uid,
+        "stray process {} ({}): {}{done}",
+        process.pid.unwrap_or_default(),
+        process.command.as_deref().unwrap_or("?"),
+        one.stray.as_deref().unwrap_or("?")
+    );
+}
+
+/// Records what is about to be done; whether that could be done.
+pub(super) async fn record(agent: &Shared, one: &GpuProcess, step: StrayStep) -> Result<(), String> {
+    if let Some(why) = &agent.read_only {
+        return Err(why.message.clone());
+    }
+    let process = &one.process;
+    let audit = NewAudit {
+        by: None,
+        action: "process.end".to_owned(),
+        object: one.gpu_uuid.clone(),
+        result: step.words().to_owned(),
+        detail: serde_json::json!({
+            "gpu": one.gpu,
+            "device": one.device,
+            "pid": process.pid,
+            "uid": process.uid,
+            "user": process.user,
+            "command": process.command,
+            "reason": one.stray,
+        }),
+    };
+    agent.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
+}
+
+/// Tells everybody who listens of what was done.
+pub(super) fn publish(agent: &Shared, one: &GpuProcess, step: StrayStep) {
+    let process = &one.process;
+    agent.events.publish(Happening::Stray(Box::new(StrayChange {
+        gpu: one.gpu,
+        uuid: one.gpu_uuid.clone(),
+        device: one.device.clone(),
+        pid: process.pid,
+        uid: process.uid,
+        user: process.user.clone(),
+        command: process.command.clone(),
+        why: one.stray.clone().unwrap_or_default(),
+        step,
+    })));
+}

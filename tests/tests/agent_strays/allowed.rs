@@ -1,0 +1,64 @@
+//! Those that the config allows: now, and when it does only later.
+
+use std::{fs, os::unix::fs::PermissionsExt, process::Command};
+
+use gpush_api::{EventKind, Health, StrayStep};
+use gpush_tests::agent::Agent;
+use nix::sys::signal::Signal;
+
+use super::{FAST, Job, NOBODY, OTHER, RULE, done, start, told, witness};
+
+fn processes(grace: u32, allow: &str) -> String {
+    format!("[processes]\nstray = \"end\"\ngrace_s = {grace}\nallow = [{allow}]\n")
+}
+
+/// Has the agent read this config.
+fn reload(agent: &Agent, processes: &str) {
+    let mut listener = agent.listen("?kinds=config", None);
+    agent.write_config(format!("{processes}\n{FAST}{RULE}"));
+    agent.signal(Signal::SIGHUP);
+    listener.next_of(EventKind::Config);
+}
+
+#[test]
+fn who_is_allowed_after_it_was_asked_is_not_killed_and_who_is_not_any_more_is_asked() {
+    let Some((host, agent)) = start("strays that are allowed later", &processes(3600, "")) else { return };
+    let mut listener = agent.listen("?kinds=stray", None);
+    let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
+    told(&mut listener, deaf.pid(), StrayStep::Asked);
+    reload(&agent, &processes(0, "{ uid = 65534 }"));
+    agent.until("it is left", || (done(&agent, deaf.pid()) == "left: the config allows it").then_some(()));
+    witness(&host, &agent, "--gpu 0 --kind compute");
+    assert!(deaf.lives());
+    reload(&agent, &processes(0, ""));
+    told(&mut listener, deaf.pid(), StrayStep::Killed);
+    agent.until("it is killed", || (!deaf.lives()).then_some(()));
+}
+
+#[test]
+fn a_program_is_allowed_by_its_file_and_one_that_can_not_be_compared_is_left() {
+    let dir = tempfile::Builder::new().prefix("gpush-allowed-").tempdir().expect("a directory");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("an open directory");
+    let (kept, replaced) = (dir.path().join("kept"), dir.path().join("replaced"));
+    for file in [&kept, &replaced] {
+        fs::copy("/bin/sleep", file).expect("a program");
+    }
+    let hidden = "/home/of-nobody-at-all/agent";
+    let allow = [kept.display(), replaced.display()].map(|exe| format!("{{ exe = \"{exe}\" }}")).join(", ");
+    let config = processes(1, &format!("{allow}, {{ exe = \"{hidden}\" }}, {{ exe = \"/opt/not-installed-here\" }}"));
+    let Some((host, agent)) = start("programs that are allowed", &config) else { return };
+    let job = |file| Job::start(Command::new(file).arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
+    let (mut same, mut before) = (job(&kept), job(&replaced));
+    // An upgrade: another file of that name.
+    let new = dir.path().join("new");
+    fs::copy("/bin/sleep", &new).and_then(|_| fs::rename(&new, &replaced)).expect("an upgrade");
+    assert_eq!(done(&agent, same.pid()), "left: the config allows it");
+    let why = done(&agent, before.pid());
+    assert!(why.starts_with("left: it may be allowed: it began before"), "{why}");
+    witness(&host, &agent, "--gpu 0 --kind compute");
+    assert!(same.lives() && before.lives());
+    // What gpushd can't see is said; what only is not there is not.
+    let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
+    let told: Vec<&str> = health.causes.iter().map(|cause| cause.message.as_str()).collect();
+    assert_eq!(told, [format!("processes.allow names {hidden}, which gpushd can't see")]);
+}

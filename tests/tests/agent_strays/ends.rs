@@ -1,0 +1,76 @@
+//! What is done about strays, and who is told.
+
+use gpush_api::{AuditRecord, GpuProcesses, ProcessKind, StrayStep};
+use gpush_tests::host::program;
+
+use super::{END, Job, NOBODY, done, listed, start, stray_and_guest, told};
+
+#[test]
+fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more() {
+    let Some((host, agent)) = start("strays of another user", "") else { return };
+    let (mut stray, mut guest) = stray_and_guest(&host, &agent);
+    let seen = agent
+        .until("the stray is seen", || listed(&agent, stray.pid().cast_unsigned()).filter(|one| one.stray.is_some()));
+    assert_eq!(seen.stray.as_deref(), Some("it took none of its user's shares"));
+    assert_eq!((seen.process.kind, seen.process.uid, seen.done), (ProcessKind::MpsClient, Some(NOBODY), None));
+    let seen = listed(&agent, guest.pid().cast_unsigned()).expect("the guest is seen");
+    assert!(seen.stray.is_none() && seen.share.is_some_and(|share| share.starts_with('s')));
+    // Its servers belong there, whoever they run as.
+    let all: GpuProcesses = serde_json::from_value(agent.get("/v1/processes").json()).unwrap();
+    assert_eq!(all.processes.iter().filter(|one| one.stray.is_some()).count(), 1, "{all:#?}");
+    let mut command = host.command(program("gpushctl"));
+    command.args(["process", "list", "--stray"]).env("GPUSH_SOCKET", agent.socket());
+    let output = command.output().expect("gpushctl");
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(stray.lives() && guest.lives());
+}
+
+#[test]
+fn a_stray_is_asked_to_end_and_killed_when_it_does_not_and_its_neighbour_computes_on() {
+    let config = "[processes]\nstray = \"end\"\ngrace_s = 1\n";
+    let Some((host, agent)) = start("strays that are ended", config) else { return };
+    let (mut stray, mut guest) = stray_and_guest(&host, &agent);
+    // Past MPS, and root's: told, and left.
+    let root = host.process("--gpu 0 --kind compute");
+    let left = agent.until("what is done about root's is told", || listed(&agent, root)?.done);
+    assert_eq!(left, "left: root's processes are never ended");
+    agent.until("the stray is ended", || (!stray.lives()).then_some(()));
+    assert!(agent.log().contains("asked to end"), "{}", agent.log());
+    assert!(guest.lives() && guest.said().is_empty());
+    assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
+}
+
+#[test]
+fn one_that_ignores_the_question_is_killed_and_everybody_is_told_who_it_was() {
+    let Some((host, agent)) = start("strays that do not end", END) else { return };
+    let mut listener = agent.listen("?kinds=stray", None);
+    let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
+    let asked = told(&mut listener, deaf.pid(), StrayStep::Asked);
+    assert_eq!((asked.gpu, asked.uid, asked.why.as_str()), (0, Some(NOBODY), "it computes past MPS"));
+    assert!(asked.command.is_some_and(|command| command.contains("trap")));
+    told(&mut listener, deaf.pid(), StrayStep::Killed);
+    agent.until("it is killed", || (!deaf.lives()).then_some(()));
+    let trail: Vec<AuditRecord> = serde_json::from_value(agent.get("/v1/audit?object=0").json()).expect("a trail");
+    let trail: Vec<_> = trail.into_iter().filter(|record| record.action == "process.end").collect();
+    assert_eq!(trail.iter().map(|record| record.result.as_str()).collect::<Vec<_>>(), ["asked to end", "killed"]);
+    for record in trail {
+        assert!(record.by.is_none() && record.object == asked.uuid);
+        let detail = record.detail;
+        assert_eq!((&detail["pid"], &detail["uid"]), (&deaf.pid().into(), &NOBODY.into()), "{detail}");
+        assert_eq!(detail["reason"], "it computes past MPS");
+    }
+}
+
+#[test]
+fn the_time_that_is_told_is_the_one_that_is_kept() {
+    let config = "[processes]\nstray = \"end\"\ngrace_s = 2\n";
+    let Some((host, agent)) = start("the grace of strays", config) else { return };
+    let mut listener = agent.listen("?kinds=stray", None);
+    let deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
+    told(&mut listener, deaf.pid(), StrayStep::Asked);
+    let first = done(&agent, deaf.pid());
+    let left = first.strip_prefix("asked to end (SIGTERM), killed in ").expect(&first);
+    // How late this asks hangs on the machine; that it is not 0 is what the second that was begun is for.
+    assert!(["2 s", "1 s"].contains(&left), "{first}");
+    told(&mut listener, deaf.pid(), StrayStep::Killed);
+}

@@ -1,0 +1,42 @@
+//! MPS servers: known by the kernel's word, whether or not their daemon has told of them.
+
+use gpush_api::MpsState;
+use gpush_tests::{
+    agent::Setup,
+    mps::{Client, Role, base, clear_faults, fault, parts, reaches},
+};
+
+use super::{END, HOST, NOBODY, RULE, all, listed, share_of, start_on, witness};
+
+#[test]
+fn a_server_that_no_look_has_seen_yet_is_none_and_is_shown_as_what_it_is() {
+    // The daemon is next looked at in a while: what it says of its servers is from before there was one.
+    let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
+    let Some((host, agent)) = start_on("servers that are new", HOST, &config) else { return };
+    let taken = share_of(NOBODY, &host, &agent);
+    let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
+    assert!(client.says().starts_with("active"));
+    witness(&host, &agent, "--gpu 0 --kind compute");
+    assert!(client.lives() && client.said().is_empty(), "{}", agent.log());
+    let server = parts(&base(&host)).into_iter().find(|part| part.role == Role::Server).expect("a server");
+    let server = listed(&agent, server.pid.cast_unsigned()).expect("it is listed");
+    assert_eq!((server.serves.as_deref(), server.stray), (Some("MPS server of GPU 0"), None));
+}
+
+#[test]
+fn a_server_of_a_daemon_that_does_not_answer_a_new_agent_is_none() {
+    let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
+    let Some((host, agent)) = start_on("servers of a silent daemon", HOST, &config) else { return };
+    let taken = share_of(NOBODY, &host, &agent);
+    let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
+    assert!(client.says().starts_with("active"));
+    agent.stop();
+    fault(&host, "hung-daemon");
+    let agent = Setup::on(&host).config(config).start();
+    reaches(&agent, "0", MpsState::Hung);
+    witness(&host, &agent, "--gpu 0 --kind compute");
+    assert!(client.lives() && client.said().is_empty(), "{}", agent.log());
+    let servers: Vec<_> = all(&agent).processes.into_iter().filter(|one| one.serves.is_some()).collect();
+    assert_eq!(servers.iter().map(|one| one.serves.as_deref()).collect::<Vec<_>>(), [Some("MPS server of GPU 0")]);
+    clear_faults(&host);
+}

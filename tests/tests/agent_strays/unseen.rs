@@ -1,0 +1,72 @@
+//! GPUs that are not seen as they are, and a database that was lost: nobody on them is a stray.
+
+use gpush_api::{GpuState, ProcessKind};
+use gpush_tests::{
+    agent::Setup,
+    mps::{Client, reaches},
+};
+use serde_json::json;
+
+use super::{END, FAST, HOST, Job, NOBODY, RULE, done, listed, share_of, start, start_on, witness};
+
+const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
+
+#[test]
+fn on_a_gpu_that_can_not_be_read_nobody_is_ended() {
+    let config = format!("[driver]\nread_ms = 1000\n{END}{FAST}{}", RULE.replace("\"0\"", "\"0-1\""));
+    let Some((host, agent)) = start_on("strays on a GPU that can't be read", TWO, &config) else { return };
+    reaches(&agent, "1", gpush_api::MpsState::Ready);
+    host.fault("nvmlDeviceGetMemoryInfo --gpu 0 --rc UNKNOWN");
+    agent.until("it is unknown", || (agent.gpu(0).state == GpuState::Unknown).then_some(()));
+    // What was read last is all that there is: the next reading would tell of it.
+    let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
+    job = job.on(&host, "--gpu 0 --kind compute");
+    witness(&host, &agent, "--gpu 1 --kind compute");
+    assert!(job.lives());
+    host.clear_faults();
+    // Once it is seen, it is one.
+    agent.until("it is ended", || (!job.lives()).then_some(()));
+}
+
+#[test]
+fn in_maintenance_nobody_is_a_stray() {
+    let Some((host, agent)) = start("strays in maintenance", "[processes]\nstray = \"end\"\ngrace_s = 3600\n") else {
+        return;
+    };
+    let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
+    assert!(done(&agent, deaf.pid()).starts_with("asked to end"));
+    assert_eq!(agent.post("/v1/maintenance/enter", &json!({ "reason": "x" })).status, 200);
+    let seen = listed(&agent, deaf.pid()).expect("it is shown as it was");
+    assert_eq!((seen.stray, seen.done), (None, None));
+    assert!(deaf.lives());
+}
+
+#[test]
+fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
+    let config = format!("{END}{FAST}{RULE}");
+    let Some((host, agent)) = start_on("strays with the database lost", HOST, &config) else { return };
+    let taken = share_of(NOBODY, &host, &agent);
+    let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
+    assert!(client.says().starts_with("active"));
+    let mut setup = Setup::on(&host);
+    let state = setup.state_dir();
+    agent.kill();
+    for entry in std::fs::read_dir(&state).expect("the state directory").flatten() {
+        if entry.file_name().to_string_lossy().starts_with("gpush.db") {
+            std::fs::remove_file(entry.path()).expect("a database");
+        }
+    }
+    setup = setup.config(config);
+    let agent = setup.start();
+    agent.until("it is held", || (agent.gpu(0).state == GpuState::Held).then_some(()));
+    agent.until("its daemon is back", || {
+        let pid = client.pid().cast_unsigned();
+        listed(&agent, pid).filter(|one| one.process.kind == ProcessKind::MpsClient)
+    });
+    let seen = listed(&agent, client.pid().cast_unsigned()).expect("it is listed");
+    assert_eq!((seen.stray, seen.done), (None, None));
+    assert!(client.lives() && client.said().is_empty());
+    assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
+    // Nobody knows of its share any more.
+    agent.until("it is a stray", || listed(&agent, client.pid().cast_unsigned())?.stray);
+}
