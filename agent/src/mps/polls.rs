@@ -211,8 +211,9 @@ mod tests {
         assert_eq!(told(&with(&[], &open), true, NOW), [""; 0]);
         assert_eq!(told(&with(&[], &open), true, QUICK), open);
         let then = ["Accepting connection...", "NEW UI", "~Cmd:get_server_list", "UI closed"];
-        assert_eq!(told(&with(&[], &then), true, NOW), then);
-        assert_eq!(told(&with(&then, &[]), true, NOW), then);
+        let shown = then.map(|line| line.trim_start_matches('~'));
+        assert_eq!(told(&with(&[], &then), true, NOW), shown);
+        assert_eq!(told(&with(&then, &[]), true, NOW), shown);
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{agent::Shared, shared_gpus};
 const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
 
 /// And where that is not so.
-const DOUBTED: &str = "the driver says that this part has no time-slice levels, and it had one before";
+const DOUBTED: &str = "it has no time-slice levels, and yet it had one before";
 
 /// Reads the levels of all, and sets those that differ.
 pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {

@@ -70,7 +70,7 @@ async fn targets_are_escaped_and_changes_have_keys() {
     assert!(client.mps_set(target, &set).await.is_err());
     assert!(client.mps_take_share("a/b", &share).await.is_err());
     assert!(client.mps_release("s12").await.is_err());
-    assert!(client.mps_logs(target, 40).await.is_err());
+    assert!(client.mps_logs(target, 40, false).await.is_err());
     assert!(client.processes().await.is_err());
 
     let asked = asked.lock().unwrap().clone();
