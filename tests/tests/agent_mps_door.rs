@@ -161,7 +161,7 @@ fn what_was_set_ends_with_its_rule_and_the_time_of_a_drain_goes_on_over_a_restar
     reaches(&agent, "1", MpsState::Draining);
     agent.kill();
     // The rule is another when it comes back.
-    let agent = Setup::on(&host).config(&format!("{CONFIG}mps = {{ percentage = 80 }}\n")).start();
+    let agent = Setup::on(&host).config(&(CONFIG.to_owned() + "mps = { percentage = 80 }\n")).start();
     becomes(&agent, "0", "by its rule", |daemon| {
         daemon.rule.is_none() && daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == "80")
     });

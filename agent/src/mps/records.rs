@@ -82,14 +82,17 @@ fn came(record: MpsTarget) -> MpsTarget {
     MpsTarget { in_force: Some(String::new()), ..record }
 }
 
+/// What becomes of a record.
+type Becomes = fn(MpsTarget) -> MpsTarget;
+
 /// What an operation made of the daemons of full GPUs, by UUID.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lasting(Vec<(String, fn(MpsTarget) -> MpsTarget)>);
+pub(crate) struct Lasting(Vec<(String, Becomes)>);
 
 impl Lasting {
     /// Of one with these plans, once it is done.
     pub(crate) fn of(agent: &Shared, plans: &[GpuPlan]) -> Self {
-        let made = |plan: &GpuPlan| -> Option<fn(MpsTarget) -> MpsTarget> {
+        let made = |plan: &GpuPlan| -> Option<Becomes> {
             if plan.starts_mps {
                 return Some(came);
             }
