@@ -66,7 +66,7 @@ pub(crate) struct EventsArgs {
     /// Tell what happens from now on, until Ctrl-C; with --json one document a line
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Only these: operation, gpu, config, driver, xid, mps, change, resync
+    /// Only these: operation, gpu, config, driver, xid, mps, stray, change, resync
     #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub(crate) kinds: Vec<EventKind>,
     #[command(flatten)]
