@@ -34,6 +34,9 @@ fn what_can_not_be_started_is_given_up_with_its_reason_and_started_by_hand() {
     // The operation that brings it up may be at it.
     agent.await_that("a start", || act(&agent, "0", "start", &json!({})).status == 200);
     reaches(&agent, "0", MpsState::Ready);
+    // It is not among the host's own programs, and so does not end with it.
+    assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+    reaches(&agent, "0", MpsState::Stopped);
 }
 
 #[test]
