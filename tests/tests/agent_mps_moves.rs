@@ -1,6 +1,8 @@
 //! GPUs moved between modes through the real programs: each move is one operation, which ends and starts
 //! MPS daemons; a reload alone does neither, and whoever has a part of the GPU is in the way.
 
+use std::fs;
+
 use gpush_api::{ApiError, Code, ComputeMode, MpsState, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, Setup, parse, truth},
@@ -297,4 +299,31 @@ fn a_layout_is_done_when_the_daemons_of_its_devices_serve() {
     for daemon in mps::daemons(&agent) {
         assert_eq!(daemon.state, MpsState::Ready, "{daemon:#?}");
     }
+}
+
+#[test]
+fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_not() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
+    let config = |mode: &str| format!("[mps]\nstart_s = 3\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"{mode}\"\n");
+    let agent = Agent::start(&host, &config("exclusive"));
+    agent.settle_reads();
+    // In the way of the second one's directory.
+    let second = agent.gpu(1).uuid;
+    let short = gpush_core::sharing::short_name(&second, &std::collections::BTreeSet::new());
+    fs::create_dir_all(mps::base(&host)).expect("a directory");
+    fs::write(mps::base(&host).join(&short), "").expect("a file");
+    agent.write_config(config("mps"));
+    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    let operation = agent.follow(agent.begin_with(&json!({ "gpus": ["0-1"], "layout": "wanted" })).unwrap());
+    assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
+    assert!(operation.error.is_some_and(|error| error.message.contains("GPU 1")), "it says which");
+    agent.await_that("nothing is shared", || agent.get("/v1/mps").json() == json!([]));
+    assert_eq!(mps::controls(&mps::base(&host)), [0; 0]);
+    agent.await_that("both as before", || {
+        (0..2).all(|index| agent.gpu(index).compute_mode == Some(ComputeMode::Default))
+    });
+    fs::remove_file(mps::base(&host).join(&short)).expect("it goes");
+    let operation = agent.follow(agent.begin_with(&json!({ "gpus": ["0-1"], "layout": "wanted" })).unwrap());
+    assert_eq!(operation.state, OperationState::Done, "{operation:#?}");
+    assert_eq!(mps::controls(&mps::base(&host)).len(), 2);
 }

@@ -126,7 +126,9 @@ pub(super) async fn settle(agent: &Shared) {
     let mut settled = JoinSet::new();
     for (uuid, entry) in entries {
         let seen = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
-        let target = targets.get(&uuid).filter(|_| !moving.aside.contains(&uuid)).cloned();
+        // One that an operation brought up, and that was taken back with it, is none.
+        let target = targets.get(&uuid).filter(|target| may_come(&agent.mps, &moving, target));
+        let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
         let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
         // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
@@ -145,8 +147,7 @@ pub(super) async fn settle(agent: &Shared) {
 
 /// Whether a target gets a daemon: a MIG device by its layout; a full GPU when an operation says so.
 fn may_come(mps: &Mps, moving: &Moves, target: &Target) -> bool {
-    let known = mps.entries().contains_key(&target.uuid);
-    !target.full_gpu || known || mps.is_in_force(&target.uuid) || moving.coming.contains(&target.uuid)
+    !target.full_gpu || mps.is_in_force(&target.uuid) || moving.coming.contains(&target.uuid)
 }
 
 /// Whether what is seen of a GPU tells that nothing on it is to be shared any more. One that is not even
