@@ -206,10 +206,19 @@ fn reaches(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &S
     if before == now {
         return vec!["nothing changed: it had these settings".to_owned()];
     }
-    if !matches!(seen.state, State::Ready { .. }) {
-        return vec![format!("its daemon is {}: they hold from its next start on", daemon.state.name())];
+    match seen.state {
+        State::Ready { .. } => {}
+        State::Found { .. } | State::Hung { .. } | State::Fault { .. } => {
+            return vec!["its daemon has it as soon as it answers and serves".to_owned()];
+        }
+        State::Draining { .. } | State::Stopping { .. } | State::Stopped => {
+            return vec!["its daemon has it once it is started again".to_owned()];
+        }
+        State::Starting { .. } | State::BackingOff { .. } | State::GivenUp => {
+            return vec!["its daemon has it from its start on".to_owned()];
+        }
     }
-    let mut reaches = vec!["clients that start from now on".to_owned()];
+    let mut reaches = vec!["clients that start from now on have it".to_owned()];
     let running = daemon.clients.len();
     if running > 0 {
         reaches.push(format!("not the {running} that run: they keep what they started with"));

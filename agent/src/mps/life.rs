@@ -12,7 +12,12 @@
 //! The directory is what admission is made of: while a daemon does not serve, nobody reaches its
 //! sockets. A daemon that hangs holds up nothing here: it is looked at, and told to end, beside the task.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    mem::{Discriminant, discriminant},
+    sync::Arc,
+    time::Duration,
+};
 
 use gpush_api::{ApiError, Code, MpsSettings};
 use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
@@ -88,7 +93,7 @@ pub(super) struct Life {
     pub(super) drift: Option<String>,
     since: Timestamp,
     /// As it was last published.
-    last: State,
+    last: (Discriminant<State>, Option<i32>),
 }
 
 /// What a turn is about.
@@ -108,7 +113,7 @@ impl Life {
             spec: place.known().filter(|spec| spec.uuid == uuid),
             place,
             hands,
-            last: machine.state().clone(),
+            last: (discriminant(machine.state()), None),
             machine,
             born: Instant::now(),
             wanted: None,
@@ -413,10 +418,12 @@ impl Life {
     }
 
     fn tell(&mut self, publish: &watch::Sender<Seen>, changed: &impl Fn(&Seen)) {
-        let other = std::mem::discriminant(&self.last) != std::mem::discriminant(self.machine.state());
+        // Another daemon in the same state is a change too: it was handed over to another user.
+        let now = (discriminant(self.machine.state()), self.machine.pid());
+        let other = self.last != now;
         if other {
             self.since = Timestamp::now();
-            self.last = self.machine.state().clone();
+            self.last = now;
         }
         let seen = self.seen();
         // Whoever is told of a change finds it.
