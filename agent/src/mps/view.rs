@@ -126,13 +126,14 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
     let short = name(entry);
     error.causes = reasons(seen, &short);
     match seen.state {
+        // Found by a gpushd that has just begun.
+        State::Ready { .. } => error.hint("gpushd is about to go on with it: ask again").retryable(),
         State::Stopped if !is_stopped => error.hint("it is about to be started: ask again").retryable(),
         State::Stopped | State::GivenUp => {
             error.hint(format!("an administrator starts it: `gpushctl mps start {short}`"))
         }
         State::Starting { .. }
         | State::Found { .. }
-        | State::Ready { .. }
         | State::Hung { .. }
         | State::Fault { .. }
         | State::BackingOff { .. }
