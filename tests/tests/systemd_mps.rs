@@ -317,7 +317,7 @@ fn directories_logs_and_accounts_are_in_their_places() {
     assert!(look(65533).stdout.is_empty() && !look(65534).status.success());
 
     let _ = machine.journal_until(&format!("-u {unit}"), "Started");
-    assert!(machine.sh("gpushctl mps logs 0").contains("get_default_active_thread_percentage"));
+    assert!(machine.sh("gpushctl mps logs 0 --all").contains("get_default_active_thread_percentage"));
     let group = machine.property(&unit, "ControlGroup");
     assert_eq!(group, format!("/gpush.slice/gpush-mps.slice/{unit}"));
     for unit in [unit.as_str(), "gpush-mps.slice", "gpush.slice"] {

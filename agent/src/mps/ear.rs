@@ -81,9 +81,15 @@ mod tests {
     fn who_has_it_is_named_with_pid_and_user() {
         let mut person =
             Person { uid: 0, user: Some("root".to_owned()), command: Some("nvidia-cuda-mps-control".to_owned()) };
-        assert_eq!(sentence(4711, &person), "nvidia-cuda-mps-control (pid 4711, root) has its ear");
+        assert_eq!(
+            sentence(4711, &person),
+            "nvidia-cuda-mps-control (pid 4711, root) has its ear: once that process has ended, it answers"
+        );
         (person.user, person.command) = (None, None);
-        assert_eq!(sentence(4711, &person), "a process without a command line (pid 4711, uid 0) has its ear");
+        assert_eq!(
+            sentence(4711, &person),
+            "a process without a command line (pid 4711, uid 0) has its ear: once that process has ended, it answers"
+        );
     }
 
     #[tokio::test]
