@@ -58,8 +58,9 @@ fn number(name: &str, usual: u64) -> u64 {
 }
 
 struct World {
-    host: Host,
+    // Goes before its host: it would start anew what that ends.
     agent: Option<Agent>,
+    host: Host,
     environment: Vec<(String, String)>,
     client: Option<Client>,
 }

@@ -20,8 +20,9 @@ const CONFIG: &str =
 
 /// An agent whose daemon serves, and an environment that is let in.
 struct Served {
-    host: Host,
+    // Goes before its host: it would start anew what that ends.
     agent: Agent,
+    host: Host,
     target: String,
     environment: Vec<(String, String)>,
     pid: i32,
