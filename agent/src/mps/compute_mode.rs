@@ -5,7 +5,7 @@
 //! daemon that never came up needs none: what tries to start it goes on without.
 
 use gpush_api::{ComputeMode, Mode, MpsComputeMode};
-use gpush_core::{sharing::Target, supervisor::State};
+use gpush_core::sharing::Target;
 
 use super::{Mps, place::Place};
 use crate::{agent::Shared, shared_gpus};
@@ -20,17 +20,7 @@ impl Mps {
     fn has_something_of(&self, uuid: &str) -> bool {
         let Some(entry) = self.entries().get(uuid).cloned() else { return false };
         let seen = entry.daemon.seen();
-        let is_down = match seen.state {
-            State::Stopped | State::BackingOff { .. } | State::GivenUp => true,
-            State::Starting { .. }
-            | State::Found { .. }
-            | State::Ready { .. }
-            | State::Fault { .. }
-            | State::Hung { .. }
-            | State::Draining { .. }
-            | State::Stopping { .. } => false,
-        };
-        !is_down || seen.pid.is_some() || Place::of(&self.base, &entry.short).is_taken()
+        !seen.state.is_down() || seen.pid.is_some() || Place::of(&self.base, &entry.short).is_taken()
     }
 }
 

@@ -298,21 +298,12 @@ impl Life {
 
     /// What can be said at once of a start: that it failed.
     fn started(&mut self) -> Result<(), ApiError> {
-        match self.machine.state() {
-            State::BackingOff { .. } | State::GivenUp | State::Stopped => {
-                let mut error =
-                    ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
-                error.causes.clone_from(&self.trouble);
-                Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
-            }
-            State::Starting { .. }
-            | State::Found { .. }
-            | State::Ready { .. }
-            | State::Fault { .. }
-            | State::Hung { .. }
-            | State::Draining { .. }
-            | State::Stopping { .. } => Ok(()),
+        if !self.machine.state().is_down() {
+            return Ok(());
         }
+        let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
+        error.causes.clone_from(&self.trouble);
+        Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
     }
 
     fn now(&self) -> Duration {

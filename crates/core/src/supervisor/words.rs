@@ -102,6 +102,23 @@ pub enum State {
     },
 }
 
+impl State {
+    /// Whether there is no daemon, and none is on its way or on its way out.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        match self {
+            Self::Stopped | Self::BackingOff { .. } | Self::GivenUp => true,
+            Self::Starting { .. }
+            | Self::Found { .. }
+            | Self::Ready { .. }
+            | Self::Fault { .. }
+            | Self::Hung { .. }
+            | Self::Draining { .. }
+            | Self::Stopping { .. } => false,
+        }
+    }
+}
+
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
