@@ -2,14 +2,14 @@
 //!
 //! Every GPU that the config manages is held then: neither reshaped nor handed out, until the host
 //! is rebooted, which ends what was promised, or an administrator accepts the loss. After that what
-//! stands is left as it is; the difference from the config shows as drift.
+//! stands is left as it is, MPS daemons where the config wants them too; the difference from the config shows as drift.
 
 use std::sync::{Mutex, PoisonError};
 
 use gpush_api::{ApiError, Code, Gpu, Mode, Recovered};
 use gpush_store::{BootRecord, Lost};
 
-use crate::{agent::Shared, auth::Asker, request::Request, view};
+use crate::{agent::Shared, auth::Asker, mps, request::Request, view};
 
 /// What was lost and is not accepted.
 #[derive(Debug, Default)]
@@ -66,19 +66,23 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
     let _turn = agent.turn.lock().await;
     let Some(lost) = agent.held.lost() else { return Ok(Recovered::default()) };
     let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let standing = mps::Lasting::of_what_stands(agent, &gpus);
     let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
     let uid = request.by.uid;
     let mut also = request.recorded("recover", "host".to_owned());
     // On this boot the layouts count as applied: whether they were is what was lost.
     let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
+    let recorded = standing.clone();
     agent
         .store
         .write_ending(move |tx| {
             tx.accept_loss()?;
             tx.record_boot(&boot)?;
+            recorded.record(tx)?;
             also(tx)
         })
         .await?;
+    standing.take_in(agent);
     *agent.held.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
     agent.startup.look_again();

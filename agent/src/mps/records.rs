@@ -2,7 +2,7 @@
 //! stopped one, and what was set above a rule. What is recorded is known here only once it is durable;
 //! what an operation brought about is recorded with its end.
 
-use gpush_api::GpuPlan;
+use gpush_api::{Gpu, GpuPlan, Mode};
 use gpush_core::sharing;
 use gpush_store::{MpsTarget, StoreError, Tx};
 
@@ -100,6 +100,16 @@ impl Lasting {
             (stops && agent.mps.is_in_force(&plan.uuid)).then_some(ended)
         };
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
+    }
+
+    /// Of daemons that stand where a rule wants them although nothing is on record of them: the database was lost,
+    /// and what stands on these GPUs is accepted as it is.
+    pub(crate) fn of_what_stands(agent: &Shared, gpus: &[Gpu]) -> Self {
+        let entries = agent.mps.entries();
+        let stands = |gpu: &&Gpu| {
+            gpu.mode == Mode::Mps && entries.get(&gpu.uuid).is_some_and(|entry| entry.daemon.seen().pid.is_some())
+        };
+        Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), came as Becomes)).collect())
     }
 
     /// Records it, with the end of the operation.

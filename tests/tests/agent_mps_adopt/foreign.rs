@@ -10,14 +10,12 @@ use std::{
 };
 
 use gpush_api::MpsState;
-use gpush_tests::mps::{becomes, reaches, signal};
+use gpush_tests::mps::{Served, becomes, pid_of, reaches, signal};
 use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
     sys::signal::Signal,
 };
-
-use super::{CONFIG, Served, pid_of, start};
 
 const TOLD: &str = "a process that is not its daemon holds control_lock";
 
@@ -113,10 +111,7 @@ fn who_waited_for_the_lock_of_a_daemon_is_not_the_next_daemon() {
     for open_file in [false, true] {
         let served = Served::up();
         let mut waits = dies(&served, open_file);
-        let next = becomes(&served.agent, "0", "ready with another", |daemon| {
-            daemon.state == MpsState::Ready && daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid)
-        });
-        assert_eq!(served.controls(), [pid_of(&next)], "open_file: {open_file}");
+        let next = served.another();
         assert!(waits.is_unhurt());
         let log = served.agent.log();
         assert!(log.contains(TOLD), "{log}");
@@ -132,15 +127,16 @@ fn nor_is_it_for_a_gpushd_that_starts() {
     for open_file in [false, true] {
         let mut served = Served::up();
         let client = served.client();
-        served.agent.signal(Signal::SIGSTOP);
-        let mut waits = Waits::on(&served.place().join("1"), open_file);
-        while !waits.stands_in_line(&served.place().join("1")) {
-            std::thread::yield_now();
-        }
-        assert!(signal(served.pid, Signal::SIGKILL));
-        waits.hears("has it");
-        served.agent.kill();
-        served.agent = start(&served.host, CONFIG);
+        let mut waits = None;
+        served.restart(|served| {
+            let pipe = served.place().join("1");
+            let one = waits.insert(Waits::on(&pipe, open_file));
+            while !one.stands_in_line(&pipe) {
+                std::thread::yield_now();
+            }
+            assert!(signal(served.pid, Signal::SIGKILL));
+            one.hears("has it");
+        });
         // A server is left, so no daemon can be started yet: both are told.
         let told = becomes(&served.agent, "0", "told", |daemon| {
             let has = |words: &str| daemon.reasons.iter().any(|reason| reason.contains(words));
@@ -150,6 +146,6 @@ fn nor_is_it_for_a_gpushd_that_starts() {
         client.end();
         let next = reaches(&served.agent, "0", MpsState::Ready);
         assert_eq!(served.controls(), [pid_of(&next)]);
-        assert!(waits.is_unhurt());
+        assert!(waits.is_some_and(|mut one| one.is_unhurt()));
     }
 }

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use gpush_api::{MpsDaemon, MpsState};
 use gpush_tests::{
     host::{Host, program},
-    mps::{Role, act, base, becomes, daemon, parts, reaches, signal},
+    mps::{Role, Served, act, base, becomes, daemon, parts, pid_of, reaches, signal},
 };
 use nix::{
     fcntl::{AT_FDCWD, RenameFlags, renameat2},
@@ -17,22 +17,10 @@ use nix::{
 };
 use serde_json::json;
 
-use super::{CONFIG, HOST, Served, pid_of, start};
-
 const MIG: &str = "[[gpu]]\nmodel = \"a100-40\"\n";
 const LAYOUT: &str = "[mps]\nhealth_s = 1\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\n\
                       layout = [\"3g.20gb@0:mps\", \"1g.5gb@4\"]\n";
 const DEVICE: &str = "0:3g.20gb@0";
-
-/// Another agent, after something was done to the target's directory while there was none.
-fn restarted(served: Served, config: &str, meanwhile: impl FnOnce(&Path)) -> Served {
-    let place = served.place();
-    let Served { host, agent, target, environment, pid } = served;
-    agent.kill();
-    meanwhile(&place);
-    let agent = start(&host, config);
-    Served { host, agent, target, environment, pid }
-}
 
 /// Puts an empty directory in the place of the target's, with an empty pipe directory: the stand-in of the server ends
 /// with that, as NVIDIA's does not. The one that was there is moved aside.
@@ -42,9 +30,10 @@ fn emptied(place: &Path) {
     renameat2(AT_FDCWD, place, AT_FDCWD, &other, RenameFlags::RENAME_EXCHANGE).expect("they can be exchanged");
 }
 
-fn both(test: impl Fn(Served, &str, &str)) {
-    test(Served::up(), "0", CONFIG);
-    test(Served::on(Host::up(MIG), DEVICE, LAYOUT), DEVICE, LAYOUT);
+/// On a whole GPU, and on a MIG device.
+fn both(test: impl Fn(Served)) {
+    test(Served::up());
+    test(Served::of(Host::up(MIG), DEVICE, LAYOUT, None));
 }
 
 fn says(daemon: &MpsDaemon, words: &str) -> bool {
@@ -53,12 +42,13 @@ fn says(daemon: &MpsDaemon, words: &str) -> bool {
 
 #[test]
 fn a_daemon_without_a_directory_is_waited_for_and_none_is_started_beside_it() {
-    both(|served, target, config| {
+    both(|mut served| {
         let mut client = served.client();
-        let served = restarted(served, config, |place| {
-            emptied(place);
-            fs::remove_dir_all(place.with_extension("away")).expect("it can be deleted");
+        served.restart(|served| {
+            emptied(&served.place());
+            fs::remove_dir_all(served.place().with_extension("away")).expect("it can be deleted");
         });
+        let target = &served.target;
         let told = becomes(&served.agent, target, "told", |daemon| says(daemon, "whose directory was deleted"));
         assert!(says(&told, &format!("daemon {}", served.pid)) && says(&told, "still serves 1 client"), "{told:#?}");
         assert_eq!((told.state, told.pid, told.failures), (MpsState::BackingOff, None, 0));
@@ -68,44 +58,40 @@ fn a_daemon_without_a_directory_is_waited_for_and_none_is_started_beside_it() {
         let refused = act(&served.agent, target, "start", &json!({}));
         assert_eq!((refused.status >= 400, served.controls()), (true, vec![served.pid]));
         client.end();
-        let next = reaches(&served.agent, target, MpsState::Ready);
-        assert_eq!((served.controls(), parts(&base(&served.host)).len()), (vec![pid_of(&next)], 1));
+        served.another();
+        assert_eq!(parts(&base(&served.host)).len(), 1);
     });
 }
 
 #[test]
 fn a_daemon_without_a_directory_that_nobody_uses_is_ended() {
-    both(|served, target, config| {
-        let served = restarted(served, config, |place| fs::remove_dir_all(place).expect("it can be deleted"));
-        let next = reaches(&served.agent, target, MpsState::Ready);
-        assert_ne!(pid_of(&next), served.pid);
-        assert_eq!(served.controls(), [pid_of(&next)]);
+    both(|mut served| {
+        served.restart(|served| fs::remove_dir_all(served.place()).expect("it can be deleted"));
+        served.another();
         assert!(served.agent.log().contains(&format!("daemon {}, whose directory was deleted", served.pid)));
     });
 }
 
 #[test]
 fn a_daemon_without_a_directory_is_ended_under_its_clients_when_that_is_asked_for() {
-    let served = Served::up();
+    let mut served = Served::up();
     let client = served.client();
     // Renamed is as good as deleted.
-    let served = restarted(served, CONFIG, emptied);
+    served.restart(|served| emptied(&served.place()));
     becomes(&served.agent, "0", "told", |daemon| says(daemon, "still serves 1 client"));
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
     assert_eq!(client.says(), "lost");
-    let next = reaches(&served.agent, "0", MpsState::Ready);
-    assert_eq!(served.controls(), [pid_of(&next)]);
+    served.another();
 }
 
 #[test]
 fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
-    both(|served, target, config| {
+    both(|mut served| {
         let mut client = served.client();
-        let before = daemon(&served.agent, target);
+        let before = daemon(&served.agent, &served.target);
         let user = fs::read_to_string(served.place().join("spec.json")).expect("a spec");
-        let served =
-            restarted(served, config, |place| fs::write(place.join("spec.json"), "{").expect("it can be written"));
-        let ready = reaches(&served.agent, target, MpsState::Ready);
+        served.restart(|served| fs::write(served.place().join("spec.json"), "{").expect("it can be written"));
+        let ready = reaches(&served.agent, &served.target, MpsState::Ready);
         assert_eq!((pid_of(&ready), ready.in_force, ready.uid), (served.pid, before.in_force, before.uid));
         assert_eq!((ready.clients.len(), ready.pipe_directory), (1, before.pipe_directory));
         assert!(client.lives() && served.agent.log().contains("spec.json can't be read"));
@@ -116,60 +102,52 @@ fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
         for name in ["user", "uuid", "tenure", "control", "name", "servers", "logs"] {
             assert_eq!(again[name], user[name], "{name}");
         }
-        let served = restarted(served, config, |_| {});
-        assert_eq!(pid_of(&reaches(&served.agent, target, MpsState::Ready)), served.pid);
+        served.restart(|_| {});
+        assert_eq!(pid_of(&reaches(&served.agent, &served.target, MpsState::Ready)), served.pid);
         client.end();
-        assert_eq!(act(&served.agent, target, "restart", &json!({})).status, 200);
-        let next = becomes(&served.agent, target, "another", |daemon| {
-            daemon.state == MpsState::Ready && daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid)
-        });
-        assert_eq!(served.controls(), [pid_of(&next)]);
+        assert_eq!(act(&served.agent, &served.target, "restart", &json!({})).status, 200);
+        served.another();
     });
 }
 
 #[test]
 fn a_daemon_whose_program_or_lock_was_replaced_is_gone_on_with() {
-    let host = Host::up(HOST);
+    let host = Host::up(Served::HOST);
     let own = host.dir().join("own");
     fs::create_dir(&own).expect("a directory");
     let control = own.join("nvidia-cuda-mps-control");
     for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
         fs::copy(program("gpush-sim"), own.join(name)).expect("it can be copied");
     }
-    let served = Served::on(host, "0", CONFIG);
+    let mut served = Served::on(host, Some(&own));
     let mut client = served.client();
-    let served = restarted(served, CONFIG, |_| {
+    served.restart(|_| {
         fs::copy(&control, own.join("new")).expect("it can be copied");
         fs::rename(own.join("new"), &control).expect("it can be replaced");
     });
     let runs = fs::read_link(format!("/proc/{}/exe", served.pid)).expect("a program");
     assert!(runs.to_string_lossy().ends_with("nvidia-cuda-mps-control (deleted)"), "{}", runs.display());
     assert_eq!(pid_of(&reaches(&served.agent, "0", MpsState::Ready)), served.pid);
-    let served = restarted(served, CONFIG, |place| fs::remove_file(place.join("lock")).expect("it can be deleted"));
+    served.restart(|served| fs::remove_file(served.place().join("lock")).expect("it can be deleted"));
     assert_eq!(pid_of(&reaches(&served.agent, "0", MpsState::Ready)), served.pid);
     assert!(client.lives());
     // It ends whole, though nothing of it has the lock that is there.
     assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
-    let next = becomes(&served.agent, "0", "another", |daemon| {
-        daemon.state == MpsState::Ready && daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid)
-    });
-    assert_eq!((served.controls(), parts(&base(&served.host)).len()), (vec![pid_of(&next)], 1));
+    served.another();
+    assert_eq!(parts(&base(&served.host)).len(), 1);
 }
 
 #[test]
 fn a_client_that_its_parent_did_not_wait_for_keeps_nobody_waiting() {
     let served = Served::up();
     let client = served.client();
-    becomes(&served.agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
     let server = parts(&base(&served.host)).into_iter().find(|part| part.role == Role::Server).expect("a server").pid;
     // A server that does not see it go.
     assert!(signal(server, Signal::SIGSTOP) && signal(client.pid(), Signal::SIGKILL));
     let ended = Id::Pid(Pid::from_raw(client.pid()));
     waitid(ended, WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).expect("it is a zombie");
     assert!(signal(served.pid, Signal::SIGKILL));
-    let next = becomes(&served.agent, "0", "ready with another", |daemon| {
-        daemon.state == MpsState::Ready && daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid)
-    });
-    assert_eq!((served.controls(), parts(&base(&served.host)).len()), (vec![pid_of(&next)], 1));
+    served.another();
+    assert_eq!(parts(&base(&served.host)).len(), 1);
     drop(client);
 }

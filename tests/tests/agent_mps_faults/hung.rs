@@ -11,12 +11,12 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::PATIENCE,
     host::Host,
-    mps::{act, becomes, clear_faults, daemon, fault, real_programs, signal},
+    mps::{Served, act, becomes, clear_faults, daemon, fault, real_programs, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{HOST, Served};
+use super::{serves, told_as};
 
 #[test]
 fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have_gone() {
@@ -30,28 +30,27 @@ fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have
         let served = Served::up();
         let mut client = served.client();
         fault(&served.host, kind);
-        let hung = served.is(MpsState::Hung, words);
+        let hung = told_as(&served, MpsState::Hung, words);
         assert_eq!(hung.clients.len(), 1, "{kind}: {hung:#?}");
         assert!(hung.reasons.iter().any(|reason| reason.contains("left alone for the sake of its client")));
         assert!(client.lives() && client.said().is_empty(), "{kind}");
         assert_eq!(served.controls(), [served.pid], "{kind}");
         // It recovers: the same goes on.
         clear_faults(&served.host);
-        assert!(served.serves(), "{kind}");
+        assert!(serves(&served), "{kind}");
         // It does not, and nobody needs it any more.
         fault(&served.host, kind);
-        served.is(MpsState::Hung, words);
+        told_as(&served, MpsState::Hung, words);
         client.end();
-        becomes(&served.agent, "0", "replaced", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
         clear_faults(&served.host);
-        assert!(!served.serves(), "{kind}");
+        served.another();
     }
 }
 
 #[test]
 fn a_stopped_process_is_a_hung_daemon() {
     for real in [false, true] {
-        let host = Host::up(HOST);
+        let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "NVIDIA's own daemon, stopped") } else { None };
         if real && programs.is_none() {
             return;
@@ -59,17 +58,16 @@ fn a_stopped_process_is_a_hung_daemon() {
         let served = Served::on(host, programs.as_deref());
         let mut client = served.client();
         assert!(signal(served.pid, Signal::SIGSTOP));
-        served.is(MpsState::Hung, "does not greet");
+        told_as(&served, MpsState::Hung, "does not greet");
         // Whoever asks does not wait for it.
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked);
         assert!(signal(served.pid, Signal::SIGCONT));
-        assert!(served.serves() && client.lives());
+        assert!(serves(&served) && client.lives());
         // Forced, it ends though it can't hear that.
         assert!(signal(served.pid, Signal::SIGSTOP));
         assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
-        becomes(&served.agent, "0", "another", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
-        assert!(!served.serves());
+        served.another();
     }
 }
 
@@ -118,7 +116,7 @@ fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
 #[test]
 fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
     for real in [false, true] {
-        let host = Host::up(HOST);
+        let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "somebody at the prompt of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
@@ -127,23 +125,23 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
         let served = Served::on(host, programs.as_deref());
         let (mut prompt, typed) = has_the_ear(&front, &served);
         // Nobody uses it, and it stays all the same.
-        let busy = served.is(MpsState::Hung, "somebody else has the control daemon's ear");
+        let busy = told_as(&served, MpsState::Hung, "somebody else has the control daemon's ear");
         assert_eq!((busy.clients.len(), served.controls()), (0, vec![served.pid]));
         drop(typed);
         prompt.wait().expect("a front-end ends");
-        assert!(served.serves());
+        assert!(serves(&served));
     }
     let served = Served::up();
     fault(&served.host, "busy-ui");
-    served.is(MpsState::Hung, "somebody else has");
+    told_as(&served, MpsState::Hung, "somebody else has");
     clear_faults(&served.host);
-    assert!(served.serves());
+    assert!(serves(&served));
 }
 
 #[test]
 fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
     // Version 535 lets anybody do that who is let in.
-    let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{HOST}")), None);
+    let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{}", Served::HOST)), None);
     let client = served.client();
     let server = client.word("server");
     let front = served.host.dir().join("bin/nvidia-cuda-mps-control");

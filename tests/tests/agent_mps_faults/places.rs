@@ -6,20 +6,20 @@ use gpush_api::MpsState;
 use gpush_tests::{
     agent::Setup,
     host::Host,
-    mps::{Client, act, base, becomes, controls, fault, names, parts, reaches, real_programs, share, signal},
+    mps::{
+        Client, Served, act, base, becomes, controls, fault, names, parts, pid_of, reaches, real_programs, share,
+        signal,
+    },
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
-
-use super::{CONFIG, HOST, Served, pid_of};
 
 #[test]
 fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
     let served = Served::up();
     fault(&served.host, "stale-pid-file --times 1");
     assert!(signal(served.pid, Signal::SIGKILL));
-    becomes(&served.agent, "0", "another", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
-    assert!(!served.serves());
+    served.another();
     fault(&served.host, "slow-quit --ms 600000 --times 1");
     assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
     reaches(&served.agent, "0", MpsState::Stopping);
@@ -37,24 +37,23 @@ fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
 #[test]
 fn a_directory_that_was_deleted_under_a_daemon_is_told_and_made_anew_when_nobody_is_left() {
     for real in [false, true] {
-        let host = Host::up(HOST);
+        let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "a deleted directory of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
         }
         let served = Served::on(host, programs.as_deref());
         fs::remove_dir_all(served.pipe()).expect("it can be deleted");
-        becomes(&served.agent, "0", "another", |daemon| daemon.pid.is_some_and(|pid| pid.cast_signed() != served.pid));
-        assert!(!served.serves());
+        served.another();
         assert!(served.client().lives());
     }
 }
 
 #[test]
 fn a_path_that_is_too_long_is_refused_with_its_length() {
-    let host = Host::up(HOST);
+    let host = Host::up(Served::HOST);
     let long = host.scratch(&"x".repeat(80));
-    let agent = Setup::on(&host).config(CONFIG).env("GPUSH_MPS_DIR", long.display().to_string()).start();
+    let agent = Setup::on(&host).config(Served::CONFIG).env("GPUSH_MPS_DIR", long.display().to_string()).start();
     let told =
         becomes(&agent, "0", "told", |daemon| daemon.reasons.iter().any(|reason| reason.contains("too long a path")));
     assert!(told.reasons.iter().any(|reason| reason.contains("bytes")), "{told:#?}");
@@ -64,7 +63,7 @@ fn a_path_that_is_too_long_is_refused_with_its_length() {
 #[test]
 fn garbage_in_the_log_of_a_daemon_is_told() {
     for real in [false, true] {
-        let host = Host::up(HOST);
+        let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "garbage in the log of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
@@ -87,7 +86,7 @@ fn garbage_in_the_log_of_a_daemon_is_told() {
 #[test]
 fn a_full_disk_for_logs_is_told_and_stops_nobody() {
     for real in [false, true] {
-        let host = Host::up(HOST);
+        let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "a full disk for logs of NVIDIA's own daemon") } else { None };
         if real && programs.is_none() {
             return;
@@ -102,7 +101,7 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
             println!("SKIPPED a full disk for logs: no file system can be mounted here");
             return;
         }
-        let config = CONFIG.replace("health_s = 1", &format!("health_s = 1\nlog_directory = \"{dir}\""));
+        let config = Served::CONFIG.replace("health_s = 1", &format!("health_s = 1\nlog_directory = \"{dir}\""));
         let setup = Setup::on(&host).config(&config).through(&["unshare", "-m", "sh", "-c", &full, "sh"]);
         let agent = match &programs {
             Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),

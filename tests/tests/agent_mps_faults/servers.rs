@@ -1,17 +1,17 @@
 //! Servers that die, never serve, meet a fault or are left behind, and whoever dies beside them.
 
-use std::path::Path;
-
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
-    agent::{Agent, Setup},
     host::Host,
-    mps::{Client, Role, act, base, becomes, clear_faults, controls, fault, parts, reaches, real_programs, signal},
+    mps::{
+        Client, Role, Served, act, base, becomes, clear_faults, controls, fault, parts, pid_of, reaches, real_programs,
+        signal,
+    },
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{CONFIG, HOST, Served, pid_of};
+use super::{serves, told_as};
 
 #[test]
 fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
@@ -21,58 +21,53 @@ fn a_server_that_dies_or_never_serves_or_met_a_fault_shuts_the_door() {
         let client = Client::start(&served.host, &served.environment);
         assert_eq!(client.first, "error 805");
     }
-    served.is(MpsState::Fault, "end as soon as they are started");
+    told_as(&served, MpsState::Fault, "end as soon as they are started");
     assert_eq!(served.controls(), [served.pid]);
 
     let served = Served::up();
     fault(&served.host, "never-active");
     let waits = Client::begin(&served.host, &served.environment, None);
-    let stuck = served.is(MpsState::Fault, "is not ready after");
+    let stuck = told_as(&served, MpsState::Fault, "is not ready after");
     assert_eq!(stuck.servers.len(), 1);
     clear_faults(&served.host);
-    assert!(waits.says().starts_with("active") && served.serves());
+    assert!(waits.says().starts_with("active") && serves(&served));
 
     let served = Served::up();
     let mut client = served.client();
     fault(&served.host, "fault --times 1");
     assert_eq!(client.says(), "fault");
-    let faulty = served.is(MpsState::Fault, "met a fatal fault");
+    let faulty = told_as(&served, MpsState::Fault, "met a fatal fault");
     assert_eq!(faulty.clients.len(), 1, "those concerned are known though the server is not asked any more");
     let refused = act(&served.agent, "0", "stop", &json!({})).error();
     assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
     assert!(client.lives());
     client.end();
-    assert!(served.serves());
+    assert!(serves(&served));
 }
 
 #[test]
 fn a_server_that_its_daemon_left_behind_serves_to_the_end_and_no_daemon_is_started_beside() {
     for real in [false, true] {
-        let host = Host::up(HOST);
+        let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "what NVIDIA's own daemon leaves behind") } else { None };
         if real && programs.is_none() {
             return;
         }
-        left_behind(Served::on(host, programs.as_deref()), programs.as_deref());
+        left_behind(Served::on(host, programs.as_deref()));
     }
 }
 
-fn left_behind(served: Served, programs: Option<&Path>) {
+fn left_behind(mut served: Served) {
     let mut client = served.client();
     let server: i32 = client.word("server").parse().expect("a pid");
     assert!(signal(served.pid, Signal::SIGKILL));
-    let waits = served.is(MpsState::BackingOff, "still serves 1 client");
+    let waits = told_as(&served, MpsState::BackingOff, "still serves 1 client");
     assert_eq!((waits.clients.len(), served.controls().len()), (1, 0));
     assert!(waits.reasons.iter().any(|reason| reason.contains(&format!("server {server}"))), "{waits:#?}");
     assert!(client.lives() && client.said().is_empty());
     // The next agent knows it from the driver alone.
+    served.restart(|_| {});
     let Served { host, agent, environment, .. } = served;
-    agent.kill();
-    let setup = Setup::on(&host).config(CONFIG);
-    let agent = match programs {
-        Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
-        None => setup.start(),
-    };
     let waits = becomes(&agent, "0", "waiting", |daemon| {
         daemon.reasons.iter().any(|reason| reason.contains("still serves 1 client"))
     });
@@ -96,8 +91,7 @@ fn left_behind(served: Served, programs: Option<&Path>) {
 
 #[test]
 fn whoever_dies_in_whatever_order_one_daemon_is_left() {
-    let served = Served::up();
-    let mut served = served;
+    let mut served = Served::up();
     for order in ["dsa", "sda", "ads", "asd", "das", "sad"] {
         let client = Client::start(&served.host, &served.environment);
         assert!(client.first.starts_with("active"), "{order}: {}", client.first);
@@ -108,10 +102,7 @@ fn whoever_dies_in_whatever_order_one_daemon_is_left() {
             match who {
                 'd' => drop(signal(control, Signal::SIGKILL)),
                 's' => drop(signal(server, Signal::SIGKILL)),
-                _ => {
-                    served.agent.kill();
-                    served.agent = Agent::start(&served.host, CONFIG);
-                }
+                _ => served.restart(|_| {}),
             }
         }
         assert_eq!(client.says(), "lost", "{order}");

@@ -6,22 +6,20 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::{Host, program},
-    mps::{act, base, daemons, parts, reaches},
+    mps::{Served, act, base, daemons, parts, reaches},
 };
 use serde_json::json;
 
-use super::{CONFIG, HOST};
-
 #[test]
 fn what_can_not_be_started_is_given_up_with_its_reason_and_started_by_hand() {
-    let host = Host::up(HOST);
+    let host = Host::up(Served::HOST);
     let broken = host.scratch("broken");
     fs::create_dir(&broken).expect("a directory");
     for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
         fs::write(broken.join(name), "#!/bin/sh\nexit 3\n").expect("a program");
         fs::set_permissions(broken.join(name), fs::Permissions::from_mode(0o755)).expect("a program");
     }
-    let config = CONFIG.replace("health_s = 1", "health_s = 1\nfailures = 2\npause_s = 1");
+    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nfailures = 2\npause_s = 1");
     let agent = Setup::on(&host).config(&config).env("GPUSH_MPS_PROGRAMS", broken.display().to_string()).start();
     let given_up = reaches(&agent, "0", MpsState::GivenUp);
     assert!(given_up.reasons.iter().any(|reason| reason.contains("ended with status 3")), "{given_up:#?}");
@@ -46,7 +44,7 @@ fn what_has_no_mps_is_told_and_nothing_is_started() {
         ("model = \"p100-16\"", "is older than Volta, from which on MPS can limit what clients take"),
     ] {
         let host = Host::up(&format!("[[gpu]]\n{gpu}\n"));
-        let agent = Agent::start(&host, CONFIG);
+        let agent = Agent::start(&host, Served::CONFIG);
         agent.await_that("a finding", || {
             let error = agent.get("/v1/mps/0").error();
             error.code == Code::NotFound && error.causes.iter().any(|cause| cause.contains(why))
@@ -60,5 +58,5 @@ fn what_has_no_mps_is_told_and_nothing_is_started() {
     }
     // Volta has it.
     let host = Host::up("[[gpu]]\nmodel = \"v100-32\"\n");
-    reaches(&Agent::start(&host, CONFIG), "0", MpsState::Ready);
+    reaches(&Agent::start(&host, Served::CONFIG), "0", MpsState::Ready);
 }

@@ -1,13 +1,13 @@
 //! GPUs that are not seen as they are, and a database that was lost: nobody on them is a stray.
 
-use gpush_api::{GpuState, ProcessKind};
+use gpush_api::{GpuState, MpsState, ProcessKind, StrayStep};
 use gpush_tests::{
     agent::Setup,
     mps::{Client, reaches},
 };
 use serde_json::json;
 
-use super::{END, FAST, HOST, Job, NOBODY, RULE, done, listed, share_of, start, start_on, witness};
+use super::{END, FAST, HOST, Job, NOBODY, RULE, done, listed, share_of, start, start_on, told, witness};
 
 const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
@@ -15,7 +15,7 @@ const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 fn on_a_gpu_that_can_not_be_read_nobody_is_ended() {
     let config = format!("[driver]\nread_ms = 1000\n{END}{FAST}{}", RULE.replace("\"0\"", "\"0-1\""));
     let Some((host, agent)) = start_on("strays on a GPU that can't be read", TWO, &config) else { return };
-    reaches(&agent, "1", gpush_api::MpsState::Ready);
+    reaches(&agent, "1", MpsState::Ready);
     host.fault("nvmlDeviceGetMemoryInfo --gpu 0 --rc UNKNOWN");
     agent.until("it is unknown", || (agent.gpu(0).state == GpuState::Unknown).then_some(()));
     // What was read last is all that there is: the next reading would tell of it.
@@ -45,6 +45,7 @@ fn in_maintenance_nobody_is_a_stray() {
 fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     let config = format!("{END}{FAST}{RULE}");
     let Some((host, agent)) = start_on("strays with the database lost", HOST, &config) else { return };
+    let before = reaches(&agent, "0", MpsState::Ready);
     let taken = share_of(NOBODY, &host, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
     assert!(client.says().starts_with("active"));
@@ -66,7 +67,11 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     let seen = listed(&agent, client.pid().cast_unsigned()).expect("it is listed");
     assert_eq!((seen.stray, seen.done), (None, None));
     assert!(client.lives() && client.said().is_empty());
+    let mut listener = agent.listen("?kinds=stray", None);
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
-    // Nobody knows of its share any more.
-    agent.until("it is a stray", || listed(&agent, client.pid().cast_unsigned())?.stray);
+    // Nobody knows of its share any more. It ends when it is asked: no list need show it before that.
+    told(&mut listener, client.pid().cast_unsigned(), StrayStep::Asked);
+    // Its daemon stands as it did: what stands is accepted.
+    assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);
+    assert!(agent.gpu(0).drift.is_empty());
 }
