@@ -24,7 +24,7 @@ use super::{
     mode,
     step::Trouble,
 };
-use crate::{agent::Shared, conditions::Change, mps, operation::Ongoing, overrides};
+use crate::{agent::Shared, conditions::Change, mps, operation::Ongoing, overrides, timeslice};
 
 /// Carries an operation out in the background. The agent does not end before it has.
 pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
@@ -92,6 +92,10 @@ async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<
         }
         ends
     };
+    let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
+    for told in timeslice::settled(agent, &timeslice::to_let_go(agent, &plans)).await {
+        ongoing.note(told);
+    }
     for part in parts.iter().filter(|part| !part.plan.stops_mps.is_empty()) {
         ongoing.progress(part.position, |progress| progress.doing = Some("ending its MPS daemons".to_owned()));
         if let Err(error) = mps::aside(agent, &ongoing.id(), &part.plan).await {
@@ -225,6 +229,7 @@ async fn end(
         for told in mps::devices_serve(agent, &id, &plans).await {
             ongoing.note(told);
         }
+        take_turns(agent, &ongoing, parts).await;
     }
     for told in mode::around::take_back(agent, ongoing.number(), state).await {
         ongoing.note(told);
@@ -274,6 +279,17 @@ async fn end(
     ongoing.end(state, error, also, |effects| agent.overrides.take_in(&effects)).await;
     agent.mps.let_go(&id);
     agent.outside.beside.forget(&id);
+}
+
+/// Sees to the levels and compute modes of GPUs that are shared by turns from now on.
+async fn take_turns(agent: &Shared, ongoing: &Ongoing, parts: &[Part]) {
+    for part in parts.iter().filter(|part| part.plan.takes_turns) {
+        ongoing.progress(part.position, |progress| progress.doing = Some("setting its time-slice level".to_owned()));
+        for told in timeslice::settled(agent, std::slice::from_ref(&part.plan.uuid)).await {
+            ongoing.note(told);
+        }
+        ongoing.progress(part.position, |progress| (progress.doing, progress.done) = (None, progress.done + 1));
+    }
 }
 
 async fn all_forward(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {

@@ -44,7 +44,7 @@ use gpush_core::{
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
-use crate::{agent::Shared, auth::Asker, mps, overrides::Lasting, rival, view};
+use crate::{agent::Shared, auth::Asker, mps, overrides::Lasting, rival, timeslice, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -182,6 +182,7 @@ pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest)
         without_fabric_manager(&config, gpus, &mut plans);
     }
     mps::plan(agent, gpus, &mut plans);
+    timeslice::plan(gpus, &mut plans);
     Ok(plans)
 }
 

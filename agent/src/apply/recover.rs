@@ -380,8 +380,8 @@ async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) ->
                 let plan = plans.plans.remove(0);
                 // What goes with a reset is as it was planned, also for the way back.
                 let reset = gpu.plan.reset.clone().or_else(|| plan.reset.clone());
-                let (stops_mps, starts_mps) = (gpu.plan.stops_mps.clone(), gpu.plan.starts_mps);
-                GpuPlan { layout: gpu.plan.layout.clone(), reset, stops_mps, starts_mps, ..plan }
+                let GpuPlan { layout, stops_mps, starts_mps, takes_turns, .. } = gpu.plan.clone();
+                GpuPlan { layout, reset, stops_mps, starts_mps, takes_turns, ..plan }
             }
             Ok(_) => GpuPlan { error: Some(ApiError::new(Code::NotFound, "the GPU is gone")), ..gpu.plan.clone() },
             Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },

@@ -129,7 +129,7 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if plan.error.is_some() {
             continue;
         }
-        let starts = gpu.mode == Mode::Mps && is_whole(gpu, plan) && !agent.mps.is_in_force(&gpu.uuid);
+        let starts = gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !agent.mps.is_in_force(&gpu.uuid);
         if let Some(why) = sharing::too_old(gpu).filter(|_| starts) {
             let message = format!("GPU {} can't be shared through MPS", gpu.index);
             let hint = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
@@ -140,11 +140,6 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         plan.stops_mps = ended.into_iter().map(stop).collect();
         plan.starts_mps = starts;
     }
-}
-
-/// Whether a GPU is, or becomes, one that is shared as a whole.
-fn is_whole(gpu: &Gpu, plan: &GpuPlan) -> bool {
-    plan.disables_mig || (!plan.enables_mig && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled))
 }
 
 /// Whether something of a daemon is there, or is to be.

@@ -133,8 +133,9 @@ async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel)
         well(agent, pace, aim).await;
         return false;
     }
-    // Who changes it has just begun: it is looked at again when that is over.
-    if !pace.may_try(&Subject::Level(uuid.clone())) || agent.operations.changing(uuid).is_some() {
+    // Who changes it has just begun, and does not wait for this: it is looked at again when that is over.
+    let others = agent.operations.changing(uuid).is_some() && !agent.timeslice.is_awaited(uuid);
+    if !pace.may_try(&Subject::Level(uuid.clone())) || others {
         return false;
     }
     let wanted = aim.level();

@@ -25,9 +25,11 @@
 //! | `levels` | their levels |
 //! | `pace` | when what failed is tried again |
 //! | `smi` | `nvidia-smi compute-policy` |
+//! | `moves` | operations that wait for them |
 
 mod levels;
 mod modes;
+mod moves;
 mod pace;
 mod settle;
 mod smi;
@@ -44,7 +46,10 @@ use gpush_api::{ApiError, TimesliceLevel, TimesliceState, TimesliceView};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
-pub(crate) use self::settle::run;
+pub(crate) use self::{
+    moves::{plan, settled, to_let_go},
+    settle::run,
+};
 
 /// What is known of GPUs that are shared by turns.
 #[derive(Debug, Default)]
@@ -55,6 +60,9 @@ pub(crate) struct Timeslice {
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<Subject, ApiError>>,
     wake: Notify,
+    awaited: Mutex<moves::Awaited>,
+    /// Told whenever those that operations wait for were looked at.
+    seen_to: Notify,
     afresh: AtomicBool,
 }
 
@@ -127,6 +135,10 @@ impl Timeslice {
 
     fn all_seen(&self) -> MutexGuard<'_, BTreeMap<String, Seen>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, moves::Awaited> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<Subject, ApiError>> {

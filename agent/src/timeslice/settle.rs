@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{Gpu, Mode, TimesliceLevel, TimeslicePolicy};
+use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
 use gpush_core::{
     config::Config,
     turns::{self, Care},
@@ -20,7 +20,11 @@ pub(crate) async fn run(agent: Shared) {
         let mut status = agent.hardware.watch();
         let mut tending = Tending::default();
         loop {
-            tending.look(&agent).await;
+            let awaited = agent.timeslice.all_awaited();
+            let seen_to = tending.look(&agent).await;
+            agent
+                .timeslice
+                .tell_awaited(awaited.iter().filter(|uuid| seen_to.as_ref().is_none_or(|all| all.contains(*uuid))));
             let next = tending.pace.next();
             let wait = async {
                 match next {
@@ -80,13 +84,14 @@ struct Tending {
 }
 
 impl Tending {
-    async fn look(&mut self, agent: &Shared) {
+    /// Sees to all there are; which those were, `None` when there is nothing to see to anywhere.
+    async fn look(&mut self, agent: &Shared) -> Option<BTreeSet<String>> {
         let config = agent.settings.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
         if !wanted && !agent.shared_gpus.has_turns() {
             agent.timeslice.forget();
             *self = Self::default();
-            return;
+            return None;
         }
         if agent.timeslice.is_afresh() {
             // Parts that had no levels are asked again, too.
@@ -94,10 +99,17 @@ impl Tending {
         }
         self.pace.go_on(true);
         if agent.conditions.maintenance().is_some() {
-            return;
+            return Some(BTreeSet::new());
         }
-        let Ok(gpus) = view::gpus(agent, &Asker::agent()).await else { return };
+        let Ok(mut gpus) = view::gpus(agent, &Asker::agent()).await else { return Some(BTreeSet::new()) };
+        // The operation that changes it wants it seen to now.
+        for gpu in
+            gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && agent.timeslice.is_awaited(&gpu.uuid))
+        {
+            gpu.state = GpuState::Ready;
+        }
         let aims = aims(agent, &config, &gpus);
+        let seen_to = aims.iter().map(|aim| aim.gpu.uuid.clone()).collect();
         modes::tend(agent, &mut self.pace, &aims).await;
         let (kept, let_go): (Vec<Aim>, Vec<Aim>) = aims.into_iter().partition(|aim| aim.policy.is_some());
         // Nothing of ours is on the others.
@@ -115,6 +127,7 @@ impl Tending {
             levels::tend(agent, &mut self.pace, &aims).await;
             agent.events.look_again();
         }
+        Some(seen_to)
     }
 }
 
@@ -131,7 +144,7 @@ fn aims(agent: &Shared, config: &Config, gpus: &[Gpu]) -> Vec<Aim> {
         let policy = match care {
             Care::Wait => return None,
             // Its daemon is there still, and has its compute mode: when it has gone, this is asked again.
-            Care::Keep(_) if agent.mps.has(&gpu.uuid) => return None,
+            Care::Keep(_) if agent.mps.has(&gpu.uuid) && !agent.timeslice.is_awaited(&gpu.uuid) => return None,
             Care::Keep(policy) => Some(policy.clone()),
             Care::LetGo => None,
         };

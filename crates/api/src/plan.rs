@@ -347,6 +347,9 @@ pub struct GpuPlan {
     /// Whether an MPS daemon of the whole GPU is started, after all steps.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub starts_mps: bool,
+    /// Whether the whole GPU is shared by turns, after all steps: its time-slice level and compute mode are set.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub takes_turns: bool,
     /// What the reset disturbs that the switch of MIG mode needs; without it none is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reset: Option<Reset>,
@@ -372,8 +375,9 @@ impl GpuPlan {
     /// Whether there is nothing to be done.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { steps, enables_mig, disables_mig, stops_mps, starts_mps, .. } = self;
-        steps.is_empty() && !enables_mig && !disables_mig && stops_mps.is_empty() && !starts_mps
+        let Self { steps, enables_mig, disables_mig, stops_mps, starts_mps, takes_turns, .. } = self;
+        let shares = !stops_mps.is_empty() || *starts_mps || *takes_turns;
+        steps.is_empty() && !enables_mig && !disables_mig && !shares
     }
 
     /// What it makes of the GPU, in words: its layout, or that it is whole and how it is shared then.
@@ -381,6 +385,8 @@ impl GpuPlan {
     pub fn wanted(&self) -> String {
         if self.starts_mps {
             "whole, shared through MPS".to_owned()
+        } else if self.takes_turns {
+            "whole, shared by turns".to_owned()
         } else if self.disables_mig {
             "whole, MIG mode off".to_owned()
         } else if !self.changes_mig() && self.stops_mps.iter().any(|stop| stop.uuid == self.uuid) {
@@ -396,11 +402,18 @@ impl GpuPlan {
         !self.steps.is_empty() || self.enables_mig || self.disables_mig
     }
 
+    /// Whether a GPU as it was seen is whole after it.
+    #[must_use]
+    pub fn leaves_whole(&self, gpu: &crate::Gpu) -> bool {
+        self.disables_mig || (!self.enables_mig && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled))
+    }
+
     /// How many steps it has, as progress counts them.
     #[must_use]
     pub fn total(&self) -> u32 {
-        let around = [self.enables_mig, self.disables_mig, !self.stops_mps.is_empty(), self.starts_mps];
-        let around = around.into_iter().filter(|one| *one).count();
+        let shares = [!self.stops_mps.is_empty(), self.starts_mps, self.takes_turns];
+        let around = [self.enables_mig, self.disables_mig].into_iter().chain(shares);
+        let around = around.filter(|one| *one).count();
         u32::try_from(self.steps.len() + around).unwrap_or(u32::MAX)
     }
 

@@ -268,6 +268,7 @@ pub(crate) fn plan() -> GpuPlan {
         disables_mig: false,
         stops_mps: Vec::new(),
         starts_mps: false,
+        takes_turns: false,
         reset: None,
         refusal: None,
         error: None,

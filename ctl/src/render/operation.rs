@@ -158,6 +158,9 @@ fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) ->
     if plan.starts_mps {
         out.push(paint(NEW, "  + MPS daemon of the GPU"));
     }
+    if plan.takes_turns {
+        out.push(paint(NEW, "  + shared by turns"));
+    }
     let mut altered = false;
     for step in &plan.steps {
         match step {

@@ -64,7 +64,8 @@ pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
     };
     let ended = plan.stops_mps.iter().map(|stop| (GONE, format!("- MPS daemon of {}", stop.label)));
     let started = plan.starts_mps.then(|| (NEW, "+ MPS daemon of the GPU".to_owned()));
-    ended.chain(on).chain(plan.steps.iter().map(styled)).chain(off).chain(started)
+    let turns = plan.takes_turns.then(|| (NEW, "+ shared by turns".to_owned()));
+    ended.chain(on).chain(plan.steps.iter().map(styled)).chain(off).chain(started).chain(turns)
 }
 
 /// What a reset disturbs, to be put behind it.

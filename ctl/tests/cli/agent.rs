@@ -85,6 +85,7 @@ fn plan() -> GpuPlan {
         disables_mig: false,
         stops_mps: Vec::new(),
         starts_mps: false,
+        takes_turns: false,
         reset: None,
         refusal: None,
         error: None,

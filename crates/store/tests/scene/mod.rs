@@ -56,6 +56,7 @@ pub(crate) fn intent(mark: u64) -> Intent {
         disables_mig: false,
         stops_mps: Vec::new(),
         starts_mps: false,
+        takes_turns: false,
         reset: None,
         refusal: None,
         error: None,

@@ -41,6 +41,7 @@ fn plans_before_and_after() {
         disables_mig: false,
         stops_mps: Vec::new(),
         starts_mps: false,
+        takes_turns: false,
         reset: None,
         refusal: None,
         error: None,
@@ -56,6 +57,7 @@ fn plans_before_and_after() {
         disables_mig: false,
         stops_mps: Vec::new(),
         starts_mps: false,
+        takes_turns: false,
         reset: None,
         refusal: Some(Refusal::Blocked { blockers: Vec::new() }),
         error: Some(

@@ -1,0 +1,120 @@
+//! GPUs moved to and from turns through the real programs: an operation is done once level and compute mode were read
+//! back, begins once what was set for turns has gone, and says what did not come about.
+
+use gpush_api::{Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    host::Host,
+    mps,
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const HOPPER: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";
+const MIG: &str = "mode = \"mig\"\nlayout = [\"3g.40gb*2\"]";
+const MPS: &str = "mode = \"mps\"";
+const TURNS: &str =
+    "mode = \"timeslice\"\ntimeslice = { replicas = 4, level = \"long\", compute_mode = \"exclusive_process\" }";
+
+fn rule(how: &str) -> String {
+    format!("[[gpu]]\nmatch = [\"0\"]\n{how}\n")
+}
+
+fn wanted() -> Value {
+    json!({ "gpus": ["0"], "layout": "wanted" })
+}
+
+fn reload(agent: &Agent, how: &str) {
+    agent.write_config(rule(how));
+    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+}
+
+/// Level and compute mode, past the agent.
+fn turns(host: &Host) -> (String, u64) {
+    let state = host.show()["gpus"][0]["state"].clone();
+    (state["timeslice"].as_str().expect("a level").to_owned(), state["compute_mode"].as_u64().expect("a mode"))
+}
+
+fn is(level: &str, mode: u64) -> (String, u64) {
+    (level.to_owned(), mode)
+}
+
+/// What the GPU is, past the agent, once a rule is reached: level and mode, instances, daemons.
+fn reached(how: &str) -> (&'static str, u64, bool, usize) {
+    match how {
+        TURNS => ("long", 3, false, 0),
+        MPS => ("default", 3, false, 1),
+        _ => ("default", 0, true, 0),
+    }
+}
+
+fn stands(host: &Host, how: &str) -> bool {
+    let (level, mode, mig, daemons) = reached(how);
+    turns(host) == is(level, mode)
+        && (truth(host, 0) != ["MIG off"]) == mig
+        && mps::controls(&mps::base(host)).len() == daemons
+}
+
+fn done(agent: &Agent) -> Operation {
+    let operation = agent.follow(agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}")));
+    assert_eq!(operation.state, OperationState::Done, "{operation:#?}\n{}", agent.log());
+    assert_eq!(operation.progress[0].done, operation.progress[0].total, "{operation:#?}");
+    operation
+}
+
+#[test]
+fn an_operation_is_done_when_level_and_compute_mode_are_as_they_shall_be() {
+    let host = Host::up(HOPPER);
+    let agent = Agent::start(&host, &rule(TURNS));
+    agent.await_that("its level", || turns(&host) == is("long", 3));
+    for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
+        reload(&agent, how);
+        let operation = done(&agent);
+        // At once: nothing of it comes later.
+        assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
+        assert_eq!(operation.plans[0].takes_turns, how == TURNS, "{how}");
+        assert_eq!(operation.notes, [] as [String; 0], "{how}");
+        assert_eq!(agent.gpu(0).drift, [] as [String; 0], "{how}");
+    }
+}
+
+#[test]
+fn a_level_that_can_not_be_set_is_told_with_the_operation_and_takes_nothing_back() {
+    let host = Host::up(HOPPER);
+    let agent = Agent::start(&host, &rule(MIG));
+    agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
+    let _begun = agent.settle();
+    host.fault("compute-policy-set --rc UNKNOWN");
+    reload(&agent, TURNS);
+    let operation = done(&agent);
+    assert!(operation.notes.iter().any(|note| note.contains("level")), "{operation:#?}\n{}", agent.log());
+    assert_eq!((truth(&host, 0), turns(&host)), (vec!["MIG off".to_owned()], is("default", 3)));
+}
+
+#[test]
+fn whoever_kills_gpushd_on_the_way_the_next_one_ends_it() {
+    let host = Host::up(HOPPER);
+    let mut agent = Agent::start(&host, &rule(TURNS));
+    agent.await_that("its level", || turns(&host) == is("long", 3));
+    let mut killed = 0;
+    for (round, how) in [MPS, TURNS, MIG, TURNS, MPS, TURNS, MIG, TURNS].into_iter().enumerate() {
+        reload(&agent, how);
+        let operation = agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}"));
+        // After one more step of it each time: the steps are few.
+        let step = u32::try_from(round).expect("few") % 3;
+        let now = agent.follow_until(operation, |now| now.state.is_final() || now.progress[0].done >= step);
+        killed += u32::from(!now.state.is_final());
+        agent.signal(Signal::SIGKILL);
+        agent.wait();
+        agent = Agent::start(&host, &rule(how));
+        let ended = agent.follow(agent.operation(&now.id));
+        if ended.state != OperationState::Done {
+            // Taken back it may be; then it is asked for once more.
+            let _done = done(&agent);
+        }
+        agent.await_that("what the rule wants", || stands(&host, how));
+        assert_eq!(agent.gpu(0).drift, [] as [String; 0], "{how}");
+    }
+    println!("killed on the way {killed} of 8 times");
+    assert!(killed > 0, "it was never on the way");
+}
