@@ -75,6 +75,12 @@ pub(crate) async fn take(
     let mut users = before.clone();
     users.insert(uid);
     entry.daemon.have(Do::Users(users)).await?;
+    // It may have died since it was looked at.
+    let now = entry.daemon.seen();
+    if !view::admits(&now) {
+        let _refused_already = entry.daemon.have(Do::Users(before)).await;
+        return Err(view::closed(&label, &entry, &now, is_stopped));
+    }
     let new = NewMpsShare { target: uuid.clone(), by: by.clone(), settings, process, expires_at };
     let short = entry.short.clone();
     let written = agent.store.write(move |tx| {
