@@ -16,16 +16,20 @@ const LARGEST: u64 = 1 << 20;
 /// How the daemon of a pid is spoken to. Its version is that of its program, which may be another than that of the
 /// driver, and that of the driver where the program does not tell.
 pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String {
-    let own = of_process(pid);
+    let (own, tried) = (of_process(pid), TRIED.map(|branch| branch.to_string()).join(" and "));
+    let version = match (&own, driver) {
+        (Some(own), _) => format!("version {own}, "),
+        (None, Some(driver)) => format!("of driver {driver}, "),
+        (None, None) => String::new(),
+    };
     match (control.protocol(), own.as_deref().or(driver).and_then(version::known)) {
         (Protocol::FrontEnd(what), _) => {
-            format!("through NVIDIA's front-end: its own protocol is not known to this gpushd, {what}")
+            format!("{version}through NVIDIA's front-end: its own protocol is not known to this gpushd, {what}")
         }
-        (Protocol::Direct, Some(Known::Tried)) => {
-            format!("spoken directly, as {} do", TRIED.map(|b| b.to_string()).join(" and "))
+        (Protocol::Direct, Some(Known::Tried)) => format!("{version}spoken to directly"),
+        (Protocol::Direct, Some(Known::Untried(_)) | None) => {
+            format!("{version}spoken to directly, which was tried with {tried}")
         }
-        (Protocol::Direct, Some(Known::Untried(branch))) => format!("spoken directly; it was not tried with {branch}"),
-        (Protocol::Direct, None) => "spoken directly".to_owned(),
     }
 }
 
@@ -56,9 +60,12 @@ mod tests {
     fn the_driver_tells_where_the_program_does_not() {
         let control = Control::of(Path::new("/nowhere"));
         let words = |driver| words(&control, i32::MAX, driver);
-        assert_eq!(words(Some("550.163.01")), "spoken directly, as 535 and 550 do");
-        assert_eq!(words(Some("580.65.06")), "spoken directly; it was not tried with 580");
-        assert_eq!(words(None), "spoken directly");
+        assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, spoken to directly");
+        assert_eq!(
+            words(Some("580.65.06")),
+            "of driver 580.65.06, spoken to directly, which was tried with 535 and 550"
+        );
+        assert_eq!(words(None), "spoken to directly, which was tried with 535 and 550");
         assert_eq!(unsupported(i32::MAX), None);
     }
 }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The daemon accepts nonsense without a word (`512K` of memory becomes `512M`, 0 percent prints the old
-//! value): whatever reaches it has passed the types of [`gpush_api::mps`]. Nothing here starts or ends a daemon.
+//! value): whatever reaches it has passed the types of [`gpush_api::mps`]. Nothing here starts a daemon, and none ends unless it is told `quit`.
 
 pub mod command;
 pub mod control;

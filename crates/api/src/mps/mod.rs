@@ -255,7 +255,7 @@ pub struct MpsDaemon {
     /// How often it failed within the time that counts.
     #[serde(default)]
     pub failures: u32,
-    /// How it is spoken to.
+    /// Its version, or that of the driver, and how it is spoken to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,
     /// `CUDA_MPS_PIPE_DIRECTORY` of its clients.

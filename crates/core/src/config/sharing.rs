@@ -1,4 +1,4 @@
-//! What a rule says about sharing in time: its key `mps`, read and written.
+//! What a rule says about sharing through MPS: its key `mps`, read and written.
 //!
 //! In mode `mps` it is about the whole GPU; in mode `mig` about the MIG devices whose entry of the
 //! layout ends in `:mps`, be that the rule's layout or an override's.

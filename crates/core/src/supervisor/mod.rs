@@ -2,17 +2,21 @@
 //! done comes out. Who does it, a systemd unit or a child of ours, makes no difference here.
 //!
 //! ```text
+//!   found alive when the agent starts ──► Found ── asked, and wanted ─► Ready │ not wanted ─► Draining
+//!
 //!              wanted              it answers, and has our settings
 //!  Stopped ────────────► Starting ─────────────────────────────────► Ready ◄──────────┐ answers again
 //!     ▲                   ▲  │ ended, or no answer in time            │ silent twice   │
 //!     │                   │  │                                       ├──────────────► Hung
 //!     │        pause over │  ▼                                       │ server fault   │
 //!     │ gone            BackingOff ◄── ended ── Ready, Hung, Fault    ├──────────────► Fault
+//!     │                      │ ▲ something of the one before is there: looked again, no failure
 //!     │                      │ too often in a while
 //!     │                      ▼
 //!     │                   GivenUp ── started by hand ──► Starting
 //!     │
 //!  Stopping ◄── no client left, or in time no more ── Draining ◄── not wanted any more (Ready, Hung, Fault)
+//!     │                                                  └─ wanted again ─► Ready, or Hung when it is silent
 //!     └─────── restart: wanted again as soon as it is gone ──► Starting
 //! ```
 //!

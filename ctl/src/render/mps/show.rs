@@ -68,7 +68,7 @@ fn fact(name: &str, value: &str, look: &Look) -> String {
 fn life(daemon: &MpsDaemon, look: &Look) -> String {
     let mut out = fact("UUID", &look.clean(&daemon.uuid), look);
     out += &fact("short name", &look.clean(&daemon.target), look);
-    let spoken = daemon.protocol.as_ref().map_or_else(String::new, |how| format!(", protocol {}", look.clean(how)));
+    let spoken = daemon.protocol.as_ref().map_or_else(String::new, |how| format!(", {}", look.clean(how)));
     let pid = daemon.pid.map_or_else(|| "none".to_owned(), |pid| format!("pid {pid}{spoken}"));
     out += &fact("daemon", &pid, look);
     let whose = match (admitted(daemon, look), daemon.wanted.users) {
