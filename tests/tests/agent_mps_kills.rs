@@ -12,8 +12,9 @@ use std::{
 use gpush_api::{MpsDaemon, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
+    dice::{Dice, number},
     host::Host,
-    mps::{Client, Role, act, base, becomes, clear_faults, daemon, fault, is_open, names, parts, share, signal},
+    mps::{Client, Role, act, base, becomes, clear_faults, daemon, fault, fired, is_open, names, parts, share, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -39,23 +40,6 @@ const DEEDS: [&str; 14] = [
     "server-dies --times 1",
     "restart by force",
 ];
-
-/// Numbers that are the same again for the same seed (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, most: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((mixed ^ (mixed >> 31)) % most as u64).expect("a small number")
-    }
-}
-
-fn number(name: &str, usual: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
-}
 
 struct World {
     // Goes before its host: it would start anew what that ends.
@@ -128,19 +112,43 @@ impl World {
                 assert_eq!(act(self.agent(), "0", "restart", &json!({ "force": true })).status, 200);
                 false
             }
+            "server-dies --times 1" => {
+                // Of the next server: there has to be a next one, and somebody whom it is for.
+                self.client = None;
+                kill(self.of(Role::Server));
+                self.goes_wrong(deed, |world| drop(Client::start(&world.host, &world.environment)));
+                false
+            }
             rule => {
-                fault(&self.host, rule);
-                let _looked = daemon(self.agent(), "0");
+                if rule.starts_with("fault") && self.client.is_none() {
+                    self.compute();
+                }
+                self.goes_wrong(rule, |world| drop(daemon(world.agent(), "0")));
                 false
             }
         }
+    }
+
+    /// Has the stand-ins do something wrong, and waits until they did.
+    fn goes_wrong(&self, rule: &str, then: impl Fn(&Self)) {
+        fault(&self.host, rule);
+        self.agent().await_that("it went wrong", || {
+            then(self);
+            fired(&self.host) > 0
+        });
+    }
+
+    fn compute(&mut self) {
+        let client = Client::start(&self.host, &self.environment);
+        assert!(client.first.starts_with("active"), "{}\n{}", client.first, self.agent().log());
+        self.client = Some(client);
     }
 
     /// Waits until it serves, and looks whether all is as it should be.
     fn is_well(&mut self, deed: &str) -> MpsDaemon {
         // Whoever computes on is not to notice these; whoever lost its server, or is in the way of the next
         // one, goes.
-        let spared = ["kill the agent", "end the agent", "silent-hello --times 2", "server-dies --times 1"];
+        let spared = ["kill the agent", "end the agent", "silent-hello --times 2"];
         if let Some(client) = self.client.as_mut().filter(|_| spared.contains(&deed)) {
             let said = client.said();
             assert!(client.lives() && said.is_empty(), "{deed}: a client was lost: {said:?}\n{}", self.agent().log());
@@ -167,20 +175,18 @@ impl World {
 
 #[test]
 fn nothing_is_doubled_lost_or_left_whatever_is_killed() {
-    let (times, seed) = (number("GPUSH_TEST_KILLS", 100), number("GPUSH_TEST_SEED", 20_261_122));
+    let times = number("GPUSH_TEST_KILLS", 100);
+    let (mut dice, seed) = Dice::seeded(20_261_122);
     let host = Host::up(HOST);
     let mut world = World { host, agent: None, environment: Vec::new(), client: None };
     world.start_agent();
     becomes(world.agent(), "0", "ready", |daemon| daemon.state == MpsState::Ready);
     world.environment = share(world.agent(), "0", &json!({})).expect("a share").environment;
     let mut ready = world.is_well("nothing");
-    let mut dice = Dice(seed);
     let mut tried: BTreeMap<&str, (u32, Duration)> = BTreeMap::new();
     for time in 0..times {
         if world.client.is_none() && dice.below(3) > 0 {
-            let client = Client::start(&world.host, &world.environment);
-            assert!(client.first.starts_with("active"), "{time}: {}\n{}", client.first, world.agent().log());
-            world.client = Some(client);
+            world.compute();
         }
         let deed = DEEDS[dice.below(DEEDS.len())];
         let began = Instant::now();

@@ -1,5 +1,5 @@
 //! `cargo xtask soak`: what a usual run does a hundred times, a thousand times: MPS daemons, their servers,
-//! clients and gpushd killed at random.
+//! clients and gpushd killed at random; and a fifth as often their units, on a systemd.
 
 use anyhow::Result;
 
@@ -32,5 +32,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     if let Some(seed) = arguments.seed {
         kills.env("GPUSH_TEST_SEED", seed.to_string());
     }
-    Ok(step::run("kills of what belongs to MPS", kills, true).outcome == Outcome::Passed)
+    let daemons = step::run("kills of what belongs to MPS", kills, true).outcome;
+    let mut units = workspace::cargo();
+    units.args([
+        "test",
+        "--locked",
+        "--package",
+        "gpush-tests",
+        "--test",
+        "systemd_mps",
+        "--",
+        "--show-output",
+        "kills::",
+    ]);
+    // Each takes seconds, which systemd has.
+    units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
+    if let Some(seed) = arguments.seed {
+        units.env("GPUSH_TEST_SEED", seed.to_string());
+    }
+    let units = step::run("kills of units of systemd", units, true).outcome;
+    Ok(daemons == Outcome::Passed && units == Outcome::Passed)
 }

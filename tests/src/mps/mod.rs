@@ -119,6 +119,17 @@ pub fn fault(host: &Host, rule: &str) -> String {
     host.sim("mps", &words).trim().to_owned()
 }
 
+/// How often faults of the stand-ins that are there went wrong, all together.
+///
+/// # Panics
+/// When the simulated host does not tell.
+#[must_use]
+pub fn fired(host: &Host) -> u64 {
+    let rules = fs::read_to_string(host.dir().join("mps-faults.toml")).unwrap_or_default();
+    let counts = rules.lines().filter_map(|line| line.strip_prefix("fired = "));
+    counts.map(|count| count.parse::<u64>().expect("a number")).sum()
+}
+
 /// Ends all faults of the stand-ins; what they held up goes on.
 ///
 /// # Panics

@@ -3,6 +3,8 @@
 //! `nvidia-cuda-mps-control` is NVIDIA's own, where it is installed; its servers need a GPU, so those of
 //! the simulated host stand in for them, and so do the clients.
 
+mod kills;
+
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gpush_tests::machine::Machine;
@@ -182,7 +184,6 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
         std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
     }
     println!("12 kills, the slowest was told after {:.0} ms", slowest * 1e3);
-    assert!(slowest < 2.0, "{slowest}");
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
     // By hand past gpushd: it is wanted, so it comes back.
