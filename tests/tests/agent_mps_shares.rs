@@ -97,6 +97,11 @@ fn no_more_is_handed_out_than_the_rule_allows_and_a_request_counts_once() {
     let (host, agent) = ready(&format!("{CONFIG}mps = {{ percentage = 60, shares_percent = 100, max_clients = 3 }}\n"));
     let bad = share(&agent, "0", &json!({ "percentage": 61 })).unwrap_err();
     assert_eq!(bad.code, Code::BadRequest, "{bad:?}");
+    for memory in [json!(24 * 1024), json!(u64::MAX), json!(0), json!("1.5G")] {
+        let bad = share(&agent, "0", &json!({ "memory_limit_mib": memory })).unwrap_err();
+        assert_eq!(bad.code, Code::BadRequest, "{memory}: {bad:?}");
+        assert!(format!("{bad:?}").contains("memory"), "{memory}: {bad:?}");
+    }
     share(&agent, "0", &json!({ "percentage": 60 })).expect("a share");
     let full = share(&agent, "0", &json!({ "percentage": 40.1 })).unwrap_err();
     assert_eq!(full.code, Code::Conflict, "{full:?}");

@@ -142,7 +142,8 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) 
     if let Some(most) =
         seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
     {
-        findings.push(format!("{} clients are there, {most} are wanted at most", clients.len()));
+        let are = if most == 1 { "is" } else { "are" };
+        findings.push(format!("{} clients are there, {most} {are} wanted at most", clients.len()));
     }
     let mut uids: BTreeMap<u32, usize> = BTreeMap::new();
     for uid in clients.iter().filter_map(|client| client.uid) {

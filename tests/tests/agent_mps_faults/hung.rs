@@ -48,6 +48,17 @@ fn a_daemon_that_says_nothing_is_left_to_its_clients_and_replaced_when_they_have
 }
 
 #[test]
+fn one_that_hangs_is_restarted_under_its_clients_where_the_config_says_so() {
+    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nrestart_hung_with_clients = true");
+    let served = Served::of(Host::up(Served::HOST), "0", &config, None);
+    let client = served.client();
+    fault(&served.host, "silent-hello");
+    assert_eq!(client.says(), "lost");
+    clear_faults(&served.host);
+    served.another();
+}
+
+#[test]
 fn a_stopped_process_is_a_hung_daemon() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);

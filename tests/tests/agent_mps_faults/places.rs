@@ -2,7 +2,7 @@
 
 use std::{fs, io::Write, process::Command};
 
-use gpush_api::MpsState;
+use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::Setup,
     host::Host,
@@ -43,7 +43,18 @@ fn a_directory_that_was_deleted_under_a_daemon_is_told_and_made_anew_when_nobody
             return;
         }
         let served = Served::on(host, programs.as_deref());
+        let mut client = served.client();
         fs::remove_dir_all(served.pipe()).expect("it can be deleted");
+        if real {
+            // It serves whom it has. The stand-in's server ends with the directory, and its client with it.
+            let told = becomes(&served.agent, "0", "told", |daemon| {
+                daemon.reasons.iter().any(|reason| reason.contains("was deleted: it serves whom it has"))
+            });
+            assert_eq!((told.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
+            assert!(client.lives() && client.said().is_empty());
+            assert_eq!(share(&served.agent, "0", &json!({})).expect_err("nobody reaches it").code, Code::Conflict);
+        }
+        client.end();
         served.another();
         assert!(served.client().lives());
     }

@@ -26,6 +26,22 @@ fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more(
 }
 
 #[test]
+fn one_is_warned_of_once_and_left() {
+    let Some((host, agent)) = start("strays that are warned of", "[processes]\nstray = \"warn\"\n") else { return };
+    let sleep = || Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
+    let mut draws = sleep().on(&host, "--gpu 0 --kind graphics");
+    assert_eq!(done(&agent, draws.pid()), "the log warns of it");
+    // The next one is warned of in a later round, and this one not again.
+    let other = sleep().on(&host, "--gpu 0 --kind compute");
+    assert_eq!(done(&agent, other.pid()), "the log warns of it");
+    let log = agent.log();
+    let mut warned = log.lines().filter(|line| line.contains("WARN") && line.contains(&draws.pid().to_string()));
+    let warning = warned.next().expect("a warning");
+    assert!(warning.contains("it draws, and has no share") && warning.contains("uid=\"65534\""), "{warning}");
+    assert_eq!((warned.next(), draws.lives()), (None, true));
+}
+
+#[test]
 fn a_stray_is_asked_to_end_and_killed_when_it_does_not_and_its_neighbour_computes_on() {
     let config = "[processes]\nstray = \"end\"\ngrace_s = 1\n";
     let Some((host, agent)) = start("strays that are ended", config) else { return };

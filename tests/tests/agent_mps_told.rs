@@ -1,0 +1,101 @@
+//! What is told of MPS daemons: each step of their lives as an event, more clients than are wanted, versions that are
+//! not supported, and logs that are cut before they fill a disk.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
+
+use gpush_api::{EventKind, Happening, MpsState};
+use gpush_tests::{
+    agent::Listener,
+    host::{Host, program},
+    mps::{Client, Served, act, becomes, daemon, fault, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+/// The next state that is told of.
+fn next(listener: &mut Listener) -> (MpsState, String) {
+    let Happening::Mps(change) = listener.next_of(EventKind::Mps).what else { panic!("another kind") };
+    assert_eq!((change.gpu, change.uuid.as_str()), (Some(0), change.gpu_uuid.as_str()));
+    (change.state, change.reasons.join("; "))
+}
+
+#[test]
+fn each_step_of_its_life_is_an_event() {
+    let served = Served::up();
+    let mut listener = served.agent.listen("?kinds=mps", None);
+    assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
+    assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Stopping, MpsState::Stopped]);
+    assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);
+    assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);
+    let client = served.client();
+    assert!(signal(daemon(&served.agent, "0").pid.expect("a pid").cast_signed(), Signal::SIGKILL));
+    // Its server serves on: what is wrong is told with the state.
+    let (state, why) = next(&mut listener);
+    assert_eq!(state, MpsState::BackingOff);
+    assert!(why.contains("was ended by signal 9"), "{why}");
+    client.end();
+    while next(&mut listener).0 != MpsState::Ready {}
+}
+
+#[test]
+fn more_clients_than_are_wanted_are_told() {
+    let config = format!("{}mps = {{ max_clients = 1 }}\n", Served::CONFIG);
+    let served = Served::of(Host::up(Served::HOST), "0", &config, None);
+    let first = served.client();
+    assert_eq!(daemon(&served.agent, "0").findings, [] as [String; 0]);
+    // Two programs with one share: it is the environment that lets in, and the daemon knows no limit.
+    let second = served.client();
+    let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
+    assert_eq!(told.findings, ["2 clients are there, 1 is wanted at most"]);
+    let pids: Vec<_> = told.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
+    assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{told:#?}");
+    assert!(told.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{told:#?}");
+}
+
+/// The stand-ins, the control daemon through a script.
+fn through(host: &Host, script: &str) -> std::path::PathBuf {
+    let dir = host.dir().join("own");
+    fs::create_dir(&dir).expect("a directory");
+    symlink(program("gpush-sim"), dir.join("nvidia-cuda-mps-server")).expect("a link");
+    let control = host.dir().join("bin/nvidia-cuda-mps-control");
+    let path = dir.join("nvidia-cuda-mps-control");
+    fs::write(&path, format!("#!/bin/sh\n{}\n", script.replace("CONTROL", &control.display().to_string())))
+        .expect("a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
+    dir
+}
+
+#[test]
+fn a_daemon_of_another_protocol_says_nothing_and_is_named() {
+    let host = Host::up(Served::HOST);
+    let programs = through(&host, "CUDA_MPS_PROTOCOL_VERSION=3 exec CONTROL \"$@\"");
+    let served = Served::on(host, Some(&programs));
+    fault(&served.host, "silent-hello");
+    becomes(&served.agent, "0", "named", |daemon| {
+        daemon.reasons.iter().any(|reason| reason == "it speaks MPS v3, which is not supported yet")
+    });
+}
+
+#[test]
+fn a_log_is_cut_while_its_daemon_runs_and_what_is_said_goes_on() {
+    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
+    let served = Served::of(Host::up(Served::HOST), "0", &config, None);
+    let mut client = served.client();
+    let logs = daemon(&served.agent, "0").log_directory.expect("logs");
+    let log = Path::new(&logs).join("control.log");
+    let mut grown = OpenOptions::new().append(true).open(&log).expect("its log");
+    grown.write_all("some line of it\n".repeat(70_000).as_bytes()).expect("it can be written");
+    let length = |path: &Path| fs::metadata(path).map(|meta| meta.len()).unwrap_or_default();
+    served.agent.await_that("it is cut", || length(&log) < 1 << 20);
+    assert!(length(&Path::new(&logs).join("control.log.1")) > 1 << 20, "what was said is kept");
+    let cut = length(&log);
+    let second = Client::start(&served.host, &served.environment);
+    served.agent.await_that("it says more", || length(&log) > cut);
+    assert!(second.first.starts_with("active") && client.lives());
+    assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
+}
