@@ -271,7 +271,10 @@ pub(crate) async fn devices_serve(agent: &Shared, operation: &str, plans: &[GpuP
         let entries = agent.mps.entries().clone();
         let here = entries.iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
         let (mut late, mut failed) = (false, Vec::new());
-        for (uuid, entry) in here.filter(|(uuid, _)| agent.mps.record(uuid).stopped.is_none()) {
+        // The daemon of the whole GPU, which the operation has ended, comes back with none.
+        let aside = agent.mps.moving().aside;
+        let wanted = |uuid: &String| !aside.contains(uuid) && agent.mps.record(uuid).stopped.is_none();
+        for (uuid, entry) in here.filter(|(uuid, _)| wanted(uuid)) {
             let seen = entry.daemon.seen();
             match seen.state {
                 State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => late = true,

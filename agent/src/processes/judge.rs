@@ -3,14 +3,15 @@
 //! ```text
 //! its GPU is not seen as it is now, or is being changed ─► nobody is
 //! the database was lost, or the daemon is not wanted ────► nobody is: who has a share is not known, or nobody can
+//! its rule does not share it (any more) ─────────────────► nobody is: a daemon that is left has no claim to it
 //! an MPS server of gpushd's ──────────────────────────────► no
 //! a client with a share of its own user's ───────────────► no
 //! any other ─────────────────────────────────────────────► a stray
 //!     another's MPS server ────────────────────────────────► which is not ended
-//!     of a user who has a share, and its own can't be told ─► which is not ended
+//!     of a user who has a share, with another or none ──────► which is not ended
 //! ```
 
-use gpush_api::{Gpu, GpuProcess, GpuState, Process, ProcessKind};
+use gpush_api::{Gpu, GpuProcess, GpuState, Mode, Process, ProcessKind};
 
 use super::share::Told;
 use crate::{
@@ -18,8 +19,9 @@ use crate::{
     mps::{self, Server, Servers, SharedTarget},
 };
 
-/// Why a stray is not ended of which it can't be told whether it is one.
-const UNSURE: &str = "its user has a share, and may have started it with that";
+/// Why a stray is not ended whose user was given something: it may be a job of the share before, or one whose
+/// environment was cleaned on the way. It is for people to say what it is.
+const HOLDER: &str = "its user has a share";
 
 /// A process, and why it is not ended although it is a stray.
 #[derive(Debug, Clone)]
@@ -67,16 +69,22 @@ impl<'a> Judge<'a> {
             (Told::Share(name), ProcessKind::MpsClient) => Some(name.clone()),
             _ => None,
         };
-        if share.is_some() || self.lost || !shared.is_given || !is_seen(gpu) {
+        if share.is_some() || self.lost || !shared.is_given || !shares(gpu, target) || !is_seen(gpu) {
             return Found { serves, share, ..Found::default() };
         }
         let stray = why(&shared, process.kind, uid, &told);
-        let spared = match told {
-            // Of one that names a share it is not said that it lies when the driver lists it as something else.
-            Told::Share(_) | Told::Unsure => shared.is_held_by(uid).then_some(UNSURE),
-            Told::Another(_) | Told::Nothing => None,
-        };
+        let spared = shared.is_held_by(uid).then_some(HOLDER);
         Found { serves, share: None, stray: Some(stray), spared }
+    }
+}
+
+/// Whether its rule has a GPU shared, or its MIG devices: a daemon that stands on one that is to be something else
+/// has whoever it has, and nobody who comes past it is out of place.
+fn shares(gpu: &Gpu, target: &str) -> bool {
+    match gpu.mode {
+        Mode::Mps => true,
+        Mode::Mig => target != gpu.uuid,
+        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
     }
 }
 

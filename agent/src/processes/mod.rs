@@ -3,6 +3,7 @@
 //! ```text
 //! driver's lists (compute, graphics, MPS) ─► who: uid, command, cgroup, unit, Slurm job
 //!     GPU or MIG device shared through MPS ──► its user has a share, and it comes through MPS? ─► stray (`judge`)
+//!         the config allows it? ─► no stray
 //!     any other ─────────────────────────────► not asked: nobody is given shares of it
 //! stray ─► policy: report ─► shown
 //!                  warn   ─► and logged, once
@@ -32,7 +33,11 @@ mod told;
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN};
 use gpush_core::sharing;
 
-use self::judge::{Judge, Judged};
+use self::{
+    allow::{Allow, Verdict},
+    held::Held,
+    judge::{Judge, Judged},
+};
 pub(crate) use self::{end::run, share::named_share, strays::Strays};
 use crate::{agent::Shared, auth::Asker, view};
 
@@ -62,7 +67,12 @@ pub(crate) fn health(agent: &crate::agent::Agent) -> Vec<ApiError> {
 async fn judged(agent: &Shared) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError> {
     let gpus = view::gpus(agent, &Asker::log()).await?;
     let judge = Judge::of(agent);
-    let judged = gpus.iter().flat_map(|gpu| of(&judge, gpu)).collect();
+    let mut judged: Vec<Judged> = gpus.iter().flat_map(|gpu| of(&judge, gpu)).collect();
+    if judged.iter().any(|one| one.process.stray.is_some())
+        && let Some(allow) = Allow::of(&agent.settings.config()).await
+    {
+        judged.iter_mut().for_each(|one| pardon(&mut one.process, &allow));
+    }
     Ok((judged, gpus.iter().filter_map(unknown).collect()))
 }
 
@@ -117,10 +127,19 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
         cgroup: place.map(|place| place.path),
         serves: found.serves,
         share: found.share,
+        allowed: false,
         stray: found.stray,
         done: None,
     };
     Judged { process, spared: found.spared }
+}
+
+/// Whom the config allows is no stray.
+fn pardon(one: &mut GpuProcess, allow: &Allow) {
+    let held = one.stray.as_ref().and_then(|_| Held::take(one.process.pid?));
+    if held.is_some_and(|held| allow.verdict(&held.facts) == Verdict::Yes) {
+        (one.stray, one.allowed) = (None, true);
+    }
 }
 
 /// Takes out what only its owner and admins may see.

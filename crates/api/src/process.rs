@@ -47,6 +47,9 @@ pub struct GpuProcess {
     /// The share that it runs with, where the GPU or MIG device is shared by MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
+    /// Whether the config allows it although it has no share.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allowed: bool,
     /// Why it is taken for a stray; `None` for those that belong there, and for those of which it is not
     /// asked: on GPUs that no rule gives shares of.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -29,8 +29,8 @@ pub(crate) fn list(all: &GpuProcesses, strays: bool, look: &Look) -> String {
     }
     let found = all.processes.iter().filter(|one| one.stray.is_some()).count();
     if found > 0 {
-        let them = if found == 1 { "it" } else { "them" };
-        let text = format!("{}: {}", strays_in_words(found), what_is_done(all.policy, them));
+        let left = all.processes.iter().filter(|one| is_left(one)).count();
+        let text = format!("{}: {}", strays_in_words(found), what_is_done(all.policy, found, left));
         out += &(look.wrap("", &text).iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
     out
@@ -44,11 +44,21 @@ fn processes(n: usize) -> String {
     if n == 1 { count(n, "process") } else { format!("{n} processes") }
 }
 
-/// What the config has done about strays.
-fn what_is_done(policy: StrayPolicy, them: &str) -> String {
+/// Whether it is left although the config wants strays ended.
+fn is_left(one: &GpuProcess) -> bool {
+    one.stray.is_some() && one.done.as_ref().is_some_and(|done| done.starts_with("left"))
+}
+
+/// What the config has done about so many strays, of which some are left.
+fn what_is_done(policy: StrayPolicy, found: usize, left: usize) -> String {
+    let them = if found == 1 { "it" } else { "them" };
     match policy {
         StrayPolicy::Report => format!("the config wants {them} shown, and left alone"),
         StrayPolicy::Warn => format!("the config wants {them} shown and warned of in the log, and left alone"),
+        StrayPolicy::End if left == found => format!("the config wants strays ended, and gpushd leaves {them}"),
+        StrayPolicy::End if left > 0 => {
+            format!("the config wants them ended: SIGTERM, a while to obey, SIGKILL; gpushd leaves {left} of them")
+        }
         StrayPolicy::End => format!("the config wants {them} ended: SIGTERM, a while to obey, SIGKILL"),
     }
 }
@@ -113,7 +123,8 @@ fn belongs(one: &GpuProcess, look: &Look) -> String {
     let job = one.slurm_job.map(|job| format!("job {job}"));
     let share = one.share.as_ref().map(|share| format!("share {}", look.clean(share)));
     let unit = one.unit.as_ref().filter(|_| job.is_none() && share.is_none()).map(|unit| look.clean(unit));
-    let parts: Vec<String> = share.into_iter().chain(job).chain(unit).collect();
+    let allowed = one.allowed.then(|| "allowed".to_owned());
+    let parts: Vec<String> = share.into_iter().chain(allowed).chain(job).chain(unit).collect();
     if parts.is_empty() { NONE.to_owned() } else { parts.join(", ") }
 }
 

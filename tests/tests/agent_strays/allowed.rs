@@ -6,7 +6,7 @@ use gpush_api::{EventKind, Health, StrayStep};
 use gpush_tests::agent::Agent;
 use nix::sys::signal::Signal;
 
-use super::{FAST, Job, NOBODY, OTHER, RULE, done, start, told, witness};
+use super::{FAST, Job, NOBODY, OTHER, RULE, done, listed, start, told, witness};
 
 fn processes(grace: u32, allow: &str) -> String {
     format!("[processes]\nstray = \"end\"\ngrace_s = {grace}\nallow = [{allow}]\n")
@@ -27,7 +27,7 @@ fn who_is_allowed_after_it_was_asked_is_not_killed_and_who_is_not_any_more_is_as
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
     told(&mut listener, deaf.pid(), StrayStep::Asked);
     reload(&agent, &processes(0, "{ uid = 65534 }"));
-    agent.until("it is left", || (done(&agent, deaf.pid()) == "left: the config allows it").then_some(()));
+    agent.until("it is none", || listed(&agent, deaf.pid()).filter(|one| one.allowed && one.stray.is_none()));
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(deaf.lives());
     reload(&agent, &processes(0, ""));
@@ -52,7 +52,7 @@ fn a_program_is_allowed_by_its_file_and_one_that_can_not_be_compared_is_left() {
     // An upgrade: another file of that name.
     let new = dir.path().join("new");
     fs::copy("/bin/sleep", &new).and_then(|_| fs::rename(&new, &replaced)).expect("an upgrade");
-    assert_eq!(done(&agent, same.pid()), "left: the config allows it");
+    agent.until("it is none", || listed(&agent, same.pid()).filter(|one| one.allowed && one.stray.is_none()));
     let why = done(&agent, before.pid());
     assert!(why.starts_with("left: it may be allowed: it began before"), "{why}");
     witness(&host, &agent, "--gpu 0 --kind compute");

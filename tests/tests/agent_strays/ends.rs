@@ -1,9 +1,9 @@
 //! What is done about strays, and who is told.
 
-use gpush_api::{AuditRecord, GpuProcesses, ProcessKind, StrayStep};
-use gpush_tests::host::program;
+use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, StrayStep};
+use gpush_tests::{host::program, mps::reaches};
 
-use super::{END, Job, NOBODY, done, listed, start, stray_and_guest, told};
+use super::{END, FAST, Job, NOBODY, RULE, done, listed, start, start_on, stray_and_guest, told, witness};
 
 #[test]
 fn whoever_names_no_share_is_a_stray_and_only_shown_unless_the_config_says_more() {
@@ -42,18 +42,44 @@ fn one_is_warned_of_once_and_left() {
 }
 
 #[test]
-fn a_stray_is_asked_to_end_and_killed_when_it_does_not_and_its_neighbour_computes_on() {
-    let config = "[processes]\nstray = \"end\"\ngrace_s = 1\n";
-    let Some((host, agent)) = start("strays that are ended", config) else { return };
-    let (mut stray, mut guest) = stray_and_guest(&host, &agent);
+fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() {
+    let Some((host, agent)) = start("strays that are ended", END) else { return };
+    let (mut theirs, mut guest) = stray_and_guest(&host, &agent);
     // Past MPS, and root's: told, and left.
     let root = host.process("--gpu 0 --kind compute");
     let left = agent.until("what is done about root's is told", || listed(&agent, root)?.done);
     assert_eq!(left, "left: root's processes are never ended");
-    agent.until("the stray is ended", || (!stray.lives()).then_some(()));
+    assert_eq!(done(&agent, theirs.pid().cast_unsigned()), "left: its user has a share");
+    let mut renewed =
+        Job::start(std::process::Command::new("/bin/sleep").arg("1000").env("GPUSH_MPS_SHARE", "s1"), NOBODY);
+    renewed = renewed.on(&host, "--gpu 0 --kind mps");
+    assert_eq!(done(&agent, renewed.pid()), "left: its user has a share");
+    witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(agent.log().contains("asked to end"), "{}", agent.log());
-    assert!(guest.lives() && guest.said().is_empty());
+    assert!(guest.lives() && guest.said().is_empty() && theirs.lives() && renewed.lives());
     assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
+}
+
+#[test]
+fn on_a_gpu_that_is_to_be_shared_otherwise_nobody_is_one() {
+    for mode in ["exclusive", "timeslice"] {
+        let keep = "mps = { compute_mode = \"keep\" }\n";
+        let config = format!("{END}{FAST}{RULE}{keep}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n");
+        let two = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
+        let Some((host, agent)) = start_on("strays after a change of mode", two, &config) else { return };
+        reaches(&agent, "1", MpsState::Ready);
+        agent.write_config(config.replacen(
+            "mode = \"mps\"\nmps = { compute_mode = \"keep\" }",
+            &format!("mode = \"{mode}\""),
+            1,
+        ));
+        assert_eq!(agent.post("/v1/config/reload", &serde_json::json!({})).status, 200);
+        let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
+        job = job.on(&host, "--gpu 0 --kind compute");
+        witness(&host, &agent, "--gpu 1 --kind compute");
+        assert!(job.lives(), "{mode}");
+        assert_eq!(listed(&agent, job.pid()).expect("it is listed").stray, None, "{mode}");
+    }
 }
 
 #[test]

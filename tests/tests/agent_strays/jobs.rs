@@ -15,7 +15,7 @@ fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
     let _share = share_of(NOBODY, &host, &agent);
     // None at all: as of one that has written over it, or is being executed.
     let mut job = Job::start(Command::new("/bin/sleep").arg("1000").env_clear(), NOBODY).on(&host, PLACE);
-    assert_eq!(done(&agent, job.pid()), "left: its user has a share, and may have started it with that");
+    assert_eq!(done(&agent, job.pid()), "left: its user has a share");
     // As setproctitle does it.
     let clobber = "f=open('/proc/self/stat').read().rsplit(')',1)[1].split()\n\
                    import ctypes,time\n\
@@ -29,7 +29,7 @@ fn a_job_whose_environment_tells_nothing_is_shown_and_left() {
         let out = titled.0.stdout.take().expect("piped");
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("it says when");
         titled = titled.on(&host, PLACE);
-        assert_eq!(done(&agent, titled.pid()), "left: its user has a share, and may have started it with that");
+        assert_eq!(done(&agent, titled.pid()), "left: its user has a share");
         assert!(titled.lives());
     }
     witness(&host, &agent, "--gpu 0 --kind compute");

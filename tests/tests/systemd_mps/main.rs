@@ -300,14 +300,14 @@ fn directories_logs_and_accounts_are_in_their_places() {
         machine.await_that(what, |machine| {
             let all: Value = serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
             let all = all["processes"].as_array().expect("processes").clone();
-            all.iter().any(|one| one["process"]["pid"] == pid && is(one))
+            all.iter().any(|one| one["pid"] == pid && is(one))
         });
     };
     is("its unit", &|one| one["unit"] == "client.service" && one["slurm_job"].is_null());
     // As slurmstepd lays them out.
     let job = "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0";
     machine.sh(&format!("mkdir -p {job} && echo {pid} > {job}/cgroup.procs"));
-    is("its job", &|one| one["slurm_job"] == "42" && one["cgroup"].to_string().contains("job_42/step_batch/user"));
+    is("its job", &|one| one["slurm_job"] == 42 && one["cgroup"].to_string().contains("job_42/step_batch/user"));
     let modes = format!(
         "stat -c '%a %U %n' /run/gpush-mps /run/gpush-mps/{target} /run/gpush-mps/{target}/1 /run/gpush-mps/{target}/spec.json /var/log/gpush-mps /var/log/gpush-mps/{target}"
     );

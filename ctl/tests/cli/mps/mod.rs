@@ -127,6 +127,7 @@ fn processes(strays: bool) -> GpuProcesses {
         slurm_job: None,
         serves: None,
         share: None,
+        allowed: false,
         stray: None,
         done: None,
     };
