@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use gpush_api::{ApiError, Code, Gpu, Mode, Recovered};
 use gpush_store::{BootRecord, Lost};
 
-use crate::{agent::Shared, auth::Asker, mps, request::Request, view};
+use crate::{agent::Shared, auth::Asker, mps, request::Request, shared_gpus, view};
 
 /// What was lost and is not accepted.
 #[derive(Debug, Default)]
@@ -83,6 +83,11 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
         })
         .await?;
     standing.take_in(agent);
+    for gpu in standing.gpus() {
+        if let Err(why) = shared_gpus::take_as_found(agent, gpu).await {
+            tracing::error!(gpu, "{why}");
+        }
+    }
     *agent.held.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
     agent.startup.look_again();

@@ -99,6 +99,43 @@ async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
     assert!(!is_told(&agent));
 }
 
+#[tokio::test]
+async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until_it_is_back() {
+    let host = Host::up(HOST);
+    host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
+    let agent = Agent::start(&host, "");
+    reload(&agent, SHARED);
+    let wanted = json!({ "gpus": ["0"], "layout": "wanted" });
+    let failed = agent.follow(agent.begin_with(&wanted).expect("it begins"));
+    assert_eq!(failed.state, OperationState::RolledBack, "{failed:#?}");
+    let error = failed.error.expect("an error");
+    assert!(format!("{error:?}").contains("programs can get past MPS on GPU 0"), "{error:?}");
+    host.clear_faults();
+    let done = agent.follow(agent.begin_with(&wanted).expect("it begins"));
+    assert_eq!((done.state, mode(&host)), (OperationState::Done, 3));
+
+    // Somebody's hand, and a driver that does not let it be put right.
+    let driver = hardware(&host);
+    let uuid = uuids(&driver).await.remove(0);
+    loop {
+        driver.set_compute_mode(&uuid, ComputeMode::Default).await.expect("it can be set");
+        host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
+        // Otherwise gpushd was quicker.
+        if mode(&host) == 0 {
+            break;
+        }
+        host.clear_faults();
+    }
+    reload(&agent, SHARED);
+    let told =
+        || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can get past MPS on GPU 0"));
+    agent.await_that("it is told", told);
+    assert!(agent.get("/v1/health").json()["causes"].to_string().contains("programs can get past MPS"));
+    host.clear_faults();
+    reload(&agent, SHARED);
+    agent.await_that("it is put right", || mode(&host) == 3 && !told());
+}
+
 #[test]
 fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
     let host = Host::up(HOST);

@@ -4,13 +4,22 @@
 //! It is needed from when an operation is about to bring up the daemon until nothing of that is left. A
 //! daemon that never came up needs none: what tries to start it goes on without.
 
-use gpush_api::{ComputeMode, Mode, MpsComputeMode};
+use std::{
+    collections::BTreeMap,
+    sync::{MutexGuard, PoisonError},
+};
+
+use gpush_api::{ApiError, Code, ComputeMode, Mode, MpsComputeMode};
 use gpush_core::sharing::Target;
 
 use super::{Mps, place::Place};
 use crate::{agent::Shared, shared_gpus};
 
 impl Mps {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether a full GPU needs its compute mode for a daemon.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
         self.is_in_force(uuid) || self.moving().coming.contains(uuid) || self.has_something_of(uuid)
@@ -24,22 +33,48 @@ impl Mps {
     }
 }
 
-/// Sees to the compute mode of a GPU that is about to be shared, or is.
+/// Sees to the compute mode of a GPU that is about to be shared, or is. Why it has not the one that it shall have is
+/// told of its daemon, and in health, until it has.
 pub(super) async fn take(agent: &Shared, target: &Target, wanted: MpsComputeMode) {
+    let gpu = &target.gpu_uuid;
     match wanted {
-        MpsComputeMode::Keep => return,
+        MpsComputeMode::Keep => {
+            agent.mps.open().remove(gpu);
+            return;
+        }
         MpsComputeMode::ExclusiveProcess => {}
     }
     let mode = ComputeMode::ExclusiveProcess;
-    match shared_gpus::take(agent, &target.gpu_uuid, mode, Mode::Mps).await {
-        Ok(None) => {}
-        Ok(Some(before)) => tracing::info!(gpu = target.gpu_uuid, "its compute mode is {mode}, it was {before}"),
-        Err(why) => tracing::error!(gpu = target.gpu_uuid, "{why}"),
+    match shared_gpus::take(agent, gpu, mode, Mode::Mps).await {
+        Ok(before) => {
+            agent.mps.open().remove(gpu);
+            if let Some(before) = before {
+                tracing::info!(gpu, "its compute mode is {mode}, it was {before}");
+            }
+        }
+        Err(why) => {
+            if agent.mps.open().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {
+                tracing::error!(gpu, "{why}");
+            }
+        }
     }
+}
+
+/// That programs can get past MPS on a GPU, where they can and are not to.
+pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiError> {
+    let why = mps.open().get(gpu_uuid).cloned()?;
+    let message = format!("programs can get past MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
+    Some(
+        ApiError::new(Code::DriverError, message)
+            .cause(why)
+            .hint("gpushd tries again by itself; a rule with `compute_mode = \"keep\"` goes without")
+            .retryable(),
+    )
 }
 
 /// Puts the compute mode back that a GPU had before it was shared; what can't be done now is done later.
 pub(super) async fn put_back(agent: &Shared, uuid: &str) {
+    agent.mps.open().remove(uuid);
     match shared_gpus::put_back(agent, uuid, Mode::Mps).await {
         Ok(None) => {}
         Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),

@@ -108,6 +108,8 @@ pub(crate) struct Mps {
     records: Mutex<BTreeMap<String, MpsTarget>>,
     /// Why targets that the config wants can't be, one sentence each.
     findings: Mutex<Vec<String>>,
+    /// Why GPUs have not the compute mode that keeps everybody from getting past MPS, by UUID.
+    open: Mutex<BTreeMap<String, String>>,
     /// What operations that go on have done with daemons.
     moves: Mutex<BTreeMap<String, Moves>>,
     /// What the control daemon says of several users, once a rule wants them.
@@ -149,6 +151,7 @@ impl Mps {
             shares: Mutex::new(shares),
             records: Mutex::new(records),
             findings: Mutex::default(),
+            open: Mutex::default(),
             moves: Mutex::default(),
             many: Mutex::default(),
             settling: tokio::sync::Mutex::default(),

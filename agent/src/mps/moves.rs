@@ -219,6 +219,11 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
     targets::settle(agent).await;
     let patience = Duration::from_secs(agent.settings.config().mps.start_s.into()) + MARGIN;
     let until = Instant::now() + patience;
+    let label = agent.mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
+    if let Some(error) = compute_mode::gets_past(&agent.mps, uuid, &label) {
+        compute_mode::not_come(agent, operation, uuid).await;
+        return Err(error.hint("mend that, then apply again; a rule with `compute_mode = \"keep\"` goes without"));
+    }
     loop {
         let entry = agent.mps.entries().get(uuid).cloned();
         let Some(entry) = entry else {

@@ -120,6 +120,11 @@ impl Lasting {
         self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
     }
 
+    /// UUIDs of the GPUs.
+    pub(crate) fn gpus(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(uuid, _)| uuid.as_str())
+    }
+
     /// Takes in what was recorded.
     pub(crate) fn take_in(&self, agent: &Shared) {
         self.0.iter().for_each(|(uuid, change)| take_in(agent, uuid, change));

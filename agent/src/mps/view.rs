@@ -9,7 +9,7 @@ use gpush_core::{
 };
 
 use super::{
-    Entry, clients,
+    Entry, clients, compute_mode,
     daemon::Seen,
     ear, logs, many, shares,
     targets::{self, Outlook},
@@ -160,7 +160,10 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
         };
         ill.then(|| closed(&label(entry, uuid), entry, &seen, false))
     });
-    ill.collect()
+    let open = entries.iter().filter_map(|(uuid, entry)| {
+        compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
+    });
+    ill.chain(open).collect()
 }
 
 /// All daemons, by GPU and device.
@@ -290,6 +293,8 @@ async fn shown(
     daemon.reasons.extend(ear::named(agent, asker, &seen).await);
     findings.extend(clients::waiting(agent, asker, &seen).await);
     findings.extend(agent.mps.findings().into_iter().filter(|finding| finding.contains(&label(entry, uuid))));
+    let open = compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid));
+    findings.extend(open.filter(|_| uuid == entry.gpu_uuid).map(|error| error.sentences().join(": ")));
     let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
     match (outlook.ends(uuid, entry), gpu) {
         (Some(why), Some(gpu)) => findings.push(format!(

@@ -140,6 +140,21 @@ pub(crate) async fn take(
     Ok(Some(now))
 }
 
+/// Takes a GPU whose daemon stands, and of which nothing is on record since the database was lost, for one that was
+/// given EXCLUSIVE_PROCESS for that: before it, it had what a driver begins with.
+///
+/// # Errors
+/// Why that is not known, or not on record.
+pub(crate) async fn take_as_found(agent: &Shared, uuid: &str) -> Result<(), String> {
+    let _turn = agent.shared_gpus.turn.lock().await;
+    let record = agent.shared_gpus.record(uuid);
+    let (before, set) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
+    if record.compute_mode.is_some() || read(agent, uuid).await? != Some(set) {
+        return Ok(());
+    }
+    keep(agent, SharedGpu { compute_mode: Some(ComputeModeSet { before, set, by: Mode::Mps }), ..record }).await
+}
+
 /// Puts back the compute mode that a GPU had before one was set for the sake of a mode; the one that it has
 /// now, if it was put back. Somebody else's doing since then is left alone.
 ///

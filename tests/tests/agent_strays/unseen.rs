@@ -74,4 +74,11 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     // Its daemon stands as it did: what stands is accepted.
     assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);
     assert!(agent.gpu(0).drift.is_empty());
+    // And so does its compute mode, until the rule is another.
+    drop(client);
+    agent.write_config("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
+    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    let wanted = json!({ "gpus": ["0"], "layout": "wanted" });
+    assert_eq!(agent.follow(agent.begin_with(&wanted).expect("it begins")).state, gpush_api::OperationState::Done);
+    assert_eq!(agent.gpu(0).compute_mode.unwrap_or_default(), gpush_api::ComputeMode::Default);
 }
