@@ -132,8 +132,8 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         let starts = gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !agent.mps.is_in_force(&gpu.uuid);
         if let Some(why) = sharing::too_old(gpu).filter(|_| starts) {
             let message = format!("GPU {} can't be shared through MPS", gpu.index);
-            let hint = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
-            *plan = plan.without_steps().refused(ApiError::new(Code::Unsupported, message).cause(why).hint(hint));
+            let error = ApiError::new(Code::Unsupported, message).cause(why).hint(view::OTHER_MODE);
+            *plan = plan.without_steps().refused(error);
             continue;
         }
         let stop = |(uuid, entry): (&String, &Entry)| MpsStop { uuid: uuid.clone(), label: view::label(entry, uuid) };

@@ -23,6 +23,9 @@ use crate::{
 /// How old what is shown of daemons may be.
 const FRESH: Duration = Duration::from_secs(1);
 
+/// What helps where a GPU is too old for MPS.
+pub(super) const OTHER_MODE: &str = "give its rule another mode, such as \"exclusive\" or \"timeslice\"";
+
 /// Names the share in a client's environment.
 pub(crate) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
 
@@ -85,7 +88,10 @@ pub(crate) fn drift(gpu: &Gpu, shared: bool) -> Option<String> {
     };
     match (gpu.mode, shared) {
         // What is in the way of it is told already.
-        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some("it is not shared through MPS yet".to_owned()),
+        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::too_old(gpu) {
+            Some(why) => format!("it can't be shared through MPS: {why}"),
+            None => "it is not shared through MPS yet".to_owned(),
+        }),
         (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
         (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
             Some("it is shared through MPS, which its rule does not want any more".to_owned())
@@ -163,7 +169,13 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
     let open = entries.iter().filter_map(|(uuid, entry)| {
         compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
-    ill.chain(open).collect()
+    // However often gpushd is started: it is the config that is to be mended.
+    let too_old = Outlook::of(agent, &Asker::agent()).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
+    let too_old = too_old.filter_map(|gpu| {
+        let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
+        sharing::too_old(&gpu).map(|why| error.cause(why).hint(OTHER_MODE))
+    });
+    ill.chain(open).chain(too_old).collect()
 }
 
 /// All daemons, by GPU and device.
@@ -253,6 +265,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         since: seen.since,
         next_start_at: seen.next_start,
         failures: u32::try_from(seen.failures).unwrap_or(u32::MAX),
+        ends: None,
         protocol: seen.protocol.clone(),
         pipe_directory: seen.pipe.as_ref().map(|path| path.display().to_string()),
         log_directory: seen.logs.as_ref().map(|path| path.display().to_string()),
@@ -296,11 +309,18 @@ async fn shown(
     let open = compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid));
     findings.extend(open.filter(|_| uuid == entry.gpu_uuid).map(|error| error.sentences().join(": ")));
     let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
-    match (outlook.ends(uuid, entry), gpu) {
-        (Some(why), Some(gpu)) => findings.push(format!(
-            "nobody gets a share any more: {why}; who has one may finish, then `gpushctl mig apply --gpu {}` ends it",
-            gpu.index
-        )),
+    daemon.ends = outlook.ends(uuid, entry);
+    match (&daemon.ends, gpu) {
+        (Some(why), Some(gpu)) => findings.push(match gpu.mode {
+            // Nothing is done to a GPU that no rule claims, so nobody need ask for it.
+            Mode::Unmanaged => {
+                format!("nobody gets a share any more: {why}; who has one may finish, then it ends by itself")
+            }
+            Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(
+                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl mig apply --gpu {}` ends it",
+                gpu.index
+            ),
+        }),
         (_, gpu) => findings.extend(gpu.and_then(|gpu| work::refusal(gpu, "a share")).map(|error| error.message)),
     }
     for server in &mut daemon.servers {

@@ -1,6 +1,6 @@
 //! The config in force, as tables.
 
-use gpush_api::{ApiError, ConfigView, Gpu, PendingRestart, Plans, RuleView};
+use gpush_api::{ApiError, ConfigView, Gpu, GpuPlan, PendingRestart, Plans, RuleView};
 
 use super::{
     Look,
@@ -80,6 +80,11 @@ pub(crate) fn rules(rules: &[RuleView], look: &Look) -> String {
     }
 }
 
+/// Whether a plan is about a layout: a GPU that is shared whole has none that could fit.
+fn is_cut(plan: &GpuPlan) -> bool {
+    plan.layout.iter().any(|entry| entry != "none")
+}
+
 /// `gpushctl config check` of a file without errors; `gpus` are those of the offline host, if one was
 /// named.
 pub(crate) fn checked(
@@ -111,8 +116,12 @@ pub(crate) fn checked(
     out += &remarks();
     if let Some(plans) = plans {
         out.push('\n');
-        let fits: Vec<u32> =
-            plans.plans.iter().filter(|p| p.refusal.is_none() && p.error.is_none()).map(|p| p.gpu).collect();
+        let fits: Vec<u32> = plans
+            .plans
+            .iter()
+            .filter(|p| p.refusal.is_none() && p.error.is_none() && is_cut(p))
+            .map(|p| p.gpu)
+            .collect();
         if !fits.is_empty() {
             out += &format!("{}: the layout fits\n", gpu_numbers(&fits));
         }

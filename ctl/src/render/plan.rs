@@ -10,7 +10,7 @@
 //! one picture.
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuPlan, Placement, Plans, Reset, Step};
+use gpush_api::{Gpu, GpuPlan, Mode, Placement, Plans, Reset, Step};
 
 use super::{
     Look,
@@ -123,7 +123,7 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
     for plan in &plans.plans {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
         let body = body(plan, gpu, look);
-        let heading = Heading { name: look.clean(product(&plan.name)), wanted: plan.wanted() };
+        let heading = Heading { name: look.clean(product(&plan.name)), wanted: wanted(plan, gpu) };
         match groups.iter_mut().find(|(_, h, b)| *h == heading && *b == body) {
             Some((indexes, _, _)) => indexes.push(plan.gpu),
             None => groups.push((vec![plan.gpu], heading, body)),
@@ -144,6 +144,17 @@ pub(crate) fn plans(plans: &Plans, gpus: &[Gpu], look: &Look) -> String {
         out.extend(body.iter().cloned());
     }
     out.join("\n") + "\n"
+}
+
+/// What a plan aims at. Of a GPU that has it and is not cut, how it is shared says that.
+fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
+    let how = gpu.filter(|_| as_wanted(plan)).and_then(|gpu| match gpu.mode {
+        Mode::Mps => Some("whole, shared through MPS"),
+        Mode::Timeslice => Some("whole, shared by turns"),
+        Mode::Exclusive => Some("whole"),
+        Mode::Mig | Mode::Unmanaged => None,
+    });
+    how.map_or_else(|| plan.wanted(), str::to_owned)
 }
 
 const NOTHING_CLAIMED: &str = "Name one with --gpu and a layout, or write a rule: gpushctl config show";
@@ -174,12 +185,14 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         return vec![paint(NEW, "  as wanted: nothing to do")];
     }
     let mut out = Vec::new();
-    if let Some(mig) = gpu.and_then(|gpu| gpu.mig.as_ref()) {
+    // Of a GPU that is whole before and after, a drawing says nothing.
+    let cut = |mig: &&gpush_api::Mig| mig.enabled || plan.changes_mig();
+    if let Some((gpu, mig)) = gpu.and_then(|gpu| Some((gpu, gpu.mig.as_ref().filter(cut)?))) {
         let (now, then) = cells(plan, mig);
         // Without MIG mode there are no slices, free or taken.
         let drawn = |on: bool, cells| if on { slices::draw(cells, mig.memory_slices, GUTTER, look) } else { off() };
         out.extend(labelled("now", drawn(mig.enabled, now)));
-        out.extend(labelled("then", drawn(!plan.disables_mig, then)));
+        out.extend(labelled("then", drawn(!plan.leaves_whole(gpu), then)));
     }
     let total = steps(plan).count();
     let digits = total.to_string().len();

@@ -255,6 +255,9 @@ pub struct MpsDaemon {
     /// How often it failed within the time that counts.
     #[serde(default)]
     pub failures: u32,
+    /// Why it is not to be there any more, where that is so: who has something of it may finish.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends: Option<String>,
     /// Its version, or that of the driver, and how it is spoken to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<String>,

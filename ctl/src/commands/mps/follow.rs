@@ -200,11 +200,27 @@ async fn watched(
                     return Err(lost_sight(&now, error.error.message, out));
                 }
             }
+            // One that nothing wants any more is forgotten as soon as it has ended.
+            Err(error) if ends(what) && error.error.code == Code::NotFound => {
+                progress.end();
+                now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
+                now.ends.get_or_insert_with(|| "it is gone".to_owned());
+                out.show(&now, |look| change::ended(&now, look))?;
+                return Ok(0);
+            }
             Err(error) => {
                 progress.end();
                 return Err(error.into());
             }
         }
+    }
+}
+
+/// Whether a change is for a daemon to be gone.
+fn ends(what: Change) -> bool {
+    match what {
+        Change::Stop | Change::Drain => true,
+        Change::Start | Change::Restart => false,
     }
 }
 

@@ -14,6 +14,7 @@ pub(crate) fn ended(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, style) = state(daemon.state);
     let what = match (daemon.state, daemon.pid) {
         (MpsState::Ready, Some(pid)) => format!(", its daemon is pid {pid}"),
+        (MpsState::Stopped, _) if daemon.ends.is_some() => "; nothing wants it any more".to_owned(),
         (MpsState::Stopped, _) => format!("; `gpushctl mps start {}` brings it back", typed(daemon, look)),
         _ => String::new(),
     };

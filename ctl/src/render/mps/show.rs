@@ -1,6 +1,6 @@
 //! Everything about one target that is shared through MPS.
 
-use gpush_api::{MpsComputeMode, MpsDaemon, MpsShare, MpsUsers};
+use gpush_api::{MpsComputeMode, MpsDaemon, MpsShare, MpsState, MpsUsers};
 
 use super::{
     NONE, admitted, clients, given, label, memory, notes, section, server_state, state, typed, user, way_out, words,
@@ -71,10 +71,12 @@ fn life(daemon: &MpsDaemon, look: &Look) -> String {
     let spoken = daemon.protocol.as_ref().map_or_else(String::new, |how| format!(", {}", look.clean(how)));
     let pid = daemon.pid.map_or_else(|| "none".to_owned(), |pid| format!("pid {pid}{spoken}"));
     out += &fact("daemon", &pid, look);
-    let whose = match (admitted(daemon, look), daemon.wanted.users) {
-        (Some(user), MpsUsers::One) => format!("{user}; others once the shares of {user} have ended"),
-        (Some(user), MpsUsers::Many) => format!("{user}, and others beside"),
-        (None, _) => "nobody: no share is taken".to_owned(),
+    let whose = match (daemon.state, admitted(daemon, look).filter(|_| !daemon.shares.is_empty()), daemon.wanted.users)
+    {
+        (MpsState::Ready, Some(user), MpsUsers::One) => format!("{user}; others once the shares of {user} have ended"),
+        (MpsState::Ready, Some(user), MpsUsers::Many) => format!("{user}, and others beside"),
+        (MpsState::Ready, None, _) => "nobody: no share is taken".to_owned(),
+        (other, ..) => format!("nobody: {}", state(other).0),
     };
     out += &fact("let in", &whose, look);
     // A path is there to be copied: it never breaks.

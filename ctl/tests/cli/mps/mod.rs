@@ -68,6 +68,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         since: at(second),
         next_start_at: None,
         failures: 0,
+        ends: None,
         protocol: Some("version 550.163.01, spoken to directly".into()),
         pipe_directory: Some("/run/gpush-mps/g5d1b03a2".into()),
         log_directory: Some("/var/log/gpush/mps/g5d1b03a2".into()),

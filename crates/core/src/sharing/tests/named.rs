@@ -19,6 +19,7 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         since: jiff::Timestamp::UNIX_EPOCH,
         next_start_at: None,
         failures: 0,
+        ends: None,
         protocol: None,
         pipe_directory: None,
         log_directory: None,
