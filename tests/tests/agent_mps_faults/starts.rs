@@ -54,6 +54,12 @@ fn what_has_no_mps_is_told_and_nothing_is_started() {
             let refused = agent.begin_with(&json!({ "gpus": ["0"] })).expect_err("it can't be");
             assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
             assert_eq!(agent.settle().len(), 0, "what can't be is not tried");
+            let told = |agent: &Agent| agent.get("/v1/health").json()["causes"].to_string().contains("can't be shared");
+            assert!(told(&agent));
+            agent.stop();
+            let agent = Agent::start(&host, Served::CONFIG);
+            agent.await_that("the next one tells it too", || told(&agent));
+            assert!(agent.gpu(0).drift[0].contains(why), "{:?}", agent.gpu(0).drift);
         }
     }
     // Volta has it.
