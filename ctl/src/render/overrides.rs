@@ -157,7 +157,12 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Look) ->
     }
     let value = |value: &Option<String>| value.as_ref().map_or_else(|| "not set".to_owned(), |text| look.clean(text));
     let row = |one: &SettingDiff| {
-        let when = if one.restart { "with the next start of gpushd" } else { "at once" };
+        let when = match one.key.as_str() {
+            _ if one.restart => "with the next start of gpushd",
+            // What runs has its program and its log open.
+            "mps.control" | "mps.server" | "mps.log_directory" => "with the next start of each daemon",
+            _ => "at once",
+        };
         vec![look.clean(&one.key), value(&one.in_force), value(&one.in_file), when.to_owned()]
     };
     let columns =
