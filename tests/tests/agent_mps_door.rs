@@ -150,6 +150,25 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
 }
 
 #[test]
+fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let clients = ["0", "1"].map(|target| {
+        let environment = share(&agent, target, &json!({})).expect("a share").environment;
+        Client::start(&host, &environment)
+    });
+    assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 2 })).status, 200);
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 3 })).status, 200);
+    let [mut patient, ends] = clients;
+    assert!(["terminated", "lost"].contains(&ends.says().as_str()), "its time is over");
+    assert!(patient.lives() && patient.said().is_empty(), "later than the time that was taken back");
+    assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
+    patient.end();
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
 fn what_was_set_ends_with_its_rule_and_the_time_of_a_drain_goes_on_over_a_restart() {
     let host = Host::up(HOST);
     let agent = ready(&host);

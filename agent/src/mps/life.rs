@@ -270,12 +270,12 @@ impl Life {
             Do::Open => self.reopen(),
             Do::Stop => {
                 self.end_left();
-                self.step(Event::Leave(Duration::ZERO)).await;
+                self.step(Event::Leave(Some(Duration::ZERO))).await;
                 self.reopen();
             }
             Do::Drain(within) => {
                 self.is_empty().await;
-                self.step(within.map_or(Event::Wanted(false), Event::Leave)).await;
+                self.step(Event::Leave(within)).await;
                 self.reopen();
             }
             Do::Restart => {

@@ -168,8 +168,8 @@ impl Supervisor {
                 self.wanted = Some(false);
                 let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
                 match self.pid() {
-                    Some(pid) if !self.is_idle() && *within > Duration::ZERO => {
-                        self.state = State::Draining { pid, until: Some(now + *within), served };
+                    Some(pid) if !self.is_idle() && *within != Some(Duration::ZERO) => {
+                        self.state = State::Draining { pid, until: within.map(|within| now + within), served };
                         Vec::new()
                     }
                     Some(_) => self.stop(now),
