@@ -150,6 +150,23 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
 }
 
 #[test]
+fn what_two_administrators_set_at_a_time_is_both_set() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    for round in 0..10 {
+        let set = |what: serde_json::Value| assert_eq!(act(&agent, "0", "settings", &what).status, 200);
+        set(json!({ "reset": true }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| set(json!({ "percentage": 30 })));
+            set(json!({ "memory_limit_mib": 4096 }));
+        });
+        let had = daemon(&agent, "0").wanted.settings;
+        let both = (had.percentage.to_string(), had.memory_limit_mib.is_some());
+        assert_eq!(both, ("30".to_owned(), true), "round {round}: {had:?}");
+    }
+}
+
+#[test]
 fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
     let host = Host::up(HOST);
     let agent = ready(&host);

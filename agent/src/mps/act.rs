@@ -177,6 +177,8 @@ pub(crate) async fn set(
 ) -> Result<MpsSet, ApiError> {
     let (uuid, entry) = view::find(agent, text)?;
     let label = view::label(&entry, &uuid);
+    // What somebody else sets meanwhile is what this goes by: nothing of it is lost.
+    let turn = entry.turn.lock().await;
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));
     };
@@ -195,6 +197,7 @@ pub(crate) async fn set(
     let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
     let recorded = request.recorded("mps.set", entry.short.clone());
     records::change(agent, &uuid, set, recorded).await?;
+    drop(turn);
     super::targets::settle(agent).await;
     let daemon = view::one(agent, asker, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
