@@ -95,6 +95,25 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
 }
 
 #[test]
+fn a_slow_daemon_is_not_taken_for_one_without_clients() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    // The last look found nobody. A new one takes longer than anybody waits for it.
+    let mut client = Client::start(&host, &environment);
+    fault(&host, "slow-hello --ms 1200");
+    let refused = act(&agent, "0", "stop", &json!({})).error();
+    assert!(refused.code == Code::Blocked && refused.message.contains("nobody can tell"), "{refused:?}");
+    assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    clear_faults(&host);
+    becomes(&agent, "0", "known to have its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
+    assert!(client.lives() && client.said().is_empty());
+    client.end();
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
 fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
     let host = Host::up(HOST);
     let agent = ready(&host);
@@ -164,6 +183,33 @@ fn what_two_administrators_set_at_a_time_is_both_set() {
         let both = (had.percentage.to_string(), had.memory_limit_mib.is_some());
         assert_eq!(both, ("30".to_owned(), true), "round {round}: {had:?}");
     }
+}
+
+#[test]
+fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    share(&agent, "1", &json!({})).expect("a share");
+    let (zero, one) = (daemon(&agent, "0"), daemon(&agent, "1"));
+    let hangs = one.pid.expect("a pid").cast_signed();
+    assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+    reaches(&agent, "0", MpsState::Stopped);
+    assert!(signal(hangs, Signal::SIGSTOP));
+    let client = std::thread::scope(|scope| {
+        // While somebody waits for a look at the other one, all are settled no faster.
+        scope.spawn(|| act(&agent, "1", "stop", &json!({})));
+        agent.await_that("the other door shut", || !is_open(pipe(&one)));
+        let restart = scope.spawn(|| act(&agent, "0", "restart", &json!({})).status);
+        agent.await_that("it started", || is_open(pipe(&zero)));
+        let client = Client::start(&host, &environment);
+        assert!(signal(hangs, Signal::SIGCONT));
+        assert_eq!(restart.join().expect("it ends"), 200);
+        client
+    });
+    becomes(&agent, "0", "with its client", |daemon| daemon.state == MpsState::Ready && daemon.clients.len() == 1);
+    assert!(client.first.starts_with("active") && client.said().is_empty(), "{}", client.first);
+    client.end();
 }
 
 #[test]

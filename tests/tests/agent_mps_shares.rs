@@ -11,7 +11,7 @@ use gpush_api::{ApiError, Code, MpsShareTaken, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{Client, base, becomes, controls, daemon, fault, is_open, names, parts, reaches, share},
+    mps::{Client, act, base, becomes, controls, daemon, fault, is_open, names, parts, reaches, share},
 };
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
@@ -58,6 +58,21 @@ fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsSh
             Err(serde_json::from_value(value["error"].clone()).unwrap_or_else(|error| panic!("{error}: {output:?}")))
         }
     }
+}
+
+/// A host that other users compute on.
+fn public() -> Host {
+    let host = Host::up(HOST);
+    // The directory of a test is its own user's otherwise.
+    let around = host.dir().parent().expect("a directory");
+    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");
+    // Whoever computes on the host notes there that it does.
+    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("it can be opened");
+    host
+}
+
+fn pipe(taken: &MpsShareTaken) -> String {
+    taken.environment.iter().find(|(name, _)| name == "CUDA_MPS_PIPE_DIRECTORY").expect("a directory").1.clone()
 }
 
 #[test]
@@ -156,17 +171,9 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
         println!("SKIPPED users of MPS daemons: only root can ask as another user");
         return;
     }
-    let host = Host::up(HOST);
-    // The directory of a test is its own user's otherwise.
-    let around = host.dir().parent().expect("a directory");
-    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");
-    // Whoever computes on the host notes there that it does.
-    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("it can be opened");
+    let host = public();
     let agent = Agent::start_public(&host, CONFIG);
     let first = reaches(&agent, "0", MpsState::Ready);
-    let pipe = |taken: &MpsShareTaken| {
-        taken.environment.iter().find(|(name, _)| name == "CUDA_MPS_PIPE_DIRECTORY").expect("a directory").1.clone()
-    };
     let looks = |uid: u32, dir: &str| {
         let list = Command::new("ls").arg(dir).uid(uid).gid(uid).stdout(Stdio::null()).stderr(Stdio::null()).status();
         list.expect("ls").success()
@@ -214,6 +221,39 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
     assert_eq!(late.says(), "without MPS");
     late.end();
     client.end();
+}
+
+#[test]
+fn two_administrators_who_restart_at_a_time_end_no_client() {
+    if !geteuid().is_root() {
+        println!(
+            "SKIPPED clients of restarted MPS daemons: the door is shut to other users than its own, which only root can be"
+        );
+        return;
+    }
+    let host = public();
+    let agent = Agent::start_public(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let theirs = share_as(NOBODY, &host, &agent, &["--percentage", "10"]).expect("a share");
+    let (mut served, mut lost) = (0, Vec::new());
+    std::thread::scope(|scope| {
+        let admin = || (0..200).filter(|_| act(&agent, "0", "restart", &json!({})).status == 200).count();
+        let admins = [scope.spawn(admin), scope.spawn(admin)];
+        while admins.iter().any(|admin| !admin.is_finished()) {
+            let mut client = Client::begin(&host, &theirs.environment, Some(NOBODY));
+            // Whoever comes while the daemon does not serve runs past it.
+            if client.says().starts_with("active") {
+                served += 1;
+                let answers = [(); 3].map(|()| act(&agent, "0", "restart", &json!({})).status);
+                if answers != [409; 3] || !client.lives() || !client.said().is_empty() {
+                    lost.push(answers);
+                }
+            }
+            client.end();
+        }
+        println!("{served} clients, restarts: {:?}", admins.map(|admin| admin.join().expect("it ends")));
+    });
+    assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
 }
 
 #[test]

@@ -70,12 +70,18 @@ pub(super) enum Do {
     Shut,
     /// Open again, as far as its state lets anybody in.
     Open,
-    /// Ended, under whatever clients it has.
-    Stop,
-    /// Ended once its clients have, or so much later.
+    /// Ended, under whatever clients it has; or refused, and open as before, as [`Self::Shut`] is.
+    Stop {
+        /// Whether it is refused where somebody is inside.
+        unless_used: bool,
+    },
+    /// Ended once its clients have, or so much later, as was said last.
     Drain(Option<Duration>),
-    /// Ended, under whatever clients it has, and started again.
-    Restart,
+    /// Ended, under whatever clients it has, or refused as a stop is, and started again.
+    Restart {
+        /// Whether it is refused where somebody is inside.
+        unless_used: bool,
+    },
     /// These users, and no others, may have clients.
     Users(BTreeSet<u32>),
     /// Told that this client shall end its work.

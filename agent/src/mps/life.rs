@@ -261,14 +261,12 @@ impl Life {
                 self.step(Event::StartAnyway).await;
                 self.started()?;
             }
-            Do::Shut if !self.is_empty().await => {
-                self.reopen();
-                let message = format!("{} has clients, or nobody can tell", self.target);
-                return Err(ApiError::new(Code::Blocked, message).retryable());
-            }
-            Do::Shut => {}
+            Do::Shut => self.shut_unless_used().await?,
             Do::Open => self.reopen(),
-            Do::Stop => {
+            Do::Stop { unless_used } => {
+                if unless_used {
+                    self.shut_unless_used().await?;
+                }
                 self.end_left();
                 self.step(Event::Leave(Some(Duration::ZERO))).await;
                 self.reopen();
@@ -278,7 +276,10 @@ impl Life {
                 self.step(Event::Leave(within)).await;
                 self.reopen();
             }
-            Do::Restart => {
+            Do::Restart { unless_used } => {
+                if unless_used {
+                    self.shut_unless_used().await?;
+                }
                 self.end_left();
                 self.step(Event::Restart).await;
                 self.reopen();
