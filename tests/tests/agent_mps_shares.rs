@@ -257,6 +257,38 @@ fn two_administrators_who_restart_at_a_time_end_no_client() {
 }
 
 #[test]
+fn the_user_of_a_directory_that_was_deleted_is_not_forgotten_with_it() {
+    if !geteuid().is_root() {
+        println!("SKIPPED users of MPS daemons: only root can ask as another user");
+        return;
+    }
+    let host = public();
+    let agent = Agent::start_public(&host, CONFIG);
+    let first = reaches(&agent, "0", MpsState::Ready);
+    let theirs = share_as(NOBODY, &host, &agent, &["--percentage", "10"]).expect("a share");
+    // What is left of the daemon may have clients.
+    for function in ["Compute", "Graphics", "MPSCompute"] {
+        host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
+    }
+    agent.kill();
+    fs::remove_dir_all(base(&host).join(&first.target)).expect("it can be deleted");
+    let agent = Agent::start_public(&host, CONFIG);
+    // The share stands while its daemon can't be started yet.
+    becomes(&agent, "0", "waiting for what is left", |daemon| {
+        daemon.state == MpsState::BackingOff && daemon.shares.len() == 1
+    });
+    host.clear_faults();
+    let second = becomes(&agent, "0", "ready", |daemon| daemon.state == MpsState::Ready && daemon.shares.len() == 1);
+    assert_eq!(second.uid, Some(NOBODY), "whose it is, before anybody else may have it");
+    let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", theirs.share.id), "", b"");
+    assert_eq!(released.status, 200);
+    let others = share_as(OTHER, &host, &agent, &[]).expect("a share");
+    let third = reaches(&agent, "0", MpsState::Ready);
+    assert_eq!(third.uid, Some(OTHER));
+    assert_ne!((third.pid, Some(pipe(&others))), (second.pid, second.pipe_directory));
+}
+
+#[test]
 fn while_a_daemon_does_not_serve_nobody_is_let_in_and_no_environment_is_handed_out() {
     let (host, agent) = ready(CONFIG);
     let taken = share(&agent, "0", &json!({})).expect("a share");
