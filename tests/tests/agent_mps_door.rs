@@ -114,6 +114,25 @@ fn a_slow_daemon_is_not_taken_for_one_without_clients() {
 }
 
 #[test]
+fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let (zero, one) = (daemon(&agent, "0"), daemon(&agent, "1"));
+    host.fault("nvmlInit* --hang");
+    agent.kill();
+    let agent = Agent::start(&host, CONFIG);
+    becomes(&agent, &zero.target, "looked at", |daemon| daemon.pid == zero.pid && daemon.clients_known);
+    assert!(is_open(pipe(&zero)) && !is_open(pipe(&one)), "nobody has a share of the other one");
+    let mut client = Client::start(&host, &taken.environment);
+    assert!(client.first.starts_with("active"), "{}", client.first);
+    host.clear_faults();
+    reaches(&agent, "0", MpsState::Ready);
+    assert!(client.lives() && client.said().is_empty());
+    client.end();
+}
+
+#[test]
 fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
     let host = Host::up(HOST);
     let agent = ready(&host);

@@ -1,13 +1,16 @@
 //! Whose a daemon is: its user is let into the pipe directory, nobody else is, and another user gets
 //! another directory and another daemon.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, Code, MpsUsers};
 use gpush_core::supervisor::Event;
 use tokio::time::Instant;
 
 use super::life::{DEADLINE, Life};
+
+/// Who may be let in by what is on record: nobody to one that was stopped.
+pub(super) type OnRecord = Arc<dyn Fn() -> BTreeSet<u32> + Send + Sync>;
 
 impl Life {
     /// Lets these users in. A user that is not the one whom the pipe directory was made for gets another,
@@ -112,12 +115,13 @@ impl Life {
         self.see_to_the_door();
     }
 
-    /// Has the pipe directory open to its users while its daemon serves, and shut to all otherwise. By what
+    /// Has the pipe directory open to its users while its daemon serves, or was found open to those on record and
+    /// nobody has said yet whether it is wanted, and shut to all otherwise. By what
     /// is, not by what has changed: it may have been left open by an agent before, or by a daemon that is dead.
     pub(super) fn see_to_the_door(&mut self) {
         let Some(spec) = &self.spec else { return };
-        let open = self.machine.admits() && !self.shut;
-        let wanted = (spec.tenure, if open { self.users.clone() } else { BTreeSet::new() });
+        let open = self.machine.admits() || self.as_found && self.machine.may_go_on();
+        let wanted = (spec.tenure, if open && !self.shut { self.users.clone() } else { BTreeSet::new() });
         if self.door.as_ref() == Some(&wanted) {
             return;
         }

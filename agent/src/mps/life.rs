@@ -29,6 +29,7 @@ use tokio::{
 };
 
 use super::{
+    admission::OnRecord,
     clients::Witness,
     daemon::{Ask, Do, Done, Seen, Wanted},
     end::terminate,
@@ -75,6 +76,10 @@ pub(super) struct Life {
     pub(super) waiting: Vec<Done>,
     /// Whom the directory is open to, of which tenure; not known before it was seen to.
     pub(super) door: Option<(u32, BTreeSet<u32>)>,
+    /// Whether it was found open to those who have it on record.
+    pub(super) as_found: bool,
+    /// Who has it on record.
+    pub(super) on_record: OnRecord,
     /// Whether nobody gets in although it serves: it is about to be ended.
     pub(super) shut: bool,
     /// When it is looked at next.
@@ -105,7 +110,14 @@ enum Happened {
 }
 
 impl Life {
-    pub(super) fn new(target: &str, uuid: &str, place: Place, hands: Hands, witness: Witness) -> Self {
+    pub(super) fn new(
+        target: &str,
+        uuid: &str,
+        place: Place,
+        hands: Hands,
+        witness: Witness,
+        on_record: OnRecord,
+    ) -> Self {
         let machine = Supervisor::new(Policy::default());
         Self {
             target: target.to_owned(),
@@ -127,6 +139,8 @@ impl Life {
             looking: None,
             waiting: Vec::new(),
             door: None,
+            as_found: false,
+            on_record,
             shut: false,
             look: None,
             pause: LOOK.0,

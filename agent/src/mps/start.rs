@@ -40,6 +40,9 @@ impl Life {
                 self.mend(&spec, pid);
                 self.go_on_with(process, spec.clone());
                 self.users = self.place.admitted(spec.tenure).unwrap_or_default();
+                // The driver may take long to tell what is wanted: programs that are started meanwhile would run past
+                // a daemon that serves.
+                self.as_found = self.users == (self.on_record)();
                 self.step(Event::Found { pid }).await;
                 self.look = Some(Instant::now());
             }

@@ -69,6 +69,12 @@ impl Supervisor {
         matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
+    /// Whether one that was found may go on letting in whom it let in: nothing speaks against it yet.
+    #[must_use]
+    pub fn may_go_on(&self) -> bool {
+        matches!(self.state, State::Found { .. } | State::Ready { .. }) && self.wanted != Some(false)
+    }
+
     /// When [`Event::Tick`] is due next, if time matters.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {

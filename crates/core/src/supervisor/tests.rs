@@ -177,7 +177,9 @@ fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
             );
         }
         assert_eq!((one.pid(), one.is_told(), one.admits()), (Some(PID), false, false));
+        assert_eq!(one.may_go_on(), matches!(look, Event::Answers { .. }), "{look:?}");
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
+        assert!(!one.may_go_on());
     }
     // A daemon that never answered is killed once it is wanted, and known to have no client.
     let mut one = Supervisor::new(Policy::default());
