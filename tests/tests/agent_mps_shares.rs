@@ -251,18 +251,19 @@ fn two_administrators_who_restart_at_a_time_end_no_client() {
                 }
             });
         }
-        for _ in 0..60 {
+        for _ in 0..30 {
             open();
-            let mut client = Client::begin(&host, &theirs.environment, Some(NOBODY));
+            // Several: while one keeps an administrator out, the other one's deed is done.
+            let come = [(); 3].map(|()| Client::begin(&host, &theirs.environment, Some(NOBODY)));
             // Whoever comes while the daemon does not serve runs past it.
-            if client.says().starts_with("active") {
-                served += 1;
+            let mut inside: Vec<Client> = come.into_iter().filter(|one| one.says().starts_with("active")).collect();
+            served += inside.len();
+            if !inside.is_empty() {
                 let answers = [(); 3].map(|()| act(&agent, "0", "restart", &json!({})).status);
-                if answers != [409; 3] || !client.lives() || !client.said().is_empty() {
-                    lost.push(answers);
-                }
+                let stay = inside.iter_mut().all(|client| client.lives() && client.said().is_empty());
+                lost.extend((answers != [409; 3] || !stay).then_some(answers));
             }
-            client.end();
+            inside.into_iter().for_each(Client::end);
         }
         over.store(true, Ordering::Relaxed);
     });
