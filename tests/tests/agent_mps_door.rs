@@ -128,7 +128,13 @@ fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
     assert!(client.first.starts_with("active"), "{}", client.first);
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
-    assert!(client.lives() && client.said().is_empty());
+    // Nor is anybody shut out by one whose rule is another: an operation is what moves the GPU.
+    agent.kill();
+    let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
+    becomes(&agent, &zero.target, "told that its rule is another", |daemon| {
+        daemon.clients_known && daemon.findings.iter().any(|told| told.contains("nobody gets a share any more"))
+    });
+    assert!(is_open(pipe(&zero)) && client.lives() && client.said().is_empty());
     client.end();
 }
 
