@@ -95,6 +95,50 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
 }
 
 #[test]
+fn a_slow_daemon_is_not_taken_for_one_without_clients() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    // The last look found nobody. A new one takes longer than anybody waits for it.
+    let mut client = Client::start(&host, &environment);
+    fault(&host, "slow-hello --ms 1200");
+    let refused = act(&agent, "0", "stop", &json!({})).error();
+    assert!(refused.code == Code::Blocked && refused.message.contains("nobody can tell"), "{refused:?}");
+    assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    clear_faults(&host);
+    becomes(&agent, "0", "known to have its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
+    assert!(client.lives() && client.said().is_empty());
+    client.end();
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
+fn whoever_has_a_share_gets_in_while_the_next_agent_waits_for_the_driver() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let taken = share(&agent, "0", &json!({})).expect("a share");
+    let (zero, one) = (daemon(&agent, "0"), daemon(&agent, "1"));
+    host.fault("nvmlInit* --hang");
+    agent.kill();
+    let agent = Agent::start(&host, CONFIG);
+    becomes(&agent, &zero.target, "looked at", |daemon| daemon.pid == zero.pid && daemon.clients_known);
+    assert!(is_open(pipe(&zero)) && !is_open(pipe(&one)), "nobody has a share of the other one");
+    let mut client = Client::start(&host, &taken.environment);
+    assert!(client.first.starts_with("active"), "{}", client.first);
+    host.clear_faults();
+    reaches(&agent, "0", MpsState::Ready);
+    // Nor is anybody shut out by one whose rule is another: an operation is what moves the GPU.
+    agent.kill();
+    let agent = Agent::start(&host, &CONFIG.replace("\"mps\"", "\"exclusive\""));
+    becomes(&agent, &zero.target, "told that its rule is another", |daemon| {
+        daemon.clients_known && daemon.findings.iter().any(|told| told.contains("nobody gets a share any more"))
+    });
+    assert!(is_open(pipe(&zero)) && client.lives() && client.said().is_empty());
+    client.end();
+}
+
+#[test]
 fn the_door_of_a_daemon_that_died_or_hangs_is_shut_by_the_next_agent() {
     let host = Host::up(HOST);
     let agent = ready(&host);
@@ -147,6 +191,69 @@ fn what_two_administrators_do_at_a_time_is_both_done() {
     let reset = daemon(&agent, "0");
     assert_eq!((reset.rule, reset.wanted.settings.percentage.to_string()), (None, "100".to_owned()));
     drop(base(&host));
+}
+
+#[test]
+fn what_two_administrators_set_at_a_time_is_both_set() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    for round in 0..10 {
+        let set = |what: serde_json::Value| assert_eq!(act(&agent, "0", "settings", &what).status, 200);
+        set(json!({ "reset": true }));
+        std::thread::scope(|scope| {
+            scope.spawn(|| set(json!({ "percentage": 30 })));
+            set(json!({ "memory_limit_mib": 4096 }));
+        });
+        let had = daemon(&agent, "0").wanted.settings;
+        let both = (had.percentage.to_string(), had.memory_limit_mib.is_some());
+        assert_eq!(both, ("30".to_owned(), true), "round {round}: {had:?}");
+    }
+}
+
+#[test]
+fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    share(&agent, "1", &json!({})).expect("a share");
+    let (zero, one) = (daemon(&agent, "0"), daemon(&agent, "1"));
+    let hangs = one.pid.expect("a pid").cast_signed();
+    assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+    reaches(&agent, "0", MpsState::Stopped);
+    assert!(signal(hangs, Signal::SIGSTOP));
+    let client = std::thread::scope(|scope| {
+        // While somebody waits for a look at the other one, all are settled no faster.
+        scope.spawn(|| act(&agent, "1", "stop", &json!({})));
+        agent.await_that("the other door shut", || !is_open(pipe(&one)));
+        let restart = scope.spawn(|| act(&agent, "0", "restart", &json!({})).status);
+        agent.await_that("it started", || is_open(pipe(&zero)));
+        let client = Client::start(&host, &environment);
+        assert!(signal(hangs, Signal::SIGCONT));
+        assert_eq!(restart.join().expect("it ends"), 200);
+        client
+    });
+    becomes(&agent, "0", "with its client", |daemon| daemon.state == MpsState::Ready && daemon.clients.len() == 1);
+    assert!(client.first.starts_with("active") && client.said().is_empty(), "{}", client.first);
+    client.end();
+}
+
+#[test]
+fn a_drain_without_a_time_takes_back_the_time_of_the_one_before() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let clients = ["0", "1"].map(|target| {
+        let environment = share(&agent, target, &json!({})).expect("a share").environment;
+        Client::start(&host, &environment)
+    });
+    assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 2 })).status, 200);
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 3 })).status, 200);
+    let [mut patient, ends] = clients;
+    assert!(["terminated", "lost"].contains(&ends.says().as_str()), "its time is over");
+    assert!(patient.lives() && patient.said().is_empty(), "later than the time that was taken back");
+    assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
+    patient.end();
+    reaches(&agent, "0", MpsState::Stopped);
 }
 
 #[test]

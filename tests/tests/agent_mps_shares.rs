@@ -5,13 +5,14 @@ use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
     process::{Command, Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use gpush_api::{ApiError, Code, MpsShareTaken, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{Client, base, becomes, controls, daemon, fault, is_open, names, parts, reaches, share},
+    mps::{Client, act, base, becomes, controls, daemon, fault, is_open, names, parts, reaches, share},
 };
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
@@ -58,6 +59,21 @@ fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsSh
             Err(serde_json::from_value(value["error"].clone()).unwrap_or_else(|error| panic!("{error}: {output:?}")))
         }
     }
+}
+
+/// A host that other users compute on.
+fn public() -> Host {
+    let host = Host::up(HOST);
+    // The directory of a test is its own user's otherwise.
+    let around = host.dir().parent().expect("a directory");
+    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");
+    // Whoever computes on the host notes there that it does.
+    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("it can be opened");
+    host
+}
+
+fn pipe(taken: &MpsShareTaken) -> String {
+    taken.environment.iter().find(|(name, _)| name == "CUDA_MPS_PIPE_DIRECTORY").expect("a directory").1.clone()
 }
 
 #[test]
@@ -156,17 +172,9 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
         println!("SKIPPED users of MPS daemons: only root can ask as another user");
         return;
     }
-    let host = Host::up(HOST);
-    // The directory of a test is its own user's otherwise.
-    let around = host.dir().parent().expect("a directory");
-    fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");
-    // Whoever computes on the host notes there that it does.
-    fs::set_permissions(host.dir().join("proc"), fs::Permissions::from_mode(0o777)).expect("it can be opened");
+    let host = public();
     let agent = Agent::start_public(&host, CONFIG);
     let first = reaches(&agent, "0", MpsState::Ready);
-    let pipe = |taken: &MpsShareTaken| {
-        taken.environment.iter().find(|(name, _)| name == "CUDA_MPS_PIPE_DIRECTORY").expect("a directory").1.clone()
-    };
     let looks = |uid: u32, dir: &str| {
         let list = Command::new("ls").arg(dir).uid(uid).gid(uid).stdout(Stdio::null()).stderr(Stdio::null()).status();
         list.expect("ls").success()
@@ -214,6 +222,85 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
     assert_eq!(late.says(), "without MPS");
     late.end();
     client.end();
+}
+
+#[test]
+fn two_administrators_who_restart_at_a_time_end_no_client() {
+    if !geteuid().is_root() {
+        println!(
+            "SKIPPED clients of restarted MPS daemons: the door is shut to other users than its own, which only root can be"
+        );
+        return;
+    }
+    let host = public();
+    let agent = Agent::start_public(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let theirs = share_as(NOBODY, &host, &agent, &["--percentage", "10"]).expect("a share");
+    let dir = pipe(&theirs);
+    let open = || agent.await_that("the door open", || is_open(Path::new(&dir)));
+    let (over, mut served, mut lost) = (AtomicBool::new(false), 0, Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let rounds = (0..).take_while(|_| !over.load(Ordering::Relaxed));
+                for round in rounds {
+                    let _refused_or_not = act(&agent, "0", "restart", &json!({}));
+                    open();
+                    // Longer and shorter, for clients to come at any time.
+                    (0..round % 12).for_each(|_| drop(daemon(&agent, "0")));
+                }
+            });
+        }
+        for _ in 0..30 {
+            open();
+            // Several: while one keeps an administrator out, the other one's deed is done.
+            let come = [(); 3].map(|()| Client::begin(&host, &theirs.environment, Some(NOBODY)));
+            // Whoever comes while the daemon does not serve runs past it.
+            let mut inside: Vec<Client> = come.into_iter().filter(|one| one.says().starts_with("active")).collect();
+            served += inside.len();
+            if !inside.is_empty() {
+                let answers = [(); 3].map(|()| act(&agent, "0", "restart", &json!({})).status);
+                let stay = inside.iter_mut().all(|client| client.lives() && client.said().is_empty());
+                lost.extend((answers != [409; 3] || !stay).then_some(answers));
+            }
+            inside.into_iter().for_each(Client::end);
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    println!("{served} clients");
+    assert!(served > 0 && lost.is_empty(), "{lost:?} of {served}");
+}
+
+#[test]
+fn the_user_of_a_directory_that_was_deleted_is_not_forgotten_with_it() {
+    if !geteuid().is_root() {
+        println!("SKIPPED users of MPS daemons: only root can ask as another user");
+        return;
+    }
+    let host = public();
+    let agent = Agent::start_public(&host, CONFIG);
+    let first = reaches(&agent, "0", MpsState::Ready);
+    let theirs = share_as(NOBODY, &host, &agent, &["--percentage", "10"]).expect("a share");
+    // What is left of the daemon may have clients.
+    for function in ["Compute", "Graphics", "MPSCompute"] {
+        host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
+    }
+    agent.kill();
+    fs::remove_dir_all(base(&host).join(&first.target)).expect("it can be deleted");
+    let agent = Agent::start_public(&host, CONFIG);
+    // The share stands while its daemon can't be started yet.
+    becomes(&agent, "0", "waiting for what is left", |daemon| {
+        daemon.state == MpsState::BackingOff && daemon.shares.len() == 1
+    });
+    host.clear_faults();
+    let second = becomes(&agent, "0", "ready", |daemon| daemon.state == MpsState::Ready && daemon.shares.len() == 1);
+    assert_eq!(second.uid, Some(NOBODY), "whose it is, before anybody else may have it");
+    let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", theirs.share.id), "", b"");
+    assert_eq!(released.status, 200);
+    let others = share_as(OTHER, &host, &agent, &[]).expect("a share");
+    let third = reaches(&agent, "0", MpsState::Ready);
+    assert_eq!(third.uid, Some(OTHER));
+    assert_ne!((third.pid, Some(pipe(&others))), (second.pid, second.pipe_directory));
 }
 
 #[test]

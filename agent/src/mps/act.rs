@@ -79,20 +79,20 @@ pub(crate) async fn act(
         }
         None => None,
     };
+    // With all others who let in and put aside: who is let in again in between would be ended, and what an operation
+    // has put aside would come up.
+    let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
         may_start(agent, asker, &label, &uuid, &entry)?;
     }
-    // Nobody comes in between the look and what is done by it.
-    if matches!(act, Act::Stop | Act::Restart)
-        && !how.force
-        && let Err(error) = entry.daemon.have(Do::Shut).await
-    {
-        return Err(if error.code == Code::Blocked {
-            under_clients(agent, asker, act, &uuid, &entry).await
-        } else {
-            error
-        });
-    }
+    // How one is to be that is not wanted yet, such as one that was stopped, the settling says, and starts it.
+    let settles = agent.mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
+    let unless_used = !how.force;
+    let end = match act {
+        Act::Start | Act::Drain => None,
+        Act::Restart if !settles => Some(Do::Restart { unless_used }),
+        Act::Stop | Act::Restart => Some(Do::Stop { unless_used }),
+    };
     let stopped = match act {
         Act::Start | Act::Restart => None,
         Act::Stop => Some(MpsStopped { by: request.by.clone(), end_at: None }),
@@ -101,26 +101,48 @@ pub(crate) async fn act(
     let uid = request.by.uid;
     let recorded = request.recorded(act.name(), entry.short.clone());
     let change = move |record: MpsTarget| MpsTarget { stopped: stopped.clone(), ..record };
-    let turn = entry.turn.lock().await;
-    if let Err(error) = records::change(agent, &uuid, change, recorded).await {
-        let _as_before = entry.daemon.have(Do::Open).await;
-        return Err(error.into());
-    }
-    tracing::info!(mps = entry.short, uid, "{}", act.name());
-    match act {
-        Act::Stop => entry.daemon.have(Do::Stop).await?,
-        Act::Drain => entry.daemon.have(Do::Drain(within)).await?,
-        Act::Start | Act::Restart => {
-            drop(turn);
-            // One that was stopped is not wanted yet: how, the settling says.
-            super::targets::settle(agent).await;
-            let _turn = entry.turn.lock().await;
-            if agent.mps.record(&uuid).stopped.is_none() {
-                entry.daemon.have(if act == Act::Start { Do::Start } else { Do::Restart }).await?;
+    let record = records::change(agent, &uuid, change, recorded);
+    match end {
+        None => record.await?,
+        // Nobody is ended for what is not on record.
+        Some(end) if how.force => {
+            record.await?;
+            entry.daemon.have(end).await?;
+        }
+        // What is refused is not on record either. Nobody loses by an end that never came on record: the next gpushd,
+        // or the settling, has it started again.
+        Some(end) => {
+            if let Err(error) = entry.daemon.have(end).await {
+                return Err(match error.code {
+                    Code::Blocked => under_clients(agent, asker, act, &uuid, &entry).await,
+                    _ => error,
+                });
             }
+            record.await.inspect_err(|_| agent.mps.settle())?;
         }
     }
+    tracing::info!(mps = entry.short, uid, "{}", act.name());
+    if act == Act::Drain {
+        entry.daemon.have(Do::Drain(within)).await?;
+    }
+    drop(turn);
+    if act == Act::Start || (act == Act::Restart && settles) {
+        start(agent, asker, &label, &uuid).await?;
+    }
     view::one(agent, asker, &entry.short).await
+}
+
+/// Has one started that is not stopped any more.
+async fn start(agent: &Shared, asker: &Asker, label: &str, uuid: &str) -> Result<(), ApiError> {
+    super::targets::settle(agent).await;
+    let Some(entry) = agent.mps.entries().get(uuid).cloned() else { return Ok(()) };
+    let _turn = entry.turn.lock().await;
+    // Somebody may have stopped it meanwhile, or an operation have begun.
+    if agent.mps.record(uuid).stopped.is_some() {
+        return Ok(());
+    }
+    may_start(agent, asker, label, uuid, &entry)?;
+    entry.daemon.have(Do::Start).await
 }
 
 fn later(span: Duration) -> Option<Timestamp> {
@@ -145,7 +167,7 @@ async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entr
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
     let (what, verb) = if act == Act::Stop { ("stopped", "stop") } else { ("restarted", "restart") };
     let inside = match (seen.clients_known, seen.clients.len() + seen.waiting.len()) {
-        (false, _) => "while nobody can tell whether it has clients".to_owned(),
+        (false, _) | (true, 0) => "while nobody can tell whether it has clients".to_owned(),
         (true, 1) => "under its client".to_owned(),
         (true, several) => format!("under its {several} clients"),
     };
@@ -177,6 +199,8 @@ pub(crate) async fn set(
 ) -> Result<MpsSet, ApiError> {
     let (uuid, entry) = view::find(agent, text)?;
     let label = view::label(&entry, &uuid);
+    // What somebody else sets meanwhile is what this goes by: nothing of it is lost.
+    let turn = entry.turn.lock().await;
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));
     };
@@ -195,6 +219,7 @@ pub(crate) async fn set(
     let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
     let recorded = request.recorded("mps.set", entry.short.clone());
     records::change(agent, &uuid, set, recorded).await?;
+    drop(turn);
     super::targets::settle(agent).await;
     let daemon = view::one(agent, asker, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());

@@ -1,13 +1,16 @@
 //! Whose a daemon is: its user is let into the pipe directory, nobody else is, and another user gets
 //! another directory and another daemon.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, Code, MpsUsers};
 use gpush_core::supervisor::Event;
 use tokio::time::Instant;
 
 use super::life::{DEADLINE, Life};
+
+/// Who may be let in by what is on record: nobody to one that was stopped.
+pub(super) type OnRecord = Arc<dyn Fn() -> BTreeSet<u32> + Send + Sync>;
 
 impl Life {
     /// Lets these users in. A user that is not the one whom the pipe directory was made for gets another,
@@ -40,8 +43,8 @@ impl Life {
             self.reopen();
             let message = match self.machine.clients() {
                 Some(1) => format!("{} still has 1 client of another user", self.target),
-                Some(clients) => format!("{} still has {clients} clients of another user", self.target),
-                None => format!("whether {} still has clients of another user can't be told", self.target),
+                Some(clients @ 2..) => format!("{} still has {clients} clients of another user", self.target),
+                Some(0) | None => format!("whether {} still has clients of another user can't be told", self.target),
             };
             return Err(ApiError::new(Code::Conflict, message)
                 .hint(format!("`gpushctl mps clients {}` shows them; ask again when they have ended", self.target))
@@ -71,24 +74,39 @@ impl Life {
         })
     }
 
+    /// Shuts the door where nobody is inside; it stays shut until [`Self::reopen`].
+    ///
+    /// # Errors
+    /// Where somebody is inside, or nobody can tell. It is open then as before.
+    pub(super) async fn shut_unless_used(&mut self) -> Result<(), ApiError> {
+        if self.is_empty().await {
+            return Ok(());
+        }
+        self.reopen();
+        let message = format!("{} has clients, or nobody can tell", self.target);
+        Err(ApiError::new(Code::Blocked, message).retryable())
+    }
+
     /// Shuts the door, and looks who is inside: whether it is seen that nobody is. It stays shut until
     /// [`Self::reopen`], so that nobody comes in between this and what is done by it.
     pub(super) async fn is_empty(&mut self) -> bool {
         self.shut = true;
         self.see_to_the_door();
-        match (self.machine.pid(), &self.process) {
-            (Some(_), _) => {
-                // One that goes on may have seen who was there before the door was shut.
-                self.give_up_look();
-                self.look_for(None);
-                self.until(Instant::now() + DEADLINE + DEADLINE, |life| life.looking.is_none()).await;
-                self.machine.clients() == Some(0)
+        let before = self.machine.pid();
+        if before.is_some() {
+            // What was seen before the door was shut is not known any more, and a look that goes on may have seen
+            // that. One that takes too long tells nothing either.
+            self.step(Event::Clients(None)).await;
+            self.give_up_look();
+            self.look_for(None);
+            self.until(Instant::now() + DEADLINE + DEADLINE, |life| life.looking.is_none()).await;
+            if self.machine.pid() == before {
+                return self.machine.clients() == Some(0);
             }
-            // It starts, or ends: nobody was let in, or nobody is any more.
-            (None, Some(_)) => true,
-            // Whoever is left of the one before may be served by a server that outlived it.
-            (None, None) => !self.left().await,
         }
+        // It starts, or ends: nobody was let in, or nobody is any more. Whoever is left of the one before may be
+        // served by a server that outlived it.
+        self.process.is_some() || !self.left().await
     }
 
     /// What was to be done behind a shut door is done: it is open again, if the daemon serves.
@@ -97,12 +115,13 @@ impl Life {
         self.see_to_the_door();
     }
 
-    /// Has the pipe directory open to its users while its daemon serves, and shut to all otherwise. By what
+    /// Has the pipe directory open to its users while its daemon serves, or was found open to those on record and
+    /// nobody has said yet whether it is wanted, and shut to all otherwise. By what
     /// is, not by what has changed: it may have been left open by an agent before, or by a daemon that is dead.
     pub(super) fn see_to_the_door(&mut self) {
         let Some(spec) = &self.spec else { return };
-        let open = self.machine.admits() && !self.shut;
-        let wanted = (spec.tenure, if open { self.users.clone() } else { BTreeSet::new() });
+        let open = self.machine.admits() || self.as_found && self.machine.may_go_on();
+        let wanted = (spec.tenure, if open && !self.shut { self.users.clone() } else { BTreeSet::new() });
         if self.door.as_ref() == Some(&wanted) {
             return;
         }

@@ -24,7 +24,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{clients::Witness, hands::Hands, life::Life, place::Place};
+use super::{admission::OnRecord, clients::Witness, hands::Hands, life::Life, place::Place};
 
 /// How long somebody who only wants to see a daemon waits for it to be asked.
 const SOON: Duration = Duration::from_millis(250);
@@ -70,12 +70,18 @@ pub(super) enum Do {
     Shut,
     /// Open again, as far as its state lets anybody in.
     Open,
-    /// Ended, under whatever clients it has.
-    Stop,
-    /// Ended once its clients have, or so much later.
+    /// Ended, under whatever clients it has; or refused, and open as before, as [`Self::Shut`] is.
+    Stop {
+        /// Whether it is refused where somebody is inside.
+        unless_used: bool,
+    },
+    /// Ended once its clients have, or so much later, as was said last.
     Drain(Option<Duration>),
-    /// Ended, under whatever clients it has, and started again.
-    Restart,
+    /// Ended, under whatever clients it has, or refused as a stop is, and started again.
+    Restart {
+        /// Whether it is refused where somebody is inside.
+        unless_used: bool,
+    },
     /// These users, and no others, may have clients.
     Users(BTreeSet<u32>),
     /// Told that this client shall end its work.
@@ -154,11 +160,15 @@ impl Daemon {
         place: Place,
         hands: Hands,
         witness: Witness,
+        on_record: OnRecord,
         changed: impl Fn(&Seen) + Send + Sync + 'static,
     ) -> Self {
         let (ask, mut asks) = mpsc::channel(WAITING);
         let (target, uuid) = (target.to_owned(), uuid.to_owned());
-        let born = move || Life::new(&target, &uuid, place.clone(), hands.clone(), Witness::clone(&witness));
+        let born = move || {
+            let (witness, on_record) = (Witness::clone(&witness), OnRecord::clone(&on_record));
+            Life::new(&target, &uuid, place.clone(), hands.clone(), witness, on_record)
+        };
         let mut life = born();
         let (publish, seen) = watch::channel(life.seen());
         tokio::spawn(async move {
@@ -242,7 +252,8 @@ mod tests {
             assert!(!once.swap(false, Ordering::SeqCst), "on purpose");
             Box::pin(async { None })
         });
-        let daemon = Daemon::of("g1", "GPU-1", place, Hands::of(Path::new("/nowhere")), witness, |_| {});
+        let hands = Hands::of(Path::new("/nowhere"));
+        let daemon = Daemon::of("g1", "GPU-1", place, hands, witness, Arc::new(BTreeSet::new), |_| {});
         daemon.have(Do::Want(None)).await.unwrap();
         let error = daemon.have(Do::Want(None)).await.unwrap_err();
         assert!(!panics.load(Ordering::SeqCst) && error.message.contains("any more"), "{error:?}");

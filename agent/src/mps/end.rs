@@ -38,8 +38,9 @@ impl Life {
     /// Its process has ended.
     pub(super) async fn gone(&mut self) {
         let Some(process) = self.process.take() else { return };
-        // How it ended is asked of somebody who may take his time. Nobody is let in meanwhile.
-        self.shut = true;
+        // How it ended is asked of somebody who may take his time. Nobody is let in meanwhile, nor to the next one
+        // where somebody has shut the door to end this one.
+        let shut = std::mem::replace(&mut self.shut, true);
         self.see_to_the_door();
         let how = self.hands.how(&self.place, process).await;
         let asked = matches!(self.machine.state(), State::Stopping { .. });
@@ -57,7 +58,7 @@ impl Life {
         }
         (self.control, self.in_force, self.protocol) = (None, None, None);
         self.ear.clear();
-        self.shut = false;
+        self.shut = shut;
         self.step(Event::Ended).await;
         if self.process.is_none() {
             self.health.servers.retain(|(server, _)| hands::is_alive(*server));

@@ -29,6 +29,7 @@ use tokio::{
 };
 
 use super::{
+    admission::OnRecord,
     clients::Witness,
     daemon::{Ask, Do, Done, Seen, Wanted},
     end::terminate,
@@ -75,6 +76,10 @@ pub(super) struct Life {
     pub(super) waiting: Vec<Done>,
     /// Whom the directory is open to, of which tenure; not known before it was seen to.
     pub(super) door: Option<(u32, BTreeSet<u32>)>,
+    /// Whether it was found open to those who have it on record.
+    pub(super) as_found: bool,
+    /// Who has it on record.
+    pub(super) on_record: OnRecord,
     /// Whether nobody gets in although it serves: it is about to be ended.
     pub(super) shut: bool,
     /// When it is looked at next.
@@ -105,7 +110,14 @@ enum Happened {
 }
 
 impl Life {
-    pub(super) fn new(target: &str, uuid: &str, place: Place, hands: Hands, witness: Witness) -> Self {
+    pub(super) fn new(
+        target: &str,
+        uuid: &str,
+        place: Place,
+        hands: Hands,
+        witness: Witness,
+        on_record: OnRecord,
+    ) -> Self {
         let machine = Supervisor::new(Policy::default());
         Self {
             target: target.to_owned(),
@@ -127,6 +139,8 @@ impl Life {
             looking: None,
             waiting: Vec::new(),
             door: None,
+            as_found: false,
+            on_record,
             shut: false,
             look: None,
             pause: LOOK.0,
@@ -261,24 +275,25 @@ impl Life {
                 self.step(Event::StartAnyway).await;
                 self.started()?;
             }
-            Do::Shut if !self.is_empty().await => {
-                self.reopen();
-                let message = format!("{} has clients, or nobody can tell", self.target);
-                return Err(ApiError::new(Code::Blocked, message).retryable());
-            }
-            Do::Shut => {}
+            Do::Shut => self.shut_unless_used().await?,
             Do::Open => self.reopen(),
-            Do::Stop => {
+            Do::Stop { unless_used } => {
+                if unless_used {
+                    self.shut_unless_used().await?;
+                }
                 self.end_left();
-                self.step(Event::Leave(Duration::ZERO)).await;
+                self.step(Event::Leave(Some(Duration::ZERO))).await;
                 self.reopen();
             }
             Do::Drain(within) => {
                 self.is_empty().await;
-                self.step(within.map_or(Event::Wanted(false), Event::Leave)).await;
+                self.step(Event::Leave(within)).await;
                 self.reopen();
             }
-            Do::Restart => {
+            Do::Restart { unless_used } => {
+                if unless_used {
+                    self.shut_unless_used().await?;
+                }
                 self.end_left();
                 self.step(Event::Restart).await;
                 self.reopen();

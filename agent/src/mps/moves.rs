@@ -185,7 +185,7 @@ pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Re
         }
         shut?;
         agent.mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.clone());
-        entry.daemon.have(Do::Stop).await?;
+        entry.daemon.have(Do::Stop { unless_used: false }).await?;
         drop(turn);
         let config = agent.settings.config();
         gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;

@@ -12,7 +12,7 @@
 
 use std::{fs, sync::Arc};
 
-use gpush_api::{ApiError, Code, text};
+use gpush_api::{ApiError, Code, MpsUsers, text};
 use gpush_core::supervisor::Event;
 use gpush_mps::control::Control;
 use tokio::time::Instant;
@@ -40,6 +40,9 @@ impl Life {
                 self.mend(&spec, pid);
                 self.go_on_with(process, spec.clone());
                 self.users = self.place.admitted(spec.tenure).unwrap_or_default();
+                // The driver may take long to tell what is wanted: programs that are started meanwhile would run past
+                // a daemon that serves.
+                self.as_found = self.users == (self.on_record)();
                 self.step(Event::Found { pid }).await;
                 self.look = Some(Instant::now());
             }
@@ -145,9 +148,12 @@ impl Life {
         self.place.is_short()?;
         let control = Beside::may_run(&wanted.control.to_string_lossy())?;
         Beside::may_run(&wanted.server.to_string_lossy())?;
+        // Who was to be let in before there was a directory has not been noted as its user.
+        let many = wanted.policy.users == MpsUsers::Many;
+        let first = self.users.first().copied().filter(|_| !many);
         let (tenure, user) = match (&self.spec, self.next_user) {
-            (None, user) => (1, user),
-            (Some(before), None) => (before.tenure, before.user),
+            (None, user) => (1, user.or(first)),
+            (Some(before), None) => (before.tenure, before.user.or(first)),
             // Whoever kept the one before open, or left something in it, finds no successor there.
             (Some(before), Some(user)) => (before.tenure + 1, Some(user)),
         };

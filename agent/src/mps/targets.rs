@@ -25,7 +25,9 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Entry, Mps, clients, compute_mode,
+    Entry, Mps,
+    admission::OnRecord,
+    clients, compute_mode,
     daemon::{Daemon, Do, Seen, Wanted},
     many,
     moves::Moves,
@@ -91,7 +93,12 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
         }
     };
     let witness = clients::witness(agent, gpu_uuid, uuid);
-    Daemon::of(short, uuid, place, agent.mps.hands.clone(), witness, changed)
+    let (shared, of) = (Arc::clone(agent), uuid.to_owned());
+    let on_record: OnRecord = Arc::new(move || match shared.mps.record(&of).stopped {
+        Some(_) => BTreeSet::new(),
+        None => shared.mps.shares_of(&of).iter().map(|share| share.by.uid).collect(),
+    });
+    Daemon::of(short, uuid, place, agent.mps.hands.clone(), witness, on_record, changed)
 }
 
 /// Has each daemon be as it is wanted now.

@@ -38,7 +38,7 @@ pub(crate) enum FaultAction {
 #[derive(Args)]
 pub(crate) struct Add {
     /// What goes wrong: silent-hello, foreign-hello, busy-ui, empty-reply, unread-pipe, stale-pid-file,
-    /// server-dies, never-active, fault, orphan-server, hung-daemon, second-uid, slow-quit, slow-start
+    /// server-dies, never-active, fault, orphan-server, hung-daemon, second-uid, slow-hello, slow-quit, slow-start
     kind: Kind,
     /// Only with the daemon whose pipe directory or visible device has this in it
     #[arg(long, value_name = "PART")]
@@ -46,7 +46,7 @@ pub(crate) struct Add {
     /// So often; without, until it is cleared
     #[arg(long)]
     times: Option<u64>,
-    /// How much longer slow-quit and slow-start take; without, 3000
+    /// How much longer slow-hello, slow-quit and slow-start take; without, 3000
     #[arg(long)]
     ms: Option<u64>,
 }

@@ -216,6 +216,9 @@ impl Daemon {
             self.ungreeted.push((socket, rule));
             return;
         }
+        if let Some(rule) = self.place.faults.fires(Fault::SlowHello) {
+            std::thread::sleep(rule.longer());
+        }
         let foreign = self.place.faults.fires(Fault::ForeignHello).is_some();
         let hello = if foreign { wire::FOREIGN_HELLO } else { wire::HELLO };
         let introduced = socket.send(hello).and_then(|()| socket.receive());

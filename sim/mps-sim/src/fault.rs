@@ -40,6 +40,8 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 pub enum Kind {
     /// The daemon takes a connection and does not greet.
     SilentHello,
+    /// The daemon takes `ms` until it greets.
+    SlowHello,
     /// The daemon greets as no known version does. Programs of its own version understand it.
     ForeignHello,
     /// The daemon behaves as if somebody else had its ear.
@@ -70,8 +72,9 @@ pub enum Kind {
 
 impl Kind {
     /// All, as they are written.
-    pub const NAMES: [(&'static str, Self); 14] = [
+    pub const NAMES: [(&'static str, Self); 15] = [
         ("silent-hello", Self::SilentHello),
+        ("slow-hello", Self::SlowHello),
         ("foreign-hello", Self::ForeignHello),
         ("busy-ui", Self::BusyUi),
         ("empty-reply", Self::EmptyReply),

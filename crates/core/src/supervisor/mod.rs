@@ -69,6 +69,12 @@ impl Supervisor {
         matches!(self.state, State::Ready { .. }) && self.wanted()
     }
 
+    /// Whether one that was found may go on letting in whom it let in: nothing speaks against it yet.
+    #[must_use]
+    pub fn may_go_on(&self) -> bool {
+        matches!(self.state, State::Found { .. } | State::Ready { .. }) && self.wanted != Some(false)
+    }
+
     /// When [`Event::Tick`] is due next, if time matters.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
@@ -168,8 +174,8 @@ impl Supervisor {
                 self.wanted = Some(false);
                 let served = matches!(self.state, State::Ready { .. } | State::Draining { served: true, .. });
                 match self.pid() {
-                    Some(pid) if !self.is_idle() && *within > Duration::ZERO => {
-                        self.state = State::Draining { pid, until: Some(now + *within), served };
+                    Some(pid) if !self.is_idle() && *within != Some(Duration::ZERO) => {
+                        self.state = State::Draining { pid, until: within.map(|within| now + within), served };
                         Vec::new()
                     }
                     Some(_) => self.stop(now),

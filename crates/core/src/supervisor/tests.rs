@@ -84,11 +84,26 @@ fn one_that_is_not_wanted_any_more_is_drained_told_to_end_and_killed_last() {
     assert_eq!(one.step(&Event::Wanted(true), at(3)), [], "wanted again before it left");
     one.step(&Event::Wanted(false), at(4));
     assert_eq!((one.step(&Event::Tick, at(99_999)), one.due()), (vec![], None), "nobody set its clients a time");
-    assert_eq!(one.step(&Event::Leave(at(300)), at(4)), []);
+    assert_eq!(one.step(&Event::Leave(Some(at(300))), at(4)), []);
     assert_eq!(one.step(&Event::Tick, at(303)), []);
     assert_eq!(one.step(&Event::Tick, at(304)), [Effect::Quit]);
     assert_eq!(one.step(&Event::Tick, at(314)), [Effect::Kill]);
     assert_eq!((one.step(&Event::Ended, at(315)), one.state()), (vec![], &State::Stopped));
+}
+
+#[test]
+fn how_long_its_clients_may_take_is_what_was_said_last() {
+    let mut one = ready();
+    one.step(&Event::Clients(Some(1)), at(1));
+    for (within, due) in
+        [(Some(at(8)), Some(at(10))), (Some(at(2)), Some(at(4))), (None, None), (Some(at(9)), Some(at(11)))]
+    {
+        assert_eq!((one.step(&Event::Leave(within), at(2)), one.due()), (vec![], due), "{within:?}");
+        assert_eq!((one.step(&Event::Wanted(false), at(3)), one.due()), (vec![], due), "nobody said another time");
+    }
+    one.step(&Event::Leave(None), at(4));
+    assert_eq!(one.step(&Event::Tick, at(99_999)), []);
+    assert_eq!(one.step(&Event::Clients(Some(0)), at(99_999)), [Effect::Quit]);
 }
 
 #[test]
@@ -144,7 +159,7 @@ fn one_that_shall_be_another_is_ended_and_started_at_once_and_that_is_no_failure
     assert_eq!(one.failures(), 0);
     one.step(&Event::Answers { pid: PID }, at(3));
     one.step(&Event::Clients(Some(1)), at(4));
-    assert_eq!(one.step(&Event::Leave(Duration::ZERO), at(5)), [Effect::Quit]);
+    assert_eq!(one.step(&Event::Leave(Some(Duration::ZERO)), at(5)), [Effect::Quit]);
     assert_eq!((one.step(&Event::Ended, at(6)), one.state()), (vec![], &State::Stopped));
     assert_eq!(one.step(&Event::Restart, at(7)), [Effect::Start]);
 }
@@ -162,7 +177,9 @@ fn one_that_is_found_is_left_as_it_is_until_it_is_said_whether_it_is_wanted() {
             );
         }
         assert_eq!((one.pid(), one.is_told(), one.admits()), (Some(PID), false, false));
+        assert_eq!(one.may_go_on(), matches!(look, Event::Answers { .. }), "{look:?}");
         assert!(matches!(one.step(&Event::Wanted(false), at(2))[..], [Effect::Quit]));
+        assert!(!one.may_go_on());
     }
     // A daemon that never answered is killed once it is wanted, and known to have no client.
     let mut one = Supervisor::new(Policy::default());
@@ -226,13 +243,13 @@ proptest! {
                 }
                 7 => Event::StartAnyway,
                 8 if world.alive => Event::Fault,
-                9 => Event::Leave(Duration::from_secs(later)),
+                9 => Event::Leave((later < 30).then(|| Duration::from_secs(later))),
                 10 if later > 30 => Event::Restart,
                 11 if world.alive => Event::Busy,
                 _ => Event::Tick,
             };
             let was_draining = matches!(one.state(), State::Draining { .. } | State::Stopping { .. })
-                || matches!(event, Event::Restart | Event::Leave(Duration::ZERO));
+                || matches!(event, Event::Restart | Event::Leave(Some(Duration::ZERO)));
             for effect in one.step(&event, now) {
                 match effect {
                     Effect::Start => {

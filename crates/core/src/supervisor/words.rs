@@ -126,8 +126,9 @@ pub enum Event {
     Wanted(bool),
     /// Somebody wants it started though it was given up, or backs off.
     StartAnyway,
-    /// It shall not run any more, and its clients may take so long to go: nothing, and they are ended.
-    Leave(Duration),
+    /// It shall not run any more, and its clients may take so long to go, or however long they like: what was
+    /// said last holds. No time at all, and they are ended.
+    Leave(Option<Duration>),
     /// It shall be another, whatever clients it has.
     Restart,
     /// One was found alive in its directory. Nothing is done about it before it is said whether it is
