@@ -96,7 +96,19 @@ impl Request {
         action: &'static str,
         object: String,
     ) -> impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static {
+        self.recorded_with(action, object, serde_json::Map::new())
+    }
+
+    /// The same, with what was asked for.
+    pub(crate) fn recorded_with(
+        self,
+        action: &'static str,
+        object: String,
+        mut what: serde_json::Map<String, serde_json::Value>,
+    ) -> impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static {
         let Self { by, reason, key } = self;
+        what.insert("reason".to_owned(), reason.into());
+        let detail = serde_json::Value::Object(what);
         move |tx| {
             if let Some(key) = &key {
                 key.keep_done(tx)?;
@@ -106,7 +118,7 @@ impl Request {
                 action: action.to_owned(),
                 object: object.clone(),
                 result: "done".to_owned(),
-                detail: serde_json::json!({ "reason": reason }),
+                detail: detail.clone(),
             };
             tx.audit(audit).map(|_| ())
         }

@@ -161,6 +161,11 @@ fn settings_are_in_force_at_once_and_for_the_next_client() {
             answer["daemon"]["in_force"],
             json!({ "percentage": 33.3, "memory_limit_mib": 1536, "priority": "normal" })
         );
+        let trail = agent.get("/v1/audit").json();
+        let set_as =
+            trail.as_array().expect("records").iter().find(|one| one["action"] == "mps.set").expect("a record");
+        assert_eq!(set_as["detail"]["percentage"], 33.3, "{set_as}");
+        assert_eq!((&set_as["detail"]["memory_limit_mib"], set_as["detail"].get("priority")), (&json!(1536), None));
         let reaches_text = answer["reaches"].to_string();
         assert!(reaches_text.contains("not the 1 that run") && reaches_text.contains("next server"), "{reaches_text}");
         let second = Client::start(host, &bare);

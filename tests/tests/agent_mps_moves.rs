@@ -279,6 +279,8 @@ fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_m
         let refused = mps::act(&agent, "0", verb, &json!({})).error();
         assert_eq!(refused.code, Code::Conflict, "{verb}: {refused:?}");
     }
+    let refused = agent.post("/v1/mps/0/settings", &json!({ "percentage": 10 })).error();
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"").status == 200);
     // Drained by hand, it is no less to be moved; a request for all means it as well.
     assert_eq!(mps::act(&agent, "0", "drain", &json!({})).status, 200);

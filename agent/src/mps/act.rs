@@ -175,7 +175,11 @@ async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entr
     let shares = agent.mps.shares_of(uuid);
     for client in clients::of(agent, &seen, &shares).await {
         let (Some(pid), true) = (client.pid, asker.may_see(client.uid)) else { continue };
-        let whose = client.user.unwrap_or_else(|| "an unknown user".to_owned());
+        let whose = match (client.user, client.uid) {
+            (Some(user), _) => user,
+            (None, Some(uid)) => format!("uid {uid}"),
+            (None, None) => "an unknown user".to_owned(),
+        };
         error = error.cause(format!("pid {pid} of {whose}: {}", client.command.unwrap_or_default()));
     }
     for pid in seen.waiting.iter().filter(|pid| asker.may_see(clients::uid(**pid))) {
@@ -201,6 +205,9 @@ pub(crate) async fn set(
     let label = view::label(&entry, &uuid);
     // What somebody else sets meanwhile is what this goes by: nothing of it is lost.
     let turn = entry.turn.lock().await;
+    if let Some(why) = Outlook::of(agent, asker).ends(&uuid, &entry) {
+        return Err(view::refuse_end(&label, &entry, why));
+    }
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));
     };
@@ -217,13 +224,29 @@ pub(crate) async fn set(
     }
     let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule });
     let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
-    let recorded = request.recorded("mps.set", entry.short.clone());
+    let recorded = request.recorded_with("mps.set", entry.short.clone(), asked_for(&change, &settings));
     records::change(agent, &uuid, set, recorded).await?;
     drop(turn);
     super::targets::settle(agent).await;
     let daemon = view::one(agent, asker, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
     Ok(MpsSet { daemon, reaches })
+}
+
+/// What of the settings was asked for, each as it is from now on.
+fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<String, serde_json::Value> {
+    let named = [
+        ("percentage", change.percentage.is_some()),
+        ("memory_limit_mib", change.memory_limit_mib.is_some()),
+        ("priority", change.priority.is_some()),
+    ];
+    let mut all = serde_json::to_value(now).unwrap_or_default();
+    let mut asked: serde_json::Map<_, _> =
+        named.into_iter().filter(|(_, is)| *is).map(|(name, _)| (name.to_owned(), all[name].take())).collect();
+    if change.reset {
+        asked.insert("reset".to_owned(), true.into());
+    }
+    asked
 }
 
 /// Which clients a change reaches, as NVIDIA documents it.
