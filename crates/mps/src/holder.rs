@@ -50,8 +50,8 @@ pub struct Guests {
     pub pids: BTreeSet<Pid>,
     /// Whether somebody is whom we can't see: of another pid namespace, or of another user where we are not root.
     pub unseen: bool,
-    /// Whether it has sockets that are of another network namespace: of whom is not to be told.
-    pub elsewhere: bool,
+    /// How many come from another network namespace: who they are is not to be told.
+    pub elsewhere: usize,
 }
 
 /// Looks who is at a daemon's doors besides its servers, us, our front-ends, and the processes that are `known`.
@@ -102,8 +102,8 @@ struct Peers {
     accepted: BTreeSet<u64>,
     /// They wait to be.
     queued: BTreeSet<u64>,
-    /// Whether the daemon has sockets that this network namespace does not know.
-    elsewhere: bool,
+    /// How many sockets the daemon has that this network namespace does not know.
+    elsewhere: usize,
 }
 
 impl Doors {
@@ -125,7 +125,9 @@ impl Doors {
             }
         }
         // It may have closed them meanwhile.
-        peers.elsewhere = !unknown.is_empty() && of_process(daemon)?.any(|inode| unknown.contains(&inode));
+        if !unknown.is_empty() {
+            peers.elsewhere = of_process(daemon)?.filter(|inode| unknown.contains(inode)).count();
+        }
         Ok(peers)
     }
 }
@@ -176,13 +178,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let me = Pid::try_from(std::process::id()).unwrap();
         // The line to the kernel is a socket of this daemon too.
-        let at = |known: &[Pid]| Guests { elsewhere: false, ..guests(me, dir.path(), known).unwrap() };
+        let at = |known: &[Pid]| Guests { elsewhere: 0, ..guests(me, dir.path(), known).unwrap() };
         let door = UnixListener::bind(dir.path().join("control")).unwrap();
         let ours = UnixStream::connect(dir.path().join("control")).unwrap();
         assert_eq!(at(&[]), Guests::default(), "nobody but ourselves");
         drop((ours, door.accept().unwrap()));
         let one = guest(&dir.path().join("control"));
-        let found = |pids: &[Pid]| Guests { pids: pids.iter().copied().collect(), unseen: false, elsewhere: false };
+        let found = |pids: &[Pid]| Guests { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
         // Children that other tests start have it too, for a moment: he is then taken for one of them.
         let becomes = |known: &[Pid], is: Guests| (0..1000).any(|_| at(known) == is);
         assert!(becomes(&[], found(&[one])), "he waits to be accepted");
