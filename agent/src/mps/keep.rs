@@ -21,6 +21,7 @@ use std::{
 };
 
 use tokio::{
+    sync::watch,
     task::JoinHandle,
     time::{Instant, sleep},
 };
@@ -59,7 +60,7 @@ struct Kept {
 /// Who keeps the logs of one daemon.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
-    keeps: Option<(Kept, JoinHandle<()>)>,
+    keeps: Option<(watch::Sender<Kept>, JoinHandle<()>)>,
     told: Arc<Mutex<Option<String>>>,
 }
 
@@ -74,7 +75,7 @@ impl Drop for Keeper {
 impl Life {
     /// Has the logs of its daemon kept from now on.
     pub(super) fn keep_logs(&mut self) {
-        let Some(spec) = &self.spec else { return };
+        let Some(spec) = self.spec.as_ref().filter(|_| self.process.is_some()) else { return };
         let most = self.wanted.as_ref().map_or(USUAL, |wanted| wanted.log_bytes);
         let (target, dir, user) = (self.target.clone(), spec.logs.clone(), spec.user);
         self.keeper.keep(Kept { target, dir, most, user });
@@ -83,15 +84,20 @@ impl Life {
 
 impl Keeper {
     fn keep(&mut self, kept: Kept) {
-        if self.keeps.as_ref().is_some_and(|(now, task)| *now == kept && !task.is_finished()) {
-            return;
+        match &self.keeps {
+            // What was seen of them goes on.
+            Some((now, _)) => {
+                now.send_if_modified(|now| {
+                    let is_other = *now != kept;
+                    *now = kept;
+                    is_other
+                });
+            }
+            None => {
+                let (now, how) = watch::channel(kept);
+                self.keeps = Some((now, tokio::spawn(keep(how, Arc::clone(&self.told)))));
+            }
         }
-        if let Some((_, task)) = self.keeps.take() {
-            task.abort();
-        }
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let task = tokio::spawn(keep(kept.clone(), Arc::clone(&self.told)));
-        self.keeps = Some((kept, task));
     }
 
     /// That one grows beyond reason.
@@ -100,10 +106,11 @@ impl Keeper {
     }
 }
 
-async fn keep(kept: Kept, told: Arc<Mutex<Option<String>>>) {
+async fn keep(how: watch::Receiver<Kept>, told: Arc<Mutex<Option<String>>>) {
     let mut logs = [CONTROL_LOG, SERVER_LOG].map(Growth::of);
     let mut pause = PAUSE.0;
     loop {
+        let kept = how.borrow().clone();
         let (dir, most, mut those) = (kept.dir.clone(), kept.most, logs.clone());
         let looked = tokio::task::spawn_blocking(move || {
             those.iter_mut().for_each(|log| log.look(&dir, most));
@@ -166,15 +173,18 @@ impl Growth {
         let size = fs::metadata(&path).map_or(0, |meta| meta.len());
         self.grown = self.size.map_or(0, |before| size.saturating_sub(before));
         self.size = Some(size);
+        if size > most {
+            match rotate(&path, most) {
+                Ok(cut) => {
+                    // Much may have been said while it was copied.
+                    self.grown += self.size.map_or(0, |size| cut.saturating_sub(size));
+                    self.size = Some(0);
+                }
+                Err(error) => tracing::warn!("{} can't be rotated: {error}", path.display()),
+            }
+        }
         if self.grown > 0 {
             self.lately.push_back((now, self.grown));
-        }
-        if size <= most {
-            return;
-        }
-        match rotate(&path, most) {
-            Ok(()) => self.size = Some(0),
-            Err(error) => tracing::warn!("{} can't be rotated: {error}", path.display()),
         }
     }
 
@@ -196,8 +206,8 @@ impl Growth {
     }
 }
 
-/// Cuts a log, and keeps its end as the one before: all of it, unless it is far too large.
-fn rotate(path: &Path, most: u64) -> io::Result<()> {
+/// Cuts a log, and keeps its end as the one before: all of it, unless it is far too large. How large it was.
+fn rotate(path: &Path, most: u64) -> io::Result<u64> {
     let log = OpenOptions::new().read(true).write(true).open(path)?;
     let kept = || -> io::Result<()> {
         let meta = log.metadata()?;
@@ -212,8 +222,9 @@ fn rotate(path: &Path, most: u64) -> io::Result<()> {
     };
     let kept = kept();
     // With the disk full the copy fails, and a log that is cut is better than none that can grow.
+    let cut = log.metadata()?.len();
     log.set_len(0)?;
-    kept
+    kept.map(|()| cut)
 }
 
 #[cfg(test)]

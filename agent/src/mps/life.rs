@@ -413,6 +413,7 @@ impl Life {
     }
 
     fn tell(&mut self, publish: &watch::Sender<Seen>, changed: &impl Fn(&Seen)) {
+        self.keep_logs();
         // Another daemon in the same state is a change too: it was handed over to another user.
         let now = (discriminant(self.machine.state()), self.machine.pid());
         let other = self.last != now;

@@ -110,7 +110,6 @@ impl Life {
     pub(super) async fn looked(&mut self, found: Result<Found, ControlError>) {
         let Some(pid) = self.process.as_ref().map(|process| process.pid) else { return };
         let starting = matches!(self.machine.state(), State::Starting { .. });
-        self.keep_logs();
         match found {
             Ok(Found { health, put }) => {
                 self.tell_drift(&put, starting);
