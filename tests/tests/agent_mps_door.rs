@@ -67,6 +67,30 @@ fn a_client_that_waits_for_its_server_is_one() {
 }
 
 #[test]
+fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_none() {
+    let host = Host::up(HOST);
+    let agent = ready(&host);
+    let environment = share(&agent, "0", &json!({})).expect("a share").environment;
+    fault(&host, "never-active");
+    let waits = Client::begin(&host, &environment, None);
+    becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
+    waits.end();
+    for function in ["Compute", "Graphics", "MPSCompute"] {
+        host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
+    }
+    let refused = act(&agent, "0", "stop", &json!({})).error();
+    assert!(refused.message.contains("nobody can tell"), "{refused:?}");
+    let untold = daemon(&agent, "0");
+    assert!(!untold.clients_known, "{untold:#?}");
+    assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not tell")), "{untold:#?}");
+    host.clear_faults();
+    // It tells of nobody, and nobody waits any more.
+    assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+    clear_faults(&host);
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
 fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
     let host = Host::up(HOST);
     let agent = ready(&host);

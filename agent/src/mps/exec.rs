@@ -25,6 +25,9 @@ const TAKEN: u8 = 75;
 /// File of what the daemon itself says.
 pub(super) const CONTROL_LOG: &str = "control.log";
 
+/// What servers say.
+pub(super) const SERVER_LOG: &str = "server.log";
+
 /// Runs the daemon that the spec in `dir` describes, in place of this process.
 pub(crate) fn main(dir: &Path) -> ExitCode {
     // Fails where systemd has made a session already.

@@ -11,9 +11,10 @@ use gpush_mps::{
 use tokio::time::Instant;
 
 use super::{
-    clients, hands,
+    door::{self, Door},
+    hands,
     place::{Place, Spec},
-    said::Said,
+    said::{Said, charged},
     settings::Has,
 };
 
@@ -32,7 +33,10 @@ pub(super) struct Health {
     starting: Vec<(i32, Instant, bool)>,
     /// Whether it knows the question for a server's state: from version 550 on.
     tells_states: Option<bool>,
+    /// Whether the driver does not tell either who the clients of a server are that can't be asked.
+    untold: bool,
     said: Said,
+    door: Door,
 }
 
 /// Asks the daemon of a pid.
@@ -49,6 +53,7 @@ pub(super) async fn ask(
         let what = format!("process {} of uid {} answers in place of {pid}", daemon.pid, daemon.uid);
         return Err(SessionError::Foreign(what).into());
     }
+    let at_first = charged(pid);
     let mut health = Health { tells_states: before.tells_states, said: before.said.clone(), ..Health::default() };
     for server in control.servers(deadline).await? {
         let state = match health.tells_states {
@@ -86,8 +91,12 @@ pub(super) async fn ask(
         health.is_starting(server, state, before, late);
         health.servers.push((server, state));
     }
-    health.said.look(logs);
+    health.said.look(logs, (at_first, charged(pid)));
     health.said.serves(&health.clients);
+    let known =
+        health.servers.iter().map(|(server, _)| *server).chain(health.clients.iter().map(|(_, client)| *client));
+    let named = Some(health.said.waiting()).filter(|_| !health.said.is_mute());
+    health.door = door::look(pid, control.directory(), known.collect(), named).await;
     Ok(health)
 }
 
@@ -121,6 +130,12 @@ impl Health {
         !self.busy.is_empty()
     }
 
+    /// Takes in which processes the driver knows as its clients; nothing when it does not tell.
+    pub(super) fn witnessed(&mut self, told: Option<&[i32]>) {
+        self.untold = told.is_none();
+        self.add_clients(told.unwrap_or_default());
+    }
+
     /// Processes that somebody else knows as its clients.
     pub(super) fn add_clients(&mut self, pids: &[i32]) {
         let server = self.busy.first().copied().or_else(|| self.servers.first().map(|(server, _)| *server));
@@ -131,21 +146,31 @@ impl Health {
         }
     }
 
-    /// What of its log is worth a word to whoever looks.
+    /// What of its log and its doors is worth a word to whoever looks.
     pub(super) fn told(&self) -> Vec<String> {
         let death = self.said.death().filter(|_| self.fault().is_none());
-        self.said.mute().into_iter().chain(death).collect()
+        let untold = (self.untold && self.is_unsure()).then(|| {
+            "a server of it starts or ends and is not asked, and the driver does not tell of its clients: who they are is \
+             not known"
+                .to_owned()
+        });
+        let others = self.door.others.then(|| {
+            "somebody is connected to it who can't be seen from here, as of another namespace: whether that is a client \
+             is not known"
+                .to_owned()
+        });
+        self.said.mute().into_iter().chain(death).chain(untold).chain(others).collect()
     }
 
     /// Processes that wait for a server: they are inside, though no server knows them.
     pub(super) fn waiting(&self) -> Vec<i32> {
-        let waiting = self.said.waiting.iter().filter(|(pid, uid)| clients::uid(*pid) == Some(*uid));
-        waiting.map(|(pid, _)| *pid).collect()
+        let is_client = |pid: &i32| self.clients.iter().any(|(_, client)| client == pid);
+        self.door.waiting.iter().copied().filter(|pid| hands::is_alive(*pid) && !is_client(pid)).collect()
     }
 
-    /// How many are inside.
-    pub(super) fn inside(&self) -> usize {
-        self.clients.len() + self.waiting().len()
+    /// How many are inside; `None` when nobody can tell.
+    pub(super) fn inside(&self) -> Option<usize> {
+        (!self.untold && !self.door.others).then(|| self.clients.len() + self.waiting().len())
     }
 
     /// Why nobody can be let in, though the daemon answers.

@@ -35,6 +35,7 @@ use super::{
     end::terminate,
     hands::{Hands, Process},
     health::Health,
+    keep::Keeper,
     look::{Found, Looking, found_by},
     place::{Place, Spec},
     protocol,
@@ -96,6 +97,8 @@ pub(super) struct Life {
     pub(super) protocol: Option<((Protocol, Option<String>), String)>,
     /// What was changed past gpushd last.
     pub(super) drift: Option<String>,
+    /// Who keeps its logs small.
+    pub(super) keeper: Keeper,
     since: Timestamp,
     /// As it was last published.
     last: (Discriminant<State>, Option<i32>),
@@ -149,6 +152,7 @@ impl Life {
             ear: BTreeSet::new(),
             protocol: None,
             drift: None,
+            keeper: Keeper::default(),
             since: Timestamp::now(),
         }
     }
@@ -415,7 +419,7 @@ impl Life {
             trouble: self.trouble.clone(),
             ear: self.ear.clone(),
             protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
-            findings: self.drift.iter().cloned().chain(self.health.told()).collect(),
+            findings: self.drift.iter().cloned().chain(self.keeper.told()).chain(self.health.told()).collect(),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),
@@ -424,6 +428,7 @@ impl Life {
     }
 
     fn tell(&mut self, publish: &watch::Sender<Seen>, changed: &impl Fn(&Seen)) {
+        self.keep_logs();
         // Another daemon in the same state is a change too: it was handed over to another user.
         let now = (discriminant(self.machine.state()), self.machine.pid());
         let other = self.last != now;

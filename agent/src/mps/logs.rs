@@ -1,9 +1,7 @@
-//! The logs of a daemon and its servers: rotated, since NVIDIA's never are, and their ends shown.
-//!
-//! They are written to by append, so a copy and a cut lose nothing but what is said in between.
+//! The ends of the logs of a daemon and its servers, as they are shown.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::Path,
     time::Duration,
@@ -11,35 +9,13 @@ use std::{
 
 use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
 
-use super::{exec::CONTROL_LOG, polls};
-
-/// What servers say.
-const SERVER_LOG: &str = "server.log";
+use super::{
+    exec::{CONTROL_LOG, SERVER_LOG},
+    polls,
+};
 
 /// Most of a log that is looked at for its last lines, bytes: as it is, and where most of it is left out.
 const MOST: (u64, u64) = (256 << 10, 4 << 20);
-
-/// Cuts logs that are larger than this, and keeps one that was before.
-pub(super) fn rotate(dir: &Path, larger_than: u64) {
-    for name in [CONTROL_LOG, SERVER_LOG] {
-        let path = dir.join(name);
-        let rotated = || -> io::Result<()> {
-            if fs::metadata(&path)?.len() <= larger_than {
-                return Ok(());
-            }
-            let copied = fs::copy(&path, dir.join(format!("{name}.1")));
-            // With the disk full the copy fails, and a log that is cut is better than none that can grow.
-            OpenOptions::new().write(true).open(&path)?.set_len(0)?;
-            copied.map(|_| ())
-        };
-        match rotated() {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("{} can't be rotated: {error}", path.display());
-            }
-            Ok(()) | Err(_) => {}
-        }
-    }
-}
 
 /// The last lines of each; without what gpushd's own looks at the daemon leave there, unless `all` are wanted.
 pub(super) fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
@@ -92,23 +68,9 @@ fn end_of(path: &Path, most: u64) -> io::Result<End> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::fs;
 
     use super::*;
-
-    #[test]
-    fn a_log_is_cut_when_it_is_large_and_goes_on_where_it_was() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(CONTROL_LOG);
-        let mut log = OpenOptions::new().append(true).create(true).open(&path).unwrap();
-        writeln!(log, "one\ntwo").unwrap();
-        rotate(dir.path(), 8);
-        assert_eq!(fs::metadata(&path).unwrap().len(), 8, "it is not larger");
-        rotate(dir.path(), 7);
-        writeln!(log, "three").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        assert_eq!(fs::read_to_string(dir.path().join("control.log.1")).unwrap(), "one\ntwo\n");
-    }
 
     #[test]
     fn the_last_lines_are_shown_and_nothing_that_a_terminal_obeys() {

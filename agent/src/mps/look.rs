@@ -83,7 +83,7 @@ impl Life {
         let answer = tokio::spawn(async move {
             let mut health = health::ask(&control, pid, &logs, &before, late, DEADLINE).await?;
             if health.is_unsure() {
-                health.add_clients(&witness().await.unwrap_or_default());
+                health.witnessed(witness().await.as_deref());
             }
             let put = match &wanted {
                 Some(wanted) => settings::put(&control, &mut health.has, wanted, DEADLINE).await?,
@@ -121,11 +121,8 @@ impl Life {
                 self.trouble = fault.clone().into_iter().collect();
                 self.ear.clear();
                 self.note_protocol(pid);
-                self.step(Event::Clients(Some(inside))).await;
+                self.step(Event::Clients(inside)).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
-                if let Some(wanted) = &self.wanted {
-                    super::logs::rotate(&wanted.logs, wanted.log_bytes);
-                }
             }
             // It has not come so far yet.
             Err(_) if starting => {
@@ -147,9 +144,9 @@ impl Life {
                 }
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
                 let told = (self.witness)().await;
-                self.health.add_clients(told.as_deref().unwrap_or_default());
                 // Those of the last look are some of them: others may have come since, and the driver alone tells.
-                let inside = told.map(|_| self.health.inside());
+                self.health.witnessed(told.as_deref());
+                let inside = self.health.inside();
                 self.step(Event::Clients(inside)).await;
                 self.step(if matches!(error, ControlError::Busy) { Event::Busy } else { Event::Silent }).await;
                 self.look = self.look.map(|at| at.min(Instant::now() + self.between_looks().min(DEADLINE)));

@@ -25,7 +25,9 @@
 //! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
 //! | `place`, `acl` | its directory, and who may look into it |
 //! | `health`, `settings` | how it is, what its clients may have |
+//! | `door` | who has come to it and has no server yet |
 //! | `said`, `logs`, `polls` | what its log tells gpushd, and people; what of it is gpushd's own doing |
+//! | `keep` | keeping its logs small |
 //! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
@@ -42,11 +44,13 @@ mod admission;
 mod clients;
 mod compute_mode;
 mod daemon;
+mod door;
 mod ear;
 mod end;
 pub(crate) mod exec;
 mod hands;
 mod health;
+mod keep;
 mod left;
 mod life;
 mod logs;

@@ -1,19 +1,21 @@
 //! What the control daemon's log tells that no command does: servers that end as soon as they are started,
 //! clients that wait in line, and that the log itself has gone silent.
 //!
-//! Its users can write into the log: what it says of a process counts only as far as the process bears it out.
+//! Its users can write into the log, also those who were let in once: what it says counts only as far as the
+//! kernel bears it out. That servers ended, by what the daemon was charged with for children that have; who
+//! waits is told by [`super::door`], which the log only helps to find.
 
 use std::{
     collections::VecDeque,
-    fs::File,
-    io::{Read, Seek, SeekFrom},
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
     path::Path,
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::{exec::CONTROL_LOG, hands};
+use super::{exec::CONTROL_LOG, hands, keep::BEFORE};
 
 /// Servers that end with an error so often …
 const DEATHS: usize = 3;
@@ -32,18 +34,21 @@ const LONGEST: usize = 256;
 pub(super) struct Said {
     /// How far it was read; nothing of it before the first look.
     read: Option<u64>,
+    /// What the daemon had been charged with when the last look began.
+    charged: Option<u64>,
     /// Ends of servers: when, and with which status.
     recent: VecDeque<(Instant, i32)>,
     /// Whether it says nothing of being asked.
     mute: bool,
     /// Clients that came while there was no server for them, with their users, as far as they live. They wait
     /// until there is one, and are told when it can't be.
-    pub(super) waiting: Vec<(i32, u32)>,
+    waiting: Vec<(i32, u32)>,
 }
 
 impl Said {
-    /// Takes in what the log says since the last look.
-    pub(super) fn look(&mut self, logs: &Path) {
+    /// Takes in what the log says since the last look. `charged`: what the daemon has been charged with for
+    /// children that ended, when this look began and now.
+    pub(super) fn look(&mut self, logs: &Path, charged: (Option<u64>, Option<u64>)) {
         let now = Instant::now();
         while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
             self.recent.pop_front();
@@ -54,17 +59,26 @@ impl Said {
         let before = self.read.replace(length);
         // Each question is a line there, and there was one just now.
         self.mute = before == Some(length);
-        // It was rotated: all of it is new.
-        let from = before.filter(|read| *read <= length).unwrap_or(0).max(length.saturating_sub(MOST));
+        // Each end is charged before it is told.
+        let has_ended = matches!((self.charged, charged.1), (Some(before), Some(now)) if before != now);
+        self.charged = charged.0;
+        // It was rotated: all of it is new, and so is the end of the one before.
         let mut said = Vec::new();
-        if log.seek(SeekFrom::Start(from)).and_then(|_| log.take(MOST).read_to_end(&mut said)).is_err() {
+        let rotated = before.filter(|read| *read > length);
+        if let Some(read) = rotated
+            && let Ok(mut old) = File::open(logs.join(format!("{CONTROL_LOG}{BEFORE}")))
+        {
+            // One that is gone says nothing.
+            let _gone = read_on(&mut old, read, &mut said);
+        }
+        if read_on(&mut log, before.filter(|_| rotated.is_none()).unwrap_or(0), &mut said).is_err() {
             return;
         }
         for line in String::from_utf8_lossy(&said).lines() {
             if line.contains("Starting control daemon") {
                 // What was before is of a daemon before.
                 self.waiting.clear();
-            } else if let Some(status) = status_of_a_server(line) {
+            } else if let Some(status) = status_of_a_server(line).filter(|_| has_ended) {
                 // Those who waited for it were told so.
                 self.waiting.clear();
                 // Servers that ended before the first look are no news.
@@ -84,7 +98,17 @@ impl Said {
         self.waiting.retain(|(pid, _)| !clients.iter().any(|(_, client)| client == pid));
     }
 
-    /// That it does not grow, though the daemon was spoken to.
+    /// Clients that came while there was no server, by the log's word, with the users that it names.
+    pub(super) fn waiting(&self) -> &[(i32, u32)] {
+        &self.waiting
+    }
+
+    /// Whether it does not grow, though the daemon was spoken to.
+    pub(super) fn is_mute(&self) -> bool {
+        self.mute
+    }
+
+    /// The same, in words.
     pub(super) fn mute(&self) -> Option<String> {
         self.mute.then(|| {
             "its log does not grow any more: the disk is full, or somebody wrote into `log` in its pipe directory, \
@@ -109,6 +133,24 @@ impl Said {
             WITHIN.as_secs()
         ))
     }
+}
+
+/// Reads on in a log; of one that is long the end.
+fn read_on(log: &mut File, from: u64, said: &mut Vec<u8>) -> io::Result<()> {
+    let end = log.metadata()?.len().saturating_sub(MOST);
+    log.seek(SeekFrom::Start(from.max(end)))?;
+    log.take(MOST).read_to_end(said).map(|_| ())
+}
+
+/// What a process has been charged with for children that ended: faults of pages, and time. Nothing runs and ends
+/// without some.
+pub(super) fn charged(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in brackets and may hold anything.
+    let figures: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    // Minor and major faults, user and system time of children: fields 11, 13, 16 and 17.
+    let of_children = [8, 10, 13, 14].map(|at| figures.get(at).and_then(|figure| figure.parse::<u64>().ok()));
+    of_children.into_iter().sum()
 }
 
 /// `… Server 4711 exited with status 1`
@@ -138,7 +180,13 @@ mod tests {
         let line = "[2026-11-22 04:00:00.000 Control   812] Server 4711 exited with status";
         std::fs::write(&path, format!("{line} 1\n").repeat(9)).unwrap();
         let mut seen = Said::default();
-        seen.look(logs.path());
+        let mut charges = 7;
+        // A server ended.
+        let mut look = |seen: &mut Said| {
+            charges += 100;
+            seen.look(logs.path(), (Some(charges - 50), Some(charges)));
+        };
+        look(&mut seen);
         assert_eq!(seen.deaths(), None, "what was before is of a daemon before");
         let say = |status: &str, times: usize| {
             let said = std::fs::read_to_string(&path).unwrap() + &format!("{line} {status}\n").repeat(times);
@@ -146,15 +194,40 @@ mod tests {
         };
         say("0", 9);
         say("1", 2);
-        seen.look(logs.path());
+        look(&mut seen);
         assert_eq!(seen.deaths(), None);
         say("127", 1);
-        seen.look(logs.path());
+        look(&mut seen);
         assert!(seen.deaths().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", seen.deaths());
         // Rotated: what is there now is all new.
         std::fs::write(&path, format!("{line} 2\n")).unwrap();
-        seen.look(logs.path());
+        look(&mut seen);
         assert!(seen.deaths().unwrap().contains("4 within"), "{:?}", seen.deaths());
+    }
+
+    #[test]
+    fn ends_of_servers_that_nobody_was_charged_with_are_made_up() {
+        let logs = tempfile::tempdir().unwrap();
+        let path = logs.path().join(CONTROL_LOG);
+        std::fs::write(&path, "").unwrap();
+        let mut seen = Said::default();
+        seen.look(logs.path(), (Some(7), Some(7)));
+        let line = "[2026-11-22 04:00:00.000 Control   812] Server 4711 exited with status 1\n";
+        std::fs::write(&path, line.repeat(9)).unwrap();
+        seen.look(logs.path(), (Some(7), Some(7)));
+        assert_eq!((seen.deaths(), seen.death()), (None, None));
+        // One that ended while it was looked at before, and is told now.
+        std::fs::write(&path, line.repeat(10)).unwrap();
+        seen.look(logs.path(), (Some(7), Some(9)));
+        assert!(seen.death().is_some());
+    }
+
+    #[test]
+    fn a_process_is_charged_for_its_children() {
+        let before = charged(std::process::id().cast_signed()).unwrap();
+        assert!(std::process::Command::new("true").status().unwrap().success());
+        assert!(charged(std::process::id().cast_signed()).unwrap() > before);
+        assert_eq!(charged(i32::MAX), None);
     }
 
     #[test]
@@ -163,13 +236,13 @@ mod tests {
         let path = logs.path().join(CONTROL_LOG);
         std::fs::write(&path, "").unwrap();
         let mut seen = Said::default();
-        seen.look(logs.path());
+        seen.look(logs.path(), (Some(7), Some(7)));
         let me = std::process::id();
         let line = |pid: u32, said: &str| format!("[… Control   812] NEW CLIENT {pid} from user 12: {said}\n");
         let pending = "Server is not ready, push client to pending list";
         let said = [line(me, pending), line(me, pending), line(4_194_305, pending), line(1, "Server already exists")];
         std::fs::write(&path, said.concat()).unwrap();
-        seen.look(logs.path());
-        assert_eq!(seen.waiting, [(me.cast_signed(), 12)]);
+        seen.look(logs.path(), (Some(7), Some(7)));
+        assert_eq!(seen.waiting(), [(me.cast_signed(), 12)]);
     }
 }

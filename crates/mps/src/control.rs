@@ -105,6 +105,12 @@ impl Control {
         Self { front: Some(program.to_owned()), ..self }
     }
 
+    /// Its pipe directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// How it is spoken to, as far as it was.
     #[must_use]
     pub fn protocol(&self) -> Protocol {

@@ -8,7 +8,7 @@
 //!            checked    a line      frames   one question   deadline, again while another has its ear,
 //!            by us                  as bytes one answer     what was set is read back
 //!                                                   │              └─ front, for a foreign protocol
-//!            lock: who the daemon of a directory is ┘      holder: who has its ear, when we have not
+//!            lock: who the daemon of a directory is ┘      holder: who is connected to it
 //! ```
 //!
 //! The daemon accepts nonsense without a word (`512K` of memory becomes `512M`, 0 percent prints the old
@@ -21,5 +21,6 @@ pub mod holder;
 pub mod lock;
 pub mod server;
 pub mod session;
+mod sockets;
 pub mod version;
 pub mod wire;

@@ -2,6 +2,7 @@
 //! to a second daemon on a target, and costs no client that need not be lost.
 
 mod hung;
+mod logs;
 mod places;
 mod servers;
 mod starts;

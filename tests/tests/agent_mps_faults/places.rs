@@ -7,8 +7,8 @@ use gpush_tests::{
     agent::Setup,
     host::Host,
     mps::{
-        Client, Served, act, base, becomes, controls, fault, names, parts, pid_of, reaches, real_programs, share,
-        signal,
+        Client, Served, act, base, becomes, clear_faults, controls, fault, names, parts, pid_of, reaches,
+        real_programs, share, signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -127,5 +127,20 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
         assert_eq!(controls(&base(&host)), [pid_of(&told)]);
+        // The log tells of nobody who waits, and nobody is taken for that who does not.
+        assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
+        becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != told.pid);
+        fault(&host, "never-active");
+        let mut waits = Client::begin(&host, &environment, None);
+        becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
+        let refused = act(&agent, "0", "stop", &json!({})).error();
+        assert_eq!(refused.code, Code::Blocked, "{refused:?}");
+        assert!(refused.causes.iter().any(|why| why.contains("waits for a server")), "{refused:?}");
+        assert!(waits.lives() && waits.said().is_empty());
+        clear_faults(&host);
+        assert!(waits.says().starts_with("active"));
+        waits.end();
+        assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+        reaches(&agent, "0", MpsState::Stopped);
     }
 }

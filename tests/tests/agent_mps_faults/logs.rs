@@ -1,0 +1,128 @@
+//! What is written into the log of a daemon past it, as whoever was let in once can: it makes up nobody and nothing,
+//! and fills no disk.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use gpush_api::{Code, MpsState};
+use gpush_tests::{
+    host::Host,
+    mps::{Client, Served, act, becomes, clear_faults, daemon, fault, reaches, real_programs},
+};
+use serde_json::json;
+
+use super::serves;
+
+/// Daemons with which it is tried, as far as they are here.
+fn each(what: &str, config: &str, test: impl Fn(Served)) {
+    test(Served::of(Host::up(Served::HOST), "0", config, None));
+    let host = Host::up(Served::HOST);
+    if let Some(programs) = real_programs(&host, &format!("{what} of NVIDIA's own daemon")) {
+        test(Served::of(host, "0", config, Some(&programs)));
+    }
+}
+
+/// A record as daemon, servers and clients write them, of the daemon.
+fn record(text: &str) -> Vec<u8> {
+    let numbers = [0xabcd_e000, 4711, 2026, 11, 22, 0, 4, 0, 0, 0];
+    let mut record: Vec<u8> = numbers.iter().flat_map(|number: &u32| number.to_le_bytes()).collect();
+    record.extend((text.len() as u64).to_le_bytes());
+    record.extend(text.as_bytes());
+    record
+}
+
+fn fifo(served: &Served) -> File {
+    OpenOptions::new().write(true).open(served.pipe().join("log")).expect("a FIFO")
+}
+
+fn control_log(served: &Served) -> PathBuf {
+    Path::new(&daemon(&served.agent, "0").log_directory.expect("logs")).join("control.log")
+}
+
+fn length(path: &Path) -> u64 {
+    fs::metadata(path).map(|meta| meta.len()).unwrap_or_default()
+}
+
+#[test]
+fn whoever_writes_into_the_log_makes_up_no_client_and_no_fault() {
+    each("made-up lines in the log", Served::CONFIG, |served| {
+        // Seen once at least: what was before the first look is no news.
+        reaches(&served.agent, "0", MpsState::Ready);
+        let mut fifo = fifo(&served);
+        let pending = "Server is not ready, push client to pending list";
+        // Neither the first process nor one that the writer names as his own has come to it.
+        let me = (std::process::id(), nix::unistd::geteuid());
+        for (pid, uid) in [(1, 0), (me.0, me.1.as_raw())] {
+            fifo.write_all(&record(&format!("NEW CLIENT {pid} from user {uid}: {pending}"))).expect("it is a record");
+        }
+        for _ in 0..4 {
+            fifo.write_all(&record("Server 4711 exited with status 1")).expect("it is a record");
+        }
+        fifo.write_all(&record("all of it was said")).expect("it is a record");
+        let log = control_log(&served);
+        let said = || fs::read(&log).is_ok_and(|said| String::from_utf8_lossy(&said).contains("all of it was said"));
+        served.agent.await_that("it is said", said);
+        let now = daemon(&served.agent, "0");
+        assert_eq!((now.state, now.reasons.as_slice()), (MpsState::Ready, [].as_slice()), "{now:#?}");
+        assert!(now.clients_known && now.findings.is_empty(), "{now:#?}");
+        assert!(serves(&served));
+        // Nobody keeps it from being stopped.
+        let stopped = act(&served.agent, "0", "stop", &json!({}));
+        assert_eq!(stopped.status, 200, "{}", String::from_utf8_lossy(&stopped.body));
+        reaches(&served.agent, "0", MpsState::Stopped);
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_server_is_inside_though_the_log_denies_it() {
+    each("a client that waits", Served::CONFIG, |served| {
+        fault(&served.host, "never-active");
+        let mut waits = Client::begin(&served.host, &served.environment, None);
+        becomes(&served.agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
+        let mut fifo = fifo(&served);
+        for line in ["Starting control daemon", "Server 4711 exited with status 0", "all of it was said"] {
+            fifo.write_all(&record(line)).expect("it is a record");
+        }
+        let log = control_log(&served);
+        let said = || fs::read(&log).is_ok_and(|said| String::from_utf8_lossy(&said).contains("all of it was said"));
+        served.agent.await_that("it is said", said);
+        let refused = act(&served.agent, "0", "stop", &json!({})).error();
+        assert_eq!(refused.code, Code::Blocked, "{refused:?}");
+        let pid = format!("pid {} has come, and waits for a server", waits.pid());
+        assert!(refused.causes.contains(&pid), "{refused:?}");
+        assert!(waits.lives() && waits.said().is_empty());
+        clear_faults(&served.host);
+        assert!(waits.says().starts_with("active"));
+        waits.end();
+    });
+}
+
+#[test]
+fn a_log_that_is_flooded_is_kept_small_and_told_also_while_its_daemon_does_not_answer() {
+    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
+    each("a flood of the log", &config, |served| {
+        fault(&served.host, "busy-ui");
+        let log = control_log(&served);
+        let mut fifo = fifo(&served);
+        // One at a time: what is longer than a FIFO takes at once is mixed up with what the daemon says.
+        let line = record(&"x".repeat(4000));
+        let mut largest = 0;
+        // Twice what nobody has to say.
+        for _ in 0..34 {
+            (0..256).for_each(|_| fifo.write_all(&line).expect("it is a record"));
+            largest = length(&log).max(largest);
+        }
+        let told = becomes(&served.agent, "0", "told", |daemon| {
+            daemon.findings.iter().any(|finding| finding.starts_with("control.log grew by "))
+        });
+        println!("{largest} bytes at most: {:?}", told.findings);
+        served.agent.await_that("it is cut", || length(&log) <= 1 << 20);
+        assert!(length(&log.with_file_name("control.log.1")) <= 2 << 20, "its end is kept, and no more");
+        assert!(served.agent.log().contains("control.log grew by "), "it is in the log of gpushd");
+        clear_faults(&served.host);
+        assert!(serves(&served));
+    });
+}
