@@ -137,7 +137,7 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         let agent = start(host, programs, &config(""));
         agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
         let refused = share(&agent, "0", &json!({})).unwrap_err();
-        assert!(refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0")));
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("gpushctl mps start 0")), "{refused:?}");
         assert_eq!(controls(&base(host)), [0; 0]);
         assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
         let third = reaches(&agent, "0", MpsState::Ready);
