@@ -269,7 +269,7 @@ fn a_daemon_that_is_killed_is_there_again_and_its_directory_is_swept() {
         println!("killed to ready again: {:?}", killed.elapsed());
         let controls = controls(&base(host));
         assert_eq!(controls, [second.pid.expect("a pid").cast_signed()]);
-        assert_eq!(second.failures, 1);
+        assert_eq!(second.failures, 1, "{}", agent.log());
         assert!(parts(&base(host)).iter().all(|part| part.role == Role::Control));
     });
 }
