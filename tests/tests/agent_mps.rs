@@ -137,7 +137,7 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         let agent = start(host, programs, &config(""));
         agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
         let refused = share(&agent, "0", &json!({})).unwrap_err();
-        assert!(refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0")));
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("gpushctl mps start 0")), "{refused:?}");
         assert_eq!(controls(&base(host)), [0; 0]);
         assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
         let third = reaches(&agent, "0", MpsState::Ready);
@@ -274,7 +274,7 @@ fn a_daemon_that_is_killed_is_there_again_and_its_directory_is_swept() {
         println!("killed to ready again: {:?}", killed.elapsed());
         let controls = controls(&base(host));
         assert_eq!(controls, [second.pid.expect("a pid").cast_signed()]);
-        assert_eq!(second.failures, 1);
+        assert_eq!(second.failures, 1, "{}", agent.log());
         assert!(parts(&base(host)).iter().all(|part| part.role == Role::Control));
     });
 }
