@@ -136,8 +136,11 @@ fn a_stop_under_clients_is_refused_and_what_was_stopped_stays_so() {
         agent.kill();
         let agent = start(host, programs, &config(""));
         agent.await_that("seen", || daemons(&agent).iter().any(|one| one.gpu.is_some()));
-        let refused = share(&agent, "0", &json!({})).unwrap_err();
-        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("gpushctl mps start 0")), "{refused:?}");
+        // The one that was found is known by its directory until the GPUs were seen.
+        agent.await_that("who starts it is told", || {
+            let refused = share(&agent, "0", &json!({})).expect_err("it is stopped");
+            refused.hint.is_some_and(|hint| hint.contains("gpushctl mps start 0"))
+        });
         assert_eq!(controls(&base(host)), [0; 0]);
         assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
         let third = reaches(&agent, "0", MpsState::Ready);
@@ -266,6 +269,8 @@ fn a_daemon_that_is_killed_is_there_again_and_its_directory_is_swept() {
     both("an MPS daemon that is killed, NVIDIA's own", |host, programs| {
         let agent = start(host, programs, &config(""));
         let first = reaches(&agent, "0", MpsState::Ready);
+        // One that dies while the operation is at it is the operation's failure.
+        let _begun = agent.settle();
         let pid = first.pid.expect("a pid").cast_signed();
         let killed = std::time::Instant::now();
         assert!(signal(pid, Signal::SIGKILL));
