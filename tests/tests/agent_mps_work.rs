@@ -10,7 +10,7 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{Client, act, becomes, daemon, reaches, share, signal},
+    mps::{Client, Served, act, becomes, daemon, reaches, share, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -54,6 +54,19 @@ fn a_cordoned_gpu_gives_no_share_and_is_drained_of_its_shares_and_clients_alone(
     assert!(signal(server, Signal::SIGCONT), "the server is there still");
     assert!(agent.post("/v1/gpus/0/uncordon", &json!({})).status == 200);
     share(&agent, "0", &json!({ "percentage": 20 })).expect("a share");
+}
+
+#[test]
+fn in_maintenance_no_daemon_is_started_in_place_of_one_that_ended() {
+    let served = Served::up();
+    assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);
+    assert!(signal(served.pid, Signal::SIGKILL));
+    let waits = becomes(&served.agent, "0", "waiting", |daemon| {
+        daemon.reasons.iter().any(|reason| reason.contains("the host is in maintenance"))
+    });
+    assert_eq!((waits.state, waits.pid, served.controls()), (MpsState::BackingOff, None, Vec::new()));
+    assert_eq!(served.agent.post("/v1/maintenance/leave", &json!({})).status, 200);
+    served.another();
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     pin::pin,
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -145,6 +146,17 @@ pub(crate) struct Seen {
     pub(crate) answered: Option<Instant>,
 }
 
+/// What the task of a daemon hears from the rest of the agent, whenever it matters.
+#[derive(Clone)]
+pub(super) struct Sources {
+    /// Who computes there by the driver's word.
+    pub(super) witness: Witness,
+    /// Who may be let in.
+    pub(super) on_record: OnRecord,
+    /// Why nothing is to be started now, if so.
+    pub(super) hands_off: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+}
+
 /// A daemon, from outside of its task.
 #[derive(Debug, Clone)]
 pub(crate) struct Daemon {
@@ -159,16 +171,12 @@ impl Daemon {
         uuid: &str,
         place: Place,
         hands: Hands,
-        witness: Witness,
-        on_record: OnRecord,
+        sources: Sources,
         changed: impl Fn(&Seen) + Send + Sync + 'static,
     ) -> Self {
         let (ask, mut asks) = mpsc::channel(WAITING);
         let (target, uuid) = (target.to_owned(), uuid.to_owned());
-        let born = move || {
-            let (witness, on_record) = (Witness::clone(&witness), OnRecord::clone(&on_record));
-            Life::new(&target, &uuid, place.clone(), hands.clone(), witness, on_record)
-        };
+        let born = move || Life::new(&target, &uuid, place.clone(), hands.clone(), sources.clone());
         let mut life = born();
         let (publish, seen) = watch::channel(life.seen());
         tokio::spawn(async move {
@@ -253,7 +261,8 @@ mod tests {
             Box::pin(async { None })
         });
         let hands = Hands::of(Path::new("/nowhere"));
-        let daemon = Daemon::of("g1", "GPU-1", place, hands, witness, Arc::new(BTreeSet::new), |_| {});
+        let sources = Sources { witness, on_record: Arc::new(BTreeSet::new), hands_off: Arc::new(|| None) };
+        let daemon = Daemon::of("g1", "GPU-1", place, hands, sources, |_| {});
         daemon.have(Do::Want(None)).await.unwrap();
         let error = daemon.have(Do::Want(None)).await.unwrap_err();
         assert!(!panics.load(Ordering::SeqCst) && error.message.contains("any more"), "{error:?}");

@@ -27,7 +27,7 @@ impl Life {
         // Who has begun since it last named its clients is none of them, whatever pid it has.
         let ago = self.answered.map(|at| at.elapsed()).unwrap_or_default();
         self.health.clients.retain(|(_, client)| hands::is_alive_since(*client, ago));
-        let mut told = (self.witness)().await;
+        let mut told = (self.sources.witness)().await;
         // Of what has ended nothing computes, also while its parent has not waited for it.
         told.iter_mut().for_each(|clients| clients.retain(|client| hands::is_alive(*client)));
         if let Some(clients) = &told {

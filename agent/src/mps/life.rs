@@ -29,9 +29,7 @@ use tokio::{
 };
 
 use super::{
-    admission::OnRecord,
-    clients::Witness,
-    daemon::{Ask, Do, Done, Seen, Wanted},
+    daemon::{Ask, Do, Done, Seen, Sources, Wanted},
     end::terminate,
     hands::{Hands, Process},
     health::Health,
@@ -63,8 +61,8 @@ pub(super) struct Life {
     pub(super) spec: Option<Spec>,
     pub(super) process: Option<Process>,
     pub(super) control: Option<Arc<Control>>,
-    /// Who else knows who computes there.
-    pub(super) witness: Witness,
+    /// What the rest of the agent knows of it.
+    pub(super) sources: Sources,
     /// Who may have clients.
     pub(super) users: BTreeSet<u32>,
     /// Whose the next pipe directory is, where that is another's than this one.
@@ -79,8 +77,6 @@ pub(super) struct Life {
     pub(super) door: Option<(u32, BTreeSet<u32>)>,
     /// Whether it was found open to those who have it on record.
     pub(super) as_found: bool,
-    /// Who has it on record.
-    pub(super) on_record: OnRecord,
     /// Whether nobody gets in although it serves: it is about to be ended.
     pub(super) shut: bool,
     /// When it is looked at next.
@@ -113,14 +109,7 @@ enum Happened {
 }
 
 impl Life {
-    pub(super) fn new(
-        target: &str,
-        uuid: &str,
-        place: Place,
-        hands: Hands,
-        witness: Witness,
-        on_record: OnRecord,
-    ) -> Self {
+    pub(super) fn new(target: &str, uuid: &str, place: Place, hands: Hands, sources: Sources) -> Self {
         let machine = Supervisor::new(Policy::default());
         Self {
             target: target.to_owned(),
@@ -134,7 +123,7 @@ impl Life {
             wanted: None,
             process: None,
             control: None,
-            witness,
+            sources,
             users: BTreeSet::new(),
             next_user: None,
             in_force: None,
@@ -143,7 +132,6 @@ impl Life {
             waiting: Vec::new(),
             door: None,
             as_found: false,
-            on_record,
             shut: false,
             look: None,
             pause: LOOK.0,

@@ -79,7 +79,7 @@ impl Life {
         let (pid, logs, before) = (process.pid, spec.logs.clone(), self.health.clone());
         let late = self.wanted.as_ref().map_or(DEADLINE, |wanted| wanted.supervision.start);
         let wanted = self.wanted.as_ref().map(|wanted| wanted.policy.settings.clone());
-        let witness = Arc::clone(&self.witness);
+        let witness = Arc::clone(&self.sources.witness);
         let answer = tokio::spawn(async move {
             let mut health = health::ask(&control, pid, &logs, &before, late, DEADLINE).await?;
             if health.is_unsure() {
@@ -143,7 +143,7 @@ impl Life {
                     self.trouble.push(ear::SOMEBODY.to_owned());
                 }
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
-                let told = (self.witness)().await;
+                let told = (self.sources.witness)().await;
                 // Those of the last look are some of them: others may have come since, and the driver alone tells.
                 self.health.witnessed(told.as_deref());
                 let inside = self.health.inside();

@@ -42,7 +42,7 @@ impl Life {
                 self.users = self.place.admitted(spec.tenure).unwrap_or_default();
                 // The driver may take long to tell what is wanted: programs that are started meanwhile would run past
                 // a daemon that serves.
-                self.as_found = self.users == (self.on_record)();
+                self.as_found = self.users == (self.sources.on_record)();
                 self.step(Event::Found { pid }).await;
                 self.look = Some(Instant::now());
             }
@@ -58,6 +58,9 @@ impl Life {
         if self.is_there() {
             self.answered = None;
             return Ok(());
+        }
+        if let Some(why) = (self.sources.hands_off)() {
+            return Err(self.not_started(NotStarted::Later(why)));
         }
         let foreign = self.trouble.iter().any(|told| told == FOREIGN);
         // What the one before said last, and when, tells of those whom it left behind.

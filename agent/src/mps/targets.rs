@@ -28,7 +28,7 @@ use super::{
     Entry, Mps,
     admission::OnRecord,
     clients, compute_mode,
-    daemon::{Daemon, Do, Seen, Wanted},
+    daemon::{Daemon, Do, Seen, Sources, Wanted},
     many,
     moves::Moves,
     place::Place,
@@ -83,9 +83,22 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
         let name = view::name(&entry);
         let (gpu_uuid, gpu) = (entry.gpu_uuid, entry.target.map(|target| target.gpu));
         let state = view::state(&seen.state);
-        tracing::info!(mps = target, "the MPS daemon is {}", state.name());
-        let (uuid, target) = (of.clone(), target.clone());
         let reasons = view::reasons(seen, &name);
+        match seen.state {
+            // It serves, and not as it should: why is not in the log otherwise.
+            State::Hung { .. } | State::Fault { .. } => {
+                tracing::warn!(mps = target, "the MPS daemon is {}: {}", state.name(), reasons.join("; "));
+            }
+            State::Stopped
+            | State::Starting { .. }
+            | State::Found { .. }
+            | State::Ready { .. }
+            | State::BackingOff { .. }
+            | State::GivenUp
+            | State::Draining { .. }
+            | State::Stopping { .. } => tracing::info!(mps = target, "the MPS daemon is {}", state.name()),
+        }
+        let (uuid, target) = (of.clone(), target.clone());
         shared.events.publish(Happening::Mps(Box::new(MpsChange { target, uuid, gpu_uuid, gpu, state, reasons })));
         // One that came up after nobody waited for it any more has no compute mode yet.
         if matches!(seen.state, State::Stopped | State::Ready { .. }) {
@@ -98,7 +111,13 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
         Some(_) => BTreeSet::new(),
         None => shared.mps.shares_of(&of).iter().map(|share| share.by.uid).collect(),
     });
-    Daemon::of(short, uuid, place, agent.mps.hands.clone(), witness, on_record, changed)
+    let shared = Arc::clone(agent);
+    let hands_off = Arc::new(move || {
+        let entered = shared.conditions.maintenance().is_some();
+        entered.then(|| "the host is in maintenance: no MPS daemon is started before that is over".to_owned())
+    });
+    let sources = Sources { witness, on_record, hands_off };
+    Daemon::of(short, uuid, place, agent.mps.hands.clone(), sources, changed)
 }
 
 /// Has each daemon be as it is wanted now.
