@@ -57,6 +57,23 @@ fn more_clients_than_are_wanted_are_told() {
     assert!(told.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{told:#?}");
 }
 
+#[test]
+fn a_server_that_is_killed_is_told_with_whom_it_took_along() {
+    let served = Served::up();
+    let client = served.client();
+    let server: i32 = client.word("server").parse().expect("a pid");
+    assert!(signal(server, Signal::SIGKILL));
+    assert_eq!(client.says(), "lost");
+    let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
+    let begins = format!("server {server} of it ended ");
+    assert!(told.findings[0].starts_with(&begins) && told.findings[0].ends_with("took its client along"), "{told:#?}");
+    assert!(served.agent.log().contains(&begins));
+    // It serves on.
+    drop(client);
+    served.client().end();
+    assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
+}
+
 /// The stand-ins, the control daemon through a script.
 fn through(host: &Host, script: &str) -> std::path::PathBuf {
     let dir = host.dir().join("own");

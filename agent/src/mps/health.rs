@@ -37,7 +37,12 @@ pub(super) struct Health {
     untold: bool,
     said: Said,
     door: Door,
+    /// The server that was gone last, though it had clients: when that was seen, and how many.
+    fallen: Option<(Instant, i32, usize)>,
 }
+
+/// How long it is told that a server fell.
+const TOLD: Duration = Duration::from_secs(600);
 
 /// Asks the daemon of a pid.
 pub(super) async fn ask(
@@ -91,6 +96,7 @@ pub(super) async fn ask(
         health.is_starting(server, state, before, late);
         health.servers.push((server, state));
     }
+    health.has_fallen(before);
     health.said.look(logs, (at_first, charged(pid)));
     health.said.serves(&health.clients);
     let known =
@@ -107,6 +113,24 @@ impl Health {
         let new: Vec<_> = those.copied().filter(|one| !self.clients.contains(one)).collect();
         self.clients.extend(new);
         self.busy.push(server);
+    }
+
+    /// Notes that a server is gone that had clients when it was looked at before. The log tells of those that ended
+    /// with an error, and not of one that was killed.
+    fn has_fallen(&mut self, before: &Self) {
+        self.fallen = before.fallen.filter(|(at, ..)| at.elapsed() < TOLD);
+        for (server, _) in before.servers.iter().filter(|(server, _)| !hands::is_alive(*server)) {
+            let clients = before.clients.iter().filter(|(of, _)| of == server).count();
+            if clients > 0 && !self.servers.iter().any(|(one, _)| one == server) {
+                self.fallen = Some((Instant::now(), *server, clients));
+            }
+        }
+    }
+
+    /// The server that fell since the look before, in words.
+    pub(super) fn fell(&self, before: &Self) -> Option<String> {
+        let (at, server, clients) = self.fallen.filter(|_| self.fallen != before.fallen)?;
+        Some(fall(at, server, clients))
     }
 
     /// Notes since when a server starts, if it does. One that leaves is busy too, and has served before.
@@ -148,7 +172,9 @@ impl Health {
 
     /// What of its log and its doors is worth a word to whoever looks.
     pub(super) fn told(&self) -> Vec<String> {
-        let death = self.said.death().filter(|_| self.fault().is_none());
+        let fallen = self.fallen.map(|(at, server, clients)| fall(at, server, clients));
+        // One of them is enough: it may be the same that both tell of.
+        let death = self.said.death().filter(|_| self.fault().is_none() && fallen.is_none());
         let untold = (self.untold && self.is_unsure()).then(|| {
             "a server of it starts or ends and is not asked, and the driver does not tell of its clients: who they are is \
              not known"
@@ -159,7 +185,7 @@ impl Health {
              is not known"
                 .to_owned()
         });
-        self.said.mute().into_iter().chain(death).chain(untold).chain(others).collect()
+        self.said.mute().into_iter().chain(fallen).chain(death).chain(untold).chain(others).collect()
     }
 
     /// Processes that wait for a server: they are inside, though no server knows them.
@@ -189,6 +215,12 @@ impl Health {
         }
         self.said.deaths()
     }
+}
+
+/// That a server ended, and whom that cost.
+fn fall(at: Instant, server: i32, clients: usize) -> String {
+    let whom = if clients == 1 { "its client".to_owned() } else { format!("its {clients} clients") };
+    format!("server {server} of it ended {} s ago, killed or by itself, and took {whom} along", at.elapsed().as_secs())
 }
 
 /// Why a daemon did not answer, in words.

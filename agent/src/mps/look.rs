@@ -116,6 +116,9 @@ impl Life {
                 let fault = health.fault();
                 let inside = health.inside();
                 clients::tell_stuck(&self.target, &self.health, &health);
+                if let Some(fell) = health.fell(&self.health) {
+                    tracing::warn!(mps = self.target, "{fell}");
+                }
                 (self.in_force, self.health) = (Some(put.in_force), health);
                 self.answered = Some(Instant::now());
                 self.trouble = fault.clone().into_iter().collect();
