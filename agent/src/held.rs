@@ -65,29 +65,32 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovered, ApiError> {
     let _turn = agent.turn.lock().await;
     let Some(lost) = agent.held.lost() else { return Ok(Recovered::default()) };
-    let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let gpus = match view::gpus(agent, &Asker::agent()).await {
+        Ok(gpus) => gpus,
+        // Whose daemons stand there can't be told: they would be taken for nobody's.
+        Err(error) if agent.mps.is_used() => return Err(error),
+        Err(_) => Vec::new(),
+    };
     let standing = mps::Lasting::of_what_stands(agent, &gpus);
+    let modes = shared_gpus::as_found(agent, &standing.exclusive(agent, &gpus)).await;
     let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
     let uid = request.by.uid;
     let mut also = request.recorded("recover", "host".to_owned());
     // On this boot the layouts count as applied: whether they were is what was lost.
     let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
-    let recorded = standing.clone();
+    let (recorded, found) = (standing.clone(), modes.clone());
     agent
         .store
         .write_ending(move |tx| {
             tx.accept_loss()?;
             tx.record_boot(&boot)?;
             recorded.record(tx)?;
+            found.iter().try_for_each(|record| tx.set_shared_gpu(record.clone()).map(|_| ()))?;
             also(tx)
         })
         .await?;
     standing.take_in(agent);
-    for gpu in standing.gpus() {
-        if let Err(why) = shared_gpus::take_as_found(agent, gpu).await {
-            tracing::error!(gpu, "{why}");
-        }
-    }
+    shared_gpus::take_in(agent, modes);
     *agent.held.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
     agent.startup.look_again();

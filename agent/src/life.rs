@@ -243,6 +243,7 @@ async fn serve(
     // Before anybody could ask the driver, and before an operation in line could begin.
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
+    mps::find(&agent);
     apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
     let line = tokio::spawn(apply::line::run(Arc::clone(&agent)));
     // Listens from before there is a worker to be heard.

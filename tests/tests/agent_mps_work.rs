@@ -65,6 +65,7 @@ fn in_maintenance_no_daemon_is_started_in_place_of_one_that_ended() {
         daemon.reasons.iter().any(|reason| reason.contains("the host is in maintenance"))
     });
     assert_eq!((waits.state, waits.pid, served.controls()), (MpsState::BackingOff, None, Vec::new()));
+    assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).error().code, Code::Conflict);
     assert_eq!(served.agent.post("/v1/maintenance/leave", &json!({})).status, 200);
     served.another();
 }

@@ -283,11 +283,15 @@ async fn end(
 
 /// Sees to the levels and compute modes of GPUs that are shared by turns from now on.
 async fn take_turns(agent: &Shared, ongoing: &Ongoing, parts: &[Part]) {
-    for part in parts.iter().filter(|part| part.plan.takes_turns) {
+    let those: Vec<&Part> = parts.iter().filter(|part| part.plan.takes_turns).collect();
+    for part in &those {
         ongoing.progress(part.position, |progress| progress.doing = Some("setting its time-slice level".to_owned()));
-        for told in timeslice::settled(agent, std::slice::from_ref(&part.plan.uuid)).await {
-            ongoing.note(told);
-        }
+    }
+    let uuids: Vec<String> = those.iter().map(|part| part.plan.uuid.clone()).collect();
+    for told in timeslice::settled(agent, &uuids).await {
+        ongoing.note(told);
+    }
+    for part in those {
         ongoing.progress(part.position, |progress| (progress.doing, progress.done) = (None, progress.done + 1));
     }
 }

@@ -17,7 +17,7 @@ use super::{
     targets::Outlook,
     view,
 };
-use crate::{agent::Shared, auth::Asker, request::Request};
+use crate::{agent::Shared, auth::Asker, maintenance, request::Request};
 
 /// Longest time that clients may be given to go, seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
@@ -151,6 +151,9 @@ fn later(span: Duration) -> Option<Timestamp> {
 
 /// Refuses to start what is not to be there.
 fn may_start(agent: &Shared, asker: &Asker, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
+    if let Some(maintenance) = agent.conditions.maintenance() {
+        return Err(maintenance::refusal(&maintenance));
+    }
     if let Some(why) = Outlook::of(agent, asker).ends(uuid, entry) {
         return Err(view::refuse_end(label, entry, why));
     }

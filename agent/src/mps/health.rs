@@ -99,14 +99,19 @@ pub(super) async fn ask(
     health.has_fallen(before);
     health.said.look(logs, (at_first, charged(pid)));
     health.said.serves(&health.clients);
-    let known =
-        health.servers.iter().map(|(server, _)| *server).chain(health.clients.iter().map(|(_, client)| *client));
-    let named = Some(health.said.waiting()).filter(|_| !health.said.is_mute());
-    health.door = door::look(pid, control.directory(), known.collect(), named).await;
+    health.look_at_doors(pid, control.directory()).await;
     Ok(health)
 }
 
 impl Health {
+    /// Looks who waits at the doors of a daemon, which need not answer for that.
+    pub(super) async fn look_at_doors(&mut self, daemon: i32, pipe: &Path) {
+        let known =
+            self.servers.iter().map(|(server, _)| *server).chain(self.clients.iter().map(|(_, client)| *client));
+        let named = Some(self.said.waiting()).filter(|_| !self.said.is_mute());
+        self.door = door::look(daemon, pipe, known.collect(), named).await;
+    }
+
     /// A server can't be asked: its clients are those of before that live.
     fn is_busy(&mut self, server: i32, before: &Self) {
         let those = before.clients.iter().filter(|(of, client)| *of == server && hands::is_alive(*client));
@@ -219,8 +224,9 @@ impl Health {
 
 /// That a server ended, and whom that cost.
 fn fall(at: Instant, server: i32, clients: usize) -> String {
-    let whom = if clients == 1 { "its client".to_owned() } else { format!("its {clients} clients") };
-    format!("server {server} of it ended {} s ago, killed or by itself, and took {whom} along", at.elapsed().as_secs())
+    let had = if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
+    let ago = at.elapsed().as_secs();
+    format!("server {server} of it, seen to be gone {ago} s ago, had {had} when it was last asked: they went with it")
 }
 
 /// Why a daemon did not answer, in words.

@@ -155,11 +155,13 @@ struct Growth {
     grown: u64,
     /// How much it grew lately, and when.
     lately: VecDeque<(Instant, u64)>,
+    /// Why it could not be rotated last.
+    failed: Option<String>,
 }
 
 impl Growth {
     fn of(name: &'static str) -> Self {
-        Self { name, size: None, grown: 0, lately: VecDeque::new() }
+        Self { name, size: None, grown: 0, lately: VecDeque::new(), failed: None }
     }
 
     /// Looks how much it grew, and rotates it when it is too large.
@@ -174,14 +176,18 @@ impl Growth {
         self.grown = self.size.map_or(0, |before| size.saturating_sub(before));
         self.size = Some(size);
         if size > most {
-            match rotate(&path, most) {
-                Ok(cut) => {
-                    // Much may have been said while it was copied.
-                    self.grown += self.size.map_or(0, |size| cut.saturating_sub(size));
-                    self.size = Some(0);
-                }
-                Err(error) => tracing::warn!("{} can't be rotated: {error}", path.display()),
+            let rotated = rotate(&path, most);
+            if let Some(cut) = rotated.cut {
+                // Much may have been said while it was copied.
+                self.grown += cut.saturating_sub(size);
+                self.size = Some(0);
             }
+            // Said once, and not twenty times a second.
+            let failed = rotated.error.map(|error| error.to_string());
+            if let Some(error) = failed.as_ref().filter(|_| failed != self.failed) {
+                tracing::warn!("{} can't be rotated as it should: {error}", path.display());
+            }
+            self.failed = failed;
         }
         if self.grown > 0 {
             self.lately.push_back((now, self.grown));
@@ -206,9 +212,24 @@ impl Growth {
     }
 }
 
-/// Cuts a log, and keeps its end as the one before: all of it, unless it is far too large. How large it was.
-fn rotate(path: &Path, most: u64) -> io::Result<u64> {
-    let log = OpenOptions::new().read(true).write(true).open(path)?;
+/// What came of a rotation: with a full disk it is cut though its end can't be kept.
+#[derive(Debug, Default)]
+struct Rotated {
+    /// How large it was, if it was cut.
+    cut: Option<u64>,
+    error: Option<io::Error>,
+}
+
+/// Cuts a log, and keeps its end as the one before: all of it, unless it is far too large.
+fn rotate(path: &Path, most: u64) -> Rotated {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    match opened.and_then(|log| cut(&log, path, most)) {
+        Ok(rotated) => rotated,
+        Err(error) => Rotated { cut: None, error: Some(error) },
+    }
+}
+
+fn cut(log: &fs::File, path: &Path, most: u64) -> io::Result<Rotated> {
     let kept = || -> io::Result<()> {
         let meta = log.metadata()?;
         let mut name = path.as_os_str().to_owned();
@@ -217,14 +238,15 @@ fn rotate(path: &Path, most: u64) -> io::Result<u64> {
         before.set_permissions(meta.permissions())?;
         let end = meta.len().saturating_sub(most);
         let from = if end > most { end } else { 0 };
-        (&log).seek(SeekFrom::Start(from))?;
-        io::copy(&mut (&log).take(meta.len() - from), &mut before).map(|_| ())
+        let mut log = log;
+        log.seek(SeekFrom::Start(from))?;
+        io::copy(&mut log.take(meta.len() - from), &mut before).map(|_| ())
     };
     let kept = kept();
     // With the disk full the copy fails, and a log that is cut is better than none that can grow.
     let cut = log.metadata()?.len();
     log.set_len(0)?;
-    kept.map(|()| cut)
+    Ok(Rotated { cut: Some(cut), error: kept.err() })
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The directory is what admission is made of: while a daemon does not serve, nobody reaches its
-//! sockets. A daemon that hangs holds up nothing here: it is looked at, and told to end, beside the task.
+//! sockets, but of one that was found whoever did before. A daemon that hangs holds up nothing here: it is looked at, and told to end, beside the task.
 
 use std::{
     collections::BTreeSet,

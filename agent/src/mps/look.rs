@@ -146,6 +146,9 @@ impl Life {
                     self.trouble.push(ear::SOMEBODY.to_owned());
                 }
                 self.health.clients.retain(|(_, client)| hands::is_alive(*client));
+                if let Some(control) = self.control.clone() {
+                    self.health.look_at_doors(pid, control.directory()).await;
+                }
                 let told = (self.sources.witness)().await;
                 // Those of the last look are some of them: others may have come since, and the driver alone tells.
                 self.health.witnessed(told.as_deref());

@@ -86,7 +86,7 @@ pub(crate) use self::{
     records::Lasting,
     servers::{Server, Servers, parent as parent_of},
     shares::{end as end_share, take as take_share},
-    targets::run,
+    targets::{find, run},
     view::{SHARE_VARIABLE, all, drift, health, logs_of, one},
 };
 use self::{daemon::Daemon, hands::Hands, moves::Moves};

@@ -2,8 +2,8 @@
 //! stopped one, and what was set above a rule. What is recorded is known here only once it is durable;
 //! what an operation brought about is recorded with its end.
 
-use gpush_api::{Gpu, GpuPlan, Mode};
-use gpush_core::sharing;
+use gpush_api::{Gpu, GpuPlan, Mode, MpsComputeMode};
+use gpush_core::{desired, sharing};
 use gpush_store::{MpsTarget, StoreError, Tx};
 
 use super::Mps;
@@ -120,9 +120,18 @@ impl Lasting {
         self.0.iter().try_for_each(|(uuid, change)| tx.change_mps_target(uuid, change))
     }
 
-    /// UUIDs of the GPUs.
-    pub(crate) fn gpus(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(uuid, _)| uuid.as_str())
+    /// UUIDs of those of these GPUs whose rules want them exclusive to their daemons.
+    pub(crate) fn exclusive(&self, agent: &Shared, gpus: &[Gpu]) -> Vec<String> {
+        let config = agent.settings.config();
+        let is_exclusive = |position: usize| {
+            let rule = config.rules.get(position);
+            rule.is_some_and(|rule| rule.mps_policy().compute_mode == MpsComputeMode::ExclusiveProcess)
+        };
+        let claims = desired::claims(&config, gpus).into_iter().zip(gpus);
+        let wanted: Vec<&str> =
+            claims.filter(|(claimed, _)| claimed.is_some_and(is_exclusive)).map(|(_, gpu)| gpu.uuid.as_str()).collect();
+        let those = self.0.iter().map(|(uuid, _)| uuid);
+        those.filter(|uuid| wanted.contains(&uuid.as_str())).cloned().collect()
     }
 
     /// Takes in what was recorded.

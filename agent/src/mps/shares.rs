@@ -177,7 +177,11 @@ fn room(
             ),
         )
         .cause(format!("{} shares have {}", shares.len(), percent(given)))
-        .hint(format!("ask for less, or when one was given back; {show}"))
+        .hint(if given < most {
+            format!("ask for less, or when one was given back; {show}")
+        } else {
+            format!("ask again when one was given back; {show}")
+        })
         .retryable());
     }
     Ok(())

@@ -45,7 +45,6 @@ const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs
 
 /// Looks after the daemons until the agent stops. They go on.
 pub(crate) async fn run(agent: Shared) {
-    find(&agent);
     // The first look may take as long as the driver does.
     let mut next = Instant::now();
     loop {
@@ -61,8 +60,9 @@ pub(crate) async fn run(agent: Shared) {
     }
 }
 
-/// Goes on with the daemons that an agent before left running.
-fn find(agent: &Shared) {
+/// Goes on with the daemons that an agent before left running. Before anybody can ask: one that is not known yet is
+/// none to whoever asks.
+pub(crate) fn find(agent: &Shared) {
     let mut known = BTreeSet::new();
     for (place, spec) in Place::all(&agent.mps.base) {
         known.insert(spec.target.clone());

@@ -71,7 +71,7 @@ async fn judged(agent: &Shared) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError
     if judged.iter().any(|one| one.process.stray.is_some())
         && let Some(allow) = Allow::of(&agent.settings.config()).await
     {
-        judged.iter_mut().for_each(|one| pardon(&mut one.process, &allow));
+        pardon(&mut judged, allow).await;
     }
     Ok((judged, gpus.iter().filter_map(unknown).collect()))
 }
@@ -134,10 +134,15 @@ fn known(judge: &Judge<'_>, gpu: &Gpu, device: Option<String>, device_uuid: Opti
     Judged { process, spared: found.spared }
 }
 
-/// Whom the config allows is no stray.
-fn pardon(one: &mut GpuProcess, allow: &Allow) {
-    let held = one.stray.as_ref().and_then(|_| Held::take(one.process.pid?));
-    if held.is_some_and(|held| allow.verdict(&held.facts) == Verdict::Yes) {
+/// Whom the config allows is no stray. Programs are looked at by a thread of their own: their file systems may hang.
+async fn pardon(judged: &mut [Judged], allow: Allow) {
+    let strays = judged.iter().filter(|one| one.process.stray.is_some());
+    let pids: Vec<u32> = strays.filter_map(|one| one.process.process.pid).collect();
+    let is_allowed = move |pid: &u32| Held::take(*pid).is_some_and(|one| allow.verdict(&one.facts) == Verdict::Yes);
+    let looked = tokio::task::spawn_blocking(move || pids.into_iter().filter(is_allowed).collect::<Vec<_>>());
+    let allowed = looked.await.unwrap_or_default();
+    let those = judged.iter_mut().map(|one| &mut one.process).filter(|one| one.stray.is_some());
+    for one in those.filter(|one| one.process.pid.is_some_and(|pid| allowed.contains(&pid))) {
         (one.stray, one.allowed) = (None, true);
     }
 }

@@ -140,19 +140,28 @@ pub(crate) async fn take(
     Ok(Some(now))
 }
 
-/// Takes a GPU whose daemon stands, and of which nothing is on record since the database was lost, for one that was
-/// given EXCLUSIVE_PROCESS for that: before it, it had what a driver begins with.
-///
-/// # Errors
-/// Why that is not known, or not on record.
-pub(crate) async fn take_as_found(agent: &Shared, uuid: &str) -> Result<(), String> {
-    let _turn = agent.shared_gpus.turn.lock().await;
-    let record = agent.shared_gpus.record(uuid);
-    let (before, set) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
-    if record.compute_mode.is_some() || read(agent, uuid).await? != Some(set) {
-        return Ok(());
+/// What is to be put on record of GPUs whose daemons stand, and of which nothing is since the database was lost: those
+/// that are EXCLUSIVE_PROCESS were given that, and had before what a driver begins with.
+pub(crate) async fn as_found(agent: &Shared, uuids: &[String]) -> Vec<SharedGpu> {
+    let mut found = Vec::new();
+    for uuid in uuids {
+        let record = agent.shared_gpus.record(uuid);
+        let (before, set) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
+        match read(agent, uuid).await {
+            Ok(Some(now)) if now == set && record.compute_mode.is_none() => {
+                let compute_mode = Some(ComputeModeSet { before, set, by: Mode::Mps });
+                found.push(SharedGpu { compute_mode, ..record });
+            }
+            Ok(_) => {}
+            Err(why) => tracing::error!(gpu = uuid, "{why}"),
+        }
     }
-    keep(agent, SharedGpu { compute_mode: Some(ComputeModeSet { before, set, by: Mode::Mps }), ..record }).await
+    found
+}
+
+/// Takes in what was recorded.
+pub(crate) fn take_in(agent: &Shared, recorded: Vec<SharedGpu>) {
+    agent.shared_gpus.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
 }
 
 /// Puts back the compute mode that a GPU had before one was set for the sake of a mode; the one that it has

@@ -40,25 +40,45 @@ pub(crate) async fn settled(agent: &Shared, uuids: &[String]) -> Vec<String> {
         return Vec::new();
     }
     agent.timeslice.awaited().extend(uuids.iter().map(|uuid| (uuid.clone(), None)));
+    let those = Those { agent, uuids };
     agent.timeslice.settle_afresh();
     let until = Instant::now() + PATIENCE;
-    let seen = loop {
+    loop {
         // Before it is looked: what comes between is not missed.
         let told = agent.timeslice.seen_to.notified();
         if agent.timeslice.awaited().iter().filter(|(uuid, _)| uuids.contains(uuid)).all(|(_, seen)| seen.is_some()) {
-            break true;
+            break;
         }
         tokio::select! {
             () = told => {}
             // It may have been looked at while its last reading was from before the change.
             () = tokio::time::sleep(LOOK) => agent.timeslice.settle(),
-            () = tokio::time::sleep_until(until) => break false,
-            () = agent.stopping.cancelled() => break false,
+            () = tokio::time::sleep_until(until) => break,
+            () = agent.stopping.cancelled() => break,
         }
-    };
-    let mut awaited = agent.timeslice.awaited();
-    let told = uuids.iter().filter_map(|uuid| awaited.remove(uuid).flatten()).flatten().collect();
-    if seen { told } else { vec!["its time-slice level and compute mode are seen to after the operation".to_owned()] }
+    }
+    those.told()
+}
+
+/// GPUs that an operation waits for, for as long as it does.
+struct Those<'a> {
+    agent: &'a Shared,
+    uuids: &'a [String],
+}
+
+impl Those<'_> {
+    fn told(&self) -> Vec<String> {
+        let awaited = self.agent.timeslice.awaited();
+        let late = |uuid: &String| vec![format!("what turns mean for GPU {uuid} is seen to after the operation")];
+        self.uuids.iter().flat_map(|uuid| awaited.get(uuid).cloned().flatten().unwrap_or_else(|| late(uuid))).collect()
+    }
+}
+
+impl Drop for Those<'_> {
+    fn drop(&mut self) {
+        let mut awaited = self.agent.timeslice.awaited();
+        self.uuids.iter().for_each(|uuid| drop(awaited.remove(uuid)));
+    }
 }
 
 /// GPUs on which something of ours stands that is there for turns.

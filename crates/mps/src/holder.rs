@@ -79,7 +79,8 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
     let us = Pid::try_from(std::process::id()).unwrap_or_default();
     let is_ours = |pid: Pid| {
         let parent = parent(pid);
-        pid == daemon || pid == us || parent == Some(daemon) || parent == Some(us)
+        // Of the first process of a container everybody may be a child.
+        pid == daemon || pid == us || parent == Some(daemon) || (us != 1 && parent == Some(us))
     };
     // Whoever shares it with one of these, as a child that was forked with it, is no other connection.
     for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
@@ -113,6 +114,7 @@ impl Doors {
 
     fn peers(&self, daemon: Pid) -> io::Result<Peers> {
         let (kernel, mut peers, mut unknown) = (Kernel::open()?, Peers::default(), BTreeSet::new());
+        let mut doors = 0;
         for inode in of_process(daemon)? {
             let Some(socket) = kernel.socket(inode)? else {
                 unknown.insert(inode);
@@ -120,9 +122,14 @@ impl Doors {
             };
             // Its output may be a socket too.
             if self.0.iter().any(|door| socket.name.as_deref() == Some(door.as_os_str().as_bytes())) {
+                doors += 1;
                 peers.accepted.extend(socket.peer);
                 peers.queued.extend(socket.queued);
             }
+        }
+        // A kernel that can't tell of such sockets at all says of each that there is none.
+        if doors == 0 {
+            return Err(io::Error::other("the kernel tells of none of its sockets"));
         }
         // It may have closed them meanwhile.
         if !unknown.is_empty() {

@@ -201,11 +201,12 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
         out.push(format!("{number}{}", paint(style, &look.clean(&one))));
     }
     let Tally { destroys, creates, keeps } = Tally::of(plan);
-    let text = format!(
-        "  {}: {} destroyed, {creates} created, {keeps} kept",
-        count(total, "step"),
-        count(destroys, "GPU instance")
-    );
+    let steps = count(total, "step");
+    let text = if plan.changes_mig() {
+        format!("  {steps}: {} destroyed, {creates} created, {keeps} kept", count(destroys, "GPU instance"))
+    } else {
+        format!("  {steps}")
+    };
     out.push(paint(QUIET, &text));
     out
 }

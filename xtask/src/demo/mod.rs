@@ -128,6 +128,7 @@ fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
     drop(program);
     types(session, &mut wrong, "gpushctl mig apply", 0)?;
     types(session, &mut wrong, "gpushctl mig assert", 0)?;
+    share(tour, session, &mut wrong)?;
 
     println!();
     for line in &wrong {
@@ -137,6 +138,30 @@ fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
         say("That was it. `cargo xtask demo --shell` leaves you on such a host.");
     }
     Ok(wrong.is_empty())
+}
+
+/// The second act: GPUs shared through MPS in place of being cut.
+fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<()> {
+    let gpu = tour.shared;
+    say("The second rule is to share its GPUs through MPS in place of cutting them.");
+    typed("grep -A9999 teaching config.toml");
+    println!("name = \"teaching\"\n{}", tour::MPS);
+    session.reload(&tour.config_with_mps())?;
+    say("A GPU moves by one operation: instances go, MIG mode goes off, an MPS daemon comes up and serves.");
+    types(session, wrong, &format!("gpushctl mig apply --gpu {}", tour.gpus[1]), 0)?;
+    say("A program with a quarter of it: the environment that holds it to that is made for it.");
+    types(
+        session,
+        wrong,
+        &format!("gpushctl mps run {gpu} --percentage 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        0,
+    )?;
+    say("Shares are counted. One for the next hour, and one that is more than is left, which ends with status 4.");
+    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 50 --for 1h"), 0)?;
+    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 50 --for 1h"), 0)?;
+    types(session, wrong, &format!("gpushctl mps env {gpu} --percentage 10 --for 1h"), 4)?;
+    types(session, wrong, &format!("gpushctl mps show {gpu}"), 0)?;
+    types(session, wrong, "gpushctl mps list", 0)
 }
 
 /// A program at work on a GPU; ended when dropped.

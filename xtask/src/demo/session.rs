@@ -54,8 +54,15 @@ impl Session {
     pub(super) fn command(&self, program: &str) -> Command {
         let own = self.programs.join(program);
         let mut command = Command::new(if own.is_file() { own } else { program.into() });
-        command.current_dir(self.folder.path()).env("GPUSH_SOCKET", "gpushd.sock");
+        command.current_dir(self.folder.path()).env("GPUSH_SOCKET", "gpushd.sock").env("PATH", self.path());
         command
+    }
+
+    /// Where programs are looked for: the built ones first.
+    fn path(&self) -> std::ffi::OsString {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let all = std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path));
+        std::env::join_paths(all).unwrap_or(path)
     }
 
     /// Gives the agent another config, as `systemctl reload` would.
@@ -67,11 +74,9 @@ impl Session {
 
     /// A shell on the host.
     pub(super) fn shell(&self) -> Result<bool> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::env::join_paths(std::iter::once(self.programs.clone()).chain(std::env::split_paths(&path)))?;
         let program = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
         let mut shell = self.command(&program);
-        shell.env("PATH", path).env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
+        shell.env("GPUSH_SOCKET", self.folder.path().join("gpushd.sock"));
         let status = shell.status().with_context(|| format!("{program} cannot be started"))?;
         // The exit status of a shell is that of its last command: not ours to judge.
         Ok(status.signal().is_none())

@@ -10,7 +10,7 @@ pub(super) struct Tour {
     /// What the host is, in a few words.
     pub(super) about: &'static str,
     /// Selectors of the GPUs that get the mixed layout, and of those that get the even one.
-    gpus: [&'static str; 2],
+    pub(super) gpus: [&'static str; 2],
     /// Instances of different sizes on one GPU; the first of them is the one put to use.
     mixed: &'static [&'static str],
     /// Instances of one size, more or less.
@@ -21,6 +21,8 @@ pub(super) struct Tour {
     pub(super) whole: &'static str,
     /// Profile of the instance that is put to use.
     pub(super) used: &'static str,
+    /// Index of one of the GPUs with the even layout: they are shared through MPS in the end.
+    pub(super) shared: u32,
 }
 
 const SEVEN_80: Layouts = Layouts {
@@ -46,6 +48,9 @@ const FOUR_24: Layouts =
 const FOUR_96: Layouts =
     Layouts { mixed: &["2g.48gb", "1g.24gb*2"], even: &["1g.24gb*4"], reshaped: &["2g.48gb*2"], whole: "4g.96gb" };
 
+/// How GPUs are shared through MPS in the end.
+pub(super) const MPS: &str = "mode = \"mps\"\nmps = { percentage = 50, shares_percent = 100 }";
+
 /// Layouts in the names of one part.
 struct Layouts {
     mixed: &'static [&'static str],
@@ -61,25 +66,34 @@ impl Tour {
             let names: Vec<&str> = PRESETS.iter().map(|known| known.name).collect();
             bail!("there is no preset `{preset}`; there are {}", names.join(", "));
         };
-        let (gpus, layouts) = match preset {
-            "dgx-h200" => (["0-3", "4-7"], SEVEN_141),
-            "dgx-b200" => (["0-3", "4-7"], SEVEN_180),
-            "a30x4" => (["0-1", "2-3"], FOUR_24),
-            "rtx-pro-6000x2" => (["0", "1"], FOUR_96),
-            "mixed" => (["*A100*", "*H100*"], SEVEN_80),
-            _ => (["0-3", "4-7"], SEVEN_80),
+        let (gpus, shared, layouts) = match preset {
+            "dgx-h200" => (["0-3", "4-7"], 4, SEVEN_141),
+            "dgx-b200" => (["0-3", "4-7"], 4, SEVEN_180),
+            "a30x4" => (["0-1", "2-3"], 2, FOUR_24),
+            "rtx-pro-6000x2" => (["0", "1"], 1, FOUR_96),
+            "mixed" => (["*A100*", "*H100*"], 2, SEVEN_80),
+            _ => (["0-3", "4-7"], 4, SEVEN_80),
         };
         let Layouts { mixed, even, reshaped, whole } = layouts;
-        Ok(Self { about: known.about, gpus, mixed, even, reshaped, whole, used: mixed[0] })
+        Ok(Self { about: known.about, gpus, mixed, even, reshaped, whole, used: mixed[0], shared })
     }
 
     /// Config of the agent: two rules, two named layouts.
     pub(super) fn config(&self) -> String {
+        self.config_with("mode = \"mig\"\nlayout = \"even\"")
+    }
+
+    /// The same, with the GPUs of the second rule shared through MPS.
+    pub(super) fn config_with_mps(&self) -> String {
+        self.config_with(MPS)
+    }
+
+    fn config_with(&self, second: &str) -> String {
         let list = |layout: &[&str]| layout.iter().map(|entry| format!("{entry:?}")).collect::<Vec<_>>().join(", ");
         format!(
             "[layouts]\nmixed = [{}]\neven = [{}]\n\n\
              [[gpu]]\nname = \"research\"\nmatch = [\"{}\"]\nmode = \"mig\"\nlayout = \"mixed\"\n\n\
-             [[gpu]]\nname = \"teaching\"\nmatch = [\"{}\"]\nmode = \"mig\"\nlayout = \"even\"\n",
+             [[gpu]]\nname = \"teaching\"\nmatch = [\"{}\"]\n{second}\n",
             list(self.mixed),
             list(self.even),
             self.gpus[0],
