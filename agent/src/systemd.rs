@@ -7,6 +7,10 @@
 //! start(unit) ─► subscribe to JobRemoved of it ─► StartUnit ─► its job ends ─► done: MainPID
 //!                                                               │             else: its result
 //!                                                               └ deadline, or the bus is gone
+//!
+//! becomes(unit, is) ─► subscribe to PropertiesChanged of it ─► look ─ is ──────────────► as it is
+//!                                                               ▲   └ not yet ─► changed ─┐
+//!                                                               └─────────────────────────┘
 //! ```
 //!
 //! A start whose wait was broken off goes on: what became of it is asked with [`Manager::state`]. The
@@ -16,7 +20,10 @@
 use std::{collections::HashMap, path::Path, time::Duration};
 
 use nix::sys::signal::Signal;
-use tokio::{sync::Mutex, time::timeout};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout, timeout_at},
+};
 use zbus::{
     Connection, MatchRule, Message, MessageStream,
     export::{ordered_stream::OrderedStreamExt, serde::Serialize},
@@ -34,6 +41,9 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// How long a job is waited for. One that takes longer goes on, and whoever waits does something else.
 const JOB: Duration = Duration::from_secs(10);
+
+/// Between two looks at a unit of which no change is told.
+const FORGOTTEN: Duration = Duration::from_millis(250);
 
 /// Whether systemd is this host's service manager, as `sd_booted(3)` tells it.
 pub(crate) fn is_the_service_manager() -> bool {
@@ -139,22 +149,35 @@ impl Manager {
     pub(crate) async fn state(&self, unit: &str) -> Result<State, Error> {
         let what = format!("tell the state of {unit}");
         let connection = self.alive().await?;
-        let path: OwnedObjectPath = call(&connection, &what, MANAGER_PATH, MANAGER, "LoadUnit", &(unit,))
-            .await?
-            .body()
-            .deserialize()
-            .map_err(Error::Bus)?;
-        // Without an interface systemd gives the properties of all of them, as of one moment.
-        let all = call(&connection, &what, path.as_str(), PROPERTIES, "GetAll", &("",)).await?;
-        let all: HashMap<String, OwnedValue> = all.body().deserialize().map_err(Error::Bus)?;
-        let main_pid = number::<u32>(&all, "MainPID")?;
-        Ok(State {
-            active: text(&all, "ActiveState")?,
-            result: text(&all, "Result")?,
-            main_pid: (main_pid != 0).then_some(main_pid),
-            exec_main_code: number(&all, "ExecMainCode")?,
-            exec_main_status: number(&all, "ExecMainStatus")?,
-        })
+        let path = path_of(&connection, &what, unit).await?;
+        state_at(&connection, &what, &path).await
+    }
+
+    /// A service unit once it `is` so, or as it is after this time.
+    pub(crate) async fn becomes(
+        &self,
+        unit: &str,
+        within: Duration,
+        is: impl Fn(&State) -> bool,
+    ) -> Result<State, Error> {
+        let what = format!("tell the state of {unit}");
+        let connection = self.alive().await?;
+        subscribe(&connection, &what).await?;
+        let path = path_of(&connection, &what, unit).await?;
+        // From before the look: what changes after it is heard.
+        let mut changes = changes_at(&connection, &path).await.map_err(Error::Bus)?;
+        let until = Instant::now() + within;
+        loop {
+            let state = state_at(&connection, &what, &path).await?;
+            if is(&state) || Instant::now() >= until {
+                return Ok(state);
+            }
+            // A unit that nobody needs is forgotten without a word: asked for, it is there again.
+            let next = until.min(Instant::now() + FORGOTTEN);
+            if let Ok(None) = timeout_at(next, changes.next()).await {
+                return Err(Error::Bus(zbus::Error::Failure("the connection was closed".to_owned())));
+            }
+        }
     }
 
     /// Has a unit started and waits for the end of that job.
@@ -162,13 +185,7 @@ impl Manager {
         let what = format!("start {unit}");
         let connection = self.alive().await?;
         let begun = async {
-            // Without a subscription systemd sends no signals; a second one is refused, and as good.
-            let subscribed = call(&connection, &what, MANAGER_PATH, MANAGER, "Subscribe", &()).await;
-            match subscribed {
-                Ok(_) => {}
-                Err(Error::Refused { name, .. }) if name == "org.freedesktop.systemd1.AlreadySubscribed" => {}
-                Err(error) => return Err(error),
-            }
+            subscribe(&connection, &what).await?;
             // From before the call: a job may end before its answer is read.
             let mut ends = ends_of_jobs(&connection, unit).await.map_err(Error::Bus)?;
             let job = call(&connection, &what, MANAGER_PATH, MANAGER, "StartUnit", &(unit, "replace")).await?;
@@ -230,6 +247,45 @@ async fn call<B: Serialize + DynamicType>(
         Ok(Err(error)) => Err(Error::Bus(error)),
         Err(_) => Err(Error::Deadline { what: what.to_owned(), after: ANSWER }),
     }
+}
+
+/// Has systemd send signals to this connection; a second time is refused, and as good.
+async fn subscribe(connection: &Connection, what: &str) -> Result<(), Error> {
+    match call(connection, what, MANAGER_PATH, MANAGER, "Subscribe", &()).await {
+        Ok(_) => Ok(()),
+        Err(Error::Refused { name, .. }) if name == "org.freedesktop.systemd1.AlreadySubscribed" => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn path_of(connection: &Connection, what: &str, unit: &str) -> Result<OwnedObjectPath, Error> {
+    let answer = call(connection, what, MANAGER_PATH, MANAGER, "LoadUnit", &(unit,)).await?;
+    answer.body().deserialize().map_err(Error::Bus)
+}
+
+async fn state_at(connection: &Connection, what: &str, path: &OwnedObjectPath) -> Result<State, Error> {
+    // Without an interface systemd gives the properties of all of them, as of one moment.
+    let all = call(connection, what, path.as_str(), PROPERTIES, "GetAll", &("",)).await?;
+    let all: HashMap<String, OwnedValue> = all.body().deserialize().map_err(Error::Bus)?;
+    let main_pid = number::<u32>(&all, "MainPID")?;
+    Ok(State {
+        active: text(&all, "ActiveState")?,
+        result: text(&all, "Result")?,
+        main_pid: (main_pid != 0).then_some(main_pid),
+        exec_main_code: number(&all, "ExecMainCode")?,
+        exec_main_status: number(&all, "ExecMainStatus")?,
+    })
+}
+
+async fn changes_at(connection: &Connection, path: &OwnedObjectPath) -> zbus::Result<MessageStream> {
+    let rule = MatchRule::builder()
+        .msg_type(Type::Signal)
+        .sender(SYSTEMD)?
+        .path(path.as_ref())?
+        .interface(PROPERTIES)?
+        .member("PropertiesChanged")?
+        .build();
+    MessageStream::for_match_rule(rule, connection, None).await
 }
 
 async fn ends_of_jobs(connection: &Connection, unit: &str) -> zbus::Result<MessageStream> {

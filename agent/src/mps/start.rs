@@ -189,9 +189,10 @@ impl Life {
         };
         // The same is tried again and again, and told once.
         if self.trouble.first() != Some(&why) {
-            match event {
-                Event::Occupied => tracing::info!(mps = self.target, "{why}"),
-                _ => tracing::error!(mps = self.target, "{why}"),
+            if event == Event::Occupied {
+                tracing::info!(mps = self.target, "{why}");
+            } else {
+                tracing::error!(mps = self.target, "{why}");
             }
         }
         self.trouble = vec![why];

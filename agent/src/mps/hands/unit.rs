@@ -13,7 +13,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{NotStarted, Process};
 use crate::{
@@ -23,9 +23,6 @@ use crate::{
 
 /// How long systemd may take to see an end that was seen here, and to clean up after it.
 const TOLD: Duration = Duration::from_secs(2);
-
-/// Between two looks at a unit that ends.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Between two looks at a daemon that nobody knows.
 const STRAY: Duration = Duration::from_secs(30);
@@ -81,24 +78,19 @@ impl Units {
     /// killed.
     pub(super) async fn how(&self, place: &Place, pid: i32) -> String {
         let unit = name(place);
-        let until = Instant::now() + TOLD;
-        loop {
-            match self.0.state(&unit).await {
-                Err(error) => return format!("ended; systemd can't say how: {}", in_words(&error)),
-                Ok(state) => {
-                    let ours = state.main_pid.and_then(|main| i32::try_from(main).ok()) == Some(pid);
-                    let ends = ours || state.active == "deactivating";
-                    if ends && Instant::now() < until {
-                        sleep(LOOK).await;
-                        continue;
-                    }
-                    if state.active == "failed"
-                        && let Err(error) = self.0.reset_failed(&unit).await
-                    {
-                        tracing::warn!("{}", in_words(&error));
-                    }
-                    return words(&state, &unit);
+        let has_ended = |state: &State| {
+            let ours = state.main_pid.and_then(|main| i32::try_from(main).ok()) == Some(pid);
+            !ours && state.active != "deactivating"
+        };
+        match self.0.becomes(&unit, TOLD, has_ended).await {
+            Err(error) => format!("ended; systemd can't say how: {}", in_words(&error)),
+            Ok(state) => {
+                if state.active == "failed"
+                    && let Err(error) = self.0.reset_failed(&unit).await
+                {
+                    tracing::warn!("{}", in_words(&error));
                 }
+                words(&state, &unit)
             }
         }
     }

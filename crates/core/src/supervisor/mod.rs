@@ -21,12 +21,12 @@
 //! ```
 //!
 //! A daemon that is merely not wanted any more waits for its clients for ever; only who asks for its end
-//! sets them a time. Fail closed: somebody is admitted in `Ready` alone, and in `Found` whoever was before. A hung daemon that has clients is
-//! left alone unless the policy says otherwise: they compute on, and a restart would end them. So is one
-//! whose server met a fault: it recovers when the clients concerned have ended; and one whose only ear
-//! somebody else has: an administrator at a prompt is no reason to kill it. One that the agent finds alive
-//! when it starts is adopted with its pid, and never started beside. Nothing is done about it before it was
-//! said whether it is wanted.
+//! sets them a time. Fail closed: somebody is admitted in `Ready` alone, and in `Found` whoever was before. A
+//! hung daemon that has clients is left alone unless the policy says otherwise: they compute on, and a restart
+//! would end them. So is one whose server met a fault: it recovers when the clients concerned have ended; and
+//! one whose only ear somebody else has: an administrator at a prompt is no reason to kill it. One that the
+//! agent finds alive when it starts is adopted with its pid, and never started beside. Nothing is done about it
+//! before it was said whether it is wanted.
 
 mod words;
 
