@@ -132,6 +132,34 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
 }
 
 #[test]
+fn two_modes_that_are_wanted_at_once_come_one_after_the_other() {
+    let host = Host::up(HOPPER);
+    let agent = Agent::start(&host, &rule(MIG));
+    agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
+    let _begun = agent.settle();
+    mps::fault(&host, "slow-start --ms 600000 --times 1");
+    reload(&agent, "mode = \"mps\"");
+    let first = agent.begin_with(&wanted()).unwrap();
+    agent.await_that("its daemon is on its way", || mps::controls(&mps::base(&host)).len() == 1);
+    // Another administrator wants the GPU cut again.
+    reload(&agent, MIG);
+    let error = refused(&agent);
+    assert!(format!("{error:?}").contains(&first.id), "{error:?}");
+    assert!(error.retryable, "{error:?}");
+    let mut waiting = wanted();
+    waiting["wait_s"] = json!(600);
+    let second = agent.begin_with(&waiting).unwrap();
+    mps::clear_faults(&host);
+    // Whether the first came to its end, or was taken back since its rule had changed, is all the same.
+    assert!(agent.follow(first).state.is_final());
+    let second = agent.follow(second);
+    assert_eq!(second.state, OperationState::Done, "{second:#?}\n{}", agent.log());
+    assert_eq!((truth(&host, 0).len(), mps::controls(&mps::base(&host)).len()), (2, 0));
+    let gpu = agent.gpu(0);
+    assert_eq!((gpu.drift, gpu.compute_mode.unwrap_or_default()), (Vec::new(), ComputeMode::Default));
+}
+
+#[test]
 fn a_daemon_that_does_not_come_up_has_the_operation_taken_back() {
     let host = Host::up(HOPPER);
     let agent = Agent::start(&host, &rule(MIG));
