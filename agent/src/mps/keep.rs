@@ -35,7 +35,7 @@ use super::{
 pub(super) const BEFORE: &str = ".1";
 
 /// Between two looks at one that stands still, and at one that grows as fast as can be.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_millis(50));
+const PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(50));
 
 /// So many times its largest size …
 const MUCH: u64 = 16;
@@ -299,10 +299,10 @@ mod tests {
 
     #[test]
     fn the_faster_it_grows_the_sooner_it_is_looked_at() {
-        let second = Duration::from_secs(1);
-        assert_eq!((next(second, 0, 100), next(second, 1, 100), next(second, 100, 100)), (second, second, second));
-        assert_eq!(next(second, 400, 100), Duration::from_millis(250));
-        assert_eq!(next(Duration::from_millis(250), 10, 100), second);
-        assert_eq!((next(second, u64::MAX, 1), next(PAUSE.1, 1, u64::MAX)), (PAUSE.1, second));
+        let long = PAUSE.0;
+        assert_eq!((next(long, 0, 100), next(long, 1, 100), next(long, 100, 100)), (long, long, long));
+        assert_eq!(next(long, 400, 100), long / 4);
+        assert_eq!(next(long / 4, 10, 100), long);
+        assert_eq!((next(long, u64::MAX, 1), next(PAUSE.1, 1, u64::MAX)), (PAUSE.1, long));
     }
 }

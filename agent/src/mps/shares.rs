@@ -312,8 +312,8 @@ pub(super) fn end_by_themselves(agent: &Shared) -> bool {
     agent.mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())
 }
 
-/// Ends the shares whose process has ended or whose time has come.
-pub(super) async fn expire(agent: &Shared) {
+/// Ends the shares whose process has ended or whose time has come; whether there were some.
+pub(super) async fn expire(agent: &Shared) -> bool {
     let now = Timestamp::now();
     let over = |share: &MpsShare| {
         let process = share.process.is_some_and(|one| proc::start(one.pid) != Some(one.start));
@@ -325,6 +325,7 @@ pub(super) async fn expire(agent: &Shared) {
         }
     };
     let ended: Vec<_> = agent.mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
+    let some = !ended.is_empty();
     for (share, why) in ended {
         let entry = agent.mps.entries().get(&share.target).cloned();
         let turn = entry.map(|entry| entry.turn).unwrap_or_default();
@@ -337,4 +338,5 @@ pub(super) async fn expire(agent: &Shared) {
             tracing::error!("share s{} can't be ended: {error}", share.id);
         }
     }
+    some
 }

@@ -46,17 +46,22 @@ const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs
 /// Looks after the daemons until the agent stops. They go on.
 pub(crate) async fn run(agent: Shared) {
     // The first look may take as long as the driver does.
-    let mut next = Instant::now();
+    let (mut next, mut settle_at) = (Instant::now(), Instant::now());
     loop {
-        tokio::select! {
+        let woken = tokio::select! {
             () = agent.stopping.cancelled() => return,
-            () = agent.mps.wake.notified() => {}
-            () = tokio::time::sleep_until(next) => {}
+            () = agent.mps.wake.notified() => true,
+            () = tokio::time::sleep_until(next) => false,
+        };
+        // Whether a share has ended is asked of the kernel and the clock; what GPUs hold, of the driver, which takes
+        // its time.
+        let ended = shares::expire(&agent).await;
+        if woken || ended || Instant::now() >= settle_at {
+            settle(&agent).await;
+            agent.shared_gpus.look();
+            settle_at = Instant::now() + LOOK.0;
         }
-        shares::expire(&agent).await;
-        settle(&agent).await;
-        agent.shared_gpus.look();
-        next = Instant::now() + if shares::end_by_themselves(&agent) { LOOK.1 } else { LOOK.0 };
+        next = if shares::end_by_themselves(&agent) { settle_at.min(Instant::now() + LOOK.1) } else { settle_at };
     }
 }
 
