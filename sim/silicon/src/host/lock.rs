@@ -1,4 +1,4 @@
-//! The host's lock, and who is alive.
+//! The host's lock.
 //!
 //! A lock on a file excludes processes, but not threads that share the descriptor, and a forked
 //! child that unlocks an inherited descriptor releases its parent's lock. So a thread first takes
@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::HostError;
-use crate::machine::Pid;
 
 /// A value that each process has its own of, also after a fork.
 #[derive(Debug)]
@@ -113,56 +112,5 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let released = self.file.unlock();
         debug_assert!(released.is_ok(), "fd {}", self.file.as_raw_fd());
-    }
-}
-
-/// Start time of a process that is alive: in clock ticks since boot, from `/proc/<pid>/stat`. A
-/// zombie is not alive: it holds no GPU.
-fn start_of(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; what follows the last one is plain.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    // Field 3 was the state; the start time is field 22.
-    let start = fields.nth(18)?.parse().ok()?;
-    (!matches!(state, "Z" | "X" | "x")).then_some(start)
-}
-
-impl Pid {
-    /// The living process with this id; `None` when there is none.
-    #[must_use]
-    pub fn find(pid: u32) -> Option<Self> {
-        start_of(pid).map(|start| Self { pid, start })
-    }
-
-    /// This process.
-    #[must_use]
-    pub fn own() -> Self {
-        let pid = std::process::id();
-        Self { pid, start: start_of(pid).unwrap_or(0) }
-    }
-
-    /// Whether it lives.
-    #[must_use]
-    pub fn is_alive(self) -> bool {
-        start_of(self.pid) == Some(self.start)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_is_known_by_its_start_time() {
-        let own = Pid::own();
-        assert!(own.is_alive());
-        assert!(!Pid { start: own.start + 1, ..own }.is_alive());
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let found = Pid::find(child.id()).unwrap();
-        assert!(found.is_alive());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(!found.is_alive());
     }
 }

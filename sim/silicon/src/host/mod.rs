@@ -16,10 +16,12 @@ use crate::fault::Rules;
 use crate::machine::{Event, Hardware, Machine, Pid, State, uuid};
 use crate::returns::Return;
 
+mod living;
 mod lock;
 mod processes;
 mod region;
 
+use living::Living;
 use lock::{Lock, PerProcess};
 pub use processes::PROC;
 use region::Region;
@@ -125,6 +127,7 @@ struct Local {
     /// The state last decoded, by its generation.
     decoded: Mutex<Option<(u64, Arc<Machine>)>>,
     rules: Rules,
+    living: Living,
 }
 
 /// A simulated host.
@@ -278,7 +281,8 @@ impl Host {
     /// When the state is damaged or cannot be locked.
     pub fn read(&self) -> Result<Arc<Machine>, HostError> {
         let machine = self.published()?;
-        if machine.gpus().iter().flat_map(|gpu| &gpu.processes).all(|process| process.pid.is_alive()) {
+        let all = machine.gpus().iter().flat_map(|gpu| &gpu.processes).map(|process| process.pid);
+        if self.local()?.living.are_all(all) {
             return Ok(machine);
         }
         self.update(|_| Ok::<_, HostError>(()))?;
@@ -384,6 +388,7 @@ impl Local {
             lock: Lock::open(&dir.join("state"))?,
             decoded: Mutex::new(None),
             rules: Rules::new(dir.join("faults.toml")),
+            living: Living::default(),
         })
     }
 }

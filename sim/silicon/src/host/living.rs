@@ -1,0 +1,130 @@
+//! Who is alive.
+//!
+//! Every call of the driver has to know it, for whoever ends is off the hardware at once. A process that was found
+//! alive is watched by its pidfd from then on: one `poll` tells of all of them, where `/proc` would be read for each.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use crate::machine::Pid;
+
+/// The processes that this one watches.
+#[derive(Debug, Default)]
+pub(super) struct Living {
+    watched: Mutex<HashMap<Pid, OwnedFd>>,
+}
+
+impl Living {
+    /// Whether all of them live. Others are not watched any more.
+    pub(super) fn are_all(&self, pids: impl Iterator<Item = Pid>) -> bool {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = HashMap::with_capacity(watched.len());
+        for pid in pids {
+            if asked.contains_key(&pid) {
+                continue;
+            }
+            match watched.remove(&pid).or_else(|| watch(pid)) {
+                Some(process) => {
+                    asked.insert(pid, process);
+                }
+                // It may have too many files open to watch one more.
+                None if pid.is_alive() => {}
+                None => return false,
+            }
+        }
+        *watched = asked;
+        let mut states: Vec<_> = watched.values().map(|held| PollFd::new(held.as_fd(), PollFlags::POLLIN)).collect();
+        match poll(&mut states, PollTimeout::ZERO) {
+            Ok(ended) => ended == 0,
+            Err(_) => watched.keys().all(|pid| pid.is_alive()),
+        }
+    }
+}
+
+/// A process that lives, to be watched. Had first and looked at then, so that it is no later one with the same id.
+fn watch(pid: Pid) -> Option<OwnedFd> {
+    let process = rustix::process::Pid::from_raw(i32::try_from(pid.pid).ok()?)?;
+    let held = pidfd_open(process, PidfdFlags::empty()).ok()?;
+    pid.is_alive().then_some(held)
+}
+
+/// Start time of a process that is alive: in clock ticks since boot, from `/proc/<pid>/stat`. A
+/// zombie is not alive: it holds no GPU.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything; what follows the last one is plain.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    // Field 3 was the state; the start time is field 22.
+    let start = fields.nth(18)?.parse().ok()?;
+    (!matches!(state, "Z" | "X" | "x")).then_some(start)
+}
+
+impl Pid {
+    /// The living process with this id; `None` when there is none.
+    #[must_use]
+    pub fn find(pid: u32) -> Option<Self> {
+        start_of(pid).map(|start| Self { pid, start })
+    }
+
+    /// This process.
+    #[must_use]
+    pub fn own() -> Self {
+        let pid = std::process::id();
+        Self { pid, start: start_of(pid).unwrap_or(0) }
+    }
+
+    /// Whether it lives.
+    #[must_use]
+    pub fn is_alive(self) -> bool {
+        start_of(self.pid) == Some(self.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start_time() {
+        let own = Pid::own();
+        assert!(own.is_alive());
+        assert!(!Pid { start: own.start + 1, ..own }.is_alive());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let found = Pid::find(child.id()).unwrap();
+        assert!(found.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!found.is_alive());
+    }
+
+    #[test]
+    fn who_is_watched_is_missed_at_once_also_before_its_parent_knows() {
+        let living = Living::default();
+        let mut children: Vec<_> =
+            (0..3).map(|_| std::process::Command::new("sleep").arg("60").spawn().unwrap()).collect();
+        let pids: Vec<_> = children.iter().map(|child| Pid::find(child.id()).unwrap()).collect();
+        assert!(living.are_all(pids.iter().copied()));
+        assert!(living.are_all(pids[1..].iter().copied()));
+        assert_eq!(living.watched.lock().unwrap().len(), 2, "one who is not asked for is let go of");
+        let later = Pid { start: pids[0].start + 1, ..pids[0] };
+        assert!(!living.are_all([later].into_iter()), "another process with the same id");
+        assert!(living.are_all(pids.iter().copied()));
+        children[2].kill().unwrap();
+        // Without having waited for it: a zombie holds no GPU.
+        while pids[2].is_alive() {
+            std::thread::yield_now();
+        }
+        assert!(!living.are_all(pids.iter().copied()));
+        assert!(living.are_all(pids[..2].iter().copied()));
+        for mut child in children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(!living.are_all(pids[..1].iter().copied()));
+    }
+}
