@@ -39,6 +39,7 @@ mod options;
 mod outside;
 mod overrides;
 mod people;
+mod proc;
 mod processes;
 mod redact;
 mod reload;

@@ -227,8 +227,7 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
     assert_eq!(names(&base(&host)), ["logs"], "its directory goes with it");
 
     // Wanted once more, it comes back by an operation.
-    agent.write_config(config(""));
-    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    agent.reload(config(""));
     let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
     assert!(agent.follow(operation).error.is_none());
     reaches(&agent, "0", MpsState::Ready);

@@ -29,11 +29,6 @@ fn shared(host: &Host) -> Agent {
     agent
 }
 
-fn reload(agent: &Agent, config: &str) {
-    agent.write_config(config);
-    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
-}
-
 fn is_told(agent: &Agent) -> bool {
     let health: Health = serde_json::from_value(agent.get("/v1/health").json()).expect("health");
     health.causes.iter().any(|one| one.message.contains(TROUBLE) && one.code == Code::DriverError)
@@ -45,7 +40,7 @@ fn a_mode_that_cannot_be_set_or_read_when_the_rule_goes_is_tried_again_until_it_
         let host = Host::up(HOST);
         let agent = shared(&host);
         host.fault(fault);
-        reload(&agent, "");
+        agent.reload("");
         agent.await_that("it is forgotten", || agent.get("/v1/mps").json() == json!([]));
         agent.await_that("it is told", || is_told(&agent));
         assert_eq!(mode(&host), 3, "{fault}");
@@ -68,7 +63,7 @@ fn one_failure_is_enough_for_nobody_to_notice() {
         let host = Host::up(HOST);
         let agent = shared(&host);
         host.fault(fault);
-        reload(&agent, "");
+        agent.reload("");
         agent.await_that("it is back", || mode(&host) == 0);
     }
 }
@@ -78,7 +73,7 @@ async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
     let host = Host::up(HOST);
     let agent = shared(&host);
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
-    reload(&agent, "");
+    agent.reload("");
     agent.await_that("it is told", || is_told(&agent));
     agent.stop();
     host.clear_faults();
@@ -90,11 +85,11 @@ async fn a_mode_that_somebody_else_has_set_since_is_left_alone() {
     let agent = Agent::start(&host, "");
     agent.await_that("it is seen", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
     // Whoever wants the GPU next finds what the administrator has set, and puts that back.
-    reload(&agent, SHARED);
+    agent.reload(SHARED);
     let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
     assert_eq!(agent.follow(operation).state, OperationState::Done);
     assert_eq!(mode(&host), 3);
-    reload(&agent, "");
+    agent.reload("");
     agent.await_that("theirs is back", || agent.gpu(0).compute_mode == Some(ComputeMode::Prohibited));
     assert!(!is_told(&agent));
 }
@@ -104,7 +99,7 @@ async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until
     let host = Host::up(HOST);
     host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
     let agent = Agent::start(&host, "");
-    reload(&agent, SHARED);
+    agent.reload(SHARED);
     let wanted = json!({ "gpus": ["0"], "layout": "wanted" });
     let failed = agent.follow(agent.begin_with(&wanted).expect("it begins"));
     assert_eq!(failed.state, OperationState::RolledBack, "{failed:#?}");
@@ -126,13 +121,13 @@ async fn a_mode_that_can_not_be_set_is_no_mps_and_one_that_is_lost_is_told_until
         }
         host.clear_faults();
     }
-    reload(&agent, SHARED);
+    agent.reload(SHARED);
     let told =
         || mps::daemon(&agent, "0").findings.iter().any(|one| one.contains("programs can get past MPS on GPU 0"));
     agent.await_that("it is told", told);
     assert!(agent.get("/v1/health").json()["causes"].to_string().contains("programs can get past MPS"));
     host.clear_faults();
-    reload(&agent, SHARED);
+    agent.reload(SHARED);
     agent.await_that("it is put right", || mode(&host) == 3 && !told());
 }
 
@@ -145,7 +140,7 @@ fn a_daemon_that_never_comes_up_leaves_the_gpu_as_it_was() {
     );
     // Without a rule at first, so that nothing is done by itself.
     let agent = Agent::start(&host, "");
-    reload(&agent, &missing);
+    agent.reload(&missing);
     let operation = agent.begin_with(&json!({ "gpus": ["0"], "layout": "wanted" })).expect("an operation");
     let operation = agent.follow(operation);
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");

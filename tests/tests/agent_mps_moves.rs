@@ -23,13 +23,6 @@ fn wanted() -> Value {
     json!({ "gpus": ["0"], "layout": "wanted" })
 }
 
-/// Has the config say something else of GPU 0.
-fn reload(agent: &Agent, how: &str) {
-    agent.write_config(rule(how));
-    let answer = agent.post("/v1/config/reload", &json!({}));
-    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
-}
-
 fn apply(agent: &Agent) -> Operation {
     let operation =
         agent.follow(agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}\n{}", agent.log())));
@@ -83,7 +76,7 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
         (MIG, 0, true),
     ];
     for (how, daemons, mig) in moves {
-        reload(&agent, how);
+        agent.reload(rule(how));
         assert_ne!(agent.gpu(0).drift, [] as [String; 0], "{how}: nothing is done by a reload");
         let operation = apply(&agent);
         let plan = &operation.plans[0];
@@ -111,7 +104,7 @@ fn a_reload_alone_ends_nobody_and_who_has_a_part_is_in_the_way_until_it_is_given
     let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
-    reload(&agent, MIG);
+    agent.reload(rule(MIG));
     assert!(agent.gpu(0).drift.iter().any(|one| one.contains("shared through MPS")), "{:?}", agent.gpu(0).drift);
     let error = refused(&agent);
     assert_eq!((error.code, error.retryable), (Code::Blocked, true), "{error:?}");
@@ -138,11 +131,11 @@ fn two_modes_that_are_wanted_at_once_come_one_after_the_other() {
     agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
     mps::fault(&host, "slow-start --ms 600000 --times 1");
-    reload(&agent, "mode = \"mps\"");
+    agent.reload(rule("mode = \"mps\""));
     let first = agent.begin_with(&wanted()).unwrap();
     agent.await_that("its daemon is on its way", || mps::controls(&mps::base(&host)).len() == 1);
     // Another administrator wants the GPU cut again.
-    reload(&agent, MIG);
+    agent.reload(rule(MIG));
     let error = refused(&agent);
     assert!(format!("{error:?}").contains(&first.id), "{error:?}");
     assert!(error.retryable, "{error:?}");
@@ -166,7 +159,7 @@ fn a_daemon_that_does_not_come_up_has_the_operation_taken_back() {
     agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
     let before = truth(&host, 0);
-    reload(&agent, "mode = \"mps\"");
+    agent.reload(rule("mode = \"mps\""));
     // It ends as soon as it is started.
     let control = host.dir().join("bin/nvidia-cuda-mps-control");
     std::fs::remove_file(&control).unwrap();
@@ -187,14 +180,14 @@ fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
     let _begun = agent.settle();
     let share = mps::share(&agent, "0:3g.40gb@0", &json!({ "percentage": 50 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
-    reload(&agent, "mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]");
+    agent.reload(rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]"));
     let operation = apply(&agent);
     let stops: Vec<_> = operation.plans[0].stops_mps.iter().map(|stop| (&stop.uuid, stop.label.as_str())).collect();
     assert_eq!(stops, [(&second.uuid, "GPU 0, 3g.40gb@4")]);
     assert_eq!((mps::daemon(&agent, "0:3g.40gb@0").pid, client.lives()), (first.pid, true));
     assert_eq!(mps::controls(&mps::base(&host)), [first.pid.unwrap().cast_signed()], "{second:?}");
     // And the one that somebody computes on is in the way.
-    reload(&agent, "mode = \"mig\"\nlayout = [\"none\"]".replace("[\"none\"]", "\"none\"").as_str());
+    agent.reload(rule("mode = \"mig\"\nlayout = \"none\""));
     let error = refused(&agent);
     assert_eq!(error.code, Code::Blocked, "{error:?}");
     assert!(client.lives());
@@ -219,7 +212,7 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
                     (gpu.drift.is_empty() && !gpu.stale).then_some(())
                 });
                 let _begun = agent.settle();
-                reload(&agent, to);
+                agent.reload(rule(to));
                 host.fault(&format!("{call} --gpu 0 --kill {moment} --parent --times 1"));
                 let begun = asked(&agent);
                 // Not every move makes every call.
@@ -255,7 +248,7 @@ fn killed_in_the_middle_of_a_move_gpushd_goes_on_to_one_of_its_ends() {
 fn a_daemon_that_is_killed_while_its_gpu_is_moved_is_no_trouble() {
     let host = Host::up(HOPPER);
     let agent = shared(&host);
-    reload(&agent, MIG);
+    agent.reload(rule(MIG));
     let pid = mps::daemon(&agent, "0").pid.unwrap().cast_signed();
     assert!(mps::signal(pid, Signal::SIGKILL));
     apply(&agent);
@@ -268,8 +261,7 @@ fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_
     let agent = shared(&host);
     let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
     let mut client = Client::start(&host, &share.environment);
-    agent.write_config("");
-    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    agent.reload("");
     mps::reaches(&agent, "0", MpsState::Draining);
     assert!(client.lives() && client.said().is_empty(), "it may finish");
     client.end();
@@ -278,7 +270,7 @@ fn a_gpu_that_no_rule_wants_any_more_is_drained_and_forgotten_and_comes_back_by_
     let ended = agent.request("DELETE", &format!("/v1/mps/shares/{}", share.share.id), "", b"");
     assert_eq!(ended.status, 404, "its share went with it");
     // Wanted once more: by a reload it is told, by an operation it is done.
-    reload(&agent, "mode = \"mps\"");
+    agent.reload(rule("mode = \"mps\""));
     assert_eq!(agent.gpu(0).drift, ["it is not shared through MPS yet"]);
     assert_eq!(agent.get("/v1/mps").json(), json!([]));
     apply(&agent);
@@ -290,7 +282,7 @@ fn what_no_rule_wants_any_more_gives_no_shares_and_what_was_stopped_by_hand_is_m
     let host = Host::up(HOPPER);
     let agent = shared(&host);
     let share = mps::share(&agent, "0", &json!({ "percentage": 25 })).unwrap();
-    reload(&agent, "mode = \"timeslice\"");
+    agent.reload(rule("mode = \"timeslice\""));
     let refused = mps::share(&agent, "0", &json!({ "percentage": 1 })).expect_err("no new work");
     assert_eq!(refused.code, Code::Conflict, "{refused:?}");
     assert!(refused.causes.iter().any(|cause| cause.contains("mode timeslice")), "{refused:?}");
@@ -343,8 +335,7 @@ fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_n
     let short = gpush_core::sharing::short_name(&second, &std::collections::BTreeSet::new());
     fs::create_dir_all(mps::base(&host)).expect("a directory");
     fs::write(mps::base(&host).join(&short), "").expect("a file");
-    agent.write_config(config("mps"));
-    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    agent.reload(config("mps"));
     let operation = agent.follow(agent.begin_with(&json!({ "gpus": ["0-1"], "layout": "wanted" })).unwrap());
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:#?}");
     assert!(operation.error.is_some_and(|error| error.message.contains("GPU 1")), "it says which");

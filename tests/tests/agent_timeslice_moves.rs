@@ -24,11 +24,6 @@ fn wanted() -> Value {
     json!({ "gpus": ["0"], "layout": "wanted" })
 }
 
-fn reload(agent: &Agent, how: &str) {
-    agent.write_config(rule(how));
-    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
-}
-
 /// Level and compute mode, past the agent.
 fn turns(host: &Host) -> (String, u64) {
     let state = host.show()["gpus"][0]["state"].clone();
@@ -68,7 +63,7 @@ fn an_operation_is_done_when_level_and_compute_mode_are_as_they_shall_be() {
     let agent = Agent::start(&host, &rule(TURNS));
     agent.await_that("its level", || turns(&host) == is("long", 3));
     for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
-        reload(&agent, how);
+        agent.reload(rule(how));
         let operation = done(&agent);
         // At once: nothing of it comes later.
         assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
@@ -85,7 +80,7 @@ fn a_level_that_can_not_be_set_is_told_with_the_operation_and_takes_nothing_back
     agent.until("the layout stands", || (truth(&host, 0).len() == 2).then_some(()));
     let _begun = agent.settle();
     host.fault("compute-policy-set --rc UNKNOWN");
-    reload(&agent, TURNS);
+    agent.reload(rule(TURNS));
     let operation = done(&agent);
     assert!(operation.notes.iter().any(|note| note.contains("level")), "{operation:#?}\n{}", agent.log());
     assert_eq!((truth(&host, 0), turns(&host)), (vec!["MIG off".to_owned()], is("default", 3)));
@@ -98,7 +93,7 @@ fn whoever_kills_gpushd_on_the_way_the_next_one_ends_it() {
     agent.await_that("its level", || turns(&host) == is("long", 3));
     let mut killed = 0;
     for (round, how) in [MPS, TURNS, MIG, TURNS, MPS, TURNS, MIG, TURNS].into_iter().enumerate() {
-        reload(&agent, how);
+        agent.reload(rule(how));
         let operation = agent.begin_with(&wanted()).unwrap_or_else(|error| panic!("{error:?}"));
         // After one more step of it each time: the steps are few.
         let step = u32::try_from(round).expect("few") % 3;

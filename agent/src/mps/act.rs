@@ -17,7 +17,7 @@ use super::{
     targets::Outlook,
     view,
 };
-use crate::{agent::Shared, auth::Asker, maintenance, request::Request};
+use crate::{agent::Shared, auth::Asker, maintenance, proc, request::Request};
 
 /// Longest time that clients may be given to go, seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
@@ -185,7 +185,7 @@ async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entr
         };
         error = error.cause(format!("pid {pid} of {whose}: {}", client.command.unwrap_or_default()));
     }
-    for pid in seen.waiting.iter().filter(|pid| asker.may_see(clients::uid(**pid))) {
+    for pid in seen.waiting.iter().filter(|pid| asker.may_see(proc::owner(**pid))) {
         error = error.cause(format!("pid {pid} has come, and waits for a server"));
     }
     error

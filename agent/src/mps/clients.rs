@@ -3,16 +3,16 @@
 //! A client's environment names its share. That is a word of the client's own, so it only counts with the
 //! share's own user; it is shown, and nothing is granted by it.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, pin::Pin, sync::Arc, time::Duration};
 
-use gpush_api::{MpsClient, MpsServerState, ProcessKind, text};
+use gpush_api::{MpsClient, MpsServerState, ProcessKind};
 use gpush_store::MpsShare;
 
 use super::{
     daemon::{Do, Seen},
     health::Health,
 };
-use crate::{agent::Shared, auth::Asker, processes};
+use crate::{agent::Shared, auth::Asker, proc, processes};
 
 /// How long a daemon may take to be told to end the work of a client.
 const TERMINATE: Duration = Duration::from_secs(5);
@@ -40,33 +40,6 @@ pub(super) fn witness(agent: &Shared, gpu_uuid: &str, uuid: &str) -> Witness {
             Some(clients.filter_map(|process| i32::try_from(process.pid?).ok()).collect())
         })
     })
-}
-
-/// Start of a process in clock ticks since the boot; `None` when there is none.
-pub(crate) fn start(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in brackets and may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let state = rest.split_whitespace().next()?;
-    // A zombie has ended.
-    let start = rest.split_whitespace().nth(19)?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(start)
-}
-
-/// Whether somebody has suspended a process (SIGSTOP), so that it does nothing.
-pub(super) fn is_suspended(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
-}
-
-/// User of a process.
-pub(super) fn uid(pid: i32) -> Option<u32> {
-    owner(u32::try_from(pid).ok()?)
-}
-
-/// The same.
-pub(super) fn owner(pid: u32) -> Option<u32> {
-    Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
 }
 
 /// A target that is shared, as far as it matters for who belongs there.
@@ -160,8 +133,8 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) 
 /// Those who wait for a server in vain until all clients of the user whom the daemon serves have ended: of other
 /// users, and whoever came after them.
 fn stuck(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
-    let users: Vec<u32> = servers.iter().filter_map(|(server, _)| uid(*server)).collect();
-    let is_other = |pid: &i32| uid(*pid).is_some_and(|uid| !users.contains(&uid));
+    let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();
+    let is_other = |pid: &i32| proc::owner(*pid).is_some_and(|uid| !users.contains(&uid));
     if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }
 }
 
@@ -169,13 +142,11 @@ fn stuck(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32>
 pub(super) fn tell_stuck(target: &str, before: &Health, now: &Health) {
     let known = stuck(&before.servers, &before.waiting());
     for pid in stuck(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {
-        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let command = text::plain(command.trim_end());
         tracing::warn!(
             mps = target,
             pid,
-            uid = uid(*pid),
-            command,
+            uid = proc::owner(*pid),
+            command = proc::name(*pid),
             "a client waits, for its daemon serves another user"
         );
     }
@@ -195,17 +166,4 @@ pub(super) async fn waiting(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<S
     let mut told: Vec<String> = pids.into_iter().map(sentence).collect();
     told.dedup();
     told
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn our_own_process_is_known_by_its_start_and_owner() {
-        let me = std::process::id();
-        assert!(start(me).is_some());
-        assert_eq!(owner(me), Some(nix::unistd::geteuid().as_raw()));
-        assert_eq!((start(u32::MAX - 1), owner(u32::MAX - 1)), (None, None));
-    }
 }

@@ -14,7 +14,7 @@ use std::{fs, path::Path};
 
 use gpush_mps::holder::{self, Guests};
 
-use super::clients;
+use crate::proc;
 
 /// Who waits at a daemon's doors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(super) struct Door {
 pub(super) async fn look(daemon: i32, pipe: &Path, known: Vec<i32>, named: Option<&[(i32, u32)]>) -> Door {
     let (pipe, inside) = (pipe.to_owned(), known.clone());
     let found = tokio::task::spawn_blocking(move || holder::guests(daemon, &pipe, &inside)).await;
-    let named_ones = named.unwrap_or_default().iter().filter(|(pid, uid)| clients::uid(*pid) == Some(*uid));
+    let named_ones = named.unwrap_or_default().iter().filter(|(pid, uid)| proc::owner(*pid) == Some(*uid));
     let named_ones: Vec<i32> = named_ones.map(|(pid, _)| *pid).filter(|pid| !known.contains(pid)).collect();
     match found.map_err(std::io::Error::other).and_then(|found| found) {
         Ok(guests) => at(guests, named_ones.into_iter().filter(|pid| is_elsewhere(*pid))),

@@ -2,13 +2,12 @@
 //! not answer. That it is somebody everybody may know; who it is stands in the log, and is shown to admins
 //! and to the one himself.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, path::Path};
 
-use gpush_api::text;
 use gpush_mps::{control::ControlError, holder, session::SessionError};
 
-use super::{clients, daemon::Seen};
-use crate::{agent::Shared, auth::Asker, people::Person};
+use super::daemon::Seen;
+use crate::{agent::Shared, auth::Asker, people::Person, proc};
 
 /// Said to everybody.
 pub(super) const SOMEBODY: &str = "another process is connected to it and keeps it from answering";
@@ -34,10 +33,7 @@ pub(super) async fn holders(
         }
     };
     for pid in holders.difference(before) {
-        let uid = u32::try_from(*pid).ok().and_then(clients::owner);
-        let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let command = text::plain(command.trim_end());
-        tracing::warn!(mps = target, pid, uid, command, "{SOMEBODY}");
+        tracing::warn!(mps = target, pid, uid = proc::owner(*pid), command = proc::name(*pid), "{SOMEBODY}");
     }
     holders
 }

@@ -8,10 +8,10 @@ use gpush_mps::{
 };
 
 use super::{
-    hands,
     health::Health,
     life::{DEADLINE, Life},
 };
+use crate::proc;
 
 /// Seconds after which a daemon that was told to end interrupts servers that do not.
 const INTERRUPT: u32 = 1;
@@ -61,8 +61,8 @@ impl Life {
         self.shut = shut;
         self.step(Event::Ended).await;
         if self.process.is_none() {
-            self.health.servers.retain(|(server, _)| hands::is_alive(*server));
-            self.health.clients.retain(|(server, _)| hands::is_alive(*server));
+            self.health.servers.retain(|(server, _)| proc::is_alive(*server));
+            self.health.clients.retain(|(server, _)| proc::is_alive(*server));
         }
     }
 }

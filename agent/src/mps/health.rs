@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 use super::{
     door::{self, Door},
-    hands,
     place::{Place, Spec},
-    said::{Said, charged},
+    said::Said,
     settings::Has,
 };
+use crate::proc;
 
 /// What was seen at one look.
 #[derive(Debug, Clone, Default)]
@@ -58,7 +58,7 @@ pub(super) async fn ask(
         let what = format!("process {} of uid {} answers in place of {pid}", daemon.pid, daemon.uid);
         return Err(SessionError::Foreign(what).into());
     }
-    let at_first = charged(pid);
+    let at_first = proc::charged(pid);
     let mut health = Health { tells_states: before.tells_states, said: before.said.clone(), ..Health::default() };
     for server in control.servers(deadline).await? {
         let state = match health.tells_states {
@@ -97,7 +97,7 @@ pub(super) async fn ask(
         health.servers.push((server, state));
     }
     health.has_fallen(before);
-    health.said.look(logs, (at_first, charged(pid)));
+    health.said.look(logs, (at_first, proc::charged(pid)));
     health.said.serves(&health.clients);
     health.look_at_doors(pid, control.directory()).await;
     Ok(health)
@@ -114,7 +114,7 @@ impl Health {
 
     /// A server can't be asked: its clients are those of before that live.
     fn is_busy(&mut self, server: i32, before: &Self) {
-        let those = before.clients.iter().filter(|(of, client)| *of == server && hands::is_alive(*client));
+        let those = before.clients.iter().filter(|(of, client)| *of == server && proc::is_alive(*client));
         let new: Vec<_> = those.copied().filter(|one| !self.clients.contains(one)).collect();
         self.clients.extend(new);
         self.busy.push(server);
@@ -124,7 +124,7 @@ impl Health {
     /// with an error, and not of one that was killed.
     fn has_fallen(&mut self, before: &Self) {
         self.fallen = before.fallen.filter(|(at, ..)| at.elapsed() < TOLD);
-        for (server, _) in before.servers.iter().filter(|(server, _)| !hands::is_alive(*server)) {
+        for (server, _) in before.servers.iter().filter(|(server, _)| !proc::is_alive(*server)) {
             let clients = before.clients.iter().filter(|(of, _)| of == server).count();
             if clients > 0 && !self.servers.iter().any(|(one, _)| one == server) {
                 self.fallen = Some((Instant::now(), *server, clients));
@@ -196,7 +196,7 @@ impl Health {
     /// Processes that wait for a server: they are inside, though no server knows them.
     pub(super) fn waiting(&self) -> Vec<i32> {
         let is_client = |pid: &i32| self.clients.iter().any(|(_, client)| client == pid);
-        self.door.waiting.iter().copied().filter(|pid| hands::is_alive(*pid) && !is_client(pid)).collect()
+        self.door.waiting.iter().copied().filter(|pid| proc::is_alive(*pid) && !is_client(pid)).collect()
     }
 
     /// How many are inside; `None` when nobody can tell.

@@ -11,6 +11,7 @@ use super::{
     hands::{self, Part, Process},
     life::Life,
 };
+use crate::proc;
 
 /// How long what was killed may take to be gone, and between two looks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));
@@ -26,10 +27,10 @@ impl Life {
         }
         // Who has begun since it last named its clients is none of them, whatever pid it has.
         let ago = self.answered.map(|at| at.elapsed()).unwrap_or_default();
-        self.health.clients.retain(|(_, client)| hands::is_alive_since(*client, ago));
+        self.health.clients.retain(|(_, client)| proc::is_alive_since(*client, ago));
         let mut told = (self.sources.witness)().await;
         // Of what has ended nothing computes, also while its parent has not waited for it.
-        told.iter_mut().for_each(|clients| clients.retain(|client| hands::is_alive(*client)));
+        told.iter_mut().for_each(|clients| clients.retain(|client| proc::is_alive(*client)));
         if let Some(clients) = &told {
             let servers = left.iter().filter(|part| !part.is_daemon);
             self.health.servers = servers.map(|server| (server.pid, None)).collect();

@@ -20,12 +20,13 @@ use tokio::{task::JoinHandle, time::Instant};
 use super::{
     clients,
     daemon::Done,
-    ear, hands,
+    ear,
     health::{self, Health},
     life::{DEADLINE, LOOK, Life},
     protocol,
     settings::{self, Put},
 };
+use crate::proc;
 
 /// A look that goes on.
 #[derive(Debug)]
@@ -135,7 +136,7 @@ impl Life {
             Err(error) => {
                 self.trouble = vec![health::silence(&error, &self.place, self.spec.as_ref())];
                 self.trouble.extend(protocol::unsupported(pid));
-                if clients::is_suspended(pid) {
+                if proc::is_suspended(pid) {
                     self.trouble.push(format!("it is suspended: `kill -CONT {pid}` has it go on"));
                 }
                 if let Some(spec) = &self.spec {
@@ -145,7 +146,7 @@ impl Life {
                 if !self.ear.is_empty() && !matches!(error, ControlError::Busy) {
                     self.trouble.push(ear::SOMEBODY.to_owned());
                 }
-                self.health.clients.retain(|(_, client)| hands::is_alive(*client));
+                self.health.clients.retain(|(_, client)| proc::is_alive(*client));
                 if let Some(control) = self.control.clone() {
                     self.health.look_at_doors(pid, control.directory()).await;
                 }

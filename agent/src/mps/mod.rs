@@ -81,10 +81,10 @@ use tokio::sync::Notify;
 
 pub(crate) use self::{
     act::{Act, act, set},
-    clients::{SharedTarget, sharing, start as start_of, terminate},
+    clients::{SharedTarget, sharing, terminate},
     moves::{aside, bring_up, devices_serve, idle, plan},
     records::Lasting,
-    servers::{Server, Servers, parent as parent_of},
+    servers::{Server, Servers},
     shares::{end as end_share, take as take_share},
     targets::{find, run},
     view::{SHARE_VARIABLE, all, drift, health, logs_of, one},

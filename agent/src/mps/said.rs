@@ -7,7 +7,7 @@
 
 use std::{
     collections::VecDeque,
-    fs::{self, File},
+    fs::File,
     io::{self, Read, Seek, SeekFrom},
     path::Path,
     time::Duration,
@@ -15,7 +15,8 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{exec::CONTROL_LOG, hands, keep::BEFORE};
+use super::{exec::CONTROL_LOG, keep::BEFORE};
+use crate::proc;
 
 /// Servers that end with an error so often …
 const DEATHS: usize = 3;
@@ -53,7 +54,7 @@ impl Said {
         while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
             self.recent.pop_front();
         }
-        self.waiting.retain(|(pid, _)| hands::is_alive(*pid));
+        self.waiting.retain(|(pid, _)| proc::is_alive(*pid));
         let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
         let length = log.metadata().map_or(0, |meta| meta.len());
         let before = self.read.replace(length);
@@ -86,7 +87,7 @@ impl Said {
             } else if let Some(client) = pending_client(line)
                 && self.waiting.len() < LONGEST
                 && !self.waiting.contains(&client)
-                && hands::is_alive(client.0)
+                && proc::is_alive(client.0)
             {
                 self.waiting.push(client);
             }
@@ -140,17 +141,6 @@ fn read_on(log: &mut File, from: u64, said: &mut Vec<u8>) -> io::Result<()> {
     let end = log.metadata()?.len().saturating_sub(MOST);
     log.seek(SeekFrom::Start(from.max(end)))?;
     log.take(MOST).read_to_end(said).map(|_| ())
-}
-
-/// What a process has been charged with for children that ended: faults of pages, and time. Nothing runs and ends
-/// without some.
-pub(super) fn charged(pid: i32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in brackets and may hold anything.
-    let figures: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    // Minor and major faults, user and system time of children: fields 11, 13, 16 and 17.
-    let of_children = [8, 10, 13, 14].map(|at| figures.get(at).and_then(|figure| figure.parse::<u64>().ok()));
-    of_children.into_iter().sum()
 }
 
 /// `… Server 4711 exited with status 1`
@@ -221,15 +211,6 @@ mod tests {
         seen.look(logs.path(), (Some(7), Some(9)));
         assert!(seen.death().is_some());
     }
-
-    #[test]
-    fn a_process_is_charged_for_its_children() {
-        let before = charged(std::process::id().cast_signed()).unwrap();
-        assert!(std::process::Command::new("true").status().unwrap().success());
-        assert!(charged(std::process::id().cast_signed()).unwrap() > before);
-        assert_eq!(charged(i32::MAX), None);
-    }
-
     #[test]
     fn clients_that_wait_are_told_as_long_as_they_live() {
         let logs = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use super::{
     place::{FileId, Place},
     view,
 };
-use crate::agent::Shared;
+use crate::{agent::Shared, proc};
 
 /// File name of NVIDIA's server.
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -66,7 +66,7 @@ impl Servers {
 
     /// The server that a process is, if it is one.
     pub(crate) fn of_process(&self, pid: u32, kind: ProcessKind) -> Option<Server<'_>> {
-        let parent = || parent(pid).filter(|parent| *parent > 1);
+        let parent = || proc::parent(pid).filter(|parent| *parent > 1);
         if let Some(target) = self.holds(pid).or_else(|| self.holds(parent()?)) {
             return Some(Server::Of(target));
         }
@@ -79,11 +79,4 @@ impl Servers {
         let input = FileId::of(&fs::metadata(format!("/proc/{pid}/fd/0")).ok()?);
         self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target.as_str())
     }
-}
-
-/// Parent of a process.
-pub(crate) fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in brackets and may hold anything.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }

@@ -17,8 +17,8 @@ use gpush_core::sharing;
 use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, clients as proc, daemon::Do, targets::Outlook, view};
-use crate::{agent::Shared, answers::Key, auth::Asker, request::who, work};
+use super::{Entry, daemon::Do, targets::Outlook, view};
+use crate::{agent::Shared, answers::Key, auth::Asker, proc, request::who, work};
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;

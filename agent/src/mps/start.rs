@@ -10,21 +10,20 @@
 //! Somebody else who holds `control_lock` is in nobody's way: the file is made anew before a start, in a
 //! directory that is shut then. He is told all the same, as he waited for the daemon to die.
 
-use std::{fs, sync::Arc};
+use std::sync::Arc;
 
-use gpush_api::{ApiError, Code, MpsUsers, text};
+use gpush_api::{ApiError, Code, MpsUsers};
 use gpush_core::supervisor::Event;
 use gpush_mps::control::Control;
 use tokio::time::Instant;
 
 use super::{
-    clients,
     hands::{self, Found, NotStarted, Process},
     health::Health,
     life::{LOOK, Life},
     place::Spec,
 };
-use crate::beside::Beside;
+use crate::{beside::Beside, proc};
 
 /// Said to everybody; the log says who it is.
 const FOREIGN: &str =
@@ -129,9 +128,7 @@ impl Life {
             return;
         }
         self.trouble.push(FOREIGN.to_owned());
-        let uid = pid.and_then(|pid| u32::try_from(pid).ok()).and_then(clients::owner);
-        let command = pid.and_then(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).ok()).unwrap_or_default();
-        let command = text::plain(command.trim_end());
+        let (uid, command) = (pid.and_then(proc::owner), pid.map(proc::name));
         tracing::warn!(mps = self.target, pid, uid, command, "{FOREIGN}");
     }
 

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     agent::{Agent, Shared},
     auth::Asker,
-    redact, work,
+    proc, redact, work,
 };
 
 /// How old what is shown of daemons may be.
@@ -300,7 +300,7 @@ async fn shown(
         .servers
         .iter()
         .filter_map(|(pid, _)| u32::try_from(*pid).ok())
-        .filter_map(|pid| Some((pid, clients::owner(pid)?)))
+        .filter_map(|pid| Some((pid, proc::owner(pid)?)))
         .collect();
     let mut daemon = bare(outlook, uuid, entry);
     daemon.reasons.extend(ear::named(agent, asker, &seen).await);

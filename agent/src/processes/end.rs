@@ -27,7 +27,7 @@ use super::{
     strays::Stage,
     told,
 };
-use crate::{agent::Shared, mps};
+use crate::{agent::Shared, mps, proc};
 
 /// Between two looks, and the least where one is due that could not be killed.
 const LOOK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(100));
@@ -81,7 +81,7 @@ async fn strays(agent: &Shared, config: &Config) -> Vec<Judged> {
 }
 
 fn warn(agent: &Shared, one: &GpuProcess) {
-    let Some((pid, start)) = one.process.pid.and_then(|pid| Some((pid, mps::start_of(pid)?))) else { return };
+    let Some((pid, start)) = one.process.pid.and_then(|pid| Some((pid, proc::start(pid)?))) else { return };
     if agent.strays.note(pid, start, Stage::Warned) {
         told::warn(one, "");
     }

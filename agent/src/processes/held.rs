@@ -17,7 +17,7 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::mps;
+use crate::proc;
 
 /// What the kernel says of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) struct Facts {
 impl Facts {
     /// Those of a process; `None` when there is none, or they can't be read.
     fn of(pid: u32) -> Option<Self> {
-        let start = mps::start_of(pid)?;
+        let start = proc::start(pid)?;
         let uids = uids(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)?;
         let exe = format!("/proc/{pid}/exe");
         let meta = fs::metadata(&exe).ok()?;

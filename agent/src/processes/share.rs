@@ -21,7 +21,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::mps;
+use crate::{mps, proc};
 
 /// Most of an environment that is read, bytes. The kernel takes less than 6 MiB of words for a program.
 const MOST: u64 = 8 << 20;
@@ -64,7 +64,7 @@ impl Remembered {
 
     /// The share that a process runs with; `is_own` says whether a name is that of one of its user's.
     pub(super) fn share_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> Told {
-        let Some(start) = mps::start_of(pid) else { return Told::Unsure };
+        let Some(start) = proc::start(pid) else { return Told::Unsure };
         let own = named(pid);
         let before = |pid: u32, start: u64| {
             self.all()
@@ -80,7 +80,7 @@ impl Remembered {
         let inherited = || {
             ancestors(pid).find_map(|pid| match named(pid) {
                 Named::Share(name) if is_own(&name) => Some(name),
-                Named::Share(_) | Named::Nothing | Named::Unsure => before(pid, mps::start_of(pid)?),
+                Named::Share(_) | Named::Nothing | Named::Unsure => before(pid, proc::start(pid)?),
             })
         };
         match found.or_else(inherited) {
@@ -98,13 +98,13 @@ impl Remembered {
 
     /// Forgets those that have ended.
     pub(super) fn forget_ended(&self) {
-        self.all().retain(|pid, (start, _)| mps::start_of(*pid) == Some(*start));
+        self.all().retain(|pid, (start, _)| proc::start(*pid) == Some(*start));
     }
 }
 
 /// Processes that one comes from, nearest first.
 fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
-    std::iter::successors(mps::parent_of(pid), |pid| mps::parent_of(*pid)).take_while(|pid| *pid > 1).take(ANCESTORS)
+    std::iter::successors(proc::parent(pid), |pid| proc::parent(*pid)).take_while(|pid| *pid > 1).take(ANCESTORS)
 }
 
 /// The share that a process's environment names, whosever that is.
@@ -169,7 +169,7 @@ mod tests {
     fn what_was_seen_once_is_remembered_of_the_process_and_of_no_other() {
         let remembered = Remembered::default();
         let me = std::process::id();
-        let start = mps::start_of(me).unwrap();
+        let start = proc::start(me).unwrap();
         remembered.all().insert(me, (start, "s7".to_owned()));
         assert_eq!(remembered.share_of(me, |name| name == "s7"), Told::Share("s7".to_owned()));
         assert_ne!(remembered.share_of(me, |name| name == "s8"), Told::Share("s7".to_owned()));

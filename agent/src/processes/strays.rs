@@ -19,7 +19,7 @@ use gpush_api::{ApiError, GpuProcess};
 use tokio::time::Instant;
 
 use super::{held::Held, share::Remembered};
-use crate::mps;
+use crate::proc;
 
 /// What was done about each stray, by pid, and what it is judged by.
 #[derive(Debug, Default)]
@@ -73,7 +73,7 @@ impl Strays {
 
     /// What was done about the process that has this pid now.
     pub(super) fn stage(&self, pid: u32) -> Option<Stage> {
-        let start = mps::start_of(pid);
+        let start = proc::start(pid);
         self.cases().get(&pid).filter(|case| Some(case.start) == start).map(|case| case.stage.clone())
     }
 

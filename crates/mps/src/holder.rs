@@ -153,10 +153,7 @@ fn having(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTreeSet<u64>)>> {
 }
 
 fn parent(pid: Pid) -> Option<Pid> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in brackets and may hold anything; behind it state and parent.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(1)?.parse().ok()
+    Some(procfs::process::Process::new(pid).ok()?.stat().ok()?.ppid)
 }
 
 #[cfg(test)]

@@ -106,6 +106,16 @@ impl Agent {
         std::fs::write(&self.config, text).expect("the config can be written");
     }
 
+    /// Has it take another config.
+    ///
+    /// # Panics
+    /// When it refuses it.
+    pub fn reload(&self, config: impl AsRef<[u8]>) {
+        self.write_config(config);
+        let answer = self.post("/v1/config/reload", &serde_json::json!({}));
+        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    }
+
     /// Waits until it sends the service manager this line.
     ///
     /// # Panics

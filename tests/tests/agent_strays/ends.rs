@@ -68,12 +68,11 @@ fn on_a_gpu_that_is_to_be_shared_otherwise_nobody_is_one() {
         let two = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
         let Some((host, agent)) = start_on("strays after a change of mode", two, &config) else { return };
         reaches(&agent, "1", MpsState::Ready);
-        agent.write_config(config.replacen(
+        agent.reload(config.replacen(
             "mode = \"mps\"\nmps = { compute_mode = \"keep\" }",
             &format!("mode = \"{mode}\""),
             1,
         ));
-        assert_eq!(agent.post("/v1/config/reload", &serde_json::json!({})).status, 200);
         let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
         job = job.on(&host, "--gpu 0 --kind compute");
         witness(&host, &agent, "--gpu 1 --kind compute");

@@ -76,8 +76,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     assert!(agent.gpu(0).drift.is_empty());
     // And so does its compute mode, until the rule is another.
     drop(client);
-    agent.write_config("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
-    assert_eq!(agent.post("/v1/config/reload", &json!({})).status, 200);
+    agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n");
     let wanted = json!({ "gpus": ["0"], "layout": "wanted" });
     assert_eq!(agent.follow(agent.begin_with(&wanted).expect("it begins")).state, gpush_api::OperationState::Done);
     assert_eq!(agent.gpu(0).compute_mode.unwrap_or_default(), gpush_api::ComputeMode::Default);

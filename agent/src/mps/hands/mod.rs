@@ -22,11 +22,10 @@ mod unit;
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
     process::ExitStatus,
-    time::Duration,
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -188,41 +187,6 @@ impl Process {
     }
 }
 
-/// Whether a process is there. A zombie is none, unless only its first thread has ended.
-pub(super) fn is_alive(pid: i32) -> bool {
-    let fields = stat(pid).unwrap_or_default();
-    let threads = || fields.get(THREADS).and_then(|number| number.parse::<u32>().ok()).unwrap_or(0);
-    fields.first().is_some_and(|state| !matches!(state.as_str(), "Z" | "X") || threads() > 1)
-}
-
-/// Whether a process is there that was before this time: one that has begun since has the pid of another.
-pub(super) fn is_alive_since(pid: i32, ago: Duration) -> bool {
-    let begun = stat(pid).and_then(|fields| fields.get(BEGUN)?.parse::<u64>().ok());
-    let uptime = fs::read_to_string("/proc/uptime").ok();
-    let uptime = uptime.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok());
-    match (begun, uptime.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())) {
-        // Both are rounded.
-        (Some(ticks), Some(uptime)) => {
-            is_alive(pid) && uptime.saturating_sub(Duration::from_millis(ticks * TICK_MS)) + ROUNDED >= ago
-        }
-        (None, _) | (_, None) => is_alive(pid),
-    }
-}
-
-/// Fields of `/proc/PID/stat` after the name, which may hold anything: the first is the state.
-fn stat(pid: i32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
-}
-
-/// Places of the number of threads, and of when it began, in ticks since the boot.
-const THREADS: usize = 17;
-const BEGUN: usize = 19;
-
-/// `USER_HZ` is 100 wherever there are these GPUs.
-const TICK_MS: u64 = 10;
-const ROUNDED: Duration = Duration::from_millis(50);
-
 /// Kills all that have the lock of a place, and the daemon's where that is another by now.
 fn kill_all(place: &Place, daemon: Option<&Process>) {
     let locks = place.lock_file().into_iter().chain(daemon.and_then(|daemon| ours::lock_of(place, daemon)));
@@ -250,31 +214,10 @@ fn signalled(signal: i32) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_has_ended_is_not_alive_though_nobody_waited_for_it() {
-        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let pid = child.id().cast_signed();
-        assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
-        // The pid was another's then.
-        assert!(!is_alive_since(pid, Duration::from_secs(3600)) || uptime() < Duration::from_secs(3600));
-        child.kill().unwrap();
-        let id = nix::sys::wait::Id::Pid(nix::unistd::Pid::from_raw(pid));
-        let left = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
-        nix::sys::wait::waitid(id, left).unwrap();
-        assert!(!is_alive(pid));
-        child.wait().unwrap();
-        assert!(!is_alive(pid) && !is_alive(0) && !is_alive(-1));
-    }
-
     #[tokio::test]
     async fn what_the_kernel_does_not_name_is_no_process() {
         assert!(Process::of(-1).unwrap().is_none() && Process::of(0).unwrap().is_none());
         let me = Process::of(std::process::id().cast_signed()).unwrap().unwrap();
         assert!(!me.has_ended());
-    }
-
-    fn uptime() -> Duration {
-        let text = fs::read_to_string("/proc/uptime").unwrap();
-        Duration::from_secs_f64(text.split_whitespace().next().unwrap().parse().unwrap())
     }
 }

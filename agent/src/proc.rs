@@ -1,0 +1,178 @@
+//! What `/proc` tells of a process now. A moment later its pid may be another's: whoever does something to a process
+//! holds it first ([`crate::processes`]), and whoever remembers one does so with its start.
+
+use std::{fs, os::unix::fs::MetadataExt, time::Duration};
+
+use gpush_api::text;
+use procfs::{
+    Current, Uptime,
+    process::{ProcState, Process, Stat},
+};
+
+/// Both the start of a process and the time since the boot are rounded.
+const ROUNDED: Duration = Duration::from_millis(50);
+
+/// A pid, of whichever type it came.
+pub(crate) trait AnyPid: TryInto<i32> {}
+
+impl<T: TryInto<i32>> AnyPid for T {}
+
+fn stat(pid: impl AnyPid) -> Option<Stat> {
+    Process::new(pid.try_into().ok().filter(|pid| *pid > 0)?).ok()?.stat().ok()
+}
+
+/// A zombie has ended, unless it is only its first thread that has.
+fn lives(stat: &Stat) -> bool {
+    let has_ended = matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_));
+    !has_ended || stat.num_threads > 1
+}
+
+fn living(pid: impl AnyPid) -> Option<Stat> {
+    stat(pid).filter(lives)
+}
+
+/// Whether a process is there.
+pub(crate) fn is_alive(pid: impl AnyPid) -> bool {
+    living(pid).is_some()
+}
+
+/// Whether a process is there that was before this time: one that has begun since has the pid of another.
+pub(crate) fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
+    let Some(stat) = living(pid) else { return false };
+    let Ok(uptime) = Uptime::current() else { return true };
+    let ticks = Duration::from_secs(stat.starttime) / u32::try_from(procfs::ticks_per_second()).unwrap_or(100);
+    uptime.uptime_duration().saturating_sub(ticks) + ROUNDED >= ago
+}
+
+/// Start of a process in clock ticks since the boot; `None` when there is none.
+pub(crate) fn start(pid: impl AnyPid) -> Option<u64> {
+    living(pid).map(|stat| stat.starttime)
+}
+
+/// Whether somebody has suspended a process (SIGSTOP), so that it does nothing.
+pub(crate) fn is_suspended(pid: impl AnyPid) -> bool {
+    stat(pid).is_some_and(|stat| matches!(stat.state(), Ok(ProcState::Stopped | ProcState::Tracing)))
+}
+
+/// Parent of a process.
+pub(crate) fn parent(pid: impl AnyPid) -> Option<u32> {
+    u32::try_from(stat(pid)?.ppid).ok()
+}
+
+/// What a process has been charged with for children that ended: faults of pages, and time. Nothing runs and ends
+/// without some.
+pub(crate) fn charged(pid: impl AnyPid) -> Option<u64> {
+    let stat = stat(pid)?;
+    let time = u64::try_from(stat.cutime).ok()? + u64::try_from(stat.cstime).ok()?;
+    Some(stat.cminflt + stat.cmajflt + time)
+}
+
+/// User of a process.
+pub(crate) fn owner(pid: impl AnyPid) -> Option<u32> {
+    let pid: i32 = pid.try_into().ok()?;
+    Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
+}
+
+/// What a process calls itself, without what a terminal would obey; empty when there is none.
+pub(crate) fn name(pid: impl AnyPid) -> String {
+    let path = pid.try_into().ok().map(|pid: i32| format!("/proc/{pid}/comm"));
+    let name = path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+    text::plain(name.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Child, Command, Stdio},
+    };
+
+    use nix::{
+        sys::{
+            signal::{Signal, kill},
+            wait::{Id, WaitPidFlag, waitid},
+        },
+        unistd::Pid,
+    };
+
+    use super::*;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    fn waited(child: &Child, flag: WaitPidFlag) {
+        let id = Id::Pid(Pid::from_raw(child.id().cast_signed()));
+        waitid(id, flag | WaitPidFlag::WNOWAIT).unwrap();
+    }
+
+    #[test]
+    fn our_own_process_is_known_by_its_start_owner_and_parent() {
+        let me = std::process::id();
+        assert!(start(me).is_some() && is_alive(me) && !is_suspended(me));
+        assert_eq!(owner(me), Some(nix::unistd::geteuid().as_raw()));
+        assert_eq!(parent(me), Some(std::os::unix::process::parent_id()));
+        assert!(!name(me).is_empty());
+    }
+
+    #[test]
+    fn of_what_is_not_there_nothing_is_told() {
+        for pid in [i32::MAX, 0, -1, i32::MIN] {
+            assert_eq!((start(pid), parent(pid), charged(pid)), (None, None, None), "{pid}");
+            assert!(!is_alive(pid) && !is_suspended(pid) && name(pid).is_empty(), "{pid}");
+        }
+        assert_eq!((start(u32::MAX), owner(u32::MAX), owner(i32::MAX)), (None, None, None));
+    }
+
+    #[test]
+    fn what_has_ended_is_not_alive_though_nobody_waited_for_it() {
+        let mut child = sleeper();
+        let pid = child.id();
+        assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
+        // The pid was another's then.
+        let uptime = Uptime::current().unwrap().uptime_duration();
+        assert!(!is_alive_since(pid, Duration::from_secs(3600)) || uptime < Duration::from_secs(3600));
+        child.kill().unwrap();
+        waited(&child, WaitPidFlag::WEXITED);
+        assert!(!is_alive(pid) && start(pid).is_none());
+        child.wait().unwrap();
+        assert!(!is_alive(pid));
+    }
+
+    #[test]
+    fn what_goes_on_without_its_first_thread_is_alive() {
+        const SCRIPT: &str = "import ctypes, threading, time\n\
+            def stay():\n    print('up', flush=True)\n    time.sleep(600)\n\
+            threading.Thread(target=stay).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let child = Command::new("python3").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn();
+        let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = child.id();
+        while !matches!(stat(pid).unwrap().state(), Ok(ProcState::Zombie)) {
+            std::thread::yield_now();
+        }
+        assert!(is_alive(pid) && start(pid).is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_alive(pid));
+    }
+
+    #[test]
+    fn who_is_suspended_is_known() {
+        let mut child = sleeper();
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGSTOP).unwrap();
+        waited(&child, WaitPidFlag::WSTOPPED);
+        assert!(is_suspended(child.id()) && is_alive(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_charged_for_its_children() {
+        let before = charged(std::process::id()).unwrap();
+        assert!(Command::new("true").status().unwrap().success());
+        assert!(charged(std::process::id()).unwrap() > before);
+    }
+}
