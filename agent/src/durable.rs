@@ -44,6 +44,8 @@ pub(crate) struct Remembered {
     pub(crate) noticed: BTreeMap<String, RemappedRows>,
     /// What was lost on this boot, and nobody has accepted yet.
     pub(crate) lost: Option<Lost>,
+    /// Since when it is known on this boot who was given what, where one was accepted on it.
+    pub(crate) known_since: Option<u64>,
 }
 
 /// Opens the store of a state directory, which is this process's until the last handle is gone.
@@ -71,7 +73,8 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
     if let Err(error) = cleared.wait() {
         tracing::warn!("conditions of an earlier boot can't be cleared: {error}");
     }
-    let remembered = store.read(|view: &View<'_>| {
+    let this_boot = boot_id.to_owned();
+    let remembered = store.read(move |view: &View<'_>| {
         let mut conditions = Vec::new();
         for one in view.conditions()? {
             let open = left_open(view, &one)?;
@@ -85,17 +88,19 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
         let unfinished = view.unfinished()?;
         let superseded = superseded(view, &unfinished)?;
         let left = (unfinished, superseded);
-        let shared = (view.mps_shares()?, view.mps_targets()?, view.shared_gpus()?);
+        let known_since = view.known_since()?.filter(|known| known.boot_id == this_boot).map(|known| known.ticks);
+        let shared = (view.mps_shares()?, view.mps_targets()?, view.shared_gpus()?, known_since);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
     // A newer gpushd's records may be such that nothing can be read: that is said, and nothing is
     // taken over.
-    let (last_boot, left, conditions, noticed, overrides, generation, (mps_shares, mps_targets, shared_gpus)) =
+    let (last_boot, left, conditions, noticed, overrides, generation, shared) =
         remembered.wait().unwrap_or_else(|error| {
             tracing::error!("what the agent before left can't be read: {error}");
             Default::default()
         });
     let (unfinished, superseded) = left;
+    let (mps_shares, mps_targets, shared_gpus, known_since) = shared;
     Ok(Remembered {
         store,
         notes,
@@ -110,6 +115,7 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
         generation,
         noticed,
         lost,
+        known_since,
     })
 }
 

@@ -3,27 +3,45 @@
 //! Every GPU that the config manages is held then: neither reshaped nor handed out, until the host
 //! is rebooted, which ends what was promised, or an administrator accepts the loss. After that what
 //! stands is left as it is, MPS daemons where the config wants them too; the difference from the config shows as drift.
+//! Processes that were there by then may have had a share, and are never ended for having none.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpush_api::{ApiError, Code, Gpu, Mode, Recovered};
-use gpush_store::{BootRecord, Lost};
+use gpush_store::{BootRecord, KnownSince, Lost};
 
-use crate::{agent::Shared, auth::Asker, mps, request::Request, shared_gpus, view};
+use crate::{agent::Shared, auth::Asker, mps, proc, request::Request, shared_gpus, view};
 
-/// What was lost and is not accepted.
+/// What was lost.
 #[derive(Debug, Default)]
-pub(crate) struct Held(Mutex<Option<Lost>>);
+pub(crate) struct Held(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// What is not accepted.
+    lost: Option<Lost>,
+    /// When something was accepted last on this boot, in clock ticks since that.
+    known_since: Option<u64>,
+}
 
 impl Held {
     /// As the store has it.
-    pub(crate) fn new(lost: Option<Lost>) -> Self {
-        Self(Mutex::new(lost))
+    pub(crate) fn new(lost: Option<Lost>, known_since: Option<u64>) -> Self {
+        Self(Mutex::new(State { lost, known_since }))
     }
 
-    /// What was lost.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was lost and is not accepted.
     pub(crate) fn lost(&self) -> Option<Lost> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state().lost.clone()
+    }
+
+    /// Whether what was given to a process may have been forgotten, or to one that it comes from: by its start.
+    pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {
+        self.state().known_since.is_some_and(|since| start <= since)
     }
 }
 
@@ -78,12 +96,16 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
     let mut also = request.recorded("recover", "host".to_owned());
     // On this boot the layouts count as applied: whether they were is what was lost.
     let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
+    // Nobody was given anything while it was lost.
+    let known_since = proc::now();
+    let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
     let (recorded, found) = (standing.clone(), modes.clone());
     agent
         .store
         .write_ending(move |tx| {
             tx.accept_loss()?;
             tx.record_boot(&boot)?;
+            tx.record_known_since(&known)?;
             recorded.record(tx)?;
             found.iter().try_for_each(|record| tx.set_shared_gpu(record.clone()).map(|_| ()))?;
             also(tx)
@@ -91,7 +113,7 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
         .await?;
     standing.take_in(agent);
     shared_gpus::take_in(agent, modes);
-    *agent.held.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *agent.held.state() = State { lost: None, known_since: Some(known_since) };
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
     agent.startup.look_again();
     let kept = lost.kept.map(|kept| kept.display().to_string());

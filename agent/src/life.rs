@@ -203,6 +203,7 @@ async fn serve(
         generation,
         noticed,
         lost,
+        known_since,
     } = remembered;
     let (reloads, mut inbox) = reload::channel();
     let read_only = durable::read_only(&notes);
@@ -224,7 +225,7 @@ async fn serve(
         shared_gpus: SharedGpus::of_the_store(shared_gpus),
         timeslice: Default::default(),
         strays: Default::default(),
-        held: Held::new(lost),
+        held: Held::new(lost, known_since),
         reloads,
         store,
         notes,

@@ -39,9 +39,15 @@ pub(crate) fn is_alive(pid: impl AnyPid) -> bool {
 /// Whether a process is there that was before this time: one that has begun since has the pid of another.
 pub(crate) fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
     let Some(stat) = living(pid) else { return false };
-    let Ok(uptime) = Uptime::current() else { return true };
-    let ticks = Duration::from_secs(stat.starttime) / u32::try_from(procfs::ticks_per_second()).unwrap_or(100);
-    uptime.uptime_duration().saturating_sub(ticks) + ROUNDED >= ago
+    let ticks = now().saturating_sub(stat.starttime);
+    Duration::from_secs(ticks) / u32::try_from(procfs::ticks_per_second()).unwrap_or(100) + ROUNDED >= ago
+}
+
+/// Now, as the starts of processes are counted: clock ticks since the boot. The end of time when that can't be told.
+pub(crate) fn now() -> u64 {
+    let Ok(uptime) = Uptime::current() else { return u64::MAX };
+    let ticks = uptime.uptime_duration() * u32::try_from(procfs::ticks_per_second()).unwrap_or(100);
+    ticks.as_secs() + 1
 }
 
 /// Start of a process in clock ticks since the boot; `None` when there is none.
@@ -130,8 +136,8 @@ mod tests {
         let pid = child.id();
         assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
         // The pid was another's then.
-        let uptime = Uptime::current().unwrap().uptime_duration();
-        assert!(!is_alive_since(pid, Duration::from_secs(3600)) || uptime < Duration::from_secs(3600));
+        assert!(start(pid).unwrap() <= now());
+        assert!(!is_alive_since(pid, Duration::from_secs(3600)) || start(pid).unwrap() < 100 * 3600);
         child.kill().unwrap();
         waited(&child, WaitPidFlag::WEXITED);
         assert!(!is_alive(pid) && start(pid).is_none());

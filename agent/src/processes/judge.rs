@@ -9,19 +9,24 @@
 //! any other ─────────────────────────────────────────────► a stray
 //!     another's MPS server ────────────────────────────────► which is not ended
 //!     of a user who has a share, with another or none ──────► which is not ended
+//!     from before a lost database was given up ───────────────► which is not ended
 //! ```
 
 use gpush_api::{Gpu, GpuProcess, GpuState, Mode, Process, ProcessKind};
 
-use super::share::Told;
+use super::share::{Told, ancestors};
 use crate::{
     agent::Shared,
     mps::{self, Server, Servers, SharedTarget},
+    proc,
 };
 
 /// Why a stray is not ended whose user was given something: it may be a job of the share before, or one whose
 /// environment was cleaned on the way. It is for people to say what it is.
 const HOLDER: &str = "its user has a share";
+
+/// Why one is not whose share may have been forgotten.
+const FORGOTTEN: &str = "it comes from before the database was lost, and may have had a share";
 
 /// A process, and why it is not ended although it is a stray.
 #[derive(Debug, Clone)]
@@ -73,8 +78,18 @@ impl<'a> Judge<'a> {
             return Found { serves, share, ..Found::default() };
         }
         let stray = why(&shared, process.kind, uid, &told);
-        let spared = shared.is_held_by(uid).then_some(HOLDER);
+        let spared =
+            if shared.is_held_by(uid) { Some(HOLDER) } else { self.may_be_forgotten(pid, uid).then_some(FORGOTTEN) };
         Found { serves, share: None, stray: Some(stray), spared }
+    }
+}
+
+impl Judge<'_> {
+    /// Whether a process had a share for all that is known: itself, or one of its user's that it comes from.
+    fn may_be_forgotten(&self, pid: u32, uid: u32) -> bool {
+        let its = |pid: &u32| proc::owner(*pid) == Some(uid);
+        let from = std::iter::once(pid).chain(ancestors(pid).take_while(its));
+        from.filter_map(proc::start).any(|start| self.agent.held.may_have_forgotten(start))
     }
 }
 

@@ -103,7 +103,7 @@ impl Remembered {
 }
 
 /// Processes that one comes from, nearest first.
-fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
+pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(proc::parent(pid), |pid| proc::parent(*pid)).take_while(|pid| *pid > 1).take(ANCESTORS)
 }
 

@@ -92,6 +92,15 @@ pub struct Lost {
     pub kept: Option<PathBuf>,
 }
 
+/// Since when it is known who was given what, where a loss was accepted in this boot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownSince {
+    /// The kernel's id of the boot.
+    pub boot_id: String,
+    /// Clock ticks since that boot, as the starts of processes are counted.
+    pub ticks: u64,
+}
+
 /// What was done of the layouts that a boot wants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BootRecord {
@@ -115,6 +124,7 @@ impl BootRecord {
 pub(crate) const LOST: &str = "lost";
 const BOOT: &str = "boot";
 const NOTICED: &str = "noticed";
+const KNOWN_SINCE: &str = "known_since";
 
 fn corrupt(fact: &str, error: &serde_json::Error) -> StoreError {
     StoreError::Corrupt { table: fact.to_owned(), what: error.to_string() }
@@ -142,6 +152,15 @@ impl View<'_> {
     pub fn noticed(&self) -> Result<BTreeMap<String, Value>, StoreError> {
         let Some(text) = self.fact(NOTICED)? else { return Ok(BTreeMap::new()) };
         serde_json::from_str(&text).map_err(|error| corrupt(NOTICED, &error))
+    }
+
+    /// Since when it is known who was given what; `None` when nothing was ever lost.
+    ///
+    /// # Errors
+    /// When the store can't be read.
+    pub fn known_since(&self) -> Result<Option<KnownSince>, StoreError> {
+        let Some(text) = self.fact(KNOWN_SINCE)? else { return Ok(None) };
+        serde_json::from_str(&text).map(Some).map_err(|error| corrupt(KNOWN_SINCE, &error))
     }
 
     /// What was lost and is not accepted yet.
@@ -176,6 +195,16 @@ impl Tx<'_> {
         self.next_sequence();
         let value = serde_json::to_string(&noticed).map_err(|error| StoreError::Internal(error.to_string()))?;
         record::put(self.connection, &Fact { name: NOTICED.to_owned(), value })
+    }
+
+    /// Records since when it is known who was given what.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn record_known_since(&mut self, since: &KnownSince) -> Result<(), StoreError> {
+        self.next_sequence();
+        let value = serde_json::to_string(since).map_err(|error| StoreError::Internal(error.to_string()))?;
+        record::put(self.connection, &Fact { name: KNOWN_SINCE.to_owned(), value })
     }
 
     /// Goes on after a loss; what it was. `None` when nothing was lost.

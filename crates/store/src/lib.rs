@@ -58,7 +58,7 @@ pub use answer::{Answer, NewAnswer, StoredAnswer};
 pub use audit::{AuditQuery, AuditRecord, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
-pub use fact::{BootRecord, Lost};
+pub use fact::{BootRecord, KnownSince, Lost};
 pub use mps::{MpsSet, MpsShare, MpsStopped, MpsTarget, NewMpsShare, ProcessId};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{

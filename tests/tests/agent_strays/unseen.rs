@@ -2,12 +2,12 @@
 
 use gpush_api::{GpuState, MpsState, ProcessKind, StrayStep};
 use gpush_tests::{
-    agent::Setup,
+    agent::{Agent, Setup},
     mps::{Client, reaches},
 };
 use serde_json::json;
 
-use super::{END, FAST, HOST, Job, NOBODY, RULE, done, listed, share_of, start, start_on, told, witness};
+use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, listed, share_of, start, start_on, told, witness};
 
 const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
@@ -57,7 +57,7 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
             std::fs::remove_file(entry.path()).expect("a database");
         }
     }
-    setup = setup.config(config);
+    setup = setup.config(config.clone());
     let agent = setup.start();
     agent.until("it is held", || (agent.gpu(0).state == GpuState::Held).then_some(()));
     agent.until("its daemon is back", || {
@@ -67,10 +67,25 @@ fn with_the_database_lost_nobody_is_a_stray_until_somebody_accepts_that() {
     let seen = listed(&agent, client.pid().cast_unsigned()).expect("it is listed");
     assert_eq!((seen.stray, seen.done), (None, None));
     assert!(client.lives() && client.said().is_empty());
-    let mut listener = agent.listen("?kinds=stray", None);
     assert_eq!(agent.post("/v1/recover", &json!({})).status, 200);
-    // Nobody knows of its share any more. It ends when it is asked: no list need show it before that.
-    told(&mut listener, client.pid().cast_unsigned(), StrayStep::Asked);
+    // Nobody knows of its share any more, and it may have had one: also when gpushd is started anew.
+    let pid = client.pid().cast_unsigned();
+    let left = |agent: &Agent| {
+        agent.until("it is left", || {
+            let seen = listed(agent, pid)?;
+            seen.done.filter(|done| done.contains("from before the database was lost"))
+        })
+    };
+    left(&agent);
+    agent.kill();
+    let agent = Agent::start_public(&host, &config);
+    left(&agent);
+    // Whoever comes now has none for certain.
+    let mut listener = agent.listen("?kinds=stray", None);
+    let other =
+        Job::start(std::process::Command::new("/bin/sleep").arg("1000"), OTHER).on(&host, "--gpu 0 --kind compute");
+    told(&mut listener, other.pid(), StrayStep::Asked);
+    assert!(client.lives() && client.said().is_empty());
     // Its daemon stands as it did: what stands is accepted.
     assert_eq!(reaches(&agent, "0", MpsState::Ready).pid, before.pid);
     assert!(agent.gpu(0).drift.is_empty());
