@@ -55,6 +55,22 @@ pub(crate) fn start(pid: impl AnyPid) -> Option<u64> {
     living(pid).map(|stat| stat.starttime)
 }
 
+/// What a process runs, by when it began and where the kernel has put its environment: another program that it
+/// becomes has another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Image {
+    start: u64,
+    environment: (u64, u64),
+}
+
+/// That of a process; `None` when there is none, or we may not know.
+pub(crate) fn image(pid: impl AnyPid) -> Option<Image> {
+    let stat = living(pid)?;
+    let environment = (stat.env_start?, stat.env_end?);
+    // Whoever may not know is told of none.
+    (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
+}
+
 /// Whether somebody has suspended a process (SIGSTOP), so that it does nothing.
 pub(crate) fn is_suspended(pid: impl AnyPid) -> bool {
     stat(pid).is_some_and(|stat| matches!(stat.state(), Ok(ProcState::Stopped | ProcState::Tracing)))
@@ -63,6 +79,25 @@ pub(crate) fn is_suspended(pid: impl AnyPid) -> bool {
 /// Parent of a process.
 pub(crate) fn parent(pid: impl AnyPid) -> Option<u32> {
     u32::try_from(stat(pid)?.ppid).ok()
+}
+
+/// The pid that we know a process by of which `peer` says that it is `named`.
+///
+/// # Errors
+/// Why it can't be told: pids of another namespace are known here of the peer itself alone.
+pub(crate) fn from_there(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
+    const ELSEWHERE: &str = "it is of another pid namespace, as in a container, from which only whoever asks is known";
+    let peer = peer.ok_or(ELSEWHERE)?;
+    let status = Process::new(i32::try_from(peer).map_err(|_| ELSEWHERE)?).and_then(|process| process.status());
+    // It has ended, and may be anybody.
+    let Ok(status) = status else { return Err("whoever asked has ended") };
+    let its = status.nspid.unwrap_or_default();
+    match its.as_slice() {
+        // Of our own namespace.
+        [] | [_] => Ok(named),
+        [.., own] if u32::try_from(*own) == Ok(named) => Ok(peer),
+        _ => Err(ELSEWHERE),
+    }
 }
 
 /// What a process has been charged with for children that ended: faults of pages, and time. Nothing runs and ends
@@ -163,6 +198,14 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!is_alive(pid));
+    }
+
+    #[test]
+    fn a_pid_is_taken_for_what_the_asker_means_by_it() {
+        let me = std::process::id();
+        assert_eq!(from_there(Some(me), 4711), Ok(4711), "of our own namespace");
+        assert!(from_there(None, me).is_err(), "of one that we can't see");
+        assert!(from_there(Some(u32::MAX), me).is_err() && from_there(Some(i32::MAX.cast_unsigned()), me).is_err());
     }
 
     #[test]

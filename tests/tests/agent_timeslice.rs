@@ -206,6 +206,30 @@ fn leaving_the_mode_puts_both_back() {
 }
 
 #[test]
+fn what_was_set_before_a_change_that_failed_goes_back_as_well() {
+    let host = Host::up(THREE);
+    let mut agent = Agent::start(&host, LONG);
+    agent.await_that("both are set", || are(&host, SET));
+    await_kept(&agent);
+    host.fault("compute-policy-set --rc UNKNOWN");
+    host.fault("nvmlDeviceSetComputeMode --rc UNKNOWN");
+    reload(&mut agent, &LONG.replace("long", "short").replace("exclusive_process", "prohibited"));
+    agent.await_that("both have failed", || {
+        let told = troubles(&agent);
+        told.contains("time-slice level short") && told.contains("compute mode")
+    });
+    // Killed as well: what was about to be is on record.
+    agent.kill();
+    let mut agent = Agent::start(&host, NOBODY);
+    agent.await_that("neither goes back", || !troubles(&agent).is_empty());
+    assert!(are(&host, SET), "{:?}", truth(&host));
+    host.clear_faults();
+    // It is tried again at once.
+    reload(&mut agent, NOBODY);
+    agent.await_that("both are back", || are(&host, NOT_SET));
+}
+
+#[test]
 fn a_gpu_in_mig_mode_is_drift_and_nothing_is_touched() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let around = Around::of(&host);

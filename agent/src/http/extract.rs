@@ -1,13 +1,16 @@
 //! What requests carry, taken out with errors of ours: JSON bodies, query parameters, path parts.
 
-use std::time::Duration;
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
     Json,
     extract::{FromRequest, FromRequestParts, Path, Query, Request, rejection::JsonRejection},
     http::{StatusCode, request::Parts},
 };
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
 use super::{BODY, failure::Failure};
 
@@ -17,16 +20,39 @@ const BODY_TIME: Duration = Duration::from_secs(5);
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
 
+/// A JSON object: what is meant is said by name. In an array serde would take a `true` for whatever is first.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
+    }
+}
+
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
         let path = request.uri().path().to_owned();
-        let Ok(read) = tokio::time::timeout(BODY_TIME, Json::<T>::from_request(request, state)).await else {
+        let Ok(read) = tokio::time::timeout(BODY_TIME, Json::<Object<T>>::from_request(request, state)).await else {
             let message = format!("the body of a request to {path} did not arrive within {} s", BODY_TIME.as_secs());
             return Err(Failure::bad_request(StatusCode::REQUEST_TIMEOUT, message));
         };
-        read.map(|Json(body)| Self(body)).map_err(|rejection| {
+        read.map(|Json(Object(body))| Self(body)).map_err(|rejection| {
             let status = rejection.status();
             match rejection {
                 JsonRejection::MissingJsonContentType(_) => Failure::bad_request(
@@ -85,5 +111,24 @@ impl<S: Send + Sync> FromRequestParts<S> for Part {
             Ok(Path(part)) => Ok(Self(part)),
             Err(rejection) => Err(Failure::bad_request(rejection.status(), rejection.body_text())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::MpsEndRequest;
+
+    use super::*;
+
+    #[test]
+    fn what_is_meant_is_said_by_name() {
+        let read = |text: &str| serde_json::from_str::<Object<MpsEndRequest>>(text).map(|Object(read)| read);
+        assert!(read("{\"force\": true}").unwrap().force && !read("{}").unwrap().force);
+        for text in ["[true]", "[]", "true", "null", "\"force\""] {
+            let told = read(text).unwrap_err().to_string();
+            assert!(told.contains("expected an object"), "{text}: {told}");
+        }
+        let told = read("{\n \"farce\": true}").unwrap_err().to_string();
+        assert!(told.contains("farce") && told.contains("line 2"), "{told}");
     }
 }

@@ -12,7 +12,7 @@ use super::{
     daemon::{Do, Seen},
     health::Health,
 };
-use crate::{agent::Shared, auth::Asker, proc, processes};
+use crate::{agent::Shared, auth::Asker, proc};
 
 /// How long a daemon may take to be told to end the work of a client.
 const TERMINATE: Duration = Duration::from_secs(5);
@@ -84,13 +84,21 @@ pub(crate) async fn terminate(agent: &Shared, pid: u32) {
 /// The clients of a daemon, with who they are.
 pub(super) async fn of(agent: &Shared, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
-    let people = agent.people.processes(pids).await;
+    let people = agent.people.processes(pids.clone()).await;
+    // Environments may be large, and their pages away.
+    let reader = Arc::clone(agent);
+    let named = tokio::task::spawn_blocking(move || {
+        pids.into_iter().filter_map(|pid| Some((pid, reader.strays.shares.named_share(pid)?))).collect()
+    });
+    let named: BTreeMap<u32, String> = named.await.unwrap_or_default();
     let mut clients = Vec::new();
     for (server, client) in &seen.clients {
         let (Ok(server), Ok(pid)) = (u32::try_from(*server), u32::try_from(*client)) else { continue };
         let person = people.get(&pid);
         let uid = person.map(|person| person.uid);
-        let share = processes::named_share(pid)
+        let share = named
+            .get(&pid)
+            .cloned()
             .filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
         clients.push(MpsClient {
             pid: Some(pid),

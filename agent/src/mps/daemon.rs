@@ -30,6 +30,9 @@ use super::{admission::OnRecord, clients::Witness, hands::Hands, life::Life, pla
 /// How long somebody who only wants to see a daemon waits for it to be asked.
 const SOON: Duration = Duration::from_millis(250);
 
+/// How old what is known of one that drains may be.
+const DRAINED: Duration = Duration::from_secs(5);
+
 /// Before another life takes the place of one that panicked.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -124,6 +127,10 @@ pub(crate) struct Seen {
     pub(crate) clients_known: bool,
     /// Processes that came to it and have no server yet.
     pub(crate) waiting: Vec<i32>,
+    /// Whether what it started is there still, though it is stopped.
+    pub(crate) behind: bool,
+    /// When clients that are still there are ended.
+    pub(crate) until: Option<Timestamp>,
     /// Failures that count.
     pub(crate) failures: usize,
     /// When it is started again.
@@ -134,6 +141,8 @@ pub(crate) struct Seen {
     pub(crate) ear: BTreeSet<i32>,
     /// How it is spoken to, in words, once it has answered.
     pub(crate) protocol: Option<String>,
+    /// What happened to its servers since it was told last: whoever listens is to hear it.
+    pub(crate) news: Option<String>,
     /// What was done past gpushd, or may be: one sentence each.
     pub(crate) findings: Vec<String>,
     /// Its pipe directory.
@@ -211,6 +220,8 @@ impl Daemon {
     /// What is known of it, no older than this where that can be had soon.
     pub(super) async fn fresh(&self, older: Duration) -> Seen {
         let seen = self.seen();
+        // While it drains it is known as soon as one of its clients has ended, and each question goes into its log.
+        let older = if matches!(seen.state, State::Draining { .. }) { older.max(DRAINED) } else { older };
         if seen.pid.is_none() || seen.answered.is_some_and(|answered| answered.elapsed() < older) {
             return seen;
         }

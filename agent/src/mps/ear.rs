@@ -44,6 +44,7 @@ fn may_be_had(error: &ControlError) -> bool {
         ControlError::Busy | ControlError::Session(SessionError::Closed | SessionError::Silent { .. }) => true,
         ControlError::Session(
             SessionError::Absent { .. }
+            | SessionError::Another { .. }
             | SessionError::Foreign(_)
             | SessionError::NoCommand(_)
             | SessionError::System(_),

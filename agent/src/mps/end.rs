@@ -1,17 +1,25 @@
 //! How a daemon ends: its clients are told to end their work, then it is told to; and what follows when
 //! its process has ended, asked or not.
 
+use std::time::Duration;
+
 use gpush_core::supervisor::{Event, State};
 use gpush_mps::{
     command::Command,
     control::{Control, ControlError},
 };
 
+use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
+
 use super::{
     health::Health,
     life::{DEADLINE, Life},
 };
 use crate::proc;
+
+/// Before a daemon is told once more to end.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Seconds after which a daemon that was told to end interrupts servers that do not.
 const INTERRUPT: u32 = 1;
@@ -23,21 +31,29 @@ impl Life {
         self.give_up_look();
         let Some(control) = self.control.clone() else { return };
         let (target, clients) = (self.target.clone(), self.health.clients.clone());
-        tokio::spawn(async move {
+        // It ends with the daemon: the next one is not to hear of it.
+        self.quitting = Some(AbortOnDropHandle::new(tokio::spawn(async move {
             for (server, client) in clients {
                 if !terminate(&target, &control, server, client).await {
                     break;
                 }
             }
-            if let Err(error) = control.quit(Some(INTERRUPT), DEADLINE).await {
-                tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
+            let mut is_told = false;
+            // One that has just begun does not listen yet, and one that somebody keeps busy may be free in a moment.
+            while let Err(error) = control.quit(Some(INTERRUPT), DEADLINE).await {
+                if !is_told {
+                    tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
+                }
+                is_told = true;
+                sleep(AGAIN).await;
             }
-        });
+        })));
     }
 
     /// Its process has ended.
     pub(super) async fn gone(&mut self) {
         let Some(process) = self.process.take() else { return };
+        self.quitting = None;
         // How it ended is asked of somebody who may take his time. Nobody is let in meanwhile, nor to the next one
         // where somebody has shut the door to end this one.
         let shut = std::mem::replace(&mut self.shut, true);

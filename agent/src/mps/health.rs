@@ -199,6 +199,11 @@ impl Health {
         self.door.waiting.iter().copied().filter(|pid| proc::is_alive(*pid) && !is_client(pid)).collect()
     }
 
+    /// Those who were seen to wait.
+    pub(super) fn waits(&self) -> impl Iterator<Item = i32> {
+        self.door.waiting.iter().copied()
+    }
+
     /// How many are inside; `None` when nobody can tell.
     pub(super) fn inside(&self) -> Option<usize> {
         (!self.untold && !self.door.others).then(|| self.clients.len() + self.waiting().len())

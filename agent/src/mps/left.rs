@@ -16,6 +16,17 @@ use crate::proc;
 /// How long what was killed may take to be gone, and between two looks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));
 
+/// Between two looks at what is left where no daemon is wanted.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What a daemon left behind that is wanted no more. It serves whom it has, and nobody comes to them: so they are
+/// drained as the clients of a daemon are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Behind {
+    /// When it is ended, whomever it serves.
+    pub(super) until: Option<Instant>,
+}
+
 impl Life {
     /// Whether something is left that a start has to wait for. What has no clients is ended.
     pub(super) async fn left(&mut self) -> bool {
@@ -40,13 +51,8 @@ impl Life {
         let clients = self.health.clients.len();
         if clients == 0 && told.is_some() {
             tracing::warn!(mps = self.target, "{what}, has no clients: ended");
-            let killed = self.end_left();
-            let until = Instant::now() + GONE.0;
-            while Instant::now() < until {
-                if killed.iter().all(Process::has_ended) && !self.place.is_taken() {
-                    return false;
-                }
-                sleep(GONE.1).await;
+            if self.end_left().await {
+                return false;
             }
         }
         let serves = match (clients, told) {
@@ -55,25 +61,54 @@ impl Life {
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        self.trouble = vec![format!("{what}, {serves}: another daemon is started once it is gone")];
+        let then = if self.machine.wanted() { ": another daemon is started once it is gone" } else { "" };
+        self.trouble = vec![format!("{what}, {serves}{then}")];
         true
     }
 
     /// Looks after what is left where no daemon is wanted either.
     pub(super) async fn clear_left(&mut self) {
-        if *self.machine.state() == State::Stopped && self.process.is_none() && !self.left().await {
+        let before = self.behind.take();
+        if *self.machine.state() != State::Stopped || self.process.is_some() {
+            return;
+        }
+        let (until, now) = (before.and_then(|behind| behind.until), Instant::now());
+        let is_over = until.is_some_and(|until| until <= now);
+        if is_over {
+            tracing::warn!(mps = self.target, "what its daemon left behind has had the time that it was given: ended");
+            self.end_left().await;
+        }
+        if self.left().await {
+            self.behind = Some(Behind { until });
+            self.look = Some(until.filter(|_| !is_over).map_or(now + LOOK, |until| until.min(now + LOOK)));
+        } else {
             self.trouble.clear();
             self.health.servers.clear();
+            self.health.clients.clear();
         }
     }
 
-    /// Ends what is left, whomever it serves; who was killed.
-    pub(super) fn end_left(&self) -> Vec<Process> {
+    /// What is left is ended then, whomever it serves.
+    pub(super) async fn leave_left(&mut self, until: Option<Instant>) {
+        self.behind = Some(Behind { until });
+        self.clear_left().await;
+    }
+
+    /// Ends what is left, whomever it serves; whether nothing is left then.
+    pub(super) async fn end_left(&self) -> bool {
         if self.process.is_some() {
-            return Vec::new();
+            return false;
         }
         let locks: BTreeSet<_> = hands::parts(&self.place, &self.uuid).iter().map(|part| part.lock).collect();
-        hands::kill(&locks)
+        let killed = hands::kill(&locks);
+        let until = Instant::now() + GONE.0;
+        while Instant::now() < until {
+            if killed.iter().all(Process::has_ended) && !self.place.is_taken() {
+                return true;
+            }
+            sleep(GONE.1).await;
+        }
+        false
     }
 }
 

@@ -27,6 +27,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     daemon::{Ask, Do, Done, Seen, Sources, Wanted},
@@ -34,10 +35,12 @@ use super::{
     hands::{Hands, Process},
     health::Health,
     keep::Keeper,
+    left::Behind,
     look::{Found, Looking, found_by},
     place::{Place, Spec},
-    protocol,
+    protocol, settings,
 };
+use crate::proc;
 
 /// How long one question to a daemon may take.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
@@ -95,9 +98,15 @@ pub(super) struct Life {
     pub(super) drift: Option<String>,
     /// Who keeps its logs small.
     pub(super) keeper: Keeper,
+    /// What a daemon left behind that is wanted no more.
+    pub(super) behind: Option<Behind>,
+    /// What is to be told of its servers.
+    pub(super) news: Option<String>,
+    /// Telling it to end, for as long as it lives.
+    pub(super) quitting: Option<AbortOnDropHandle<()>>,
     since: Timestamp,
-    /// As it was last published.
-    last: (Discriminant<State>, Option<i32>),
+    /// As it was last published: the state, whose, and whether something is left behind.
+    last: (Discriminant<State>, Option<i32>, bool),
 }
 
 /// What a turn is about.
@@ -117,7 +126,7 @@ impl Life {
             spec: place.known().filter(|spec| spec.uuid == uuid),
             place,
             hands,
-            last: (discriminant(machine.state()), None),
+            last: (discriminant(machine.state()), None, false),
             machine,
             born: Instant::now(),
             wanted: None,
@@ -141,6 +150,9 @@ impl Life {
             protocol: None,
             drift: None,
             keeper: Keeper::default(),
+            behind: None,
+            news: None,
+            quitting: None,
             since: Timestamp::now(),
         }
     }
@@ -199,7 +211,12 @@ impl Life {
     async fn turn(&mut self, happened: Happened) -> Option<Vec<Done>> {
         match happened {
             Happened::Ended => {
+                let given = self.given();
                 self.gone().await;
+                // Its clients may have more time than it had itself.
+                if let Some(until) = given {
+                    self.leave_left(until).await;
+                }
                 Some(self.no_look())
             }
             Happened::Looked(found) => {
@@ -215,10 +232,27 @@ impl Life {
                 None
             }
             Happened::LookDue => {
-                self.look_for(None);
+                if self.behind.is_some() {
+                    self.look = None;
+                    self.clear_left().await;
+                } else if self.waits_for_the_living() {
+                    self.look = Some(Instant::now() + DRAINING);
+                } else {
+                    self.look_for(None);
+                }
                 None
             }
         }
+    }
+
+    /// Whether it drains, and asking it would tell no more than the kernel does: those who were inside live. Each
+    /// question goes into its log.
+    fn waits_for_the_living(&self) -> bool {
+        let mut inside = self.health.clients.iter().map(|(_, client)| *client).chain(self.health.waits()).peekable();
+        matches!(self.machine.state(), State::Draining { .. })
+            && self.answered.is_some_and(|answered| answered.elapsed() < self.between_looks())
+            && inside.peek().is_some()
+            && inside.all(proc::is_alive)
     }
 
     /// What goes on is dealt with until `is_over` says so; whether it did in time.
@@ -273,20 +307,22 @@ impl Life {
                 if unless_used {
                     self.shut_unless_used().await?;
                 }
-                self.end_left();
+                self.end_left().await;
                 self.step(Event::Leave(Some(Duration::ZERO))).await;
+                self.clear_left().await;
                 self.reopen();
             }
             Do::Drain(within) => {
                 self.is_empty().await;
                 self.step(Event::Leave(within)).await;
+                self.leave_left(within.map(|within| Instant::now() + within)).await;
                 self.reopen();
             }
             Do::Restart { unless_used } => {
                 if unless_used {
                     self.shut_unless_used().await?;
                 }
-                self.end_left();
+                self.end_left().await;
                 self.step(Event::Restart).await;
                 self.reopen();
             }
@@ -352,6 +388,7 @@ impl Life {
                 self.look.or_else(|| Some(Instant::now() + self.between_looks()))
             }
             State::Draining { .. } => Some(Instant::now() + DRAINING),
+            State::Stopped if self.behind.is_some() => self.look,
             State::Stopped | State::BackingOff { .. } | State::GivenUp | State::Stopping { .. } => None,
         };
     }
@@ -374,6 +411,15 @@ impl Life {
         }
     }
 
+    /// Until when its clients may finish, where it drains: or as long as they want.
+    fn given(&self) -> Option<Option<Instant>> {
+        if let State::Draining { until, .. } = self.machine.state() {
+            Some(until.map(|until| self.born + until))
+        } else {
+            None
+        }
+    }
+
     pub(super) fn seen(&self) -> Seen {
         let at = |due: Duration| {
             let left = due.saturating_sub(self.now());
@@ -391,6 +437,8 @@ impl Life {
             clients: self.health.clients.clone(),
             clients_known: self.machine.clients().is_some(),
             waiting: self.health.waiting(),
+            behind: self.behind.is_some(),
+            until: self.given().or(self.behind.map(|behind| behind.until)).flatten().map(|until| at(until - self.born)),
             failures: self.machine.failures(),
             next_start: match self.machine.state() {
                 State::BackingOff { until } => Some(at(*until)),
@@ -405,9 +453,10 @@ impl Life {
                 | State::Stopping { .. } => None,
             },
             trouble: self.trouble.clone(),
+            news: None,
             ear: self.ear.clone(),
             protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
-            findings: self.drift.iter().cloned().chain(self.keeper.told()).chain(self.health.told()).collect(),
+            findings: self.findings(),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),
@@ -415,19 +464,28 @@ impl Life {
         }
     }
 
+    /// What one should know of it although it may serve.
+    fn findings(&self) -> Vec<String> {
+        let drift = self.drift.iter().cloned();
+        let own = self.in_force.iter().flat_map(|now| settings::own_limits(&self.health.has, now));
+        drift.chain(own).chain(self.keeper.told()).chain(self.health.told()).collect()
+    }
+
     fn tell(&mut self, publish: &watch::Sender<Seen>, changed: &impl Fn(&Seen)) {
         self.keep_logs();
         // Another daemon in the same state is a change too: it was handed over to another user.
-        let now = (discriminant(self.machine.state()), self.machine.pid());
+        let now = (discriminant(self.machine.state()), self.machine.pid(), self.behind.is_some());
         let other = self.last != now;
+        let has_news = self.news.is_some();
         if other {
             self.since = Timestamp::now();
             self.last = now;
         }
-        let seen = self.seen();
+        let mut seen = self.seen();
         // Whoever is told of a change finds it.
         publish.send_replace(seen.clone());
-        if other {
+        if other || has_news {
+            seen.news = self.news.take();
             changed(&seen);
         }
     }

@@ -25,18 +25,24 @@ pub(super) fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
         let polled = name == CONTROL_LOG && !all;
         match end_of(&path, if polled { MOST.1 } else { MOST.0 }) {
             Ok(end) => {
-                let told: Vec<&str> = end.said.lines().collect();
-                let told = if polled { polls::without(&told, end.begins, end.silent) } else { told };
+                let said: Vec<&str> = end.said.lines().collect();
+                let told = if polled { polls::without(&said, end.begins, end.silent) } else { said.clone() };
                 let last = &told[told.len().saturating_sub(lines)..];
-                MpsLog { path: shown, lines: last.iter().map(|line| text::plain(line)).collect(), error: None }
+                let left_out = said.len() - told.len();
+                MpsLog {
+                    path: shown,
+                    lines: last.iter().map(|line| text::plain(line)).collect(),
+                    left_out,
+                    error: None,
+                }
             }
             // Servers have said nothing yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                MpsLog { path: shown, lines: Vec::new(), error: None }
+                MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: None }
             }
             Err(error) => {
                 let error = ApiError::new(Code::Internal, format!("{shown} can't be read")).cause(error.to_string());
-                MpsLog { path: shown, lines: Vec::new(), error: Some(error) }
+                MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: Some(error) }
             }
         }
     };

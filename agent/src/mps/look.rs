@@ -119,6 +119,7 @@ impl Life {
                 clients::tell_stuck(&self.target, &self.health, &health);
                 if let Some(fell) = health.fell(&self.health) {
                     tracing::warn!(mps = self.target, "{fell}");
+                    self.news = Some(fell);
                 }
                 (self.in_force, self.health) = (Some(put.in_force), health);
                 self.answered = Some(Instant::now());

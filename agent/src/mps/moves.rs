@@ -111,11 +111,13 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if plan.error.is_some() && !held {
             continue;
         }
-        let used: Vec<String> = ended.iter().filter_map(|(uuid, entry)| users(&agent.mps, uuid, entry)).collect();
-        if let Some(first) = ended.values().next().filter(|_| !used.is_empty()) {
+        let used: Vec<(&Entry, String)> =
+            ended.iter().filter_map(|(uuid, entry)| Some((*entry, users(&agent.mps, uuid, entry)?))).collect();
+        if let Some((first, _)) = used.first() {
             let message = format!("GPU {} is shared through MPS, and somebody has a part of it", gpu.index);
             let name = view::name(first);
-            let error = used.into_iter().fold(ApiError::new(Code::Blocked, message), ApiError::cause);
+            let error =
+                used.iter().fold(ApiError::new(Code::Blocked, message), |error, (_, who)| error.cause(who.clone()));
             *plan = plan.without_steps().refused(
                 error
                     .hint(format!(
@@ -275,14 +277,16 @@ pub(crate) async fn devices_serve(agent: &Shared, operation: &str, plans: &[GpuP
     loop {
         let entries = agent.mps.entries().clone();
         let here = entries.iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-        let (mut late, mut failed) = (false, Vec::new());
+        let (mut late, mut failed) = (Vec::new(), Vec::new());
         // The daemon of the whole GPU, which the operation has ended, comes back with none.
         let aside = agent.mps.moving().aside;
         let wanted = |uuid: &String| !aside.contains(uuid) && agent.mps.record(uuid).stopped.is_none();
         for (uuid, entry) in here.filter(|(uuid, _)| wanted(uuid)) {
             let seen = entry.daemon.seen();
             match seen.state {
-                State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => late = true,
+                State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => {
+                    late.push(format!("the MPS daemon of {} is not ready yet", view::label(entry, uuid)));
+                }
                 State::BackingOff { .. } | State::GivenUp => failed.push(format!(
                     "the MPS daemon of {} does not come up: {}",
                     view::label(entry, uuid),
@@ -292,7 +296,8 @@ pub(crate) async fn devices_serve(agent: &Shared, operation: &str, plans: &[GpuP
                 State::Ready { .. } | State::Hung { .. } | State::Fault { .. } | State::Draining { .. } => {}
             }
         }
-        if !late || Instant::now() >= until {
+        if late.is_empty() || Instant::now() >= until {
+            failed.append(&mut late);
             return failed;
         }
         tokio::time::sleep(LOOK).await;

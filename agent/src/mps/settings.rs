@@ -87,6 +87,15 @@ pub(super) async fn put(
     Ok(Put { in_force: wanted.clone(), differed })
 }
 
+/// Servers whose memory limit is another than that of a daemon, in words: each keeps what it was started with.
+pub(super) fn own_limits<'a>(servers: &'a [Has], daemon: &MpsSettings) -> impl Iterator<Item = String> + use<'a> {
+    let now = daemon.memory_limit_mib.map(shown);
+    servers.iter().filter(move |has| has.limit != now).map(|has| {
+        let limit = has.limit.map_or_else(|| "no memory limit".to_owned(), |limit| format!("memory limit {limit}"));
+        format!("server {} was started with {limit}, and keeps it until it has ended", has.server)
+    })
+}
+
 fn words(limit: Option<MemoryLimit>) -> String {
     limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
 }

@@ -35,6 +35,8 @@ pub(crate) async fn take(
     key: Option<Key>,
 ) -> Result<MpsShareTaken, ApiError> {
     let (uuid, entry) = view::find(agent, text)?;
+    // What has ended by itself stands in nobody's way.
+    expire(agent).await;
     // Before anybody is kept waiting: operations on daemons have their turn too.
     work::at_rest(agent, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
@@ -193,6 +195,10 @@ fn process(asker: &Asker, pid: u32) -> Result<ProcessId, ApiError> {
         Err(ApiError::new(Code::BadRequest, format!("a share can't end with process {pid}: {why}"))
             .hint("name a process of yours that lasts as long as the share is needed, or a time"))
     };
+    let pid = match proc::from_there(asker.peer.pid, pid) {
+        Ok(pid) => pid,
+        Err(why) => return bad(why),
+    };
     match (proc::start(pid), proc::owner(pid)) {
         (Some(start), Some(uid)) if asker.admin || uid == asker.peer.uid => Ok(ProcessId { pid, start }),
         (Some(_), Some(_)) => bad("it is another user's"),
@@ -246,7 +252,8 @@ pub(super) fn shown(share: &MpsShare, short: &str) -> Shown {
 /// # Errors
 /// When there is none of that id, or it is another user's.
 pub(crate) async fn end(agent: &Shared, asker: &Asker, id: &str) -> Result<Shown, ApiError> {
-    let known = id.strip_prefix('s').and_then(|number| number.parse::<u64>().ok());
+    let known = id.strip_prefix('s').filter(|number| number.bytes().all(|digit| digit.is_ascii_digit()));
+    let known = known.and_then(|number| number.parse::<u64>().ok());
     let Some(share) = known.and_then(|id| find(agent, id)).filter(|share| asker.may_see(Some(share.by.uid))) else {
         return Err(no_share(id));
     };

@@ -54,6 +54,7 @@ impl Life {
     /// Starts one, or goes on with the one that is there; else what that is to its machine.
     pub(super) async fn start(&mut self) -> Result<(), Event> {
         (self.in_force, self.pause, self.look, self.drift) = (None, LOOK.0, None, None);
+        self.behind = None;
         if self.is_there() {
             self.answered = None;
             return Ok(());
@@ -83,7 +84,7 @@ impl Life {
         match self.hands.start(&self.place).await {
             Ok(process) => {
                 tracing::info!(mps = self.target, "the MPS daemon {} was started", process.pid);
-                self.control = Some(self.speak(&spec));
+                self.control = Some(self.speak(&spec, process.pid));
                 (self.process, self.spec, self.next_user) = (Some(process), Some(spec), None);
                 Ok(())
             }
@@ -134,7 +135,7 @@ impl Life {
 
     fn go_on_with(&mut self, process: Process, spec: Spec) {
         tracing::info!(mps = self.target, "the MPS daemon {} is there: gone on with", process.pid);
-        self.control = Some(self.speak(&spec));
+        self.control = Some(self.speak(&spec, process.pid));
         (self.process, self.spec) = (Some(process), Some(spec));
     }
 
@@ -175,8 +176,8 @@ impl Life {
     }
 
     /// How the daemon of a spec is spoken to.
-    fn speak(&self, spec: &Spec) -> Arc<Control> {
-        Arc::new(Control::of(&self.place.pipe(spec.tenure)).with_front(&spec.name))
+    fn speak(&self, spec: &Spec, pid: i32) -> Arc<Control> {
+        Arc::new(Control::of(&self.place.pipe(spec.tenure)).only(pid).with_front(&spec.name))
     }
 
     fn not_started(&mut self, error: NotStarted) -> Event {

@@ -87,8 +87,9 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
         let Some(entry) = shared.mps.entries().get(&of).cloned() else { return };
         let name = view::name(&entry);
         let (gpu_uuid, gpu) = (entry.gpu_uuid, entry.target.map(|target| target.gpu));
-        let state = view::state(&seen.state);
-        let reasons = view::reasons(seen, &name);
+        let state = view::state(seen);
+        let mut reasons = view::reasons(seen, &name);
+        reasons.extend(seen.news.clone());
         match seen.state {
             // It serves, and not as it should: why is not in the log otherwise.
             State::Hung { .. } | State::Fault { .. } => {
@@ -257,7 +258,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     }
     // The time that its clients were given goes on over a restart of gpushd.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
-        && matches!(entry.daemon.seen().state, State::Draining { until: None, .. })
+        && is_drained_for_ever(&entry.daemon.seen())
     {
         let left = Duration::try_from(end_at.duration_since(Timestamp::now())).unwrap_or_default();
         if let Err(error) = entry.daemon.have(Do::Drain(Some(left))).await {
@@ -287,6 +288,11 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     shares::end_all_of(agent, uuid).await;
     records::forget(agent, uuid).await;
     agent.timeslice.settle();
+}
+
+/// Whether clients have all the time that they want.
+fn is_drained_for_ever(seen: &Seen) -> bool {
+    seen.until.is_none() && (seen.behind || matches!(seen.state, State::Draining { .. }))
 }
 
 /// How a target shall be shared: by its rule, and by what was set above that.

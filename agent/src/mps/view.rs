@@ -1,12 +1,13 @@
 //! Daemons as the API shows them, and finding the one that somebody means.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
 use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
+use jiff::Unit;
 
 use super::{
     Entry, clients, compute_mode,
@@ -30,8 +31,10 @@ pub(super) const OTHER_MODE: &str = "give its rule another mode, such as \"exclu
 pub(crate) const SHARE_VARIABLE: &str = "GPUSH_MPS_SHARE";
 
 /// Where a daemon is in its life.
-pub(super) fn state(state: &State) -> MpsState {
-    match state {
+pub(super) fn state(seen: &Seen) -> MpsState {
+    match &seen.state {
+        // Those whom it served may finish, though it has gone before them.
+        State::Stopped if seen.behind => MpsState::Draining,
         State::Stopped => MpsState::Stopped,
         // What is found is asked at once.
         State::Starting { .. } | State::Found { .. } => MpsState::Starting,
@@ -67,7 +70,8 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
             "it failed {} times and is not started again by itself: `gpushctl mps start {short}`, when the cause is mended",
             seen.failures
         )),
-        State::Draining { .. } => reasons.push(format!("{clients} may finish, and nobody is let in")),
+        State::Draining { .. } => reasons.push(finishing(&clients, inside, seen)),
+        State::Stopped if seen.behind => reasons.push(finishing(&clients, inside, seen)),
         State::Stopped
         | State::Starting { .. }
         | State::Found { .. }
@@ -78,6 +82,18 @@ pub(super) fn reasons(seen: &Seen, short: &str) -> Vec<String> {
         | State::Stopping { .. } => {}
     }
     reasons
+}
+
+/// That clients may finish, and until when.
+fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
+    let end = if inside == 1 { "is then ended" } else { "are then ended" };
+    match seen.until {
+        Some(until) => {
+            let until = until.round(Unit::Second).unwrap_or(until);
+            format!("{clients} may finish until {until}, and {end}; nobody is let in")
+        }
+        None => format!("{clients} may finish, and nobody is let in"),
+    }
 }
 
 /// How a GPU differs in being shared from what its rule wants, or not.
@@ -124,7 +140,7 @@ pub(super) fn refuse_end(label: &str, entry: &Entry, why: String) -> ApiError {
 
 /// Why nobody is let in.
 pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) -> ApiError {
-    let state = match state(&seen.state) {
+    let state = match state(seen) {
         MpsState::Fault => "met a fault".to_owned(),
         other => format!("is {}", other.name().replace('_', " ")),
     };
@@ -180,6 +196,7 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
 
 /// All daemons, by GPU and device.
 pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
+    shares::expire(agent).await;
     let entries = agent.mps.entries().clone();
     let fresh = entries.values().map(|entry| {
         let daemon = entry.daemon.clone();
@@ -192,8 +209,12 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
         let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
         all.push(shown(agent, asker, &outlook, (&uuid, &entry), seen).await);
     }
-    all.sort_by(|one, other| (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid)));
+    all.sort_by(in_order);
     all
+}
+
+fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
+    (one.gpu, &one.device, &one.uuid).cmp(&(other.gpu, &other.device, &other.uuid))
 }
 
 /// The daemon that somebody means, looked at now.
@@ -202,8 +223,10 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
 /// When they mean none, or several.
 pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(agent, text)?;
-    // What it was a while ago is no answer to somebody who asks for it by name.
-    let seen = entry.daemon.fresh(Duration::ZERO).await;
+    shares::expire(agent).await;
+    // What it was a while ago is no answer to somebody who asks for it by name. A daemon has one ear: who may change
+    // nothing does not keep it busy.
+    let seen = entry.daemon.fresh(if asker.admin { Duration::ZERO } else { FRESH }).await;
     Ok(shown(agent, asker, &Outlook::of(agent, asker), (&uuid, &entry), seen).await)
 }
 
@@ -226,7 +249,8 @@ pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize, all: bool)
 pub(super) fn find(agent: &Shared, text: &str) -> Result<(String, Entry), ApiError> {
     let entries = agent.mps.entries().clone();
     let outlook = Outlook::of(agent, &Asker::agent());
-    let known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(&outlook, uuid, entry)).collect();
+    let mut known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(&outlook, uuid, entry)).collect();
+    known.sort_by(in_order);
     let at = sharing::resolve(text, &known).map_err(|mut error| {
         error.causes.extend(agent.mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
@@ -236,8 +260,8 @@ pub(super) fn find(agent: &Shared, text: &str) -> Result<(String, Entry), ApiErr
         }));
         error
     })?;
-    let (uuid, entry) =
-        entries.into_iter().nth(at).ok_or_else(|| ApiError::new(Code::NotFound, "it has just ended"))?;
+    let uuid = known.swap_remove(at).uuid;
+    let entry = entries.get(&uuid).cloned().ok_or_else(|| ApiError::new(Code::NotFound, "it has just ended"))?;
     Ok((uuid, entry))
 }
 
@@ -255,7 +279,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         uuid: uuid.to_owned(),
         gpu: place.as_ref().map(|(gpu, _)| *gpu),
         device: place.and_then(|(_, device)| device),
-        state: state(&seen.state),
+        state: state(&seen),
         reasons: reasons(&seen, &name(entry)),
         findings: Vec::new(),
         wanted: seen.policy.clone().unwrap_or_default(),
@@ -264,6 +288,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         pid: seen.pid.and_then(pid),
         since: seen.since,
         next_start_at: seen.next_start,
+        clients_end_at: seen.until,
         failures: u32::try_from(seen.failures).unwrap_or(u32::MAX),
         ends: None,
         protocol: seen.protocol.clone(),

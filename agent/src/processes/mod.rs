@@ -30,6 +30,8 @@ mod share;
 mod strays;
 mod told;
 
+use std::sync::Arc;
+
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN};
 use gpush_core::sharing;
 
@@ -38,7 +40,7 @@ use self::{
     held::Held,
     judge::{Judge, Judged},
 };
-pub(crate) use self::{end::run, share::named_share, strays::Strays};
+pub(crate) use self::{end::run, strays::Strays};
 use crate::{agent::Shared, auth::Asker, view};
 
 /// All processes that the driver lists, as `asker` may see them.
@@ -66,8 +68,13 @@ pub(crate) fn health(agent: &crate::agent::Agent) -> Vec<ApiError> {
 /// All of them with what is to be said of each, as gpushd itself sees them, and GPUs whose processes are not known.
 async fn judged(agent: &Shared) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError> {
     let gpus = view::gpus(agent, &Asker::log()).await?;
-    let judge = Judge::of(agent);
-    let mut judged: Vec<Judged> = gpus.iter().flat_map(|gpu| of(&judge, gpu)).collect();
+    // A process's environment may be large, and those of its ancestors: whoever serves requests does not read them.
+    let (reader, those) = (Arc::clone(agent), gpus.clone());
+    let read = tokio::task::spawn_blocking(move || {
+        let judge = Judge::of(&reader);
+        those.iter().flat_map(|gpu| of(&judge, gpu)).collect()
+    });
+    let mut judged: Vec<Judged> = read.await.map_err(|_| ApiError::new(Code::Unavailable, "gpushd is about to end"))?;
     if judged.iter().any(|one| one.process.stray.is_some())
         && let Some(allow) = Allow::of(&agent.settings.config()).await
     {

@@ -21,7 +21,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{mps, proc};
+use crate::{
+    mps,
+    proc::{self, Image},
+};
 
 /// Most of an environment that is read, bytes. The kernel takes less than 6 MiB of words for a program.
 const MOST: u64 = 8 << 20;
@@ -53,19 +56,49 @@ enum Named {
     Unsure,
 }
 
-/// Shares that processes were seen with, by pid: each with the start of its process.
+/// What is remembered of processes, by pid.
 #[derive(Debug, Default)]
-pub(super) struct Remembered(Mutex<HashMap<u32, (u64, String)>>);
+pub(crate) struct Remembered {
+    /// Shares that they were seen with: each with the start of its process.
+    shares: Mutex<HashMap<u32, (u64, String)>>,
+    /// What their environments say: a large one is read once, and not at each look.
+    read: Mutex<HashMap<u32, (Image, Named)>>,
+}
 
 impl Remembered {
     fn all(&self) -> MutexGuard<'_, HashMap<u32, (u64, String)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> MutexGuard<'_, HashMap<u32, (Image, Named)>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The share that a process's environment names, whosever that is. Reads files that may be large.
+    pub(crate) fn named_share(&self, pid: u32) -> Option<String> {
+        match self.named(pid) {
+            Named::Share(name) => Some(name),
+            Named::Nothing | Named::Unsure => None,
+        }
+    }
+
+    fn named(&self, pid: u32) -> Named {
+        let Some(image) = proc::image(pid) else { return named(pid) };
+        if let Some((_, known)) = self.read().get(&pid).filter(|(of, _)| *of == image) {
+            return known.clone();
+        }
+        let found = named(pid);
+        // What it was executed with is read: another image has another place for it.
+        if proc::image(pid) == Some(image) {
+            self.read().insert(pid, (image, found.clone()));
+        }
+        found
     }
 
     /// The share that a process runs with; `is_own` says whether a name is that of one of its user's.
     pub(super) fn share_of(&self, pid: u32, is_own: impl Fn(&str) -> bool) -> Told {
         let Some(start) = proc::start(pid) else { return Told::Unsure };
-        let own = named(pid);
+        let own = self.named(pid);
         let before = |pid: u32, start: u64| {
             self.all()
                 .get(&pid)
@@ -78,7 +111,7 @@ impl Remembered {
             Named::Share(_) | Named::Nothing | Named::Unsure => before(pid, start),
         };
         let inherited = || {
-            ancestors(pid).find_map(|pid| match named(pid) {
+            ancestors(pid).find_map(|pid| match self.named(pid) {
                 Named::Share(name) if is_own(&name) => Some(name),
                 Named::Share(_) | Named::Nothing | Named::Unsure => before(pid, proc::start(pid)?),
             })
@@ -99,20 +132,13 @@ impl Remembered {
     /// Forgets those that have ended.
     pub(super) fn forget_ended(&self) {
         self.all().retain(|pid, (start, _)| proc::start(*pid) == Some(*start));
+        self.read().retain(|pid, (image, _)| proc::image(*pid) == Some(*image));
     }
 }
 
 /// Processes that one comes from, nearest first.
 pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(proc::parent(pid), |pid| proc::parent(*pid)).take_while(|pid| *pid > 1).take(ANCESTORS)
-}
-
-/// The share that a process's environment names, whosever that is.
-pub(crate) fn named_share(pid: u32) -> Option<String> {
-    match named(pid) {
-        Named::Share(name) => Some(name),
-        Named::Nothing | Named::Unsure => None,
-    }
 }
 
 fn named(pid: u32) -> Named {
@@ -163,6 +189,34 @@ mod tests {
         for name in ["", "s", "12", "s1\n", "s123456789012345678901"] {
             assert_eq!(parse(format!("GPUSH_MPS_SHARE={name}\0").as_bytes()), Named::Unsure, "{name:?}");
         }
+    }
+
+    #[test]
+    fn an_environment_is_read_once_for_each_program_that_a_process_becomes() {
+        use std::io::{BufRead, BufReader, Write};
+        let remembered = Remembered::default();
+        let script = format!("echo up; read x; {}=s8 exec sh -c 'echo again; read x'", mps::SHARE_VARIABLE);
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", &script])
+            .env(mps::SHARE_VARIABLE, "s7")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stdout.take().unwrap()).lines();
+        let pid = child.id();
+        assert_eq!(said.next().unwrap().unwrap(), "up");
+        assert_eq!(remembered.named(pid), Named::Share("s7".to_owned()));
+        let first = remembered.read()[&pid].0;
+        assert_eq!((remembered.named(pid), remembered.read()[&pid].0), (Named::Share("s7".to_owned()), first));
+        writeln!(child.stdin.as_ref().unwrap(), "go on").unwrap();
+        assert_eq!(said.next().unwrap().unwrap(), "again");
+        assert_eq!(remembered.named(pid), Named::Share("s8".to_owned()));
+        assert_ne!(remembered.read()[&pid].0, first);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        remembered.forget_ended();
+        assert!(remembered.read().is_empty());
     }
 
     #[test]

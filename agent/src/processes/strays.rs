@@ -26,7 +26,7 @@ use crate::proc;
 pub(crate) struct Strays {
     cases: Mutex<HashMap<u32, Case>>,
     /// Shares that processes were seen with.
-    pub(super) shares: Remembered,
+    pub(crate) shares: Remembered,
     /// Files that the config allows and gpushd can't see.
     unseen: Mutex<Vec<ApiError>>,
 }

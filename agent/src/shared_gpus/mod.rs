@@ -23,8 +23,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use gpush_api::{ApiError, ComputeMode, Mode, TimesliceLevel};
-use gpush_store::{ComputeModeSet, SharedGpu};
+use gpush_api::{ApiError, ComputeMode, Mode};
+use gpush_store::{ComputeModeSet, LevelSet, SharedGpu};
 use tokio::sync::Notify;
 
 pub(crate) use self::leftover::run;
@@ -60,7 +60,7 @@ impl SharedGpus {
     }
 
     /// The level that was set on a GPU.
-    pub(crate) fn level(&self, uuid: &str) -> Option<TimesliceLevel> {
+    pub(crate) fn level(&self, uuid: &str) -> Option<LevelSet> {
         self.record(uuid).level
     }
 
@@ -127,17 +127,23 @@ pub(crate) async fn take(
     let record = agent.shared_gpus.record(uuid);
     let taken = match record.compute_mode {
         // What was there before the first of several is what goes back.
-        Some(set) => Some(ComputeModeSet { set: wanted, by, ..set }),
-        None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, by }),
+        Some(set) => {
+            let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
+            Some(ComputeModeSet { set: wanted, last, by, ..set })
+        }
+        None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, last: None, by }),
     };
     if taken != record.compute_mode {
-        keep(agent, SharedGpu { compute_mode: taken, ..record }).await?;
+        keep(agent, SharedGpu { compute_mode: taken, ..record.clone() }).await?;
     }
-    if now == wanted {
-        return Ok(None);
+    if now != wanted {
+        set(agent, uuid, wanted).await?;
     }
-    set(agent, uuid, wanted).await?;
-    Ok(Some(now))
+    // It was read back: nothing else is of our making any more.
+    if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
+        keep(agent, SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record }).await?;
+    }
+    Ok((now != wanted).then_some(now))
 }
 
 /// What is to be put on record of GPUs whose daemons stand, and of which nothing is since the database was lost: those
@@ -149,7 +155,7 @@ pub(crate) async fn as_found(agent: &Shared, uuids: &[String]) -> Vec<SharedGpu>
         let (before, set) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
         match read(agent, uuid).await {
             Ok(Some(now)) if now == set && record.compute_mode.is_none() => {
-                let compute_mode = Some(ComputeModeSet { before, set, by: Mode::Mps });
+                let compute_mode = Some(ComputeModeSet { before, set, last: None, by: Mode::Mps });
                 found.push(SharedGpu { compute_mode, ..record });
             }
             Ok(_) => {}
@@ -187,7 +193,7 @@ async fn put_back_unless_needed(agent: &Shared, uuid: &str, by: Mode) -> Result<
 async fn restore(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
     let record = agent.shared_gpus.record(uuid);
     let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
-    let ours = read(agent, uuid).await? == Some(taken.set);
+    let ours = read(agent, uuid).await?.is_some_and(|now| taken.is_ours(now));
     if ours {
         set(agent, uuid, taken.before).await?;
     }
@@ -196,11 +202,12 @@ async fn restore(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeM
     Ok(ours.then_some(taken.before))
 }
 
-/// Records which level is about to be set on a GPU, or that none of ours is any more.
+/// Records which level is about to be set on a GPU, and which one of ours it may have until then; or that none of
+/// ours is there any more.
 ///
 /// # Errors
 /// When it can't be recorded: then it is not to be set.
-pub(crate) async fn note_level(agent: &Shared, uuid: &str, level: Option<TimesliceLevel>) -> Result<(), String> {
+pub(crate) async fn note_level(agent: &Shared, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
     let _turn = agent.shared_gpus.turn.lock().await;
     let record = agent.shared_gpus.record(uuid);
     if record.level == level {

@@ -12,6 +12,7 @@ use gpush_core::{
     compute_policy::{Named, Told, level_of},
     turns::{self, Next},
 };
+use gpush_store::LevelSet;
 
 use super::{Level, Subject, pace::Pace, settle::Aim, smi};
 use crate::{agent::Shared, shared_gpus};
@@ -128,7 +129,7 @@ fn see(agent: &Shared, aim: &Aim, told: Option<&Told>) -> Option<Level> {
 /// Sets a level; whether it may be that now.
 async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
-    if aim.policy.is_none() && agent.shared_gpus.level(uuid) != Some(now) {
+    if aim.policy.is_none() && !agent.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
         // Somebody else's doing since then is left alone.
         well(agent, pace, aim).await;
         return false;
@@ -141,8 +142,11 @@ async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel)
     let wanted = aim.level();
     // What was read as set, by us or somebody else, can be set: then a refusal is no trait of the part.
     let can_be_set = now != TimesliceLevel::Default || agent.timeslice.was_kept_at_any(uuid);
+    // Until it was read back it may be either.
+    let last = agent.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
+    let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
-        && let Err(why) = shared_gpus::note_level(agent, uuid, Some(wanted)).await
+        && let Err(why) = shared_gpus::note_level(agent, uuid, Some(about)).await
     {
         fail(agent, pace, aim, &error(aim, &why));
         return false;
@@ -189,6 +193,11 @@ async fn well(agent: &Shared, pace: &mut Pace, aim: &Aim) {
     }
     if aim.policy.is_none() || aim.level() == TimesliceLevel::Default {
         forget(agent, aim).await;
+    } else if agent.shared_gpus.level(&aim.gpu.uuid).is_some_and(|ours| ours.last.is_some()) {
+        let done = LevelSet { set: aim.level(), last: None };
+        if let Err(why) = shared_gpus::note_level(agent, &aim.gpu.uuid, Some(done)).await {
+            tracing::error!(gpu = aim.gpu.uuid, "{why}");
+        }
     }
 }
 

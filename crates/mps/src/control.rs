@@ -76,6 +76,8 @@ pub enum ControlError {
 #[derive(Debug)]
 pub struct Control {
     directory: PathBuf,
+    /// Its pid: nobody else who comes to listen there is told what it was to be told.
+    only: Option<Pid>,
     /// NVIDIA's front-end, for a daemon that speaks otherwise.
     front: Option<PathBuf>,
     /// What was foreign about its protocol, once something was.
@@ -96,13 +98,25 @@ impl Control {
     /// For the daemon of a pipe directory; nothing is opened yet.
     #[must_use]
     pub fn of(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), front: None, foreign: OnceLock::new(), turn: Mutex::new(()) }
+        Self {
+            directory: directory.to_owned(),
+            only: None,
+            front: None,
+            foreign: OnceLock::new(),
+            turn: Mutex::new(()),
+        }
     }
 
     /// Through this front-end, an absolute path, if the daemon turns out to speak otherwise.
     #[must_use]
     pub fn with_front(self, program: &Path) -> Self {
         Self { front: Some(program.to_owned()), ..self }
+    }
+
+    /// Only for the daemon of this pid, and for none that comes after it.
+    #[must_use]
+    pub fn only(self, pid: Pid) -> Self {
+        Self { only: Some(pid), ..self }
     }
 
     /// Its pipe directory.
@@ -147,7 +161,7 @@ impl Control {
     async fn ask(&self, command: &Command, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
         let until = Instant::now() + deadline;
         if self.foreign.get().is_none() {
-            match session::ask(&self.directory.join("control_privileged"), line, deadline).await {
+            match session::ask_only(self.only, &self.directory.join("control_privileged"), line, deadline).await {
                 Err(SessionError::Foreign(what)) if self.front.is_some() => {
                     let _first = self.foreign.set(what);
                 }
@@ -157,6 +171,9 @@ impl Control {
         let Some(front) = &self.front else {
             return Err(SessionError::Foreign(self.foreign.get().cloned().unwrap_or_default()));
         };
+        if let Some(meant) = self.only {
+            front::is_of(meant, &self.directory)?;
+        }
         front::ask(front, &self.directory, command, until.saturating_duration_since(Instant::now())).await
     }
 

@@ -87,6 +87,15 @@ fn absent(directory: &Path, cause: io::Error) -> SessionError {
     SessionError::Absent { at, cause }
 }
 
+/// Sees that a directory is that of one process: the front-end speaks to whoever listens.
+pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
+    match holder(directory) {
+        Ok(Daemon { pid, .. }) if pid != meant => Err(SessionError::Another { pid, meant }),
+        Ok(_) => Ok(()),
+        Err(cause) => Err(absent(directory, cause)),
+    }
+}
+
 /// Who has the directory.
 fn holder(directory: &Path) -> io::Result<Daemon> {
     let nobody = || io::Error::new(io::ErrorKind::NotFound, "nobody holds its lock");

@@ -23,7 +23,8 @@ use crate::{
     sockets::{Kernel, of_process},
 };
 
-/// Its two sockets. Users come to the second, and can stop the daemon there as well.
+/// Its two sockets. Root's front-ends come to the first, and nobody else; clients, servers and the front-ends of
+/// users to the second.
 const DOORS: [&str; 2] = ["control_privileged", "control"];
 
 /// Pids of the processes that are connected to a daemon's doors, its servers and ourselves left out. Usually
@@ -54,12 +55,12 @@ pub struct Guests {
     pub elsewhere: usize,
 }
 
-/// Looks who is at a daemon's doors besides its servers, us, our front-ends, and the processes that are `known`.
+/// Looks who is at a daemon's door for clients besides its servers, us, our front-ends, and the processes that are `known`.
 ///
 /// # Errors
 /// When the daemon's descriptors can't be read, or the kernel does not tell of its sockets.
 pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests> {
-    let doors = Doors::of(directory);
+    let doors = Doors::for_clients(directory);
     let first = doors.peers(daemon)?;
     let mut peers: BTreeSet<u64> = first.accepted.union(&first.queued).copied().collect();
     for pid in known {
@@ -94,8 +95,8 @@ pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests
     Ok(guests)
 }
 
-/// The doors of a daemon.
-struct Doors([PathBuf; 2]);
+/// Doors of a daemon.
+struct Doors(Vec<PathBuf>);
 
 /// Who is at them: inodes of their sockets.
 #[derive(Debug, Default)]
@@ -109,7 +110,11 @@ struct Peers {
 
 impl Doors {
     fn of(directory: &Path) -> Self {
-        Self(DOORS.map(|door| directory.join(door)))
+        Self(DOORS.map(|door| directory.join(door)).into())
+    }
+
+    fn for_clients(directory: &Path) -> Self {
+        Self(vec![directory.join(DOORS[1])])
     }
 
     fn peers(&self, daemon: Pid) -> io::Result<Peers> {

@@ -83,6 +83,14 @@ pub enum SessionError {
         /// Where it stopped.
         stage: Stage,
     },
+    /// Another daemon than the one that was meant: it was told nothing.
+    #[error("process {pid} answers in place of the control daemon {meant}")]
+    Another {
+        /// Who answers.
+        pid: i32,
+        /// Who was to.
+        meant: i32,
+    },
     /// Not what the protocol has.
     #[error("what answers is not the control daemon as it is known: {0}")]
     Foreign(String),
@@ -99,6 +107,19 @@ pub enum SessionError {
 /// # Errors
 /// See [`SessionError`].
 pub async fn ask(at: &Path, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
+    ask_only(None, at, line, deadline).await
+}
+
+/// The same, of one process alone: by the kernel's word, before it is told anything.
+///
+/// # Errors
+/// See [`SessionError`].
+pub(crate) async fn ask_only(
+    meant: Option<i32>,
+    at: &Path,
+    line: &str,
+    deadline: Duration,
+) -> Result<Answer, SessionError> {
     let (length, body) = wire::command(line).ok_or_else(|| SessionError::NoCommand(line.to_owned()))?;
     let mut stage = Stage::Hello;
     let exchange = async {
@@ -108,6 +129,9 @@ pub async fn ask(at: &Path, line: &str, deadline: Duration) -> Result<Answer, Se
             return Err(SessionError::Foreign(format!("it greets with {} bytes", hello.len())));
         }
         let daemon = daemon.ok_or_else(|| SessionError::Foreign("the kernel does not say who greets".to_owned()))?;
+        if let Some(meant) = meant.filter(|meant| *meant != daemon.pid) {
+            return Err(SessionError::Another { pid: daemon.pid, meant });
+        }
         stage = Stage::Answer;
         let own = UnixCredentials::new();
         send(&wire, wire::CREDENTIALS, &[ControlMessage::ScmCredentials(&own)]).await?;

@@ -21,7 +21,7 @@ pub struct SharedGpu {
     /// Its compute mode.
     pub compute_mode: Option<ComputeModeSet>,
     /// Its time-slice level; the one to go back to is always the driver's own.
-    pub level: Option<TimesliceLevel>,
+    pub level: Option<LevelSet>,
     /// Boot in which that was.
     pub boot_id: String,
 }
@@ -33,8 +33,63 @@ pub struct ComputeModeSet {
     pub before: ComputeMode,
     /// What was set.
     pub set: ComputeMode,
+    /// What was set before that, until the change was read back: the GPU may have either.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<ComputeMode>,
     /// For the sake of which mode of the GPU's rule: that one puts it back.
     pub by: Mode,
+}
+
+impl ComputeModeSet {
+    /// Whether a compute mode is of our making.
+    #[must_use]
+    pub fn is_ours(&self, mode: ComputeMode) -> bool {
+        self.set == mode || self.last == Some(mode)
+    }
+}
+
+/// A time-slice level that was set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Written", into = "Written")]
+pub struct LevelSet {
+    /// What was set.
+    pub set: TimesliceLevel,
+    /// What was set before that, until the change was read back: the GPU may have either.
+    pub last: Option<TimesliceLevel>,
+}
+
+impl LevelSet {
+    /// Whether a level is of our making.
+    #[must_use]
+    pub fn is_ours(&self, level: TimesliceLevel) -> bool {
+        self.set == level || self.last == Some(level)
+    }
+}
+
+/// As it stands in the database: a level that was read back is a word.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Done(TimesliceLevel),
+    Changing { set: TimesliceLevel, last: TimesliceLevel },
+}
+
+impl From<Written> for LevelSet {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::Done(set) => Self { set, last: None },
+            Written::Changing { set, last } => Self { set, last: Some(last) },
+        }
+    }
+}
+
+impl From<LevelSet> for Written {
+    fn from(LevelSet { set, last }: LevelSet) -> Self {
+        match last {
+            None => Self::Done(set),
+            Some(last) => Self::Changing { set, last },
+        }
+    }
 }
 
 impl Record for SharedGpu {

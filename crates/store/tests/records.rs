@@ -8,8 +8,8 @@ mod scene;
 
 use gpush_api::{ApiError, Code, ComputeMode, Mode, OperationState, StepState, TimesliceLevel};
 use gpush_store::{
-    Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, MpsStopped, MpsTarget, NewAnswer, NewCondition, Note,
-    OperationId, Options, Scope, SharedGpu, Store, StoreError,
+    Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, LevelSet, MpsStopped, MpsTarget, NewAnswer,
+    NewCondition, Note, OperationId, Options, Scope, SharedGpu, Store, StoreError,
 };
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
@@ -398,12 +398,16 @@ fn shares_and_targets_of_mps_last_until_they_are_ended_or_the_host_boots() {
 fn what_was_set_on_gpus_lasts_as_long_as_the_boot() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    let mode = ComputeModeSet { before: ComputeMode::Default, set: ComputeMode::Prohibited, by: Mode::Timeslice };
+    let level = |set, last| LevelSet { set, last };
+    let mode =
+        ComputeModeSet { before: ComputeMode::Default, set: ComputeMode::Prohibited, last: None, by: Mode::Timeslice };
     let shared = |gpu: &str| SharedGpu { gpu: gpu.to_owned(), ..SharedGpu::default() };
     let set = |shared: SharedGpu| store.write(move |tx| tx.set_shared_gpu(shared.clone())).wait().unwrap();
-    let one = set(SharedGpu { compute_mode: Some(mode), level: Some(TimesliceLevel::Long), ..shared("GPU-1") });
+    let one =
+        set(SharedGpu { compute_mode: Some(mode), level: Some(level(TimesliceLevel::Long, None)), ..shared("GPU-1") });
     assert_eq!(one.boot_id, options().boot_id);
-    let other = set(SharedGpu { level: Some(TimesliceLevel::Short), ..shared("GPU-0") });
+    let other =
+        set(SharedGpu { level: Some(level(TimesliceLevel::Short, Some(TimesliceLevel::Long))), ..shared("GPU-0") });
     assert_eq!(store.read(|view| view.shared_gpus()).wait().unwrap(), [other.clone(), one.clone()]);
     set(shared("GPU-1"));
     drop(store);

@@ -106,7 +106,7 @@ Examples:
         #[command(flatten)]
         of: Target,
         /// How many of each
-        #[arg(long, short = 'n', value_name = "NUMBER", default_value = "40", value_parser = some_lines)]
+        #[arg(long, short = 'n', value_name = "NUMBER", default_value = "40", allow_negative_numbers = true, value_parser = some_lines)]
         lines: usize,
         /// Also what only gpushd's own questions to the daemon have left there
         #[arg(long)]

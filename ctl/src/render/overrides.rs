@@ -95,7 +95,14 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
         out += &(look.wrap("", &format!("{which}: ended the override {}", of(one, look))).join("\n") + "\n");
     }
     if !reloaded.gpus.is_empty() {
-        out += "\nNothing is reshaped by this: `gpushctl mig plan` shows what would be done.\n";
+        let wants = |one: &&GpuDiff| one.in_file.as_ref().is_some_and(|wanted| wanted.mode != Mode::Unmanaged);
+        // Named: GPUs that are to be whole are left out otherwise.
+        let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
+        let how = match those.as_slice() {
+            [] => ".".to_owned(),
+            those => format!(": `gpushctl mig plan --gpu {}` shows what would be done.", those.join(",")),
+        };
+        out += &format!("\n{}\n", look.wrap("", &format!("Nothing is reshaped by this{how}")).join("\n"));
     }
     out
 }

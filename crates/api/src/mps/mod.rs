@@ -252,6 +252,10 @@ pub struct MpsDaemon {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub next_start_at: Option<Timestamp>,
+    /// When clients that are still there are ended, while it drains and was told so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub clients_end_at: Option<Timestamp>,
     /// How often it failed within the time that counts.
     #[serde(default)]
     pub failures: u32,
@@ -402,6 +406,9 @@ pub struct MpsLog {
     pub path: String,
     /// Its last lines.
     pub lines: Vec<String>,
+    /// How many lines were left out there: gpushd's own questions.
+    #[serde(default)]
+    pub left_out: usize,
     /// Why it can't be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,

@@ -108,6 +108,7 @@ pub struct MemoryLimit {
 /// More than any GPU has, and far from where the daemon overflows.
 const MOST_MIB: u64 = 16 << 20;
 
+const NONE: &str = "at least 1M is needed; leave it out for no limit";
 const TOO_MUCH: &str = "no GPU has as much; leave it out for no limit";
 
 impl MemoryLimit {
@@ -157,6 +158,7 @@ impl FromStr for MemoryLimit {
         let factor = match unit.trim_start() {
             "M" | "MIB" => 1,
             "G" | "GIB" => 1024,
+            "" if !number.is_empty() && number.bytes().all(|digit| digit == b'0') => return Err(bad(NONE)),
             "" => return Err(bad("say of what: 8G or 8192M")),
             unit if unit.starts_with('.') => return Err(bad("give whole GiB or MiB: 1536M for 1.5 GiB")),
             _ => return Err(bad("give whole MiB or GiB, such as 8192M or 8G")),
@@ -165,7 +167,7 @@ impl FromStr for MemoryLimit {
         let mib = number.checked_mul(factor).ok_or_else(|| bad(TOO_MUCH))?;
         match Self::of_mib(mib) {
             Some(limit) => Ok(limit),
-            None if mib == 0 => Err(bad("at least 1M is needed; leave it out for no limit")),
+            None if mib == 0 => Err(bad(NONE)),
             None => Err(bad(TOO_MUCH)),
         }
     }

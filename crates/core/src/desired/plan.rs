@@ -145,6 +145,17 @@ fn chosen(gpus: &[Gpu], wishes: &[Wish], request: &PlanRequest) -> Result<Vec<us
     if gpus.is_empty() {
         return Err(ApiError::new(Code::NotFound, "this host shows no GPU").hint("`gpushctl status` says why"));
     }
+    let to_be_whole = |at: &usize| match wishes[*at].mode {
+        Mode::Exclusive | Mode::Mps | Mode::Timeslice => !layout && is_cut(*at),
+        Mode::Mig | Mode::Unmanaged => false,
+    };
+    if let Some(at) = (0..gpus.len()).find(to_be_whole) {
+        let index = gpus[at].index;
+        let message = format!("no GPU is to be cut; GPU {index} is, which its rule wants whole");
+        return Err(ApiError::new(Code::NotFound, message)
+            .cause("instances are taken away for that, so only GPUs that are named are made whole")
+            .hint(format!("`gpushctl mig plan --gpu {index}` shows what would go")));
+    }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
     Err(error.hint(way_out::without_claim(gpus, wishes, layout)))
 }

@@ -74,6 +74,7 @@ fn news(seen: &MpsLogs, now: &MpsLogs) -> MpsLogs {
         (!lines.is_empty() || failed).then(|| MpsLog {
             path: file.path.clone(),
             lines: lines.to_vec(),
+            left_out: file.left_out,
             error: file.error.clone().filter(|_| failed),
         })
     });

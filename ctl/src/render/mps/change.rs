@@ -119,6 +119,9 @@ fn log(file: &MpsLog, named: bool, look: &Look) -> String {
     if let Some(error) = &file.error {
         let lines = trouble::lines("!", error, 0, look);
         out += &(lines.join("\n") + "\n");
+    } else if file.lines.is_empty() && file.left_out > 0 {
+        let what = format!("(nothing but gpushd's own questions, {} lines: `--all` shows them)", file.left_out);
+        out += &(paint(QUIET, &what) + "\n");
     } else if file.lines.is_empty() {
         out += &(paint(QUIET, "(empty)") + "\n");
     }

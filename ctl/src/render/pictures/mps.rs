@@ -99,10 +99,13 @@ fn what_a_change_of_mps_came_to() {
     let log = |name: &str, lines: &[&str], error| MpsLog {
         path: format!("/var/log/gpush/mps/g00000000/{name}.log"),
         lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+        left_out: if name == "quiet" { 12 } else { 0 },
         error,
     };
     let control = log("control", &["[2026-11-22 04:00:00.001 Control  4100] Start", "a\u{1b}[2Jb"], None);
-    let logs = MpsLogs { files: vec![control, log("server", &[], None), log("other", &[], Some(denied))] };
+    let logs = MpsLogs {
+        files: vec![control, log("server", &[], None), log("quiet", &[], None), log("other", &[], Some(denied))],
+    };
     text += &format!("---\n{}", fits(&change::logs(&logs, &look), &look));
     assert_snapshot!("mps-changes", text);
 }

@@ -168,7 +168,9 @@ fn logs_are_followed_by_what_is_new() {
             _ => return Answer::error(&ApiError::new(Code::NotFound, "GPU 0 is not shared through MPS any more")),
         };
         let lines = lines.into_iter().map(str::to_owned).collect();
-        Answer::ok(&MpsLogs { files: vec![MpsLog { path: "/var/log/control.log".into(), lines, error: None }] })
+        Answer::ok(&MpsLogs {
+            files: vec![MpsLog { path: "/var/log/control.log".into(), lines, left_out: 0, error: None }],
+        })
     });
     assert_snapshot!(host.run(&["mps", "logs", "0", "-f", "-n", "2"]), @"
     $ gpushctl mps logs 0 -f -n 2

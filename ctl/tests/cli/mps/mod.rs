@@ -67,6 +67,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
         pid: runs.then_some(4100 + u32::try_from(second).unwrap()),
         since: at(second),
         next_start_at: None,
+        clients_end_at: None,
         failures: 0,
         ends: None,
         protocol: Some("version 550.163.01, spoken to directly".into()),
@@ -179,7 +180,12 @@ fn agent(host: &Host) -> Agent {
         (_, path) if path.starts_with("/v1/mps/0/logs?lines=") => {
             let lines = vec!["[04:00:00.001 Control  4100] Start".into(), "[04:00:01.002 Control  4100] ok".into()];
             Answer::ok(&MpsLogs {
-                files: vec![MpsLog { path: "/var/log/gpush/mps/g5d1b03a2/control.log".into(), lines, error: None }],
+                files: vec![MpsLog {
+                    path: "/var/log/gpush/mps/g5d1b03a2/control.log".into(),
+                    lines,
+                    left_out: 0,
+                    error: None,
+                }],
             })
         }
         (_, "/v1/processes") => Answer::ok(&processes(true)),

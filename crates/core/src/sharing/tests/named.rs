@@ -18,6 +18,7 @@ fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
         pid: None,
         since: jiff::Timestamp::UNIX_EPOCH,
         next_start_at: None,
+        clients_end_at: None,
         failures: 0,
         ends: None,
         protocol: None,

@@ -1,0 +1,197 @@
+//! Clients have the time that they were given, whatever becomes of their daemon meanwhile, and everybody is told how
+//! long that is.
+
+use gpush_api::{Code, Happening, MpsState};
+use gpush_tests::{
+    agent::Agent,
+    host::Host,
+    mps::{Client, Served, act, base, becomes, controls, daemon, parts, pid_of, reaches, real_programs, share, signal},
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
+/// Daemons are looked at when there is a reason to alone.
+const CONFIG: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
+
+fn served(host: &Host) -> (Agent, Client) {
+    let agent = Agent::start(host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let client = Client::start(host, &share(&agent, "0", &json!({})).expect("a share").environment);
+    becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
+    (agent, client)
+}
+
+/// Kills the daemon under its client, and drains what it leaves behind.
+fn orphaned(host: &Host, agent: &Agent, within: &Value) {
+    assert!(signal(pid_of(&daemon(agent, "0")), Signal::SIGKILL));
+    becomes(agent, "0", "waiting for what is left", |daemon| {
+        daemon.state == MpsState::BackingOff && daemon.reasons.iter().any(|why| why.contains("still serves 1 client"))
+    });
+    assert_eq!(act(agent, "0", "drain", within).status, 200);
+    let left = daemon(agent, "0");
+    assert_eq!((left.state, left.pid, left.clients.len()), (MpsState::Draining, None, 1), "{left:#?}");
+    assert!(left.reasons.iter().any(|why| why.contains("which the daemon before left behind")), "{left:#?}");
+    assert!(!left.reasons.iter().any(|why| why.contains("another daemon is started")), "{left:#?}");
+    assert_eq!(controls(&base(host)), Vec::<i32>::new());
+}
+
+#[test]
+fn what_a_daemon_left_behind_is_drained_as_it_is() {
+    let host = Host::up(HOST);
+    let (agent, mut client) = served(&host);
+    orphaned(&host, &agent, &json!({}));
+    assert_eq!(daemon(&agent, "0").clients_end_at, None);
+    assert!(client.lives() && client.said().is_empty());
+    client.end();
+    // Its server has nobody any more, and goes.
+    reaches(&agent, "0", MpsState::Stopped);
+    assert!(parts(&base(&host)).is_empty());
+    assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
+    reaches(&agent, "0", MpsState::Ready);
+}
+
+#[test]
+fn what_a_daemon_left_behind_has_the_time_that_it_was_given_also_over_a_restart() {
+    let host = Host::up(HOST);
+    let (agent, client) = served(&host);
+    orphaned(&host, &agent, &json!({ "end_after_s": 3600 }));
+    let until = daemon(&agent, "0").clients_end_at.expect("a time");
+    let told = daemon(&agent, "0").reasons.concat();
+    assert!(told.contains("may finish until") && told.contains("is then ended"), "{told}");
+    agent.kill();
+    let agent = Agent::start(&host, CONFIG);
+    let left = becomes(&agent, "0", "drained until then", |daemon| daemon.clients_end_at.is_some());
+    let again = left.clients_end_at.expect("a time");
+    assert!((again - until).get_seconds().abs() <= 2, "{until} and {again}");
+    assert_eq!(left.state, MpsState::Draining);
+    // What was said last holds.
+    assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 1 })).status, 200);
+    assert_eq!(client.says(), "lost");
+    reaches(&agent, "0", MpsState::Stopped);
+    assert!(parts(&base(&host)).is_empty());
+}
+
+#[test]
+fn what_a_daemon_left_behind_is_stopped_when_that_is_said() {
+    let host = Host::up(HOST);
+    let (agent, client) = served(&host);
+    orphaned(&host, &agent, &json!({}));
+    assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
+    let stopped = act(&agent, "0", "stop", &json!({ "force": true }));
+    assert_eq!(stopped.status, 200);
+    let stopped = daemon(&agent, "0");
+    assert_eq!((stopped.state, stopped.reasons, stopped.clients), (MpsState::Stopped, Vec::new(), Vec::new()));
+    assert_eq!(client.says(), "lost");
+}
+
+#[test]
+fn a_daemon_that_dies_while_it_drains_leaves_its_clients_their_time() {
+    let host = Host::up(HOST);
+    let (agent, client) = served(&host);
+    let pid = pid_of(&daemon(&agent, "0"));
+    assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 3 })).status, 200);
+    let drained = daemon(&agent, "0");
+    assert_eq!((drained.state, drained.pid), (MpsState::Draining, u32::try_from(pid).ok()));
+    let until = drained.clients_end_at.expect("a time");
+    assert!(signal(pid, Signal::SIGKILL));
+    let left = becomes(&agent, "0", "left behind", |daemon| daemon.pid.is_none());
+    assert_eq!(left.state, MpsState::Draining, "{left:#?}");
+    assert!((left.clients_end_at.expect("a time") - until).get_seconds().abs() <= 1, "{left:#?}");
+    assert_eq!(client.says(), "lost");
+    assert!(jiff::Timestamp::now() >= until, "not before its time");
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
+fn a_drain_does_not_fill_the_log_of_its_daemon_and_ends_with_the_last_client() {
+    let host = Host::up(HOST);
+    let (agent, client) = served(&host);
+    let log = daemon(&agent, "0").log_directory.expect("a directory");
+    let lines = || std::fs::read_to_string(format!("{log}/control.log")).expect("a log").lines().count();
+    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
+    let before = lines();
+    // Whoever watches asks again and again; what a daemon is asked stands in its log.
+    for _ in 0..20 {
+        assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
+    }
+    let more = lines() - before;
+    println!("{more} more lines after 20 looks");
+    assert!(more < 60, "{more} lines after 20 looks, where each question makes three or more, and a look asks several");
+    client.end();
+    reaches(&agent, "0", MpsState::Stopped);
+}
+
+#[test]
+fn a_server_that_fell_is_told_to_whoever_listens() {
+    let host = Host::up(HOST);
+    let (agent, client) = served(&host);
+    let mut listener = agent.listen("?kinds=mps", None);
+    let server = daemon(&agent, "0").servers[0].pid;
+    assert!(signal(server.cast_signed(), Signal::SIGKILL));
+    assert_eq!(client.says(), "lost");
+    let told = format!("server {server} of it");
+    // Whoever looks has it seen.
+    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(&told)));
+    let is = |what: &Happening| matches!(what, Happening::Mps(change) if change.reasons.concat().contains(&told));
+    listener.until(|event| is(&event.what));
+}
+
+#[test]
+fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let limit = |mib: u64| assert_eq!(act(&agent, "0", "settings", &json!({ "memory_limit_mib": mib })).status, 200);
+    limit(8192);
+    let client = Client::start(&host, &share(&agent, "0", &json!({})).expect("a share").environment);
+    let server = becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1).servers[0].pid;
+    assert!(daemon(&agent, "0").findings.is_empty());
+    limit(1024);
+    let told = format!("server {server} was started with memory limit 8192M, and keeps it");
+    becomes(&agent, "0", "told", |daemon| daemon.findings.iter().any(|one| one.starts_with(&told)));
+    client.end();
+}
+
+#[test]
+fn what_one_daemon_was_to_be_told_the_next_one_does_not_hear() {
+    for real in [false, true] {
+        let host = Host::up(HOST);
+        let programs =
+            if real { real_programs(&host, "a daemon that hears what the one before was told") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let served = Served::of(host, "0", &CONFIG.replace("stop_s = 2", "stop_s = 1"), programs.as_deref());
+        let (agent, client) = (&served.agent, served.client());
+        let before = pid_of(&daemon(agent, "0"));
+        assert!(signal(before, Signal::SIGSTOP));
+        assert_eq!(act(agent, "0", "restart", &json!({ "force": true })).status, 200);
+        let next =
+            becomes(agent, "0", "another", |now| now.state == MpsState::Ready && now.pid != u32::try_from(before).ok());
+        assert_eq!(client.says(), "lost");
+        let new = served.client();
+        for _ in 0..40 {
+            let now = daemon(agent, "0");
+            assert_eq!((now.state, now.pid, now.failures), (MpsState::Ready, next.pid, 0), "{now:#?}\n{}", agent.log());
+        }
+        assert!(new.said().is_empty());
+        new.end();
+    }
+}
+
+#[test]
+fn one_that_is_stopped_while_it_starts_hears_of_it() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, &CONFIG.replace("stop_s = 2", "stop_s = 600"));
+    reaches(&agent, "0", MpsState::Ready);
+    for _ in 0..5 {
+        assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+        reaches(&agent, "0", MpsState::Stopped);
+        assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
+        // Most times it does not listen yet.
+    }
+    assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+    reaches(&agent, "0", MpsState::Stopped);
+    assert!(!agent.log().contains("signal 9"), "{}", agent.log());
+}
