@@ -328,3 +328,43 @@ fn while_a_daemon_does_not_serve_nobody_is_let_in_and_no_environment_is_handed_o
     assert_eq!(names(&base(&host)).len(), 2, "one target, and the logs");
     assert_eq!(parts(&base(&host)).iter().filter(|part| part.role == gpush_tests::mps::Role::Control).count(), 1);
 }
+
+#[test]
+fn a_command_in_a_pid_namespace_of_its_own_has_its_share_for_as_long_as_it_runs() {
+    if !geteuid().is_root() {
+        println!("SKIPPED shares from another pid namespace: only root can make one");
+        return;
+    }
+    let (host, agent) = ready(CONFIG);
+    let mut unshared = host.command("unshare");
+    unshared.args(["--pid", "--fork", "--kill-child"]).arg(program("gpushctl"));
+    unshared.args(["mps", "run", "0", "-p", "10", "--", "sleep", "600"]);
+    unshared.env("GPUSH_SOCKET", agent.socket()).env("PATH", path()).stdin(Stdio::null());
+    let Ok(mut child) = unshared.spawn() else {
+        println!("SKIPPED shares from another pid namespace: there is no unshare");
+        return;
+    };
+    let shared = becomes(&agent, "0", "with a share", |daemon| !daemon.shares.is_empty());
+    // There it is process 1.
+    let pid = shared.shares[0].with_pid.expect("a pid");
+    assert!(pid > 1 && fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives").contains("NSpid:"));
+    child.kill().and_then(|()| child.wait()).expect("it ends");
+    becomes(&agent, "0", "without shares", |daemon| daemon.shares.is_empty());
+    // Another one of there is nobody here.
+    let said = "import os, socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); \
+                body = b'{\"with_pid\": 2}'; \
+                s.sendall(b'POST /v1/mps/0/shares HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\n\
+                content-length: %d\\r\\nconnection: close\\r\\n\\r\\n' % len(body) + body); print(s.recv(65536).decode())";
+    let asked = Command::new("unshare")
+        .args(["--pid", "--fork", "python3", "-c", said])
+        .arg(agent.socket())
+        .output()
+        .expect("unshare");
+    let told = stdout(&asked);
+    if told.is_empty() {
+        println!("SKIPPED a pid of another namespace: there is no python3");
+    } else {
+        assert!(told.contains("of another pid namespace"), "{asked:?}");
+    }
+    assert!(daemon(&agent, "0").shares.is_empty());
+}

@@ -100,7 +100,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
             [] => ".".to_owned(),
-            those => format!(": `gpushctl mig plan --gpu {}` shows what would be done.", those.join(",")),
+            those => format!("; see `gpushctl mig plan --gpu {}`.", those.join(",")),
         };
         out += &format!("\n{}\n", look.wrap("", &format!("Nothing is reshaped by this{how}")).join("\n"));
     }

@@ -137,7 +137,8 @@ fn somebody_at_a_prompt_is_no_reason_to_kill_a_daemon() {
         let (mut prompt, typed) = has_the_ear(&front, &served);
         // Nobody uses it, and it stays all the same.
         let busy = told_as(&served, MpsState::Hung, "somebody else has the control daemon's ear");
-        assert_eq!((busy.clients.len(), served.controls()), (0, vec![served.pid]));
+        assert_eq!((busy.clients.len(), busy.clients_known, served.controls()), (0, true, vec![served.pid]));
+        assert!(!busy.reasons.concat().contains("client"), "who sits there is none: {busy:#?}");
         drop(typed);
         prompt.wait().expect("a front-end ends");
         assert!(serves(&served));
