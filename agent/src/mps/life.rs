@@ -51,6 +51,9 @@ pub(super) const LOOK: (Duration, Duration) = (Duration::from_millis(1), Duratio
 /// Between two looks at the clients of one that drains.
 const DRAINING: Duration = Duration::from_millis(250);
 
+/// How long one that drains is not asked while those who were inside live: they may have left it all the same.
+const LET: Duration = Duration::from_secs(15);
+
 /// The life of one, from inside of its task.
 pub(super) struct Life {
     pub(super) target: String,
@@ -250,7 +253,7 @@ impl Life {
     fn waits_for_the_living(&self) -> bool {
         let mut inside = self.health.clients.iter().map(|(_, client)| *client).chain(self.health.waits()).peekable();
         matches!(self.machine.state(), State::Draining { .. })
-            && self.answered.is_some_and(|answered| answered.elapsed() < self.between_looks())
+            && self.answered.is_some_and(|answered| answered.elapsed() < self.between_looks().min(LET))
             && inside.peek().is_some()
             && inside.all(proc::is_alive)
     }

@@ -319,7 +319,8 @@ pub(super) fn end_by_themselves(agent: &Shared) -> bool {
     agent.mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())
 }
 
-/// Ends the shares whose process has ended or whose time has come; whether there were some.
+/// Ends the shares whose process has ended or whose time has come, but for those of targets that somebody has in hand:
+/// they end at the next look. Whether there were some.
 pub(super) async fn expire(agent: &Shared) -> bool {
     let now = Timestamp::now();
     let over = |share: &MpsShare| {
@@ -332,11 +333,13 @@ pub(super) async fn expire(agent: &Shared) -> bool {
         }
     };
     let ended: Vec<_> = agent.mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
-    let some = !ended.is_empty();
+    let mut some = false;
     for (share, why) in ended {
         let entry = agent.mps.entries().get(&share.target).cloned();
         let turn = entry.map(|entry| entry.turn).unwrap_or_default();
-        let _turn = turn.lock().await;
+        // Who only looks does not wait for that.
+        let Ok(_turn) = turn.try_lock() else { continue };
+        some = true;
         // Somebody may have given it back meanwhile.
         if find(agent, share.id).is_none() {
             continue;
