@@ -122,13 +122,20 @@ exit $rc
         fs::write(self.dir.join("kill"), lines.concat()).expect("moments");
     }
 
-    /// The calls so far, and none any more.
+    /// The calls so far.
+    #[must_use]
+    pub fn calls(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.dir.join("calls")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// The calls so far, and none any more: for when none is being made, which would be lost.
     #[must_use]
     pub fn take_calls(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.dir.join("calls")).unwrap_or_default();
+        let calls = self.calls();
         let _ = fs::remove_file(self.dir.join("calls"));
         let _ = fs::remove_file(self.dir.join("kill"));
-        text.lines().map(str::to_owned).collect()
+        calls
     }
 
     /// The file of that name among theirs.

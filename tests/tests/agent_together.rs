@@ -152,7 +152,7 @@ fn while_a_gpu_is_reset_others_are_refused_at_once_or_stand_in_line() {
     host.fault("gpu-reset --gpu 0 --delay-ms 2500");
     let first = agent.begin(&["0"], LAYOUT).expect("begun");
     agent.until("the first is reset", || {
-        around.take_calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
+        around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
     });
     let refused = agent.begin(&["1"], LAYOUT).expect_err("nothing can be read");
     assert!(refused.code == Code::Conflict && refused.retryable, "{refused:?}");
@@ -177,7 +177,7 @@ fn one_that_is_cancelled_while_another_is_reset_resets_nothing() {
     host.fault("gpu-reset --gpu 0 --delay-ms 2500");
     let [first, second] = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
     agent.until("the first is reset", || {
-        around.take_calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
+        around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
     });
     assert!(agent.cancel(&second.id).status < 300);
     let ended = agent.follow(second);

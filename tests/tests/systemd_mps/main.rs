@@ -87,9 +87,8 @@ fn client(machine: &Machine, name: &str, gpu: &str) -> u32 {
          gpushctl mps run {gpu} -- /opt/built/gpush-sim mps-client"
     ));
     let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={name}.service"), "active server=");
-    // gpushctl runs the client, and gives its share back at its end.
-    let pid = machine.sh(&format!("pgrep -P {} -f mps-client", machine.main_pid(&format!("{name}.service"))));
-    pid.trim().parse().unwrap_or_else(|_| panic!("the client's pid: {pid:?}"))
+    // gpushctl has become the client.
+    machine.main_pid(&format!("{name}.service"))
 }
 
 /// Whether a client computes on.
