@@ -151,9 +151,8 @@ fn while_a_gpu_is_reset_others_are_refused_at_once_or_stand_in_line() {
     let agent = Agent::start(&host, &around.config(&[], ""));
     host.fault("gpu-reset --gpu 0 --delay-ms 2500");
     let first = agent.begin(&["0"], LAYOUT).expect("begun");
-    agent.until("the first is reset", || {
-        around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
-    });
+    agent
+        .until("the first is reset", || around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(()));
     let refused = agent.begin(&["1"], LAYOUT).expect_err("nothing can be read");
     assert!(refused.code == Code::Conflict && refused.retryable, "{refused:?}");
     let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).error();
@@ -176,9 +175,8 @@ fn one_that_is_cancelled_while_another_is_reset_resets_nothing() {
     host.start_trace();
     host.fault("gpu-reset --gpu 0 --delay-ms 2500");
     let [first, second] = [agent.begin(&["0"], LAYOUT).expect("begun"), agent.begin(&["1"], LAYOUT).expect("begun")];
-    agent.until("the first is reset", || {
-        around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(())
-    });
+    agent
+        .until("the first is reset", || around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(()));
     assert!(agent.cancel(&second.id).status < 300);
     let ended = agent.follow(second);
     assert_eq!((ended.state, ended.error.map(|error| error.code)), (OperationState::RolledBack, Some(Code::Cancelled)));
