@@ -114,6 +114,12 @@ pub(crate) fn owner(pid: impl AnyPid) -> Option<u32> {
     Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
 }
 
+/// Real, effective, saved and file system user of a process.
+pub(crate) fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
+    let status = Process::new(pid.try_into().ok().filter(|pid| *pid > 0)?).ok()?.status().ok()?;
+    Some([status.ruid, status.euid, status.suid, status.fuid])
+}
+
 /// What a process calls itself, without what a terminal would obey; empty when there is none.
 pub(crate) fn name(pid: impl AnyPid) -> String {
     let path = pid.try_into().ok().map(|pid: i32| format!("/proc/{pid}/comm"));
@@ -152,6 +158,7 @@ mod tests {
         let me = std::process::id();
         assert!(start(me).is_some() && is_alive(me) && !is_suspended(me));
         assert_eq!(owner(me), Some(nix::unistd::geteuid().as_raw()));
+        assert_eq!(uids(me).unwrap()[..2], [nix::unistd::getuid().as_raw(), nix::unistd::geteuid().as_raw()]);
         assert_eq!(parent(me), Some(std::os::unix::process::parent_id()));
         assert!(!name(me).is_empty());
     }
@@ -159,7 +166,7 @@ mod tests {
     #[test]
     fn of_what_is_not_there_nothing_is_told() {
         for pid in [i32::MAX, 0, -1, i32::MIN] {
-            assert_eq!((start(pid), parent(pid), charged(pid)), (None, None, None), "{pid}");
+            assert_eq!((start(pid), parent(pid), charged(pid), uids(pid)), (None, None, None, None), "{pid}");
             assert!(!is_alive(pid) && !is_suspended(pid) && name(pid).is_empty(), "{pid}");
         }
         assert_eq!((start(u32::MAX), owner(u32::MAX), owner(i32::MAX)), (None, None, None));

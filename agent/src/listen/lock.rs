@@ -18,9 +18,9 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg, OFlag},
-    sys::signal::kill,
-    unistd::Pid,
 };
+
+use crate::proc;
 
 /// How long the loser waits for the winner to write down its pid.
 const NOTE: Duration = Duration::from_millis(500);
@@ -85,7 +85,7 @@ fn holder(mut file: File) -> Option<u32> {
         let mut text = String::new();
         let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
         let pid = read.ok().and_then(|_| text.trim().parse::<u32>().ok());
-        if let Some(pid) = pid.filter(|pid| is_alive(*pid)) {
+        if let Some(pid) = pid.filter(|pid| proc::is_alive(*pid)) {
             return Some(pid);
         }
         if Instant::now() >= until {
@@ -93,11 +93,6 @@ fn holder(mut file: File) -> Option<u32> {
         }
         thread::sleep(Duration::from_millis(2));
     }
-}
-
-fn is_alive(pid: u32) -> bool {
-    let Some(pid) = i32::try_from(pid).ok().filter(|pid| *pid > 0) else { return false };
-    !matches!(kill(Pid::from_raw(pid), None), Err(Errno::ESRCH))
 }
 
 #[cfg(test)]

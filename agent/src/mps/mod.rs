@@ -18,6 +18,7 @@
 //! | `life` | its life: hands of the machine in `core::supervisor` |
 //! | `start` | how it comes by a daemon: goes on with one, or starts one |
 //! | `end` | how it ends, asked or not |
+//! | `publish` | what the rest of the agent is shown of it |
 //! | `look` | looking how it is, beside its life |
 //! | `admission` | whose it is, and handing it over to another user |
 //! | `left` | what one that died left behind |
@@ -60,6 +61,7 @@ mod moves;
 mod place;
 mod polls;
 mod protocol;
+mod publish;
 mod records;
 mod said;
 mod servers;

@@ -37,7 +37,7 @@ impl Facts {
     /// Those of a process; `None` when there is none, or they can't be read.
     fn of(pid: u32) -> Option<Self> {
         let start = proc::start(pid)?;
-        let uids = uids(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?)?;
+        let uids = proc::uids(pid)?;
         let exe = format!("/proc/{pid}/exe");
         let meta = fs::metadata(&exe).ok()?;
         Some(Self { start, uids, file: (meta.dev(), meta.ino()), path: fs::read_link(exe).ok()? })
@@ -52,13 +52,6 @@ impl Facts {
     pub(super) fn is_roots(&self) -> bool {
         self.uids.contains(&0)
     }
-}
-
-/// The line `Uid:` of a process's status.
-fn uids(status: &str) -> Option<[u32; 4]> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let uids: Vec<u32> = line.split_whitespace().map_while(|uid| uid.parse().ok()).collect();
-    uids.try_into().ok()
 }
 
 /// A process that is held.
@@ -107,11 +100,5 @@ mod tests {
         held.signal(Signal::KILL).unwrap();
         child.wait().unwrap();
         assert!(!held.is_unchanged() && Held::take(child.id()).is_none());
-    }
-
-    #[test]
-    fn all_four_uids_are_looked_at() {
-        assert_eq!(uids("Name:\tx\nUid:\t1000\t0\t7\t8\nGid:\t1\t1\t1\t1\n"), Some([1000, 0, 7, 8]));
-        assert_eq!((uids("Uid:\t1\n"), uids("")), (None, None));
     }
 }

@@ -26,7 +26,10 @@ use std::{
 use gpush_mps::lock::{self, Holder};
 
 use super::Process;
-use crate::mps::place::{FileId, Place, Spec};
+use crate::{
+    mps::place::{FileId, Place, Spec},
+    proc,
+};
 
 /// What `/proc` appends to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";
@@ -176,8 +179,7 @@ pub(super) fn program(pid: i32) -> Option<PathBuf> {
 
 /// Effective user of a process. Its directory in `/proc` is root's when it may not be looked into.
 pub(super) fn effective_user(pid: i32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?.parse().ok()
+    proc::uids(pid).map(|[_, effective, ..]| effective)
 }
 
 /// What a process's environment says of a name.
