@@ -5,27 +5,23 @@ use std::{path::PathBuf, sync::Arc};
 use gpush_api::ApiError;
 use gpush_nvml::Hardware;
 use gpush_store::{Note, Store};
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     answers::UnderWay,
     apply::line::Line,
-    conditions::Conditions,
-    events::Events,
-    held::Held,
-    http::{desk::Desk, kept::Kept},
+    http::desk::Desk,
     mps::Mps,
-    observe::Observer,
     operation::Operations,
     outside::Outside,
-    overrides::Overrides,
     people::People,
     processes::Strays,
     reload::Reloads,
     settings::Settings,
     shared_gpus::SharedGpus,
     startup::Startup,
+    state::{Commits, State, readings::Readings},
     timeslice::Timeslice,
 };
 
@@ -45,26 +41,24 @@ pub(crate) struct Agent {
     pub(crate) notes: Vec<Note>,
     /// Why nothing can be recorded, and so nothing be changed.
     pub(crate) read_only: Option<ApiError>,
-    /// The driver, behind its worker. Only `observe` reads with it, only `apply` changes with it.
+    /// The driver, behind its worker. Only `state::readings` reads with it, only `apply` changes with it.
     pub(crate) hardware: Hardware,
-    /// The hardware as last seen.
-    pub(crate) observer: Observer,
+    /// What is known about the host.
+    pub(crate) state: State,
+    /// Reads the hardware into the state.
+    pub(crate) readings: Readings,
+    /// Commits changes of conditions.
+    pub(crate) commits: Commits,
     /// Programs that run beside, and other processes.
     pub(crate) outside: Outside,
     /// Who processes belong to.
     pub(crate) people: People,
-    /// What happens, for those who listen.
-    pub(crate) events: Events,
     /// Requests with a key that are being answered.
     pub(crate) under_way: UnderWay,
     /// What is being done.
     pub(crate) operations: Operations,
     /// What can't begin yet.
     pub(crate) line: Line,
-    /// What stands against working with GPUs.
-    pub(crate) conditions: Conditions,
-    /// Layouts that stand above the config's.
-    pub(crate) overrides: Overrides,
     /// MPS daemons, and shares of their targets.
     pub(crate) mps: Mps,
     /// What is set on GPUs that are shared whole.
@@ -73,20 +67,14 @@ pub(crate) struct Agent {
     pub(crate) timeslice: Timeslice,
     /// What was done about processes without a share.
     pub(crate) strays: Strays,
-    /// What was lost, for which managed GPUs are held.
-    pub(crate) held: Held,
     /// Of those who change the state of the host, one at a time.
     pub(crate) turn: Mutex<()>,
-    /// Makes `watch` look at the GPUs now.
-    pub(crate) look: Notify,
     /// Root of the host's file system, as far as others' services are looked for in it.
     pub(crate) host_root: PathBuf,
     /// How far the layouts at start are.
     pub(crate) startup: Startup,
     /// Who may make heavy answers now.
     pub(crate) desk: Desk,
-    /// Answers that may be given again.
-    pub(crate) kept: Kept,
     /// Work that must end before the agent does.
     pub(crate) tasks: TaskTracker,
     /// Nothing new is begun.

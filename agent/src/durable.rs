@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
+    sync::Arc,
 };
 
 use gpush_api::{ApiError, Code};
@@ -12,7 +13,11 @@ use gpush_store::{
     Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
-use crate::{apply::Part, operation};
+use crate::{
+    apply::Part,
+    operation,
+    state::{Recorded, RecoveryCheck},
+};
 
 /// What the agent before left.
 #[derive(Debug)]
@@ -29,7 +34,7 @@ pub(crate) struct Remembered {
     /// with that one: they had ended, and could not record it.
     pub(crate) superseded: BTreeMap<OperationId, OperationId>,
     /// Conditions of GPUs, those that an operation left with its part for the GPU.
-    pub(crate) conditions: Vec<(Condition, Option<Part>)>,
+    pub(crate) conditions: Recorded,
     /// Overrides, those past their time included.
     pub(crate) overrides: Vec<Override>,
     /// Shares of MPS targets.
@@ -75,10 +80,10 @@ pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenEr
     }
     let this_boot = boot_id.to_owned();
     let remembered = store.read(move |view: &View<'_>| {
-        let mut conditions = Vec::new();
+        let mut conditions = Recorded::new();
         for one in view.conditions()? {
-            let open = left_open(view, &one)?;
-            conditions.push((one, open));
+            let check = left_open(view, &one)?.map(|part| Arc::new(part) as Arc<dyn RecoveryCheck>);
+            conditions.push((one, check));
         }
         let mut noticed = BTreeMap::new();
         for (uuid, rows) in view.noticed()? {

@@ -9,15 +9,19 @@ use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
 use gpush_nvml::DriverError;
 
 use crate::{
-    agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, processes, redact, request, rival, view,
+    agent::Agent,
+    apply,
+    caller::Viewer,
+    durable, mps, processes, recover, request, rival,
+    state::{no_driver, redact, unidentified, words},
 };
 
-/// How long an asker waits for the driver to say who it is.
+/// How long an caller waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
 
 /// The driver behind the agent.
 pub(crate) async fn driver(agent: &Agent) -> Result<Driver, DriverError> {
-    if agent.conditions.maintenance().is_some() {
+    if agent.state.maintenance().is_some() {
         return Err(DriverError::new(gpush_nvml::ErrorKind::Stopped, "asking for the driver"));
     }
     let starting = || {
@@ -32,7 +36,7 @@ pub(crate) async fn driver(agent: &Agent) -> Result<Driver, DriverError> {
 }
 
 /// Everything that is wrong.
-pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
+pub(crate) async fn health(agent: &Agent, viewer: Viewer) -> Health {
     let driver = driver(agent).await;
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
@@ -45,29 +49,29 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;
-    let mut maintenance = agent.conditions.maintenance();
+    let mut maintenance = agent.state.maintenance();
     if let Some(maintenance) = &mut maintenance {
-        causes.push(maintenance::refusal(maintenance));
+        causes.push(words::refusal(maintenance));
         if let Some(by) = &mut maintenance.by {
-            redact::actor(by, asker);
+            redact::actor(by, viewer);
         }
     }
-    match (&driver, view::host(agent).await) {
-        (_, host) if maintenance.is_some() => {
-            let gpus = host.map(|host| view::compose(agent, asker, host)).unwrap_or_default();
+    match (&driver, agent.readings.host().await) {
+        (_, observed) if maintenance.is_some() => {
+            let gpus = observed.map(|observed| observed.gpus(viewer)).unwrap_or_default();
             count = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
-            causes.extend(agent.held.lost().map(|lost| held::health(&lost, &gpus)));
+            causes.extend(agent.state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
         }
-        (Err(error), _) => causes.push(view::no_driver(error)),
+        (Err(error), _) => causes.push(no_driver(error)),
         (Ok(_), Err(error)) => causes.push(error),
-        (Ok(_), Ok(host)) => {
-            for (index, error) in &host.nameless {
-                causes.push(view::nameless(*index, error));
+        (Ok(_), Ok(observed)) => {
+            for (index, error) in &observed.host.nameless {
+                causes.push(unidentified(*index, error));
                 count += 1;
             }
-            let gpus = view::compose(agent, asker, host);
+            let gpus = observed.gpus(viewer);
             count += gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
-            causes.extend(agent.held.lost().map(|lost| held::health(&lost, &gpus)));
+            causes.extend(agent.state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
             causes.extend(gpus.iter().filter_map(ill));
             if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
                 && let Some(rival) = rival::mig_manager(&agent.host_root)

@@ -21,20 +21,15 @@ use anyhow::Context;
 use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
 use gpush_core::config::Config;
 use gpush_nvml::{Hardware, Options};
-use tokio::{
-    sync::{Notify, mpsc},
-    task::JoinHandle,
-};
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     agent::{Agent, Shared},
     apply,
     beside::Beside,
-    conditions::Conditions,
+    caller::Viewer,
     durable::{self, Remembered},
-    events::{self, Events},
-    held::Held,
     http,
     listen::{
         accept::{self, Door},
@@ -43,12 +38,12 @@ use crate::{
     logging::{self, Log},
     maintenance,
     manager::{self, Say, say},
+    monitor::Monitor,
     mps::{self, Mps},
-    observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
     outside::Outside,
-    overrides::{self, Overrides},
+    overrides,
     people::People,
     processes,
     reload::{self, Wish},
@@ -56,7 +51,8 @@ use crate::{
     shared_gpus::{self, SharedGpus},
     signals::{self, Asked, Signals},
     startup::{self, Startup},
-    timeslice, watch, watchdog,
+    state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings, words},
+    timeslice, watchdog,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -208,47 +204,53 @@ async fn serve(
     let (reloads, mut inbox) = reload::channel();
     let read_only = durable::read_only(&notes);
     let due = startup.due(&settings.config(), boot, last_boot, lost.is_some() || read_only.is_some());
-    let events = Events::new(store.instance());
+    let initial = Initial {
+        config: settings.config(),
+        conditions: Conditions::new(conditions, noticed),
+        overrides: Overrides::new(generation, overrides),
+        lost,
+        known_since,
+    };
+    let state = State::new(store.clone(), Events::new(store.instance()), initial);
+    mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
     let agent = Arc::new(Agent {
         settings,
-        observer: Observer::new(hardware.clone(), people.clone(), events.bell()),
+        readings: Readings::new(hardware.clone(), people.clone(), state.clone()),
+        commits: Commits::new(store.clone(), state.clone()),
         hardware,
         outside,
         people,
-        operations: Operations::new(store.clone(), events.clone()),
+        operations: Operations::new(store.clone(), &state),
+        state,
         line: Default::default(),
-        overrides: Overrides::of_the_store(generation, overrides, events.clone()),
-        events,
         under_way: Default::default(),
-        conditions: Conditions::of_the_store(store.clone(), conditions, noticed),
         mps: Mps::new(mps_dir, mps_programs, mps_shares, mps_targets),
         shared_gpus: SharedGpus::of_the_store(shared_gpus),
         timeslice: Default::default(),
         strays: Default::default(),
-        held: Held::new(lost, known_since),
         reloads,
         store,
         notes,
         read_only,
         turn: tokio::sync::Mutex::default(),
-        look: Notify::new(),
         host_root,
         startup,
         desk: Default::default(),
-        kept: Default::default(),
         tasks: TaskTracker::new(),
         stopping: CancellationToken::new(),
         own_uid: nix::unistd::geteuid().as_raw(),
     });
-    let publishing = tokio::spawn(events::run(Arc::clone(&agent)));
     // Before anybody could ask the driver, and before an operation in line could begin.
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
     mps::find(&agent);
-    apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
+    let changed = apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
+    agent.startup.leave(changed.into_iter());
     let line = tokio::spawn(apply::line::run(Arc::clone(&agent)));
     // Listens from before there is a worker to be heard.
-    let watching = tokio::spawn(watch::run(Arc::clone(&agent), agent.hardware.events()));
+    let monitor =
+        Monitor { state: agent.state.clone(), readings: agent.readings.clone(), hardware: agent.hardware.clone() };
+    let monitoring = tokio::spawn(monitor.run(agent.hardware.events(), agent.stopping.clone()));
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
@@ -267,7 +269,8 @@ async fn serve(
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
-    let expiry = tokio::spawn(overrides::expire(Arc::clone(&agent)));
+    let expiry = overrides::expire(agent.state.clone(), agent.store.clone(), agent.stopping.clone());
+    let expiry = tokio::spawn(expiry);
     let mps = tokio::spawn(mps::run(Arc::clone(&agent)));
     let turns = tokio::spawn(timeslice::run(Arc::clone(&agent)));
     let leftover = tokio::spawn(shared_gpus::run(Arc::clone(&agent)));
@@ -304,10 +307,9 @@ async fn serve(
     let _ = tokio::join!(startup, expiry, mps, turns, leftover, strays);
     first_look.abort();
     let _ = fed.map(|fed| fed.abort());
-    publishing.abort();
     // Those who listen hear how the operations ended, and that this is the end.
-    agent.events.close();
-    watching.abort();
+    agent.state.events().close();
+    monitoring.abort();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,
@@ -334,17 +336,17 @@ async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     tokio::try_join!(ended(public), admin).map(|_| ())
 }
 
-/// Looks at the hardware so that the first asker finds it read, and notes what it is.
+/// Looks at the hardware so that the first caller finds it read, and notes what it is.
 async fn look(agent: Arc<Agent>) {
-    match agent.observer.recent().await {
-        Ok(host) => {
+    match agent.readings.recent().await {
+        Ok(observed) => {
             let driver = agent.hardware.status().driver;
             let (version, simulated) = driver.map_or_else(
                 || ("?".to_owned(), ""),
                 |driver| (driver.version, if driver.simulated { ", simulated" } else { "" }),
             );
-            tracing::info!("driver {version}{simulated}: {} GPUs", host.gpus.len());
-            let gpus = crate::view::compose(&agent, &crate::auth::Asker::agent(), host);
+            tracing::info!("driver {version}{simulated}: {} GPUs", observed.host.gpus.len());
+            let gpus = observed.gpus(Viewer::Agent);
             for finding in gpush_core::desired::findings(&agent.settings.config(), &gpus) {
                 tracing::warn!("{finding}");
             }
@@ -377,7 +379,7 @@ async fn reload(
         Ok(reloaded) => {
             tracing::info!("the config was read again");
             for one in &reloaded.ended {
-                tracing::info!(gpu = one.uuid, "the override of {} has ended with it", overrides::who(&one.by));
+                tracing::info!(gpu = one.uuid, "the override of {} has ended with it", words::actor(&one.by));
             }
             for PendingRestart { key, in_force, in_file } in agent.settings.pending_restart() {
                 let [in_force, in_file] =
@@ -385,15 +387,13 @@ async fn reload(
                 tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
             }
             let pending_restart = agent.settings.pending_restart().into_iter().map(|one| one.key).collect();
-            agent.events.publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
-            agent.events.look_again();
+            agent.state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
             say(Say::Status("the config was read again".to_owned()));
         }
         Err(error) => {
-            let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
-            tracing::error!("{error}{causes}");
+            tracing::error!("{}", words::in_full(error));
             let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
-            agent.events.publish(Happening::Config(change));
+            agent.state.events().publish(Happening::Config(change));
             say(Say::Status("the config is wrong and was not taken".to_owned()));
         }
     }

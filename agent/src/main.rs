@@ -1,7 +1,7 @@
 //! `gpushd`, the gpush host agent: it owns how the GPUs of one host are shared.
 //!
 //! ```text
-//!            listen ─► http ─► auth ─┐
+//!            listen ─► http ─► caller ┐
 //!                                    ├─► view (observe + config, redacted)      reads
 //!                                    └─► apply ─► operation ─► Hardware         changes
 //! startup ──────────────────────────────┘                        │
@@ -18,22 +18,19 @@ use clap::Parser;
 mod agent;
 mod answers;
 mod apply;
-mod auth;
 mod beside;
-mod conditions;
+mod caller;
 mod cordon;
 mod durable;
-mod events;
 mod health;
-mod held;
 mod http;
 mod life;
 mod listen;
 mod logging;
 mod maintenance;
 mod manager;
+mod monitor;
 mod mps;
-mod observe;
 mod operation;
 mod options;
 mod outside;
@@ -41,7 +38,7 @@ mod overrides;
 mod people;
 mod proc;
 mod processes;
-mod redact;
+mod recover;
 mod reload;
 mod request;
 mod rival;
@@ -52,8 +49,6 @@ mod startup;
 mod state;
 mod systemd;
 mod timeslice;
-mod view;
-mod watch;
 mod watchdog;
 mod work;
 

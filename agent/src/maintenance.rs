@@ -15,47 +15,18 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Maintenance};
+use gpush_api::{ApiError, Change as Told, Code, Maintenance};
 use gpush_store::{ConditionKind, NewCondition, Scope};
 
 use crate::{
     agent::{Agent, Shared},
-    conditions::Change,
-    request::{Request, who},
+    request::Request,
+    state::{Change, words},
 };
 
 /// How long the worker may take to be gone: calls in it have their deadlines, and a worker that
 /// outlasts those is killed.
 const GONE: Duration = Duration::from_secs(45);
-
-/// A maintenance in a sentence.
-pub(crate) fn sentence(maintenance: &Maintenance) -> String {
-    format!("the host is in {}", words(maintenance))
-}
-
-/// A maintenance in words.
-pub(crate) fn words(maintenance: &Maintenance) -> String {
-    let by = maintenance.by.as_ref().map_or_else(|| "somebody".to_owned(), who);
-    let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
-    let reason = maintenance.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
-    format!("maintenance, which {by} entered at {since}{reason}")
-}
-
-/// Why something is not done now, and how to have it done.
-pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
-    ApiError::new(Code::Conflict, sentence(maintenance))
-        .cause("gpushd has no handle of the driver open, and changes nothing")
-        .hint("when the work on it is done, `gpushctl maintenance leave`")
-}
-
-/// Why the host can't be shown: it has not been seen since the agent started.
-pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
-    ApiError {
-        causes: vec!["gpushd was started in it, and has not looked at the GPUs".to_owned()],
-        ..refusal(maintenance)
-    }
-    .retryable()
-}
 
 /// Enters maintenance; all handles of ours are closed when it returns.
 ///
@@ -64,15 +35,15 @@ pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
 /// worker can't be ended. In the last case the host is in maintenance all the same.
 pub(crate) async fn enter(agent: &Shared, request: Request) -> Result<Maintenance, ApiError> {
     let _turn = agent.turn.lock().await;
-    if let Some(standing) = agent.conditions.maintenance() {
-        return Err(ApiError { causes: Vec::new(), ..refusal(&standing) });
+    if let Some(standing) = agent.state.maintenance() {
+        return Err(ApiError { causes: Vec::new(), ..words::refusal(&standing) });
     }
     let maintenance = Maintenance {
         reason: request.reason.clone().filter(|reason| !reason.is_empty()),
         by: Some(request.by.clone()),
         since: jiff::Timestamp::now(),
     };
-    agent.operations.close(refusal(&maintenance)).map_err(|(uuid, holder)| under_way(agent, &uuid, &holder))?;
+    agent.operations.close(words::refusal(&maintenance)).map_err(|(uuid, holder)| under_way(agent, &uuid, &holder))?;
     let new = NewCondition {
         scope: Scope::Host,
         kind: ConditionKind::Maintenance,
@@ -81,16 +52,20 @@ pub(crate) async fn enter(agent: &Shared, request: Request) -> Result<Maintenanc
         by: Some(request.by.clone()),
     };
     let uid = request.by.uid;
-    if let Err(error) = agent.conditions.change(Change::Set(new), request.recorded("maintenance.enter", host())).await {
+    if let Err(error) = agent
+        .commits
+        .change(Change::Set(new), told("maintenance.enter", &request), request.recorded("maintenance.enter", host()))
+        .await
+    {
         agent.operations.open();
         return Err(error);
     }
-    tracing::info!(uid, "{}", sentence(&maintenance));
+    tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
     // A program that is run beside has it open, too, and ends in a moment; none is begun any more.
     let _ = tokio::time::timeout(GONE, agent.outside.driverless.write()).await;
     end_worker(agent).await?;
     tracing::info!("the driver worker is gone: no handle of gpushd's is open");
-    Ok(agent.conditions.maintenance().unwrap_or(maintenance))
+    Ok(agent.state.maintenance().unwrap_or(maintenance))
 }
 
 /// Sees to it that no handle is open while the host is in maintenance.
@@ -99,7 +74,7 @@ pub(crate) async fn enter(agent: &Shared, request: Request) -> Result<Maintenanc
 /// When the worker can't be ended.
 pub(crate) async fn let_go(agent: &Shared) -> Result<(), ApiError> {
     let _turn = agent.turn.lock().await;
-    match agent.conditions.maintenance() {
+    match agent.state.maintenance() {
         Some(_) => end_worker(agent).await,
         None => Ok(()),
     }
@@ -111,32 +86,31 @@ pub(crate) async fn let_go(agent: &Shared) -> Result<(), ApiError> {
 /// When it can't be recorded.
 pub(crate) async fn leave(agent: &Shared, request: Request) -> Result<(), ApiError> {
     let _turn = agent.turn.lock().await;
-    if agent.conditions.maintenance().is_none() {
+    if agent.state.maintenance().is_none() {
         return Ok(());
     }
     let uid = request.by.uid;
     let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
+    let told = told("maintenance.leave", &request);
     let recorded = request.recorded("maintenance.leave", host());
     // Before anybody asks it again, who would be told that it is stopped.
     agent.hardware.resume();
-    if let Err(error) = agent.conditions.change(change, recorded).await {
+    if let Err(error) = agent.commits.change(change, told, recorded).await {
         agent.hardware.suspend();
         return Err(error);
     }
-    agent.observer.begin_anew();
+    agent.readings.begin_anew();
     agent.operations.open();
     tracing::info!(uid, "maintenance was left");
-    agent.startup.look_again();
-    agent.look.notify_one();
     Ok(())
 }
 
 /// Keeps an agent that starts in maintenance from touching the driver. To be called before anything
 /// else could.
 pub(crate) fn resume(agent: &Agent) {
-    let Some(maintenance) = agent.conditions.maintenance() else { return };
-    tracing::warn!("{}; the driver is not loaded", sentence(&maintenance));
-    if let Err((uuid, holder)) = agent.operations.close(refusal(&maintenance)) {
+    let Some(maintenance) = agent.state.maintenance() else { return };
+    tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
+    if let Err((uuid, holder)) = agent.operations.close(words::refusal(&maintenance)) {
         tracing::error!(gpu = uuid, "{holder} has it in maintenance: it goes on when maintenance is left");
     }
     agent.hardware.suspend();
@@ -162,8 +136,7 @@ async fn end_worker(agent: &Agent) -> Result<(), ApiError> {
 }
 
 fn under_way(agent: &Agent, uuid: &str, holder: &str) -> ApiError {
-    let listed = agent.observer.last_seen();
-    let index = listed.and_then(|host| host.gpus.iter().find(|s| s.identity.uuid == uuid).map(|s| s.identity.index));
+    let index = agent.state.index_of(uuid);
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
     let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} has {gpu}"));
     let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {
@@ -171,6 +144,16 @@ fn under_way(agent: &Agent, uuid: &str, holder: &str) -> ApiError {
         None => error.hint("ask again in a moment"),
     };
     error.retryable()
+}
+
+fn told(action: &str, request: &Request) -> Told {
+    Told {
+        action: action.to_owned(),
+        object: host(),
+        by: Some(request.by.clone()),
+        reason: request.reason.clone(),
+        uuids: Vec::new(),
+    }
 }
 
 fn host() -> String {

@@ -21,7 +21,7 @@ use nix::unistd::{Uid, User};
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
 use tokio::sync::oneshot;
 
-/// How long an asker waits.
+/// How long an caller waits.
 const WAIT: Duration = Duration::from_millis(50);
 
 /// How long a user's name is remembered.
@@ -95,7 +95,7 @@ impl People {
             while let Ok(question) = rx.recv() {
                 match question {
                     Question::Processes(pids, answer) => {
-                        // Nobody waits any more: the next asker will want newer answers.
+                        // Nobody waits any more: the next caller will want newer answers.
                         if !answer.is_closed() {
                             let _ = answer.send(thread.processes(&pids));
                         }

@@ -17,11 +17,10 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     agent::Shared,
     apply,
-    auth::Asker,
-    maintenance,
-    overrides::{self, Effect},
+    caller::Viewer,
+    overrides,
     settings::Candidate,
-    view,
+    state::{Effect, unidentified, words},
 };
 
 /// Reloads that may wait.
@@ -99,9 +98,9 @@ pub(crate) async fn carry_out(
     wish: Wish,
     live: impl Fn(&Config) -> Result<(), ApiError>,
 ) -> Result<Reloaded, ApiError> {
-    if wish.expected.is_some_and(|expected| expected != agent.overrides.generation()) {
+    if wish.expected.is_some_and(|expected| expected != agent.state.now().generation) {
         // Not the file's fault, and so no trouble of it.
-        let current = agent.overrides.generation();
+        let current = agent.state.now().generation;
         let message = format!("what is wanted has changed: its generation is {current}");
         return Err(ApiError::new(Code::Conflict, message)
             .cause("nothing was done")
@@ -109,7 +108,6 @@ pub(crate) async fn carry_out(
     }
     match take(agent, wish, live).await {
         Ok(reloaded) => {
-            agent.startup.reloaded();
             agent.mps.settle();
             agent.timeslice.settle_afresh();
             Ok(reloaded)
@@ -126,7 +124,7 @@ async fn take(
     let candidate = agent.settings.candidate()?;
     let before = agent.settings.config();
     // Without a driver nobody knows which GPUs the rules claim; `desired` then takes any for changed.
-    let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let gpus = seen(agent).await.unwrap_or_default();
     let touched = touched(agent, &before, &candidate.config, &gpus);
     if !touched.is_empty() && !wish.clear_overrides {
         return Err(stands_on(&touched));
@@ -165,10 +163,10 @@ async fn take(
     };
     let settings = before.differences(&candidate.in_file);
     agent.settings.take(candidate);
-    agent.overrides.take_in(&effects);
-    agent.overrides.is_at(generation);
+    agent.state.override_effects(&effects);
+    agent.state.replace_config(agent.settings.config(), generation);
     // Drift is from what is wanted now.
-    let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let gpus = seen(agent).await.unwrap_or_default();
     let now = agent.settings.config();
     let findings = sharing::unfit(&now, &gpus);
     let gpus = differing(desired::compare(&before, Some(&now), &gpus));
@@ -179,9 +177,14 @@ async fn take(
     Ok(Reloaded { path: agent.settings.file(), settings, gpus, ended: ended.collect(), findings, generation })
 }
 
+/// All GPUs, as what every user may read is made from.
+async fn seen(agent: &Shared) -> Result<Vec<Gpu>, ApiError> {
+    agent.readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
+}
+
 /// Overrides whose rule wants something else by another config.
 fn touched(agent: &Shared, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
-    let standing = overrides::all(agent, gpus, &Asker::agent());
+    let standing = overrides::all(&agent.state, gpus, Viewer::Agent);
     let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
     let changed = desired::changed_under(before, after, gpus, &uuids);
     standing.into_iter().filter(|one| changed.contains(&one.uuid)).collect()
@@ -194,7 +197,7 @@ fn stands_on(touched: &[gpush_api::Override]) -> ApiError {
             None => one.uuid.clone(),
         };
         let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", one.reason) };
-        format!("{gpu} has an override by {}{reason}", overrides::who(&one.by))
+        format!("{gpu} has an override by {}{reason}", words::actor(&one.by))
     };
     let message = match touched {
         [one] => format!("the file changes a rule that is overridden: {}", say(one)),
@@ -216,10 +219,10 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
 }
 
 /// What a reload would find now.
-pub(crate) async fn diff(agent: &Shared, asker: &Asker) -> ConfigDiff {
-    let generation = agent.overrides.generation();
+pub(crate) async fn diff(agent: &Shared, viewer: Viewer) -> ConfigDiff {
+    let generation = agent.state.now().generation;
     let in_force = agent.settings.config();
-    let seen = view::gpus(agent, asker).await;
+    let seen = agent.readings.host().await.map(|observed| observed.gpus(viewer));
     let unseen = unseen(agent, &seen).await;
     let gpus = seen.unwrap_or_default();
     let candidate = agent.settings.candidate();
@@ -244,16 +247,16 @@ pub(crate) async fn diff(agent: &Shared, asker: &Asker) -> ConfigDiff {
 
 /// Of what it can't be told whether it is as wanted, and why.
 async fn unseen(agent: &Shared, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
-    if let Some(maintenance) = agent.conditions.maintenance() {
-        return vec![maintenance::refusal(&maintenance)];
+    if let Some(maintenance) = agent.state.maintenance() {
+        return vec![words::refusal(&maintenance)];
     }
     let gpus = match (seen, apply::not_resetting(agent)) {
         (Ok(gpus), Ok(())) => gpus,
         (Err(error), _) => return vec![error.clone()],
         (Ok(_), Err(resetting)) => return vec![resetting],
     };
-    let nameless = view::host(agent).await.map(|host| host.nameless).unwrap_or_default();
-    let nameless = nameless.iter().map(|(index, error)| view::nameless(*index, error));
+    let host = agent.state.now();
+    let nameless = host.nameless.iter().map(|(index, error)| unidentified(*index, error));
     let managed = gpus.iter().filter(|gpu| gpu.mode != Mode::Unmanaged);
     let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
     let unknown = unknown.map(|gpu| {

@@ -8,7 +8,7 @@ use gpush_store::{NewAudit, StoreError, Tx};
 use crate::{
     agent::{Agent, Shared},
     answers::{Header, Key},
-    auth::Asker,
+    caller::Caller,
 };
 
 /// Longest reason, in characters.
@@ -26,20 +26,20 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Of a request to `path`, by an asker who wants to do `what`.
+    /// Of a request to `path`, by an caller who wants to do `what`.
     ///
     /// # Errors
     /// When they may not, the reason is too long, or nothing can be recorded.
     pub(crate) async fn of(
         agent: &Shared,
-        asker: &Asker,
+        caller: &Caller,
         what: &str,
         header: Header,
         path: &str,
         why: WhyRequest,
     ) -> Result<Self, ApiError> {
-        let key = header.of(asker.peer.uid, path, &why);
-        Self::with(agent, asker, what, key, why.reason.as_deref()).await
+        let key = header.of(caller.peer.uid, path, &why);
+        Self::with(agent, caller, what, key, why.reason.as_deref()).await
     }
 
     /// Of a request with another body, whose key is known.
@@ -48,20 +48,20 @@ impl Request {
     /// As [`Request::of`].
     pub(crate) async fn with(
         agent: &Shared,
-        asker: &Asker,
+        caller: &Caller,
         what: &str,
         key: Option<Key>,
         why: Option<&str>,
     ) -> Result<Self, ApiError> {
-        let user = agent.people.user(asker.peer.uid).await;
-        if !asker.admin {
-            return Err(asker.denied(what, user.as_deref(), &agent.settings.config().access));
+        let user = agent.people.user(caller.peer.uid).await;
+        if !caller.viewer.is_admin() {
+            return Err(caller.denied(what, user.as_deref(), &agent.settings.config().access));
         }
         if let Some(why) = &agent.read_only {
             return Err(why.clone());
         }
         let reason = why.map(reason).transpose()?.filter(|reason| !reason.is_empty());
-        Ok(Self { by: asker.actor(user), reason, key })
+        Ok(Self { by: caller.actor(user), reason, key })
     }
 
     /// Carries it out to its end, unless it was under its key before: `None` then. Of those with the same
@@ -180,9 +180,4 @@ pub(crate) fn reason(text: &str) -> Result<String, ApiError> {
         return Err(ApiError::new(Code::BadRequest, message).hint("say it shorter"));
     }
     Ok(shown)
-}
-
-/// An actor in a sentence.
-pub(crate) fn who(actor: &Actor) -> String {
-    actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
 }

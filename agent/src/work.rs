@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
-use crate::{agent::Agent, auth::Asker, view};
+use crate::{agent::Agent, caller::Viewer};
 
 /// How long a request for work waits for an operation on its GPU to end: most take less.
 const OPERATION: Duration = Duration::from_secs(2);
@@ -15,24 +15,20 @@ pub(crate) async fn at_rest(agent: &Agent, uuid: &str) {
 }
 
 /// The GPUs as they were seen last, without asking the driver; none when they never were.
-pub(crate) fn known(agent: &Agent, asker: &Asker) -> Vec<Gpu> {
-    let host = match agent.conditions.maintenance() {
-        Some(_) => agent.observer.last_seen(),
-        None => agent.observer.known().ok(),
-    };
-    host.map(|host| view::compose(agent, asker, host)).unwrap_or_default()
+pub(crate) fn known(agent: &Agent, viewer: Viewer) -> Vec<Gpu> {
+    agent.readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }
 
 /// Refuses new work on a GPU that is in no state for it, by what was seen of it last.
 ///
 /// # Errors
 /// When nobody gets anything of it now.
-pub(crate) async fn admits(agent: &Agent, asker: &Asker, uuid: &str, label: &str) -> Result<(), ApiError> {
-    if known(agent, asker).is_empty() {
+pub(crate) async fn admits(agent: &Agent, viewer: Viewer, uuid: &str, label: &str) -> Result<(), ApiError> {
+    if known(agent, viewer).is_empty() {
         // Just begun.
-        view::host(agent).await?;
+        agent.readings.host().await?;
     }
-    let gpus = known(agent, asker);
+    let gpus = known(agent, viewer);
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) else {
         return Err(ApiError::new(Code::Unavailable, format!("{label} can't be had: its GPU was not seen yet"))
             .hint("`gpushctl status` shows the GPUs")

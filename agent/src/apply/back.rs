@@ -28,7 +28,10 @@ use super::{
     Part, mode,
     step::{self, Ground, Trouble},
 };
-use crate::{agent::Shared, redact};
+use crate::{
+    agent::Shared,
+    state::{redact, words},
+};
 
 /// Attempts to restore the previous layout.
 const ATTEMPTS: u32 = 3;
@@ -180,7 +183,7 @@ async fn once(
             tracing::error!(
                 gpu = part.plan.uuid,
                 "{}",
-                in_full(&refusal::explain(&refused, part.plan.gpu, &part.label()))
+                words::in_full(&refusal::explain(&refused, part.plan.gpu, &part.label()))
             );
             if let Refusal::Blocked { blockers } = &mut refused {
                 redact::holders(blockers);
@@ -256,13 +259,9 @@ fn partly(part: &Part, mut beside: Beside) -> ApiError {
         let stays_on = part.before.as_ref().is_some_and(|before| !before.enabled);
         if stays_on { error.cause("MIG mode stays on") } else { error }
     };
-    tracing::error!(gpu = part.plan.uuid, "{}", in_full(&explain(&beside)));
+    tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&explain(&beside)));
     redact::holders(&mut beside.stays);
     explain(&beside)
-}
-
-fn in_full(error: &ApiError) -> String {
-    format!("{error}{}", error.causes.iter().map(|cause| format!("; {cause}")).collect::<String>())
 }
 
 /// Whether the same layout stands in both. Ids of instances are the driver's and may differ.

@@ -11,14 +11,14 @@ use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, carry_out, mode, planned, renewed, unreadable};
+use super::{Part, carry_out, free_gpus, mode, planned, renewed, unreadable};
 use crate::{
     agent::Shared,
     answers::Key,
-    auth::Asker,
+    caller::{Caller, Viewer},
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
-    request, rival, view,
+    request, rival,
 };
 
 /// What somebody wants carried out.
@@ -67,14 +67,14 @@ impl Order {
 ///
 /// # Errors
 /// When it is refused; then nothing was touched.
-pub(crate) async fn begin(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
-    let (shared, asker) = (Arc::clone(agent), asker.clone());
+pub(crate) async fn begin(agent: &Shared, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
+    let (shared, caller) = (Arc::clone(agent), caller.clone());
     let beginning = agent.tasks.spawn(async move {
-        let Some(key) = order.key.clone() else { return accept(&shared, &asker, order).await };
+        let Some(key) = order.key.clone() else { return accept(&shared, &caller, order).await };
         let _turn = key.turn(&shared).await;
         match key.answered(&shared).await? {
             Some(operation) => Ok(operation),
-            None => accept(&shared, &asker, order).await,
+            None => accept(&shared, &caller, order).await,
         }
     });
     beginning.await.unwrap_or_else(|error| {
@@ -84,16 +84,17 @@ pub(crate) async fn begin(agent: &Shared, asker: &Asker, order: Order) -> Result
     })
 }
 
-async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation, ApiError> {
+async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     refuse_now(agent)?;
     let config = agent.settings.config();
-    let gpus = view::freed(agent, asker).await?;
-    let meant = planned(agent, &gpus, &order.request).await.map_err(|error| view::absent(agent, error))?;
+    let gpus = free_gpus(agent, caller.viewer).await?;
+    let meant = planned(agent, &gpus, &order.request).await;
+    let meant = meant.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let by = caller.actor(agent.people.user(caller.peer.uid).await);
     let claimed = mode::not_resetting(agent).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
     let ready = match claimed {
-        Ok(claim) => Ready::look(agent, asker, &order, &meant, claim).await,
+        Ok(claim) => Ready::look(agent, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
     request::not_stopping(agent)?;
@@ -151,17 +152,17 @@ impl Ready {
     /// When one can't be read, or can't have its layout; the GPUs are free again.
     pub(super) async fn look(
         agent: &Shared,
-        asker: &Asker,
+        viewer: Viewer,
         order: &Order,
         meant: &[GpuPlan],
         claim: Claim,
     ) -> Result<Self, ApiError> {
         let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
         let mut readings = Vec::new();
-        for ((_, outcome), plan) in agent.observer.now(&uuids).await.into_iter().zip(meant) {
+        for ((_, outcome), plan) in agent.readings.now(&uuids).await.into_iter().zip(meant) {
             readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
         }
-        let gpus = renewed(agent, asker, &readings).await?;
+        let gpus = renewed(agent, viewer, &readings).await?;
         let config = agent.settings.config();
         let mut plans = planned(agent, &gpus, &order.request).await?;
         rival::refuse(&agent.host_root, &mut plans);
@@ -172,7 +173,7 @@ impl Ready {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
         }
-        mode::preflight::examine(agent, asker, &gpus, &mut plans).await;
+        mode::preflight::examine(agent, viewer, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }

@@ -24,7 +24,7 @@ use super::{
     mode,
     step::Trouble,
 };
-use crate::{agent::Shared, conditions::Change, mps, operation::Ongoing, overrides, timeslice};
+use crate::{agent::Shared, mps, operation::Ongoing, overrides, state::Change, timeslice};
 
 /// Carries an operation out in the background. The agent does not end before it has.
 pub(super) fn spawn(agent: &Shared, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
@@ -221,9 +221,9 @@ async fn end(
             | OperationState::Cancelling
             | OperationState::Interrupted => {}
         }
-        agent.observer.outdate(&part.plan.uuid);
+        agent.readings.outdate(&part.plan.uuid);
     }
-    changes.iter().for_each(|change| agent.conditions.take_in(change));
+    agent.state.apply(&changes);
     if state == OperationState::Done {
         let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
         for told in mps::devices_serve(agent, &id, &plans).await {
@@ -276,7 +276,7 @@ async fn end(
         overrides::settle(tx, &operation, &lasting)
     };
     shared.take_in(agent);
-    ongoing.end(state, error, also, |effects| agent.overrides.take_in(&effects)).await;
+    ongoing.end(state, error, also, |effects| agent.state.override_effects(&effects)).await;
     agent.mps.let_go(&id);
     agent.outside.beside.forget(&id);
 }
@@ -332,7 +332,7 @@ async fn all_back(
         match end {
             Forward::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
             Forward::Troubled(Trouble::Unknown(trouble)) => {
-                changes.push(Change::degrade(part, &id, trouble));
+                changes.push(part.degrade(&id, trouble));
                 left.push((part.clone(), "is in a state that is not known"));
             }
             // Nothing was done on it, so there is nothing to take back, and what others did is theirs.
@@ -370,11 +370,11 @@ async fn all_back(
         match trouble {
             Trouble::Lost(_) => left.push((part, "is lost")),
             Trouble::Failed(why) => {
-                changes.push(Change::degrade(&part, &id, &why));
+                changes.push(part.degrade(&id, &why));
                 left.push((part, "could not be given its previous layout back"));
             }
             Trouble::Unknown(why) => {
-                changes.push(Change::degrade(&part, &id, &why));
+                changes.push(part.degrade(&id, &why));
                 left.push((part, "may not have its previous layout back"));
             }
         }

@@ -31,13 +31,12 @@ use tokio::{
 use super::{
     begin::{Order, Ready, intent, may_pass, refusal},
     carry_out::{self, carry_out, finish},
-    mode, planned,
+    free_gpus, mode, planned,
 };
 use crate::{
     agent::Shared,
-    auth::Asker,
+    caller::Viewer,
     operation::{self, Ongoing},
-    view,
 };
 
 /// Between two looks at instances that are in use. The driver tells nobody when they become idle.
@@ -173,8 +172,7 @@ async fn round(agent: &Shared) {
         return;
     }
     // What they wait for is read by everybody, so it is seen with nobody's eyes.
-    let nobody = Asker::agent();
-    let gpus = match view::freed(agent, &nobody).await {
+    let gpus = match free_gpus(agent, Viewer::Agent).await {
         Ok(gpus) => gpus,
         Err(error) => return all.iter().for_each(|one| still(agent, one, &error)),
     };
@@ -182,7 +180,7 @@ async fn round(agent: &Shared) {
         if agent.stopping.is_cancelled() {
             return;
         }
-        match attempt(agent, &one, &gpus, &nobody).await {
+        match attempt(agent, &one, &gpus).await {
             Ok(ready) => start(agent, one, ready),
             Err(error) if passes(&error) => still(agent, &one, &error),
             Err(error) => leave(agent, &one, error),
@@ -197,7 +195,7 @@ fn passes(error: &ApiError) -> bool {
         || error.code == Code::Unavailable && error.retryable
 }
 
-async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu], nobody: &Asker) -> Result<Ready, ApiError> {
+async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, ApiError> {
     mode::not_resetting(agent)?;
     let meant = planned(agent, gpus, &one.order.request).await?;
     // As last seen; only what seems possible is worth a claim and a fresh reading.
@@ -205,7 +203,7 @@ async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu], nobody: &Asker) ->
         return Err(error);
     }
     let claim = agent.operations.claim(&operation::gpus(&meant))?;
-    let ready = Ready::look(agent, nobody, &one.order, &meant, claim).await;
+    let ready = Ready::look(agent, Viewer::Agent, &one.order, &meant, claim).await;
     if ready.is_err() {
         agent.line.rest(one.ongoing.number());
     }

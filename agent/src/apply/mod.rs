@@ -42,9 +42,18 @@ use gpush_core::{
     plan,
 };
 use gpush_nvml::Reading;
-use gpush_store::GpuIntent;
+use gpush_store::{ConditionKind, GpuIntent, NewCondition, Scope};
 
-use crate::{agent::Shared, auth::Asker, mps, overrides::Lasting, rival, timeslice, view};
+use crate::{
+    agent::Shared,
+    caller::Viewer,
+    mps,
+    operation::named_once,
+    overrides::Lasting,
+    rival,
+    state::{Change, HostState, Reason, RecoveryCheck},
+    timeslice,
+};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -97,13 +106,16 @@ impl Part {
         format!("GPU {} ({})", self.plan.gpu, self.plan.uuid)
     }
 
-    /// How the GPU stands by a reading, when it is as it shall be after the operation, or as it was
-    /// before it.
-    pub(crate) fn stands(&self, reading: &Reading) -> Option<&'static str> {
-        if forward::difference(self, reading).is_none() {
-            return Some("as planned");
-        }
-        back::same(self.before.as_ref(), reading.mig.as_ref()).then_some("as before")
+    /// Marks the GPU as degraded: a change failed on it and its rollback too, or the outcome is not known.
+    pub(super) fn degrade(&self, operation: &str, error: &ApiError) -> Change {
+        let new = NewCondition {
+            scope: Scope::Gpu(self.plan.uuid.clone()),
+            kind: ConditionKind::Degraded,
+            cause: operation.to_owned(),
+            reason: named_once(error.clone(), std::slice::from_ref(&self.plan)).sentences().join("; "),
+            by: None,
+        };
+        Change::Degrade(new, Arc::new(self.clone()))
     }
 
     /// Whether carrying it out changes anything.
@@ -115,6 +127,15 @@ impl Part {
     pub(super) fn is_untouched(&self) -> bool {
         let before = self.before.as_ref().map(|mig| mig.instances.as_slice()).unwrap_or_default();
         self.is_empty() && modes(self.before.as_ref()) == self.mode && back::shape(before) == back::shape(&self.found)
+    }
+}
+
+impl RecoveryCheck for Part {
+    fn passes(&self, reading: &Reading) -> Option<&'static str> {
+        if forward::difference(self, reading).is_none() {
+            return Some("as planned");
+        }
+        back::same(self.before.as_ref(), reading.mig.as_ref()).then_some("as before")
     }
 }
 
@@ -133,10 +154,11 @@ fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
 /// apply: a plan that says an instance is idle because it was so a second ago is no plan. A GPU
 /// that can't be read, or that an operation is changing, has an error in place of steps and costs the
 /// others nothing.
-pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -> Result<Plans, ApiError> {
-    let gpus = view::freed(agent, asker).await?;
-    let meant = planned(agent, &gpus, request).await.map_err(|error| view::absent(agent, error))?;
-    if agent.conditions.maintenance().is_some() {
+pub(crate) async fn plan(agent: &Shared, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
+    let gpus = free_gpus(agent, viewer).await?;
+    let meant = planned(agent, &gpus, request).await;
+    let meant = meant.map_err(|error| agent.state.now().explain_absent(&request.gpus, error))?;
+    if agent.state.maintenance().is_some() {
         // Nothing can be read; each plan says so.
         return Ok(Plans { plans: meant });
     }
@@ -149,7 +171,7 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     }
     let meant: Vec<GpuPlan> = meant.into_iter().filter(|plan| !unread.contains_key(&plan.uuid)).collect();
     let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
-    for ((uuid, outcome), plan) in agent.observer.now(&uuids).await.into_iter().zip(&meant) {
+    for ((uuid, outcome), plan) in agent.readings.now(&uuids).await.into_iter().zip(&meant) {
         match outcome {
             Ok(reading) => fresh.push(reading),
             Err(error) => {
@@ -157,10 +179,10 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
             }
         }
     }
-    let gpus = renewed(agent, asker, &fresh).await?;
+    let gpus = renewed(agent, viewer, &fresh).await?;
     let mut plans = planned(agent, &gpus, request).await?;
     rival::refuse(&agent.host_root, &mut plans);
-    mode::preflight::examine(agent, asker, &gpus, &mut plans).await;
+    mode::preflight::examine(agent, viewer, &gpus, &mut plans).await;
     for plan in &mut plans {
         // A change may have begun meanwhile.
         let changing = || agent.operations.at_rest(plan.gpu, &plan.uuid).err();
@@ -169,6 +191,20 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
         }
     }
     Ok(Plans { plans })
+}
+
+/// Adds to the reasons of a GPU how far the operation is that changes it, and which operations wait for it.
+pub(crate) fn add_progress(agent: &Shared, host: &HostState, gpu: &mut Gpu) {
+    gpu.reasons.extend(agent.line.for_gpu(&gpu.uuid));
+    let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
+    let changing = reasons.iter().position(|reason| matches!(reason, Reason::Changing { .. }));
+    let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
+    let Some(progress) = agent.operations.progress(&gpu.uuid) else { return };
+    *reason += &if progress.rolling_back {
+        ": its steps are being taken back".to_owned()
+    } else {
+        format!(": {} of {} steps are done", progress.done, progress.total)
+    };
 }
 
 /// Plans a request on GPUs as they were seen. Whether GPUs on NVSwitches are reset by themselves depends
@@ -186,16 +222,20 @@ pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest)
     Ok(plans)
 }
 
-/// All GPUs, those of the operation as in its own readings.
-async fn renewed(agent: &Shared, asker: &Asker, before: &[Arc<Reading>]) -> Result<Vec<Gpu>, ApiError> {
-    let mut host = view::host(agent).await?;
-    for reading in before {
-        if let Some(sight) = host.gpus.iter_mut().find(|sight| sight.identity.uuid == reading.identity.uuid) {
-            sight.reading = Some(Arc::clone(reading));
-            sight.error = None;
-        }
+/// All GPUs without the processes that hold them for no user.
+pub(super) async fn free_gpus(agent: &Shared, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
+    let observed = agent.readings.host().await?;
+    Ok(observed.gpus_for_plans(viewer, &mps::idle(agent).await))
+}
+
+/// The same, with the GPUs of the operation as in its own readings. It waits for no other GPU.
+async fn renewed(agent: &Shared, viewer: Viewer, before: &[Arc<Reading>]) -> Result<Vec<Gpu>, ApiError> {
+    let host = agent.readings.known();
+    let is_listed = |reading: &Arc<Reading>| host.as_ref().is_ok_and(|host| host.gpu(&reading.identity.uuid).is_some());
+    if !before.iter().all(is_listed) {
+        agent.readings.host().await?;
     }
-    Ok(view::compose_freed(agent, asker, host).await)
+    Ok(agent.state.with(before).gpus_for_plans(viewer, &mps::idle(agent).await))
 }
 
 fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {

@@ -41,7 +41,11 @@ use super::{
     mode, modes, outcome, renewed,
     step::Trouble,
 };
-use crate::{agent::Shared, auth::Asker, conditions::Change, operation::Ongoing, startup};
+use crate::{
+    agent::Shared,
+    caller::Viewer,
+    operation::{self, Ongoing},
+};
 
 /// Between two looks at a GPU that can't be read, at first and at most.
 const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
@@ -50,13 +54,15 @@ const LOOK: (Duration, Duration) = (Duration::from_millis(200), Duration::from_s
 const LOOKS: u32 = 6;
 
 /// Takes over what was left, as far as it was begun; the rest of the work goes on in the
-/// background. To be called before anybody is served: the GPUs are claimed when it returns.
+/// background. To be called before anybody is served: the GPUs are claimed when it returns. Returns the UUIDs of GPUs
+/// that an operation on request has changed on this boot.
 pub(crate) async fn take_over(
     agent: &Shared,
     unfinished: Vec<UnfinishedOperation>,
     superseded: &BTreeMap<OperationId, OperationId>,
     boot_id: &str,
-) {
+) -> Vec<String> {
+    let mut changed = Vec::new();
     leave_resets_alone(agent, &unfinished).await;
     for left in unfinished {
         if left.record.stage.is_final() {
@@ -65,7 +71,7 @@ pub(crate) async fn take_over(
             agent.tasks.spawn(async move {
                 shared.outside.beside.adopt(&id.to_string()).await;
                 // What was stopped may open the GPUs, which maintenance is there to keep closed.
-                while shared.conditions.maintenance().is_some() {
+                while shared.state.maintenance().is_some() {
                     tokio::select! {
                         () = shared.stopping.cancelled() => return,
                         () = tokio::time::sleep(LOOK.1) => {}
@@ -84,9 +90,9 @@ pub(crate) async fn take_over(
             line_up_again(agent, ongoing, left);
             continue;
         }
-        if same_boot && left.record.kind != startup::KIND {
+        if same_boot && left.record.kind != operation::START {
             // Whatever becomes of it: it was somebody's wish, and a later one than the boot's.
-            agent.startup.leave(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
+            changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
         }
         let lost = match superseded.get(&left.record.id) {
             Some(by) => Some(outlived(&ongoing.id(), *by)),
@@ -99,6 +105,7 @@ pub(crate) async fn take_over(
             }
         });
     }
+    changed
 }
 
 /// Puts one that was not begun in line again.
@@ -278,7 +285,7 @@ async fn stuck(agent: &Shared, ongoing: Arc<Ongoing>, parts: &[Part], why: ApiEr
         ..why
     };
     for part in parts {
-        agent.conditions.take_in(&Change::degrade(part, &id, &error));
+        agent.state.apply(&[part.degrade(&id, &error)]);
     }
     finish(agent, ongoing, parts, OperationState::Failed, Some(error)).await;
 }
@@ -299,7 +306,7 @@ async fn look(agent: &Shared, gpus: &[GpuIntent]) -> Option<Vec<Result<Arc<Readi
         let label = format!("GPU {} ({})", gpu.plan.gpu, gpu.plan.uuid);
         let (mut pause, mut looked) = (LOOK.0, 0);
         looks.push(loop {
-            match agent.observer.read_now(&gpu.plan.uuid).await {
+            match agent.readings.read_now(&gpu.plan.uuid).await {
                 Ok(reading) => break Ok(reading),
                 Err(error) if is_gone(&error) => {
                     break Err(Trouble::Lost(explained(&label, "is not there any more", &error)));
@@ -351,9 +358,8 @@ fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
 
 /// What is left to do on each GPU, made anew; `None` when the agent stops before that is known.
 async fn plans(agent: &Shared, gpus: &[GpuIntent], readings: &[Arc<Reading>]) -> Option<Vec<GpuPlan>> {
-    let asker = Asker::agent();
     let host = loop {
-        match renewed(agent, &asker, readings).await {
+        match renewed(agent, Viewer::Agent, readings).await {
             Ok(host) => break host,
             // The GPUs were read a moment ago: whatever hides the host passes.
             Err(error) => tracing::info!("the host can't be seen yet: {error}"),

@@ -93,7 +93,7 @@ pub(super) fn words(step: &Step) -> String {
 pub(super) async fn take(agent: &Shared, part: &Part, step: &Step, ground: &mut Ground) -> Result<(), Trouble> {
     let called = call(agent, part, step, ground).await;
     // Whatever it came to: what was read before is of another time.
-    agent.observer.outdate(&part.plan.uuid);
+    agent.readings.outdate(&part.plan.uuid);
     match called {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -118,7 +118,7 @@ pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Resu
     let doing = if enabled { "switching MIG mode on" } else { "switching MIG mode off" };
     let trouble = format!("{}: {doing} failed", part.label());
     let called = agent.hardware.set_mig_mode(&part.plan.uuid, enabled).await;
-    agent.observer.outdate(&part.plan.uuid);
+    agent.readings.outdate(&part.plan.uuid);
     match called {
         Ok(change) if change.is(enabled) => Ok(Switched::InForce),
         Ok(change) => {
@@ -146,7 +146,7 @@ pub(super) async fn set_mode(agent: &Shared, part: &Part, enabled: bool) -> Resu
 /// The GPU as it is now, once nothing can change it any more.
 pub(super) async fn read(agent: &Shared, part: &Part) -> Result<Arc<Reading>, Trouble> {
     let trouble = format!("{}: reading it back failed", part.label());
-    match agent.observer.read_now(&part.plan.uuid).await {
+    match agent.readings.read_now(&part.plan.uuid).await {
         Ok(reading) => Ok(reading),
         Err(error) if error.kind == ErrorKind::GpuIsLost => Err(Trouble::Lost(explain(&trouble, &error))),
         Err(error) => {
@@ -173,7 +173,7 @@ async fn judge(agent: &Shared, part: &Part, trouble: &str, error: &DriverError) 
 }
 
 async fn read_again(agent: &Shared, part: &Part, trouble: &str) -> Result<Arc<Reading>, Trouble> {
-    agent.observer.read_now(&part.plan.uuid).await.map_err(|error| {
+    agent.readings.read_now(&part.plan.uuid).await.map_err(|error| {
         let explained = explain(trouble, &error);
         if error.kind == ErrorKind::GpuIsLost { Trouble::Lost(explained) } else { Trouble::Unknown(explained) }
     })
@@ -191,7 +191,7 @@ async fn settle(agent: &Shared, part: &Part, trouble: &str, error: &DriverError)
 /// The driver's error as the operation's.
 fn explain(trouble: &str, error: &DriverError) -> ApiError {
     let said = error.to_api();
-    // Whether to ask again is the asker's to judge once the operation has ended.
+    // Whether to ask again is the caller's to judge once the operation has ended.
     ApiError { message: trouble.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::{desk, extract::Parameters, failure::Failure};
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{agent::Shared, caller::Caller};
 
 /// Characters of a GPU's UUID.
 const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
@@ -41,12 +41,12 @@ pub(super) struct AuditParameters {
     responses((status = 200, description = "The answer", body = Vec<AuditRecord>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Parameters(parameters): Parameters<AuditParameters>,
 ) -> Result<Response, Failure> {
-    if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
-        return Err(asker.denied("read the audit trail", user.as_deref(), &agent.settings.config().access).into());
+    if !caller.viewer.is_admin() {
+        let user = agent.people.user(caller.peer.uid).await;
+        return Err(caller.denied("read the audit trail", user.as_deref(), &agent.settings.config().access).into());
     }
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
@@ -61,7 +61,7 @@ pub(super) async fn list(
         let records = agent.store.read(move |view| view.audit(&query)).await.map_err(gpush_api::ApiError::from)?;
         Ok(records.into_iter().map(shown).collect())
     };
-    desk::answer(agent, asker, StatusCode::OK, list).await
+    desk::answer(agent, caller, StatusCode::OK, list).await
 }
 
 /// What records name by `text`. A GPU that is gone is found by the whole of its UUID.
@@ -69,16 +69,16 @@ fn objects(agent: &Shared, text: &str) -> Result<Vec<String>, ApiError> {
     let one = |word: &str| {
         let selector: Selector = match word.parse() {
             Ok(selector) => selector,
-            Err(_) => return view::meant(agent, word),
+            Err(_) => return agent.state.now().named(word),
         };
         match selector {
             Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
             // An operation, `config`, or a product name.
             Selector::Model(name) if !name.contains(['*', '?']) => {
-                Ok(view::meant(agent, word).unwrap_or_else(|_| vec![word.to_owned()]))
+                Ok(agent.state.now().named(word).unwrap_or_else(|_| vec![word.to_owned()]))
             }
             Selector::All | Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => {
-                view::meant(agent, word)
+                agent.state.now().named(word)
             }
         }
     };

@@ -33,7 +33,7 @@ use serde::Serialize;
 use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::failure::Failure;
-use crate::{agent::Shared, auth::Asker};
+use crate::{agent::Shared, caller::Caller};
 
 /// Turns at once, at most: more threads than that would only make each answer slower.
 const MOST_TURNS: usize = 4;
@@ -103,12 +103,12 @@ impl Desk {
     /// When it panics.
     async fn carry<T: Send + 'static>(
         &self,
-        asker: &Asker,
+        caller: &Caller,
         privileged: bool,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Failure> {
         let lane = if privileged { &self.privileged } else { &self.public };
-        let share = lane.share(asker.peer.uid);
+        let share = lane.share(caller.peer.uid);
         let bell = Arc::new(Bell(Notify::new()));
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         loop {
@@ -132,30 +132,30 @@ impl Desk {
 /// Makes a heavy answer: `work`, and what it gives written as JSON.
 pub(super) async fn answer<T, W, F>(
     agent: Shared,
-    asker: Asker,
+    caller: Caller,
     status: StatusCode,
     work: W,
 ) -> Result<Response, Failure>
 where
     T: Serialize,
-    W: FnOnce(Shared, Asker) -> F + Send + 'static,
+    W: FnOnce(Shared, Caller) -> F + Send + 'static,
     F: Future<Output = Result<T, Failure>> + Send + 'static,
 {
     let shared = Arc::clone(&agent);
-    let made = async move |asker| written(&work(shared, asker).await?);
-    Ok(json(status, carry(&agent, asker, made).await?))
+    let made = async move |caller| written(&work(shared, caller).await?);
+    Ok(json(status, carry(&agent, caller, made).await?))
 }
 
-/// Carries `work` to its end in turns of the asker.
-pub(super) async fn carry<T, W, F>(agent: &Shared, asker: Asker, work: W) -> Result<T, Failure>
+/// Carries `work` to its end in turns of the caller.
+pub(super) async fn carry<T, W, F>(agent: &Shared, caller: Caller, work: W) -> Result<T, Failure>
 where
     T: Send + 'static,
-    W: FnOnce(Asker) -> F + Send + 'static,
+    W: FnOnce(Caller) -> F + Send + 'static,
     F: Future<Output = Result<T, Failure>> + Send + 'static,
 {
-    let privileged = asker.peer.uid == 0 || asker.peer.uid == agent.own_uid;
-    let who = asker.clone();
-    agent.desk.carry(&asker, privileged, async move { work(who).await }).await?
+    let privileged = caller.peer.uid == 0 || caller.peer.uid == agent.own_uid;
+    let who = caller.clone();
+    agent.desk.carry(&caller, privileged, async move { work(who).await }).await?
 }
 
 /// A value as JSON.
@@ -175,10 +175,10 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::listen::peer::Peer;
+    use crate::{caller::Viewer, listen::peer::Peer};
 
-    fn asker(uid: u32) -> Asker {
-        Asker { peer: Peer { uid, pid: None, groups: Vec::new() }, admin: false, blind: false }
+    fn caller(uid: u32) -> Caller {
+        Caller { peer: Peer { uid, pid: None, groups: Vec::new() }, viewer: Viewer::User(uid) }
     }
 
     fn one_turn() -> Arc<Desk> {
@@ -191,22 +191,22 @@ mod tests {
         let (tx, rx) = oneshot::channel::<u32>();
         let waiting = tokio::spawn({
             let desk = Arc::clone(&desk);
-            async move { desk.carry(&asker(1000), false, rx).await.unwrap().unwrap() }
+            async move { desk.carry(&caller(1000), false, rx).await.unwrap().unwrap() }
         });
         // However many of them wait.
         let mut others = tokio::task::JoinSet::new();
         for _ in 0..100 {
             let desk = Arc::clone(&desk);
-            others.spawn(async move { desk.carry(&asker(1000), false, std::future::pending::<()>()).await.is_ok() });
+            others.spawn(async move { desk.carry(&caller(1000), false, std::future::pending::<()>()).await.is_ok() });
         }
         tokio::task::yield_now().await;
         // The same uid, another one: each has its turn while the first waits.
-        assert_eq!(desk.carry(&asker(1000), false, async { 1 }).await.unwrap(), 1);
-        assert_eq!(desk.carry(&asker(1001), false, async { 2 }).await.unwrap(), 2);
+        assert_eq!(desk.carry(&caller(1000), false, async { 1 }).await.unwrap(), 1);
+        assert_eq!(desk.carry(&caller(1001), false, async { 2 }).await.unwrap(), 2);
         tx.send(7).unwrap();
         assert_eq!(waiting.await.unwrap(), 7);
         others.shutdown().await;
-        desk.carry(&asker(1), false, async {}).await.unwrap();
+        desk.carry(&caller(1), false, async {}).await.unwrap();
         assert_eq!(desk.public.uids.lock().unwrap().len(), 1, "who has gone is forgotten");
     }
 
@@ -224,15 +224,15 @@ mod tests {
                     started.send(()).unwrap();
                     gates.lock().unwrap().recv().unwrap();
                 };
-                desk.carry(&asker(1000), false, blocks).await.unwrap();
+                desk.carry(&caller(1000), false, blocks).await.unwrap();
             }));
         }
         start.recv().await.unwrap();
         // Root is not behind it, though the only public turn is taken.
-        assert_eq!(desk.carry(&asker(0), true, async { 1 }).await.unwrap(), 1);
+        assert_eq!(desk.carry(&caller(0), true, async { 1 }).await.unwrap(), 1);
         let other = tokio::spawn({
             let desk = Arc::clone(&desk);
-            async move { desk.carry(&asker(1001), false, async { 2 }).await.unwrap() }
+            async move { desk.carry(&caller(1001), false, async { 2 }).await.unwrap() }
         });
         // Until it queues for the turn.
         while desk.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.available_permits() > 0) {
@@ -252,7 +252,7 @@ mod tests {
     #[tokio::test]
     async fn work_that_panics_gives_its_turn_back() {
         let desk = one_turn();
-        assert!(desk.carry::<()>(&asker(1000), false, async { panic!("on purpose") }).await.is_err());
-        assert_eq!(desk.carry(&asker(1000), false, async { 3 }).await.unwrap(), 3);
+        assert!(desk.carry::<()>(&caller(1000), false, async { panic!("on purpose") }).await.is_err());
+        assert_eq!(desk.carry(&caller(1000), false, async { 3 }).await.unwrap(), 3);
     }
 }

@@ -38,10 +38,12 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{desk, extract::Parameters, failure::Failure};
 use crate::{
     agent::Shared,
-    auth::Asker,
-    events::{Cursor, Filter, Next},
+    caller::Caller,
     listen::pace::Endless,
-    redact, view,
+    state::{
+        events::{Cursor, Filter, Next},
+        redact,
+    },
 };
 
 /// The longest silence of a stream.
@@ -75,25 +77,26 @@ pub(super) struct EventParameters {
     responses((status = 200, description = "The stream", body = Event, content_type = "text/event-stream"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn stream(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     headers: HeaderMap,
     Parameters(parameters): Parameters<EventParameters>,
 ) -> Result<Response, Failure> {
     let filter = Filter {
         kinds: parameters.kinds.as_deref().map(kinds).transpose()?,
-        gpus: parameters.gpu.as_deref().map(|text| view::meant(&agent, text)).transpose()?,
+        gpus: parameters.gpu.as_deref().map(|text| agent.state.now().named(text)).transpose()?,
     };
     // What is no text is the id of no event of ours.
     let last = headers.get(LAST).map(|id| id.to_str().unwrap_or_default());
     if parameters.follow == Some(false) {
-        let cursor = last.map_or_else(|| agent.events.listen_to_all_kept(), |id| agent.events.listen(Some(id)));
-        let kept = async move |_, asker: Asker| -> Result<Vec<Event>, Failure> { Ok(kept(cursor, &filter, &asker)) };
-        return desk::answer(agent, asker, StatusCode::OK, kept).await;
+        let cursor =
+            last.map_or_else(|| agent.state.events().listen_to_all_kept(), |id| agent.state.events().listen(Some(id)));
+        let kept = async move |_, caller: Caller| -> Result<Vec<Event>, Failure> { Ok(kept(cursor, &filter, &caller)) };
+        return desk::answer(agent, caller, StatusCode::OK, kept).await;
     }
-    let cursor = agent.events.listen(last);
+    let cursor = agent.state.events().listen(last);
     // One piece under way: what comes after it stays where all listeners find it.
     let (pieces, taken) = mpsc::channel(1);
-    let telling = AbortOnDropHandle::new(tokio::spawn(tell(agent, asker, cursor, filter, pieces)));
+    let telling = AbortOnDropHandle::new(tokio::spawn(tell(agent, caller, cursor, filter, pieces)));
     let mut response = Body::new(Told { pieces: taken, _telling: telling }).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -104,12 +107,12 @@ pub(super) async fn stream(
 }
 
 /// Events that are kept, without waiting.
-fn kept(mut cursor: Cursor, filter: &Filter, asker: &Asker) -> Vec<Event> {
+fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
     let mut kept = Vec::new();
     loop {
         match cursor.now() {
             Next::Events(events) => {
-                kept.extend(events.iter().filter(|event| filter.wants(event)).map(|event| shown(event, asker)));
+                kept.extend(events.iter().filter(|event| filter.wants(event)).map(|event| shown(event, caller)));
             }
             Next::Resync(reason) => kept.push(resync(&cursor, Resync { reason })),
             Next::Nothing | Next::Closed => return kept,
@@ -118,7 +121,7 @@ fn kept(mut cursor: Cursor, filter: &Filter, asker: &Asker) -> Vec<Event> {
 }
 
 /// Tells a client what it wants to hear, until it goes or nothing more comes.
-async fn tell(agent: Shared, mut asker: Asker, mut cursor: Cursor, filter: Filter, pieces: mpsc::Sender<Bytes>) {
+async fn tell(agent: Shared, mut caller: Caller, mut cursor: Cursor, filter: Filter, pieces: mpsc::Sender<Bytes>) {
     let mut text = place(&cursor);
     let mut silent_since = Instant::now();
     loop {
@@ -134,10 +137,10 @@ async fn tell(agent: Shared, mut asker: Asker, mut cursor: Cursor, filter: Filte
                 for event in events {
                     if let Happening::Config(_) = event.what {
                         // Who may see what is the config's to say.
-                        asker = Asker::new(asker.peer.clone(), &agent.settings.config().access, agent.own_uid);
+                        caller = Caller::new(caller.peer.clone(), &agent.settings.config().access, agent.own_uid);
                     }
                     if filter.wants(&event) {
-                        frame(&mut text, &shown(&event, &asker));
+                        frame(&mut text, &shown(&event, &caller));
                     }
                 }
             }
@@ -151,10 +154,10 @@ async fn tell(agent: Shared, mut asker: Asker, mut cursor: Cursor, filter: Filte
     }
 }
 
-/// An event as `asker` may see it.
-fn shown(event: &Event, asker: &Asker) -> Event {
+/// An event as `caller` may see it.
+fn shown(event: &Event, caller: &Caller) -> Event {
     let mut event = event.clone();
-    redact::event(&mut event.what, asker);
+    redact::event(&mut event.what, caller.viewer);
     event
 }
 

@@ -13,6 +13,7 @@ use serde::{
 };
 
 use super::{BODY, failure::Failure};
+use crate::{agent::Shared, caller::Caller, listen::peer::Peer};
 
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(5);
@@ -111,6 +112,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Part {
             Ok(Path(part)) => Ok(Self(part)),
             Err(rejection) => Err(Failure::bad_request(rejection.status(), rejection.body_text())),
         }
+    }
+}
+
+impl FromRequestParts<Shared> for Caller {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, agent: &Shared) -> Result<Self, Failure> {
+        // The accept loop puts it there before anything else sees the request.
+        let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
+        Ok(Self::new(peer, &agent.settings.config().access, agent.own_uid))
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     extract::{Body, Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, answers::Header, auth::Asker, cordon, request::Request, state, view, view::Facts};
+use crate::{agent::Shared, answers::Header, apply, caller::Caller, cordon, request::Request};
 
 /// Parameters of `GET /v1/gpus`.
 #[derive(Debug, Default, Deserialize)]
@@ -30,37 +30,39 @@ pub(super) struct ListParameters {
     responses((status = 200, description = "The answer", body = Vec<Gpu>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
+    let observed = agent.readings.host().await?;
     if parameters.profiles {
-        let list = async move |agent: Shared, asker: Asker| -> Result<Vec<Gpu>, Failure> {
-            Ok(view::gpus(&agent, &asker).await?)
+        let list = async move |agent: Shared, caller: Caller| -> Result<Vec<Gpu>, Failure> {
+            let mut gpus = observed.gpus(caller.viewer);
+            gpus.iter_mut().for_each(|gpu| apply::add_progress(&agent, &observed.host, gpu));
+            Ok(gpus)
         };
-        return desk::answer(agent, asker, StatusCode::OK, list).await;
+        return desk::answer(agent, caller, StatusCode::OK, list).await;
     }
-    let facts = Facts::of(&agent, view::host(&agent).await?);
-    let viewer = facts.viewer(&asker);
-    if agent.line.is_empty()
-        && let Some(written) = agent.kept.answer(&facts, viewer)
-    {
-        return Ok(desk::json(StatusCode::OK, written));
+    let viewer = observed.viewer(caller.viewer);
+    // How far an operation is, and which ones wait, is no part of a snapshot.
+    let is_whole =
+        observed.late.is_empty() && agent.line.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
+    if is_whole && let Some(json) = observed.host.answers.get(viewer) {
+        return Ok(desk::json(StatusCode::OK, json));
     }
     let shared = Arc::clone(&agent);
-    let list = async move |asker: Asker| -> Result<Bytes, Failure> {
-        let mut gpus = facts.seen_by(&asker);
-        let nobody_waits = shared.line.is_empty();
+    let list = async move |caller: Caller| -> Result<Bytes, Failure> {
+        let mut gpus = observed.gpus(caller.viewer);
         for gpu in &mut gpus {
-            state::progress(&shared, gpu);
+            apply::add_progress(&shared, &observed.host, gpu);
             leave_out_profiles(gpu);
         }
-        let written = desk::written(&gpus)?;
-        if facts.are_at_rest() && nobody_waits && shared.line.is_empty() {
-            shared.kept.keep(facts, viewer, written.clone());
+        let json = desk::written(&gpus)?;
+        if is_whole {
+            observed.host.answers.keep(viewer, json.clone());
         }
-        Ok(written)
+        Ok(json)
     };
-    Ok(desk::json(StatusCode::OK, desk::carry(&agent, asker, list).await?))
+    Ok(desk::json(StatusCode::OK, desk::carry(&agent, caller, list).await?))
 }
 
 /// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
@@ -68,8 +70,8 @@ pub(super) async fn list(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Part) -> Result<Json<Gpu>, Failure> {
-    Ok(Json(find(&agent, &asker, &gpu).await?))
+pub(super) async fn one(State(agent): State<Shared>, caller: Caller, Part(gpu): Part) -> Result<Json<Gpu>, Failure> {
+    Ok(Json(find(&agent, &caller, &gpu).await?))
 }
 
 /// The MIG profiles of one GPU, as its driver tells them.
@@ -79,10 +81,10 @@ pub(super) async fn one(State(agent): State<Shared>, asker: Asker, Part(gpu): Pa
     responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn profiles(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Part(gpu): Part,
 ) -> Result<Json<Arc<Vec<GpuProfile>>>, Failure> {
-    let gpu = find(&agent, &asker, &gpu).await?;
+    let gpu = find(&agent, &caller, &gpu).await?;
     match gpu.mig {
         Some(mig) => Ok(Json(mig.profiles)),
         None => {
@@ -100,19 +102,15 @@ pub(super) async fn profiles(
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cordon(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(gpu): Part,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
-    let request = Request::of(&agent, &asker, "cordon GPUs", header, &format!("/v1/gpus/{gpu}/cordon"), why).await?;
-    changed(
-        &agent,
-        &asker,
-        &gpu,
-        request,
-        |agent, uuid, request| async move { cordon::set(&agent, uuid, request).await },
-    )
+    let request = Request::of(&agent, &caller, "cordon GPUs", header, &format!("/v1/gpus/{gpu}/cordon"), why).await?;
+    changed(&agent, &caller, &gpu, request, |agent, uuid, request| async move {
+        cordon::set(&agent.commits, &agent.state.now(), uuid, request).await
+    })
     .await
 }
 
@@ -123,27 +121,23 @@ pub(super) async fn cordon(
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn uncordon(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(gpu): Part,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
     let request =
-        Request::of(&agent, &asker, "uncordon GPUs", header, &format!("/v1/gpus/{gpu}/uncordon"), why).await?;
-    changed(
-        &agent,
-        &asker,
-        &gpu,
-        request,
-        |agent, uuid, request| async move { cordon::clear(&agent, uuid, request).await },
-    )
+        Request::of(&agent, &caller, "uncordon GPUs", header, &format!("/v1/gpus/{gpu}/uncordon"), why).await?;
+    changed(&agent, &caller, &gpu, request, |agent, uuid, request| async move {
+        cordon::clear(&agent.commits, uuid, request).await
+    })
     .await
 }
 
 /// The GPU once `change` is made of it, or was under the same key.
 async fn changed<C, F>(
     agent: &Shared,
-    asker: &Asker,
+    caller: &Caller,
     gpu: &str,
     request: Request,
     change: C,
@@ -152,11 +146,11 @@ where
     C: FnOnce(Shared, String, Request) -> F + Send + 'static,
     F: Future<Output = Result<(), ApiError>> + Send + 'static,
 {
-    let facts = Facts::of(agent, view::host(agent).await?);
-    let uuid = facts.uuid(facts.position(asker, gpu)?).to_owned();
+    let host = agent.readings.host().await?.host;
+    let uuid = host.gpus[host.position(gpu)?].gpu.uuid.clone();
     let which = uuid.clone();
     request.once(agent, move |agent, request| change(agent, which, request)).await?;
-    let mut gpu = find(agent, asker, &uuid).await?;
+    let mut gpu = find(agent, caller, &uuid).await?;
     leave_out_profiles(&mut gpu);
     Ok(Json(gpu))
 }
@@ -167,9 +161,9 @@ fn leave_out_profiles(gpu: &mut Gpu) {
     }
 }
 
-async fn find(agent: &Shared, asker: &Asker, text: &str) -> Result<Gpu, ApiError> {
-    let facts = Facts::of(agent, view::host(agent).await?);
-    let mut gpu = facts.find(asker, text).map_err(|error| view::absent(agent, error))?;
-    state::progress(agent, &mut gpu);
+async fn find(agent: &Shared, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
+    let observed = agent.readings.host().await?;
+    let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
+    apply::add_progress(agent, &observed.host, &mut gpu);
     Ok(gpu)
 }

@@ -3,7 +3,7 @@
 use axum::{Json, extract::State};
 use gpush_api::Version;
 
-use crate::{agent::Shared, auth::Asker, health};
+use crate::{agent::Shared, caller::Caller, health};
 
 /// Versions of the agent and of the driver behind it.
 #[cfg_attr(feature = "openapi", utoipa::path(
@@ -21,6 +21,6 @@ pub(super) async fn version(State(agent): State<Shared>) -> Json<Version> {
 #[cfg_attr(feature = "openapi", utoipa::path(
     get, path = "/v1/health", operation_id = "getHealth", tag = "about",
     responses((status = 200, description = "The answer", body = gpush_api::Health), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn health(State(agent): State<Shared>, asker: Asker) -> Json<gpush_api::Health> {
-    Json(health::health(&agent, &asker).await)
+pub(super) async fn health(State(agent): State<Shared>, caller: Caller) -> Json<gpush_api::Health> {
+    Json(health::health(&agent, caller.viewer).await)
 }

@@ -9,9 +9,10 @@ use super::{extract::Body, failure::Failure};
 use crate::{
     agent::Shared,
     answers::Header,
-    auth::Asker,
-    held, maintenance, redact,
+    caller::Caller,
+    maintenance, recover,
     request::{Request, whole},
+    state::redact,
 };
 
 /// Takes the GPUs out of gpushd's hands: no handle of the driver is open when it answers. Refused
@@ -22,19 +23,19 @@ use crate::{
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn enter(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "put the host into maintenance";
-    let request = Request::of(&agent, &asker, what, header, "/v1/maintenance/enter", why).await?;
+    let request = Request::of(&agent, &caller, what, header, "/v1/maintenance/enter", why).await?;
     let entered = request.once(&agent, |agent, request| async move { maintenance::enter(&agent, request).await });
     if entered.await?.is_none() {
         // It was recorded before the handles were closed, which may have failed.
         let shared = Arc::clone(&agent);
         whole(&agent, async move { maintenance::let_go(&shared).await }).await?;
     }
-    Ok(state(&agent, &asker))
+    Ok(state(&agent, &caller))
 }
 
 /// Gives the GPUs back to gpushd. Nothing happens outside of maintenance.
@@ -44,14 +45,14 @@ pub(super) async fn enter(
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn leave(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "take the host out of maintenance";
-    let request = Request::of(&agent, &asker, what, header, "/v1/maintenance/leave", why).await?;
+    let request = Request::of(&agent, &caller, what, header, "/v1/maintenance/leave", why).await?;
     request.once(&agent, |agent, request| async move { maintenance::leave(&agent, request).await }).await?;
-    Ok(state(&agent, &asker))
+    Ok(state(&agent, &caller))
 }
 
 /// Accepts that the database was lost: GPUs that are held for it are not any more, and stay as they are.
@@ -61,19 +62,19 @@ pub(super) async fn leave(
     responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn recover(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Recovered>, Failure> {
-    let request = Request::of(&agent, &asker, "accept a loss", header, "/v1/recover", why).await?;
-    let recovered = request.once(&agent, |agent, request| async move { held::recover(&agent, request).await });
+    let request = Request::of(&agent, &caller, "accept a loss", header, "/v1/recover", why).await?;
+    let recovered = request.once(&agent, |agent, request| async move { recover::recover(&agent, request).await });
     Ok(Json(recovered.await?.unwrap_or_default()))
 }
 
-fn state(agent: &Shared, asker: &Asker) -> Json<MaintenanceState> {
-    let mut maintenance = agent.conditions.maintenance();
+fn state(agent: &Shared, caller: &Caller) -> Json<MaintenanceState> {
+    let mut maintenance = agent.state.maintenance();
     if let Some(by) = maintenance.as_mut().and_then(|maintenance| maintenance.by.as_mut()) {
-        redact::actor(by, asker);
+        redact::actor(by, caller.viewer);
     }
     Json(MaintenanceState { maintenance })
 }

@@ -1,5 +1,5 @@
 //! `If-Match`: a request that counts only while what is wanted is still of the generation that the
-//! asker has seen.
+//! caller has seen.
 
 use axum::{
     extract::FromRequestParts,
@@ -38,7 +38,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 impl IfMatch {
     /// A refusal as an answer: with the status that HTTP has for it where the header is the reason.
     pub(super) fn failure(self, agent: &Agent, error: ApiError) -> Failure {
-        let other = self.0.is_some_and(|expected| expected != agent.overrides.generation());
+        let other = self.0.is_some_and(|expected| expected != agent.state.now().generation);
         if other && error.code == Code::Conflict {
             return Failure::new(StatusCode::PRECONDITION_FAILED, error);
         }

@@ -11,9 +11,9 @@ use crate::{
     agent::Shared,
     answers::Header,
     apply::{self, Order},
-    auth::Asker,
-    redact,
+    caller::Caller,
     request::reason,
+    state::redact,
 };
 
 /// Longest `wait_s`.
@@ -25,13 +25,13 @@ const LONGEST_WAIT: u64 = 30 * 24 * 3600;
     responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn plan(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Body(request): Body<PlanRequest>,
 ) -> Result<Response, Failure> {
-    let plan = async move |agent: Shared, asker: Asker| -> Result<Plans, Failure> {
-        Ok(apply::plan(&agent, &asker, &request).await?)
+    let plan = async move |agent: Shared, caller: Caller| -> Result<Plans, Failure> {
+        Ok(apply::plan(&agent, caller.viewer, &request).await?)
     };
-    desk::answer(agent, asker, StatusCode::OK, plan).await
+    desk::answer(agent, caller, StatusCode::OK, plan).await
 }
 
 /// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
@@ -41,16 +41,16 @@ pub(super) async fn plan(
     responses((status = 202, description = "It has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn apply(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     if_match: IfMatch,
     Body(request): Body<ApplyRequest>,
 ) -> Result<Response, Failure> {
-    if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
-        return Err(asker.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
+    if !caller.viewer.is_admin() {
+        let user = agent.people.user(caller.peer.uid).await;
+        return Err(caller.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
     }
-    let key = header.of(asker.peer.uid, "/v1/mig/apply", &request);
+    let key = header.of(caller.peer.uid, "/v1/mig/apply", &request);
     let wait = match request.wait_s {
         Some(seconds) if seconds > LONGEST_WAIT => {
             let message = format!("wait_s is {seconds}; at most {LONGEST_WAIT} (30 days) are allowed");
@@ -63,14 +63,14 @@ pub(super) async fn apply(
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
     let expected = if_match.0;
     let order = Order { reason, wait, once, expires_at, expected, key, ..Order::new("mig.apply", request) };
-    let begin = async move |agent: Shared, asker: Asker| -> Result<Operation, Failure> {
+    let begin = async move |agent: Shared, caller: Caller| -> Result<Operation, Failure> {
         check_expiry(once, expires_at)?;
-        let begun = apply::begin(&agent, &asker, order).await;
+        let begun = apply::begin(&agent, &caller, order).await;
         let mut operation = begun.map_err(|error| if_match.failure(&agent, error))?;
-        redact::actor(&mut operation.by, &asker);
+        redact::actor(&mut operation.by, caller.viewer);
         Ok(operation)
     };
-    desk::answer(agent, asker, StatusCode::ACCEPTED, begin).await
+    desk::answer(agent, caller, StatusCode::ACCEPTED, begin).await
 }
 
 /// Refuses an expiry that means nothing.

@@ -14,7 +14,6 @@ mod gpus;
 mod health;
 mod host;
 mod if_match;
-pub(crate) mod kept;
 mod mig;
 mod mps;
 pub(crate) mod openapi;

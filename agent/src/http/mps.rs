@@ -16,7 +16,7 @@ use super::{
 use crate::{
     agent::Shared,
     answers::Header,
-    auth::Asker,
+    caller::Caller,
     mps::{self, Act},
     request::{self, Request},
 };
@@ -28,10 +28,11 @@ const LINES: (usize, usize) = (50, 2000);
 #[cfg_attr(feature = "openapi", utoipa::path(
     get, path = "/v1/mps", operation_id = "listMps", tag = "mps",
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Response, Failure> {
-    let list =
-        async |agent: Shared, asker: Asker| -> Result<Vec<MpsDaemon>, Failure> { Ok(mps::all(&agent, &asker).await) };
-    desk::answer(agent, asker, StatusCode::OK, list).await
+pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
+    let list = async |agent: Shared, caller: Caller| -> Result<Vec<MpsDaemon>, Failure> {
+        Ok(mps::all(&agent, &caller).await)
+    };
+    desk::answer(agent, caller, StatusCode::OK, list).await
 }
 
 /// One target, its daemon looked at now.
@@ -41,10 +42,10 @@ pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Re
     responses((status = 200, description = "The answer", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Part(target): Part,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    Ok(Json(mps::one(&agent, &asker, &target).await?))
+    Ok(Json(mps::one(&agent, &caller, &target).await?))
 }
 
 /// Starts a daemon that was stopped, or given up.
@@ -54,12 +55,12 @@ pub(super) async fn one(
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn start(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, asker, header, target, Act::Start, how).await
+    act(agent, caller, header, target, Act::Start, how).await
 }
 
 /// Stops a daemon; it stays so until it is started. Refused under clients unless they shall be ended.
@@ -69,12 +70,12 @@ pub(super) async fn start(
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn stop(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, asker, header, target, Act::Stop, how).await
+    act(agent, caller, header, target, Act::Stop, how).await
 }
 
 /// Stops a daemon and starts another. Refused under clients unless they shall be ended.
@@ -84,12 +85,12 @@ pub(super) async fn stop(
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn restart(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, asker, header, target, Act::Restart, how).await
+    act(agent, caller, header, target, Act::Restart, how).await
 }
 
 /// Lets nobody in any more, and stops the daemon when its clients have ended, or their time is up.
@@ -99,31 +100,31 @@ pub(super) async fn restart(
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn drain(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, asker, header, target, Act::Drain, how).await
+    act(agent, caller, header, target, Act::Drain, how).await
 }
 
 async fn act(
     agent: Shared,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     target: String,
     act: Act,
     how: MpsEndRequest,
 ) -> Result<Json<MpsDaemon>, Failure> {
     let path = format!("/v1/mps/{target}/{}", act.verb());
-    let key = header.of(asker.peer.uid, &path, &how);
-    let request = Request::with(&agent, &asker, "start and stop MPS daemons", key, None).await?;
-    let (of, text) = (asker.clone(), target.clone());
+    let key = header.of(caller.peer.uid, &path, &how);
+    let request = Request::with(&agent, &caller, "start and stop MPS daemons", key, None).await?;
+    let (of, text) = (caller.clone(), target.clone());
     let once = request
         .once(&agent, move |agent, request| async move { mps::act(&agent, &of, &text, act, how, request).await });
     match once.await? {
         Some(daemon) => Ok(Json(daemon)),
-        None => Ok(Json(mps::one(&agent, &asker, &target).await?)),
+        None => Ok(Json(mps::one(&agent, &caller, &target).await?)),
     }
 }
 
@@ -134,20 +135,20 @@ async fn act(
     responses((status = 200, description = "What came of it", body = MpsSet), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn set(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(target): Part,
     Body(change): Body<MpsSetRequest>,
 ) -> Result<Json<MpsSet>, Failure> {
-    let key = header.of(asker.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
-    let request = Request::with(&agent, &asker, "change MPS settings", key, None).await?;
-    let (of, text) = (asker.clone(), target.clone());
+    let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
+    let request = Request::with(&agent, &caller, "change MPS settings", key, None).await?;
+    let (of, text) = (caller.clone(), target.clone());
     let once =
         request.once(&agent, move |agent, request| async move { mps::set(&agent, &of, &text, change, request).await });
     match once.await? {
         Some(set) => Ok(Json(set)),
         None => {
-            let daemon = mps::one(&agent, &asker, &target).await?;
+            let daemon = mps::one(&agent, &caller, &target).await?;
             Ok(Json(MpsSet { daemon, reaches: vec!["it was set by this request before".to_owned()] }))
         }
     }
@@ -160,7 +161,7 @@ pub(super) async fn set(
     responses((status = 200, description = "The share, and the environment of its clients", body = MpsShareTaken), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn take(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(target): Part,
     Body(wanted): Body<MpsShareRequest>,
@@ -168,9 +169,9 @@ pub(super) async fn take(
     if let Some(why) = &agent.read_only {
         return Err(why.clone().into());
     }
-    let key = header.of(asker.peer.uid, &format!("/v1/mps/{target}/shares"), &wanted);
+    let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/shares"), &wanted);
     let shared = Arc::clone(&agent);
-    let taking = async move { mps::take_share(&shared, &asker, &target, wanted, key).await };
+    let taking = async move { mps::take_share(&shared, &caller, &target, wanted, key).await };
     Ok(Json(request::whole(&agent, taking).await?))
 }
 
@@ -179,9 +180,13 @@ pub(super) async fn take(
     delete, path = "/v1/mps/shares/{id}", operation_id = "endMpsShare", tag = "mps",
     params(("id" = String, Path, description = "Such as s12")),
     responses((status = 200, description = "The share, as it was", body = MpsShare), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn end(State(agent): State<Shared>, asker: Asker, Part(id): Part) -> Result<Json<MpsShare>, Failure> {
+pub(super) async fn end(
+    State(agent): State<Shared>,
+    caller: Caller,
+    Part(id): Part,
+) -> Result<Json<MpsShare>, Failure> {
     let shared = Arc::clone(&agent);
-    let ending = async move { mps::end_share(&shared, &asker, &id).await };
+    let ending = async move { mps::end_share(&shared, &caller, &id).await };
     Ok(Json(request::to_the_end(&agent, ending).await?))
 }
 
@@ -200,13 +205,13 @@ pub(super) struct Lines {
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn logs(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Part(target): Part,
     Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
-    if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
-        return Err(asker
+    if !caller.viewer.is_admin() {
+        let user = agent.people.user(caller.peer.uid).await;
+        return Err(caller
             .denied("read the logs of MPS daemons", user.as_deref(), &agent.settings.config().access)
             .into());
     }
@@ -217,8 +222,8 @@ pub(super) async fn logs(
         }
         lines => lines.unwrap_or(LINES.0),
     };
-    let logs = async move |agent: Shared, _: Asker| -> Result<MpsLogs, Failure> {
+    let logs = async move |agent: Shared, _: Caller| -> Result<MpsLogs, Failure> {
         Ok(mps::logs_of(&agent, &target, lines, all.unwrap_or_default()).await?)
     };
-    desk::answer(agent, asker, StatusCode::OK, logs).await
+    desk::answer(agent, caller, StatusCode::OK, logs).await
 }

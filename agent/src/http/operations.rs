@@ -12,7 +12,7 @@ use super::{
     extract::{Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, answers::Header, auth::Asker, operation, redact, request};
+use crate::{agent::Shared, answers::Header, caller::Caller, operation, request, state::redact};
 
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -52,7 +52,7 @@ pub(super) struct OneParameters {
     responses((status = 200, description = "The answer", body = Vec<OperationSummary>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
     let limit = parameters.limit.unwrap_or(PAGE.0);
@@ -61,17 +61,17 @@ pub(super) async fn list(
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
             .hint("ask for the others page by page: `before` takes the id of the first operation of a page"));
     }
-    let list = async move |agent: Shared, asker: Asker| -> Result<Vec<OperationSummary>, Failure> {
+    let list = async move |agent: Shared, caller: Caller| -> Result<Vec<OperationSummary>, Failure> {
         let before = match &parameters.before {
             None => None,
             Some(id) => Some(operation::id(id).ok_or_else(|| no_such(id))?),
         };
         let mut page = agent.operations.list(before, limit).await?;
         page.reverse();
-        page.iter_mut().for_each(|operation| redact::actor(&mut operation.by, &asker));
+        page.iter_mut().for_each(|operation| redact::actor(&mut operation.by, caller.viewer));
         Ok(page)
     };
-    desk::answer(agent, asker, StatusCode::OK, list).await
+    desk::answer(agent, caller, StatusCode::OK, list).await
 }
 
 fn no_such(id: &str) -> ApiError {
@@ -86,7 +86,7 @@ fn no_such(id: &str) -> ApiError {
     responses((status = 200, description = "The answer", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     Part(id): Part,
     Parameters(parameters): Parameters<OneParameters>,
 ) -> Result<Response, Failure> {
@@ -98,8 +98,8 @@ pub(super) async fn one(
         }
         None => agent.operations.get(&id).await?,
     };
-    redact::actor(&mut operation.by, &asker);
-    desk::answer(agent, asker, StatusCode::OK, async move |_, _| -> Result<Operation, Failure> { Ok(operation) }).await
+    redact::actor(&mut operation.by, caller.viewer);
+    desk::answer(agent, caller, StatusCode::OK, async move |_, _| -> Result<Operation, Failure> { Ok(operation) }).await
 }
 
 /// Wants an operation taken back: one that waits ends at once, one that runs goes back to what stood
@@ -110,18 +110,18 @@ pub(super) async fn one(
     responses((status = 202, description = "It is being taken back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cancel(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     header: Header,
     Part(id): Part,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
-    if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
-        return Err(asker.denied("cancel operations", user.as_deref(), &agent.settings.config().access).into());
+    if !caller.viewer.is_admin() {
+        let user = agent.people.user(caller.peer.uid).await;
+        return Err(caller.denied("cancel operations", user.as_deref(), &agent.settings.config().access).into());
     }
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
-    let key = header.of(asker.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
+    let by = caller.actor(agent.people.user(caller.peer.uid).await);
+    let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let shared = Arc::clone(&agent);
-    // On record and in memory, whether or not the asker is still there.
+    // On record and in memory, whether or not the caller is still there.
     let cancelling = request::to_the_end(&agent, async move {
         let _turn = match &key {
             Some(key) => Some(key.turn(&shared).await),
@@ -139,6 +139,6 @@ pub(super) async fn cancel(
         Ok(operation)
     });
     let mut operation = cancelling.await?;
-    redact::actor(&mut operation.by, &asker);
+    redact::actor(&mut operation.by, caller.viewer);
     Ok((StatusCode::ACCEPTED, Json(operation)))
 }

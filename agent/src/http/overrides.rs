@@ -17,20 +17,20 @@ use super::{
     failure::Failure,
     if_match::{IfMatch, tagged},
 };
-use crate::{agent::Shared, auth::Asker, overrides, request, view};
+use crate::{agent::Shared, caller::Caller, overrides, request, state::overridden};
 
 /// Overrides that stand, in the order in which they were made.
 #[cfg_attr(feature = "openapi", utoipa::path(
     get, path = "/v1/overrides", operation_id = "listOverrides", tag = "config",
     responses((status = 200, description = "The answer", body = Overrides), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Response, Failure> {
-    let generation = agent.overrides.generation();
-    let list = async move |agent: Shared, asker: Asker| -> Result<Overrides, Failure> {
+pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
+    let generation = agent.state.now().generation;
+    let list = async move |agent: Shared, caller: Caller| -> Result<Overrides, Failure> {
         // Without a driver they stand all the same.
-        let gpus = view::gpus(&agent, &asker).await.unwrap_or_default();
-        Ok(Overrides { generation, overrides: overrides::all(&agent, &gpus, &asker) })
+        let gpus = agent.readings.host().await.map(|observed| observed.gpus(caller.viewer)).unwrap_or_default();
+        Ok(Overrides { generation, overrides: overrides::all(&agent.state, &gpus, caller.viewer) })
     };
-    Ok(tagged(desk::answer(agent, asker, StatusCode::OK, list).await?, generation))
+    Ok(tagged(desk::answer(agent, caller, StatusCode::OK, list).await?, generation))
 }
 
 /// Ends the override of a GPU. What stands on it is left as it is, unless `auto_reconcile` says
@@ -44,22 +44,22 @@ pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Re
     responses((status = 200, description = "It has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn end(
     State(agent): State<Shared>,
-    asker: Asker,
+    caller: Caller,
     if_match: IfMatch,
     Part(gpu): Part,
 ) -> Result<Response, Failure> {
-    let user = agent.people.user(asker.peer.uid).await;
-    if !asker.admin {
-        return Err(asker.denied("end overrides", user.as_deref(), &agent.settings.config().access).into());
+    let user = agent.people.user(caller.peer.uid).await;
+    if !caller.viewer.is_admin() {
+        return Err(caller.denied("end overrides", user.as_deref(), &agent.settings.config().access).into());
     }
-    let gpus = view::gpus(&agent, &asker).await;
+    let gpus = agent.readings.host().await.map(|observed| observed.gpus(caller.viewer));
     let (uuid, index, label) = meant(&agent, &gpus, &gpu)?;
-    let (shared, by, expected) = (Arc::clone(&agent), asker.actor(user), if_match.0);
-    // On record and in memory, whether or not the asker is still there.
-    let ending = async move { overrides::clear(&shared, uuid, &label, by, expected).await };
+    let (shared, by, expected) = (Arc::clone(&agent), caller.actor(user), if_match.0);
+    // On record and in memory, whether or not the caller is still there.
+    let ending = async move { overrides::clear(&shared.state, &shared.store, uuid, &label, by, expected).await };
     let ended = request::whole(&agent, ending).await;
     let (ended, generation) = ended.map_err(|error| if_match.failure(&agent, error))?;
-    let answer = OverrideEnded { generation, ended: overrides::view(ended, index, &asker) };
+    let answer = OverrideEnded { generation, ended: overridden(ended, index) };
     Ok(tagged(Json(answer).into_response(), generation))
 }
 
@@ -85,7 +85,7 @@ fn meant(
             }
         },
         // One that the driver does not show can have an override all the same.
-        Err(_) if agent.overrides.of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
+        Err(_) if agent.state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
         Err(error) => Err(error),
     }
 }

@@ -4,15 +4,15 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::GpuProcesses;
 
 use super::{desk, failure::Failure};
-use crate::{agent::Shared, auth::Asker, processes};
+use crate::{agent::Shared, caller::Caller, processes};
 
 /// All processes that the driver lists, those that belong to nobody who was given a share marked.
 #[cfg_attr(feature = "openapi", utoipa::path(
     get, path = "/v1/processes", operation_id = "listProcesses", tag = "gpus",
     responses((status = 200, description = "The answer", body = GpuProcesses), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, asker: Asker) -> Result<Response, Failure> {
-    let list = async |agent: Shared, asker: Asker| -> Result<GpuProcesses, Failure> {
-        Ok(processes::list(&agent, &asker).await?)
+pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
+    let list = async |agent: Shared, caller: Caller| -> Result<GpuProcesses, Failure> {
+        Ok(processes::list(&agent, caller.viewer).await?)
     };
-    desk::answer(agent, asker, StatusCode::OK, list).await
+    desk::answer(agent, caller, StatusCode::OK, list).await
 }

@@ -17,7 +17,7 @@ use super::{
     targets::Outlook,
     view,
 };
-use crate::{agent::Shared, auth::Asker, maintenance, proc, request::Request};
+use crate::{agent::Shared, caller::Caller, proc, request::Request, state::words};
 
 /// Longest time that clients may be given to go, seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
@@ -63,7 +63,7 @@ impl Act {
 /// When clients are in the way and may not be ended, or it can't be recorded.
 pub(crate) async fn act(
     agent: &Shared,
-    asker: &Asker,
+    caller: &Caller,
     text: &str,
     act: Act,
     how: MpsEndRequest,
@@ -83,7 +83,7 @@ pub(crate) async fn act(
     // has put aside would come up.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
-        may_start(agent, asker, &label, &uuid, &entry)?;
+        may_start(agent, caller, &label, &uuid, &entry)?;
     }
     // How one is to be that is not wanted yet, such as one that was stopped, the settling says, and starts it.
     let settles = agent.mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
@@ -114,7 +114,7 @@ pub(crate) async fn act(
         Some(end) => {
             if let Err(error) = entry.daemon.have(end).await {
                 return Err(match error.code {
-                    Code::Blocked => under_clients(agent, asker, act, &uuid, &entry).await,
+                    Code::Blocked => under_clients(agent, caller, act, &uuid, &entry).await,
                     _ => error,
                 });
             }
@@ -127,13 +127,13 @@ pub(crate) async fn act(
     }
     drop(turn);
     if act == Act::Start || (act == Act::Restart && settles) {
-        start(agent, asker, &label, &uuid).await?;
+        start(agent, caller, &label, &uuid).await?;
     }
-    view::one(agent, asker, &entry.short).await
+    view::one(agent, caller, &entry.short).await
 }
 
 /// Has one started that is not stopped any more.
-async fn start(agent: &Shared, asker: &Asker, label: &str, uuid: &str) -> Result<(), ApiError> {
+async fn start(agent: &Shared, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
     super::targets::settle(agent).await;
     let Some(entry) = agent.mps.entries().get(uuid).cloned() else { return Ok(()) };
     let _turn = entry.turn.lock().await;
@@ -141,7 +141,7 @@ async fn start(agent: &Shared, asker: &Asker, label: &str, uuid: &str) -> Result
     if agent.mps.record(uuid).stopped.is_some() {
         return Ok(());
     }
-    may_start(agent, asker, label, uuid, &entry)?;
+    may_start(agent, caller, label, uuid, &entry)?;
     entry.daemon.have(Do::Start).await
 }
 
@@ -150,11 +150,11 @@ fn later(span: Duration) -> Option<Timestamp> {
 }
 
 /// Refuses to start what is not to be there.
-fn may_start(agent: &Shared, asker: &Asker, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
-    if let Some(maintenance) = agent.conditions.maintenance() {
-        return Err(maintenance::refusal(&maintenance));
+fn may_start(agent: &Shared, caller: &Caller, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
+    if let Some(maintenance) = agent.state.maintenance() {
+        return Err(words::refusal(&maintenance));
     }
-    if let Some(why) = Outlook::of(agent, asker).ends(uuid, entry) {
+    if let Some(why) = Outlook::of(agent, caller.viewer).ends(uuid, entry) {
         return Err(view::refuse_end(label, entry, why));
     }
     let Some(target) = &entry.target else {
@@ -166,7 +166,7 @@ fn may_start(agent: &Shared, asker: &Asker, label: &str, uuid: &str, entry: &Ent
 }
 
 /// Why a daemon is not ended under those who are inside.
-async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entry: &Entry) -> ApiError {
+async fn under_clients(agent: &Shared, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
     let (what, verb) = if act == Act::Stop { ("stopped", "stop") } else { ("restarted", "restart") };
     let inside = match (seen.clients_known, seen.clients.len() + seen.waiting.len()) {
@@ -177,7 +177,7 @@ async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entr
     let mut error = ApiError::new(Code::Blocked, format!("the MPS daemon of {label} is not {what} {inside}"));
     let shares = agent.mps.shares_of(uuid);
     for client in clients::of(agent, &seen, &shares).await {
-        let (Some(pid), true) = (client.pid, asker.may_see(client.uid)) else { continue };
+        let (Some(pid), true) = (client.pid, caller.viewer.may_see(client.uid)) else { continue };
         let whose = match (client.user, client.uid) {
             (Some(user), _) => user,
             (None, Some(uid)) => format!("uid {uid}"),
@@ -185,7 +185,7 @@ async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entr
         };
         error = error.cause(format!("pid {pid} of {whose}: {}", client.command.unwrap_or_default()));
     }
-    for pid in seen.waiting.iter().filter(|pid| asker.may_see(proc::owner(**pid))) {
+    for pid in seen.waiting.iter().filter(|pid| caller.viewer.may_see(proc::owner(**pid))) {
         error = error.cause(format!("pid {pid} has come, and waits for a server"));
     }
     error
@@ -199,7 +199,7 @@ async fn under_clients(agent: &Shared, asker: &Asker, act: Act, uuid: &str, entr
 /// When the target can't have it, it can't be recorded, or the daemon has another value afterwards.
 pub(crate) async fn set(
     agent: &Shared,
-    asker: &Asker,
+    caller: &Caller,
     text: &str,
     change: MpsSetRequest,
     request: Request,
@@ -208,7 +208,7 @@ pub(crate) async fn set(
     let label = view::label(&entry, &uuid);
     // What somebody else sets meanwhile is what this goes by: nothing of it is lost.
     let turn = entry.turn.lock().await;
-    if let Some(why) = Outlook::of(agent, asker).ends(&uuid, &entry) {
+    if let Some(why) = Outlook::of(agent, caller.viewer).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));
     }
     let Some(target) = entry.target.clone() else {
@@ -231,7 +231,7 @@ pub(crate) async fn set(
     records::change(agent, &uuid, set, recorded).await?;
     drop(turn);
     super::targets::settle(agent).await;
-    let daemon = view::one(agent, asker, &entry.short).await?;
+    let daemon = view::one(agent, caller, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
     Ok(MpsSet { daemon, reaches })
 }

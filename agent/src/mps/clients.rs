@@ -12,7 +12,7 @@ use super::{
     daemon::{Do, Seen},
     health::Health,
 };
-use crate::{agent::Shared, auth::Asker, proc};
+use crate::{agent::Shared, caller::Caller, proc};
 
 /// How long a daemon may take to be told to end the work of a client.
 const TERMINATE: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ pub(super) fn witness(agent: &Shared, gpu_uuid: &str, uuid: &str) -> Witness {
     Arc::new(move || {
         let (agent, gpu_uuid, uuid) = (Arc::clone(&agent), gpu_uuid.clone(), uuid.clone());
         Box::pin(async move {
-            let reading = tokio::time::timeout(DRIVER, agent.observer.read_now(&gpu_uuid)).await.ok()?.ok()?;
+            let reading = tokio::time::timeout(DRIVER, agent.readings.read_now(&gpu_uuid)).await.ok()?.ok()?;
             if !reading.processes_known {
                 return None;
             }
@@ -161,13 +161,13 @@ pub(super) fn tell_stuck(target: &str, before: &Health, now: &Health) {
 }
 
 /// Who waits for another user's clients, as somebody may see it.
-pub(super) async fn waiting(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<String> {
+pub(super) async fn waiting(agent: &Shared, caller: &Caller, seen: &Seen) -> Vec<String> {
     let stuck = stuck(&seen.servers, &seen.waiting);
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = agent.people.processes(pids.clone()).await;
     let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \
                those who are served have, whoever waits hangs";
-    let sentence = |pid: u32| match people.get(&pid).filter(|person| asker.may_see(Some(person.uid))) {
+    let sentence = |pid: u32| match people.get(&pid).filter(|person| caller.viewer.may_see(Some(person.uid))) {
         Some(person) => format!("{} waits: {why}", person.of_process(pid)),
         None => format!("a client waits: {why}"),
     };

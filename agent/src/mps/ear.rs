@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, path::Path};
 use gpush_mps::{control::ControlError, holder, session::SessionError};
 
 use super::daemon::Seen;
-use crate::{agent::Shared, auth::Asker, people::Person, proc};
+use crate::{agent::Shared, caller::Caller, people::Person, proc};
 
 /// Said to everybody.
 pub(super) const SOMEBODY: &str = "another process is connected to it and keeps it from answering";
@@ -59,11 +59,14 @@ fn may_be_had(error: &ControlError) -> bool {
 }
 
 /// Those of them whom somebody may see, a sentence each.
-pub(super) async fn named(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<String> {
+pub(super) async fn named(agent: &Shared, caller: &Caller, seen: &Seen) -> Vec<String> {
     let pids: Vec<u32> = seen.ear.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = agent.people.processes(pids.clone()).await;
     let known = pids.into_iter().filter_map(|pid| Some((pid, people.get(&pid)?)));
-    known.filter(|(_, person)| asker.may_see(Some(person.uid))).map(|(pid, person)| sentence(pid, person)).collect()
+    known
+        .filter(|(_, person)| caller.viewer.may_see(Some(person.uid)))
+        .map(|(pid, person)| sentence(pid, person))
+        .collect()
 }
 
 fn sentence(pid: u32, person: &Person) -> String {

@@ -89,7 +89,7 @@ pub(crate) use self::{
     servers::{Server, Servers},
     shares::{end as end_share, take as take_share},
     targets::{find, run},
-    view::{SHARE_VARIABLE, all, drift, health, logs_of, one},
+    view::{SHARE_VARIABLE, all, health, logs_of, one},
 };
 use self::{daemon::Daemon, hands::Hands, moves::Moves};
 

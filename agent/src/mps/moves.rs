@@ -192,7 +192,7 @@ pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Re
         let config = agent.settings.config();
         gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
         compute_mode::put_back(agent, uuid).await;
-        agent.observer.outdate(&plan.uuid);
+        agent.readings.outdate(&plan.uuid);
     }
     Ok(())
 }

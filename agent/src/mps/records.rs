@@ -45,7 +45,11 @@ pub(super) async fn change(
 fn take_in(agent: &Shared, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
     let mut records = agent.mps.records();
     let known = records.remove(uuid).unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() });
-    records.insert(uuid.to_owned(), change(known));
+    let record = change(known);
+    let in_force = record.in_force.is_some();
+    records.insert(uuid.to_owned(), record);
+    drop(records);
+    agent.state.share(uuid, in_force);
 }
 
 /// Forgets what was set above a rule that says something else now.

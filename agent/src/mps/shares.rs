@@ -18,7 +18,7 @@ use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Entry, daemon::Do, targets::Outlook, view};
-use crate::{agent::Shared, answers::Key, auth::Asker, proc, request::who, work};
+use crate::{agent::Shared, answers::Key, caller::Caller, proc, state::words, work};
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;
@@ -29,7 +29,7 @@ const LONGEST: u64 = 366 * 24 * 3600;
 /// When the daemon does not serve, there is no room, or another user has it.
 pub(crate) async fn take(
     agent: &Shared,
-    asker: &Asker,
+    caller: &Caller,
     text: &str,
     request: MpsShareRequest,
     key: Option<Key>,
@@ -52,7 +52,7 @@ pub(crate) async fn take(
     }
     let seen = entry.daemon.seen();
     let label = view::label(&entry, &uuid);
-    if let Some(why) = Outlook::of(agent, asker).ends(&uuid, &entry) {
+    if let Some(why) = Outlook::of(agent, caller.viewer).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));
     }
     let is_stopped = agent.mps.record(&uuid).stopped.is_some();
@@ -66,11 +66,11 @@ pub(crate) async fn take(
         sharing::fits(&settings, memory, &label)?;
     }
     // What can't be had at any time is told before what can't be had now.
-    let process = request.with_pid.map(|pid| process(asker, pid)).transpose()?;
+    let process = request.with_pid.map(|pid| process(caller, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
-    work::admits(agent, asker, &entry.gpu_uuid, &label).await?;
-    room(agent, asker, &label, &uuid, &entry, &policy, &settings)?;
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    work::admits(agent, caller.viewer, &entry.gpu_uuid, &label).await?;
+    room(agent, caller, &label, &uuid, &entry, &policy, &settings)?;
+    let by = caller.actor(agent.people.user(caller.peer.uid).await);
     let uid = by.uid;
     // First: another user's clients may be in the way, and then nothing is on record.
     let before: BTreeSet<u32> = agent.mps.shares_of(&uuid).iter().map(|share| share.by.uid).collect();
@@ -141,7 +141,7 @@ fn settings(label: &str, policy: &MpsPolicy, request: &MpsShareRequest) -> Resul
 /// Refuses a share for which there is no room.
 fn room(
     agent: &Shared,
-    asker: &Asker,
+    caller: &Caller,
     label: &str,
     uuid: &str,
     entry: &Entry,
@@ -150,9 +150,9 @@ fn room(
 ) -> Result<(), ApiError> {
     let shares = agent.mps.shares_of(uuid);
     let show = format!("`gpushctl mps show {}` shows them", view::name(entry));
-    let others = shares.iter().find(|share| share.by.uid != asker.peer.uid);
+    let others = shares.iter().find(|share| share.by.uid != caller.peer.uid);
     if let Some(other) = others.filter(|_| policy.users == MpsUsers::One) {
-        return Err(ApiError::new(Code::Conflict, format!("{label} is in use by {}", who(&other.by)))
+        return Err(ApiError::new(Code::Conflict, format!("{label} is in use by {}", words::actor(&other.by)))
             .cause("its MPS daemon serves one user at a time: another one's clients would hang until the first one's have ended")
             .hint(format!("ask again when they have given their shares back; {show}"))
             .retryable());
@@ -189,18 +189,18 @@ fn room(
     Ok(())
 }
 
-/// The process with whose end a share is to end: one of the asker's.
-fn process(asker: &Asker, pid: u32) -> Result<ProcessId, ApiError> {
+/// The process with whose end a share is to end: one of the caller's.
+fn process(caller: &Caller, pid: u32) -> Result<ProcessId, ApiError> {
     let bad = |why: &str| {
         Err(ApiError::new(Code::BadRequest, format!("a share can't end with process {pid}: {why}"))
             .hint("name a process of yours that lasts as long as the share is needed, or a time"))
     };
-    let pid = match proc::from_there(asker.peer.pid, pid) {
+    let pid = match proc::from_there(caller.peer.pid, pid) {
         Ok(pid) => pid,
         Err(why) => return bad(why),
     };
     match (proc::start(pid), proc::owner(pid)) {
-        (Some(start), Some(uid)) if asker.admin || uid == asker.peer.uid => Ok(ProcessId { pid, start }),
+        (Some(start), Some(uid)) if caller.viewer.is_admin() || uid == caller.peer.uid => Ok(ProcessId { pid, start }),
         (Some(_), Some(_)) => bad("it is another user's"),
         (_, None) | (None, _) => bad("there is none"),
     }
@@ -251,10 +251,11 @@ pub(super) fn shown(share: &MpsShare, short: &str) -> Shown {
 ///
 /// # Errors
 /// When there is none of that id, or it is another user's.
-pub(crate) async fn end(agent: &Shared, asker: &Asker, id: &str) -> Result<Shown, ApiError> {
+pub(crate) async fn end(agent: &Shared, caller: &Caller, id: &str) -> Result<Shown, ApiError> {
     let known = id.strip_prefix('s').filter(|number| number.bytes().all(|digit| digit.is_ascii_digit()));
     let known = known.and_then(|number| number.parse::<u64>().ok());
-    let Some(share) = known.and_then(|id| find(agent, id)).filter(|share| asker.may_see(Some(share.by.uid))) else {
+    let Some(share) = known.and_then(|id| find(agent, id)).filter(|share| caller.viewer.may_see(Some(share.by.uid)))
+    else {
         return Err(no_share(id));
     };
     let entry = agent.mps.entries().get(&share.target).cloned();
@@ -262,7 +263,7 @@ pub(crate) async fn end(agent: &Shared, asker: &Asker, id: &str) -> Result<Shown
     let _turn = turn.lock().await;
     // It may have ended by itself meanwhile.
     let share = find(agent, share.id).ok_or_else(|| no_share(id))?;
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let by = caller.actor(agent.people.user(caller.peer.uid).await);
     drop_share(agent, &share, Some(by), "given back").await?;
     Ok(shown(&share, &entry.map_or_else(|| share.target.clone(), |entry| entry.short)))
 }

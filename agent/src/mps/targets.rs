@@ -36,8 +36,8 @@ use super::{
 };
 use crate::{
     agent::{Agent, Shared},
-    auth::Asker,
-    view as gpus_view, work,
+    caller::Viewer,
+    work,
 };
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
@@ -47,8 +47,14 @@ const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs
 pub(crate) async fn run(agent: Shared) {
     // The first look may take as long as the driver does.
     let (mut next, mut settle_at) = (Instant::now(), Instant::now());
+    let mut snapshots = agent.state.watch();
+    let mut changes = 0;
     loop {
         let woken = tokio::select! {
+            Ok(host) = snapshots.wait_for(|host| host.changes != changes) => {
+                changes = host.changes;
+                true
+            }
             () = agent.stopping.cancelled() => return,
             () = agent.mps.wake.notified() => true,
             () = tokio::time::sleep_until(next) => false,
@@ -105,7 +111,14 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
             | State::Stopping { .. } => tracing::info!(mps = target, "the MPS daemon is {}", state.name()),
         }
         let (uuid, target) = (of.clone(), target.clone());
-        shared.events.publish(Happening::Mps(Box::new(MpsChange { target, uuid, gpu_uuid, gpu, state, reasons })));
+        shared.state.events().publish(Happening::Mps(Box::new(MpsChange {
+            target,
+            uuid,
+            gpu_uuid,
+            gpu,
+            state,
+            reasons,
+        })));
         // One that came up after nobody waited for it any more has no compute mode yet.
         if matches!(seen.state, State::Stopped | State::Ready { .. }) {
             shared.mps.settle();
@@ -119,7 +132,7 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
     });
     let shared = Arc::clone(agent);
     let hands_off = Arc::new(move || {
-        let entered = shared.conditions.maintenance().is_some();
+        let entered = shared.state.maintenance().is_some();
         entered.then(|| "the host is in maintenance: no MPS daemon is started before that is over".to_owned())
     });
     let sources = Sources { witness, on_record, hands_off };
@@ -131,7 +144,8 @@ pub(super) async fn settle(agent: &Shared) {
     // Two at once would each go by what it has seen itself, and one of them before the other's end.
     let _alone = agent.mps.settling.lock().await;
     let config = agent.settings.config();
-    let Ok(mut gpus) = gpus_view::gpus(agent, &Asker::log()).await else { return };
+    let Ok(observed) = agent.readings.host().await else { return };
+    let mut gpus = observed.gpus(Viewer::Log);
     let moving = agent.mps.moving();
     // The operation that changes it wants its daemon now, as its last step.
     for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && moving.coming.contains(&gpu.uuid)) {
@@ -199,8 +213,8 @@ pub(super) struct Outlook {
 }
 
 impl Outlook {
-    pub(super) fn of(agent: &Agent, asker: &Asker) -> Self {
-        let gpus = work::known(agent, asker);
+    pub(super) fn of(agent: &Agent, viewer: Viewer) -> Self {
+        let gpus = work::known(agent, viewer);
         let had = agent.mps.entries().keys().cloned().collect();
         let decided = sharing::decide(&agent.settings.config(), &gpus, &had);
         Self { gpus, decided }

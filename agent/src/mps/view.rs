@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
+use gpush_api::{ApiError, Code, Gpu, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
 use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
@@ -17,8 +17,10 @@ use super::{
 };
 use crate::{
     agent::{Agent, Shared},
-    auth::Asker,
-    proc, redact, work,
+    caller::{Caller, Viewer},
+    proc,
+    state::redact,
+    work,
 };
 
 /// How old what is shown of daemons may be.
@@ -96,25 +98,6 @@ fn finishing(clients: &str, inside: usize, seen: &Seen) -> String {
     }
 }
 
-/// How a GPU differs in being shared from what its rule wants, or not.
-pub(crate) fn drift(gpu: &Gpu, shared: bool) -> Option<String> {
-    let seen = match gpu.state {
-        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => true,
-        GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
-    };
-    match (gpu.mode, shared) {
-        // What is in the way of it is told already.
-        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::too_old(gpu) {
-            Some(why) => format!("it can't be shared through MPS: {why}"),
-            None => "it is not shared through MPS yet".to_owned(),
-        }),
-        (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
-        (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
-            Some("it is shared through MPS, which its rule does not want any more".to_owned())
-        }
-    }
-}
-
 /// A target in messages.
 pub(super) fn label(entry: &Entry, uuid: &str) -> String {
     entry.target.as_ref().map_or_else(|| uuid.to_owned(), Target::label)
@@ -186,7 +169,7 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
         compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
     // However often gpushd is started: it is the config that is to be mended.
-    let too_old = Outlook::of(agent, &Asker::agent()).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
+    let too_old = Outlook::of(agent, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
         sharing::too_old(&gpu).map(|why| error.cause(why).hint(OTHER_MODE))
@@ -195,7 +178,7 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
 }
 
 /// All daemons, by GPU and device.
-pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
+pub(crate) async fn all(agent: &Shared, caller: &Caller) -> Vec<MpsDaemon> {
     shares::expire(agent).await;
     let entries = agent.mps.entries().clone();
     let fresh = entries.values().map(|entry| {
@@ -203,11 +186,11 @@ pub(crate) async fn all(agent: &Shared, asker: &Asker) -> Vec<MpsDaemon> {
         tokio::spawn(async move { daemon.fresh(FRESH).await })
     });
     let fresh: Vec<_> = fresh.collect();
-    let outlook = Outlook::of(agent, asker);
+    let outlook = Outlook::of(agent, caller.viewer);
     let mut all = Vec::new();
     for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
         let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
-        all.push(shown(agent, asker, &outlook, (&uuid, &entry), seen).await);
+        all.push(shown(agent, caller, &outlook, (&uuid, &entry), seen).await);
     }
     all.sort_by(in_order);
     all
@@ -221,13 +204,13 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
 ///
 /// # Errors
 /// When they mean none, or several.
-pub(crate) async fn one(agent: &Shared, asker: &Asker, text: &str) -> Result<MpsDaemon, ApiError> {
+pub(crate) async fn one(agent: &Shared, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(agent, text)?;
     shares::expire(agent).await;
     // What it was a while ago is no answer to somebody who asks for it by name. A daemon has one ear: who may change
     // nothing does not keep it busy.
-    let seen = entry.daemon.fresh(if asker.admin { Duration::ZERO } else { FRESH }).await;
-    Ok(shown(agent, asker, &Outlook::of(agent, asker), (&uuid, &entry), seen).await)
+    let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
+    Ok(shown(agent, caller, &Outlook::of(agent, caller.viewer), (&uuid, &entry), seen).await)
 }
 
 /// The last lines of the logs of the daemon that somebody means.
@@ -248,7 +231,7 @@ pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize, all: bool)
 /// When it names none, or several.
 pub(super) fn find(agent: &Shared, text: &str) -> Result<(String, Entry), ApiError> {
     let entries = agent.mps.entries().clone();
-    let outlook = Outlook::of(agent, &Asker::agent());
+    let outlook = Outlook::of(agent, Viewer::Agent);
     let mut known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(&outlook, uuid, entry)).collect();
     known.sort_by(in_order);
     let at = sharing::resolve(text, &known).map_err(|mut error| {
@@ -310,7 +293,7 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
 
 async fn shown(
     agent: &Shared,
-    asker: &Asker,
+    caller: &Caller,
     outlook: &Outlook,
     (uuid, entry): (&str, &Entry),
     seen: Seen,
@@ -328,8 +311,8 @@ async fn shown(
         .filter_map(|pid| Some((pid, proc::owner(pid)?)))
         .collect();
     let mut daemon = bare(outlook, uuid, entry);
-    daemon.reasons.extend(ear::named(agent, asker, &seen).await);
-    findings.extend(clients::waiting(agent, asker, &seen).await);
+    daemon.reasons.extend(ear::named(agent, caller, &seen).await);
+    findings.extend(clients::waiting(agent, caller, &seen).await);
     findings.extend(agent.mps.findings().into_iter().filter(|finding| finding.contains(&label(entry, uuid))));
     let open = compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid));
     findings.extend(open.filter(|_| uuid == entry.gpu_uuid).map(|error| error.sentences().join(": ")));
@@ -349,20 +332,20 @@ async fn shown(
         (_, gpu) => findings.extend(gpu.and_then(|gpu| work::refusal(gpu, "a share")).map(|error| error.message)),
     }
     for server in &mut daemon.servers {
-        server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
+        server.uid = servers.get(&server.pid).copied().filter(|uid| caller.viewer.may_see(Some(*uid)));
         server.user = match server.uid {
             Some(uid) => agent.people.user(uid).await,
             None => None,
         };
     }
-    clients.iter_mut().for_each(|client| hide(client, asker));
+    clients.iter_mut().for_each(|client| hide(client, caller));
     let tenths: u32 = held.iter().map(|share| u32::from(share.settings.percentage.tenths())).sum();
     let mut shares: Vec<_> = held.iter().map(|share| shares::shown(share, &entry.short)).collect();
     for share in &mut shares {
-        if !asker.may_see(Some(share.by.uid)) {
+        if !caller.viewer.may_see(Some(share.by.uid)) {
             share.with_pid = None;
         }
-        redact::actor(&mut share.by, asker);
+        redact::actor(&mut share.by, caller.viewer);
     }
     // Whoever waits for it may know for whom: shares say so too.
     let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
@@ -379,9 +362,9 @@ async fn shown(
     MpsDaemon { findings, clients, shares, shares_percent: tenths.div_ceil(10), uid, user, rule, ..daemon }
 }
 
-/// Takes out of a client what `asker` may not see.
-fn hide(client: &mut MpsClient, asker: &Asker) {
-    if asker.may_see(client.uid) {
+/// Takes out of a client what `caller` may not see.
+fn hide(client: &mut MpsClient, caller: &Caller) {
+    if caller.viewer.may_see(client.uid) {
         return;
     }
     (client.pid, client.uid, client.user, client.command, client.share) = (None, None, None, None, None);

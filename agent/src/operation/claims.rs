@@ -18,12 +18,16 @@ use std::{
 use gpush_api::{ApiError, Code};
 use tokio::sync::Notify;
 
+use crate::state::{self, Holder};
+
 /// Who has which GPU. A handle, cheap to clone.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Claims(Arc<Inner>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
+    /// Shows who changes a GPU.
+    host: state::State,
     state: Mutex<State>,
     /// Something was let go.
     let_go: Arc<Notify>,
@@ -37,14 +41,6 @@ struct State {
     held: BTreeMap<String, Holder>,
     /// Why nobody gets any.
     closed: Option<ApiError>,
-}
-
-#[derive(Debug, Clone)]
-struct Holder {
-    /// As a sentence names it.
-    who: String,
-    /// Whether it has begun to change the GPU; until then it only plans.
-    begun: bool,
 }
 
 /// What somebody is called whose operation has no id yet.
@@ -68,6 +64,12 @@ pub(crate) struct Claim {
 }
 
 impl Claims {
+    /// No GPU is claimed yet.
+    pub(crate) fn new(host: state::State) -> Self {
+        let (state, let_go, rests) = (Mutex::default(), Arc::default(), Notify::new());
+        Self(Arc::new(Inner { host, state, let_go, rests }))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -99,7 +101,7 @@ impl Claims {
             return Err(taken(*index, uuid, holder));
         }
         let uuids: Vec<String> = gpus.iter().map(|(_, uuid)| uuid.clone()).collect();
-        state.take(&uuids, PREPARING, false);
+        state.take(&self.0.host, &uuids, PREPARING, false);
         drop(state);
         Ok(Claim { claims: self.clone(), uuids })
     }
@@ -170,17 +172,19 @@ impl Claims {
 }
 
 impl State {
-    fn take(&mut self, uuids: &[String], who: &str, begun: bool) {
+    fn take(&mut self, host: &state::State, uuids: &[String], who: &str, begun: bool) {
+        let holder = Holder { who: who.to_owned(), begun };
         for uuid in uuids {
-            self.held.insert(uuid.clone(), Holder { who: who.to_owned(), begun });
+            self.held.insert(uuid.clone(), holder.clone());
         }
+        host.lane(uuids, Some(&holder));
     }
 }
 
 impl Claim {
     /// Says who begins to change the GPUs.
     pub(crate) fn name(&self, who: &str) {
-        self.claims.state().take(&self.uuids, who, true);
+        self.claims.state().take(&self.claims.0.host, &self.uuids, who, true);
     }
 }
 
@@ -190,6 +194,7 @@ impl Drop for Claim {
         for uuid in &self.uuids {
             state.held.remove(uuid);
         }
+        self.claims.0.host.lane(&self.uuids, None);
         drop(state);
         self.claims.0.let_go.notify_one();
         self.claims.0.rests.notify_waiters();
@@ -206,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_gpu_is_one_operations_at_a_time_and_the_refusal_names_it() {
-        let claims = Claims::default();
+        let claims = Claims::new(state::State::empty());
         let first = claims.claim(&[gpu(0), gpu(1)]).unwrap();
         let error = claims.claim(&[gpu(2), gpu(1)]).unwrap_err();
         assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
@@ -228,7 +233,7 @@ mod tests {
 
     #[test]
     fn nobody_gets_a_gpu_while_it_is_closed() {
-        let claims = Claims::default();
+        let claims = Claims::new(state::State::empty());
         let holder = claims.claim(&[gpu(0)]).unwrap();
         holder.name("operation op-1");
         let why = || ApiError::new(Code::Conflict, "in maintenance");

@@ -34,7 +34,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::claims::Claims;
 pub(crate) use self::{claims::Claim, naming::once as named_once, ongoing::Ongoing, wire::id};
-use crate::{answers::Key, events::Events, overrides::who};
+use crate::{
+    answers::Key,
+    state::{Events, State, words},
+};
+
+/// Kind of the operations that apply the layouts of a boot.
+pub(crate) const START: &str = "mig.start";
 
 /// Between two attempts to record an end, at first and at most.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -80,9 +86,10 @@ pub(crate) struct New {
 }
 
 impl Operations {
-    /// Those of this store, none of them going on yet; what becomes of them is told to `events`.
-    pub(crate) fn new(store: Store, events: Events) -> Self {
-        Self(Arc::new(Inner { store, events, claims: Claims::default(), live: Mutex::default() }))
+    /// Operations of this store, none of them running yet.
+    pub(crate) fn new(store: Store, state: &State) -> Self {
+        let (events, claims) = (state.events().clone(), Claims::new(state.clone()));
+        Self(Arc::new(Inner { store, events, claims, live: Mutex::default() }))
     }
 
     fn store(&self) -> &Store {
@@ -132,11 +139,6 @@ impl Operations {
     /// Waits until nobody changes the GPU.
     pub(crate) async fn rests(&self, uuid: &str) {
         self.0.claims.rests(uuid).await;
-    }
-
-    /// Who has the GPU, be it only to plan.
-    pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
-        self.0.claims.holder(uuid)
     }
 
     /// Refuses a GPU that an operation is changing.
@@ -233,7 +235,6 @@ impl Operations {
         let id = record.id;
         let operation = wire::operation(record, intent);
         self.0.events.publish(wire::event(&operation, None));
-        self.0.events.look_again();
         let watch = watch::Sender::new(operation);
         let (cancelled, cancelled_by) = (CancellationToken::new(), Arc::default());
         let live = Live {
@@ -383,7 +384,6 @@ impl Operations {
             operation.revision += 1;
             self.0.events.publish(wire::event(operation, None));
         });
-        self.0.events.look_again();
         if recorded.is_ok() {
             self.forget(id);
         }
@@ -422,7 +422,7 @@ pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> 
 
 /// Why an operation is taken back that somebody cancelled.
 fn cancelled(id: OperationId, by: Option<&Actor>) -> ApiError {
-    let by = by.map_or_else(String::new, |by| format!(" by {}", who(by)));
+    let by = by.map_or_else(String::new, |by| format!(" by {}", words::actor(by)));
     ApiError::new(Code::Cancelled, format!("operation {id} was cancelled{by}"))
 }
 

@@ -167,7 +167,6 @@ impl Ongoing {
             operation.progress = progress;
             Some(Told::default())
         });
-        self.operations.0.events.look_again();
         Ok(())
     }
 
@@ -266,7 +265,6 @@ impl Ongoing {
             operation.revision = operation.revision.max(revision.map_or(0, |revision| revision - 1));
             Some(Told::default())
         });
-        self.operations.0.events.look_again();
         if revision.is_some() {
             self.operations.forget(id);
         } else {

@@ -1,60 +1,10 @@
-//! What a transaction does to overrides: made, replaced or ended on record, with the audit trail.
+//! What a transaction does to overrides: makes, replaces or ends them, with the audit trail.
 
-use gpush_api::{Actor, ApiError, Change, Code, Operation};
-use gpush_store::{NewAudit, NewOverride, Override, StoreError, Tx};
+use gpush_api::{Actor, ApiError, Code, Operation};
+use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
 
 use super::Lasting;
-
-/// How the audit trail names the making of one.
-const MAKE: &str = "override.make";
-
-/// What a transaction did to the override of a GPU.
-#[derive(Debug, Clone)]
-pub(crate) enum Effect {
-    /// This one stands.
-    Made(Override),
-    /// This one does no more.
-    Ended {
-        /// As it was.
-        one: Override,
-        /// Generation that this made.
-        generation: u64,
-        /// What ended it, as the audit trail names it.
-        action: String,
-        /// Who did; `None` for the agent itself.
-        by: Option<Actor>,
-    },
-}
-
-impl Effect {
-    pub(super) fn generation(&self) -> u64 {
-        match self {
-            Self::Made(one) => one.generation,
-            Self::Ended { generation, .. } => *generation,
-        }
-    }
-
-    pub(super) fn uuid(&self) -> &str {
-        match self {
-            Self::Made(one) | Self::Ended { one, .. } => &one.gpu,
-        }
-    }
-
-    /// As everybody is told who listens.
-    pub(super) fn told(&self) -> Change {
-        let (action, one, by) = match self {
-            Self::Made(one) => (MAKE, one, Some(one.author.clone())),
-            Self::Ended { one, action, by, .. } => (action.as_str(), one, by.clone()),
-        };
-        Change {
-            action: action.to_owned(),
-            object: one.gpu.clone(),
-            by,
-            reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
-            uuids: vec![one.gpu.clone()],
-        }
-    }
-}
+use crate::state::Effect;
 
 /// Records what an operation that ended well makes of overrides, given by UUID.
 ///
@@ -84,7 +34,7 @@ pub(crate) fn settle(
                     "operation": operation.id, "rule": rule, "layout": layout, "reason": reason,
                     "expires_at": expires_at,
                 });
-                tx.audit(audit(MAKE, Some(&operation.by), uuid, detail))?;
+                tx.audit(audit(Effect::MAKE, Some(&operation.by), uuid, detail))?;
                 effects.push(Effect::Made(made));
             }
             Lasting::End => {
@@ -120,7 +70,7 @@ fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value
     NewAudit { by: by.cloned(), action: action.to_owned(), object: uuid.to_owned(), result: "done".to_owned(), detail }
 }
 
-/// Refuses when what is wanted is of another generation than the asker believes.
+/// Refuses when what is wanted is of another generation than the caller believes.
 ///
 /// # Errors
 /// When it is.

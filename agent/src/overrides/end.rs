@@ -1,52 +1,36 @@
-//! How overrides end: their time comes, or somebody clears one.
+//! How overrides end: they expire, or an administrator clears one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpush_api::{Actor, ApiError, Code};
-use gpush_store::{Override, StoreError};
-use jiff::Timestamp;
+use gpush_store::{Override, Store, StoreError};
+use tokio_util::sync::CancellationToken;
 
-use super::{
-    effect::{Effect, end, expect},
-    who,
-};
-use crate::agent::Shared;
+use super::effect::{end, expect};
+use crate::state::{Effect, State, words};
 
 /// How late a clock that was set forward is noticed.
 const LOOK: Duration = Duration::from_secs(30);
 
-/// Ends overrides when their time comes, until the agent stops.
-pub(crate) async fn expire(agent: Shared) {
-    let mut said = Vec::new();
+/// Ends overrides when they expire, until gpushd stops.
+pub(crate) async fn expire(state: State, store: Store, stopping: CancellationToken) {
+    let mut logged: Vec<u64> = Vec::new();
+    let mut snapshots = state.watch();
     loop {
-        let (over, next) = agent.overrides.come_to_an_end(Timestamp::now(), Instant::now());
+        let generation = snapshots.borrow_and_update().generation;
+        state.expire_overrides();
+        let (over, next) = state.expired_overrides();
         let mut pause = next.map(|next| next.min(LOOK));
         if !over.is_empty() {
-            for one in over.iter().filter(|one| !said.contains(&one.sequence)) {
-                tracing::info!(gpu = one.gpu, "the override of {} has expired", who(&one.author));
+            for one in over.iter().filter(|one| !logged.contains(&one.sequence)) {
+                tracing::info!(gpu = one.gpu, "the override of {} has expired", words::actor(&one.author));
             }
-            let known = over.iter().all(|one| said.contains(&one.sequence));
-            said = over.iter().map(|one| one.sequence).collect();
-            let ended = over.clone();
-            let written = agent.store.write_ending(move |tx| {
-                let mut effects = Vec::new();
-                for one in &ended {
-                    // Another may have taken its place meanwhile.
-                    let same = |other: &Override| other.sequence == one.sequence;
-                    let stands = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
-                    if stands {
-                        let why = serde_json::json!({ "expires_at": one.expires_at });
-                        effects.extend(end(tx, &one.gpu, "override.expire", None, &why)?);
-                    }
-                }
-                Ok(effects)
-            });
-            match written.await {
+            let known = over.iter().all(|one| logged.contains(&one.sequence));
+            logged = over.iter().map(|one| one.sequence).collect();
+            match record(&store, over.clone()).await {
                 Ok(effects) => {
-                    agent.overrides.state().over.retain(|one| !said.contains(&one.sequence));
-                    agent.overrides.take_in(&effects);
-                    // The config's layout is wanted again.
-                    agent.startup.reloaded();
+                    state.expiry_recorded(&over);
+                    state.override_effects(&effects);
                 }
                 Err(error) => {
                     if !known {
@@ -57,19 +41,39 @@ pub(crate) async fn expire(agent: Shared) {
             }
         }
         tokio::select! {
-            () = agent.stopping.cancelled() => return,
-            () = agent.overrides.changed.notified() => {}
+            () = stopping.cancelled() => return,
+            // Another override, or one fewer.
+            _ = snapshots.wait_for(|host| host.generation != generation) => {}
             () = tokio::time::sleep(pause.unwrap_or(LOOK)), if pause.is_some() => {}
         }
     }
 }
 
-/// Ends the override of a GPU because somebody wants it.
+/// Records the ends of expired overrides.
+async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<Effect>, StoreError> {
+    let written = store.write_ending(move |tx| {
+        let mut effects = Vec::new();
+        for one in &over {
+            // Another one may have replaced it meanwhile.
+            let same = |other: &Override| other.sequence == one.sequence;
+            let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
+            if on_record {
+                let why = serde_json::json!({ "expires_at": one.expires_at });
+                effects.extend(end(tx, &one.gpu, "override.expire", None, &why)?);
+            }
+        }
+        Ok(effects)
+    });
+    written.await
+}
+
+/// Clears the override of a GPU for an administrator; the override, and the new generation.
 ///
 /// # Errors
-/// When none stands, the generation is another, or it can't be recorded.
+/// When there is none, the generation is another, or it cannot be recorded.
 pub(crate) async fn clear(
-    agent: &Shared,
+    state: &State,
+    store: &Store,
     uuid: String,
     label: &str,
     by: Actor,
@@ -77,16 +81,15 @@ pub(crate) async fn clear(
 ) -> Result<(Override, u64), ApiError> {
     let none = ApiError::new(Code::NotFound, format!("no override stands on {label}"))
         .hint("`gpushctl config overrides` shows those that stand");
-    if agent.overrides.of(&uuid).is_none() {
+    if state.override_of(&uuid).is_none() {
         return Err(none);
     }
-    let written = agent.store.write_ending(move |tx| {
+    let written = store.write_ending(move |tx| {
         expect(tx, expected)?;
         end(tx, &uuid, "override.clear", Some(&by), &serde_json::Value::Null)
     });
     let Some(effect) = written.await? else { return Err(none) };
-    agent.overrides.take_in(std::slice::from_ref(&effect));
-    agent.startup.reloaded();
+    state.override_effects(std::slice::from_ref(&effect));
     match effect {
         Effect::Ended { one, generation, .. } => Ok((one, generation)),
         Effect::Made(one) => Ok((one.clone(), one.generation)),

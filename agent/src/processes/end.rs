@@ -121,7 +121,7 @@ async fn end(agent: &Shared, found: Vec<Judged>, allow: &Allow) {
 /// Does what is due, to those of whom a reading that begins now says the same.
 async fn proceed(agent: &Shared, due: Vec<Due>) {
     let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
-    let read = agent.observer.now(&gpus.into_iter().collect::<Vec<_>>()).await;
+    let read = agent.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
     let read: BTreeSet<String> = read.into_iter().filter(|(_, read)| read.is_ok()).map(|(uuid, _)| uuid).collect();
     for due in due.into_iter().filter(|due| read.contains(&due.gpu)) {
         step(agent, due).await;

@@ -56,7 +56,7 @@ pub(super) struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// By what is known now.
     pub(super) fn of(agent: &'a Shared) -> Self {
-        Self { agent, servers: Servers::of(agent), lost: agent.held.lost().is_some() }
+        Self { agent, servers: Servers::of(agent), lost: agent.state.now().lost.is_some() }
     }
 
     /// What is to be said of a process on a GPU or MIG device.
@@ -89,7 +89,7 @@ impl Judge<'_> {
     fn may_be_forgotten(&self, pid: u32, uid: u32) -> bool {
         let its = |pid: &u32| proc::owner(*pid) == Some(uid);
         let from = std::iter::once(pid).chain(ancestors(pid).take_while(its));
-        from.filter_map(proc::start).any(|start| self.agent.held.may_have_forgotten(start))
+        from.filter_map(proc::start).any(|start| self.agent.state.may_have_forgotten(start))
     }
 }
 

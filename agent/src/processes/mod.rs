@@ -41,18 +41,18 @@ use self::{
     judge::{Judge, Judged},
 };
 pub(crate) use self::{end::run, strays::Strays};
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{agent::Shared, caller::Viewer};
 
-/// All processes that the driver lists, as `asker` may see them.
+/// All processes that the driver lists, as `viewer` may see them.
 ///
 /// # Errors
 /// When the GPUs can't be seen at all.
-pub(crate) async fn list(agent: &Shared, asker: &Asker) -> Result<GpuProcesses, ApiError> {
+pub(crate) async fn list(agent: &Shared, viewer: Viewer) -> Result<GpuProcesses, ApiError> {
     let (judged, unseen) = judged(agent).await?;
     let mut processes: Vec<GpuProcess> = judged.into_iter().map(|judged| judged.process).collect();
     for one in &mut processes {
         one.done = agent.strays.done(one);
-        if !asker.may_see(one.process.uid) {
+        if !viewer.may_see(one.process.uid) {
             hide(one);
         }
     }
@@ -67,7 +67,7 @@ pub(crate) fn health(agent: &crate::agent::Agent) -> Vec<ApiError> {
 
 /// All of them with what is to be said of each, as gpushd itself sees them, and GPUs whose processes are not known.
 async fn judged(agent: &Shared) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError> {
-    let gpus = view::gpus(agent, &Asker::log()).await?;
+    let gpus = agent.readings.host().await?.gpus(Viewer::Log);
     // A process's environment may be large, and those of its ancestors: whoever serves requests does not read them.
     let (reader, those) = (Arc::clone(agent), gpus.clone());
     let read = tokio::task::spawn_blocking(move || {

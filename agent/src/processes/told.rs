@@ -45,7 +45,7 @@ pub(super) async fn record(agent: &Shared, one: &GpuProcess, step: StrayStep) ->
 /// Tells everybody who listens of what was done.
 pub(super) fn publish(agent: &Shared, one: &GpuProcess, step: StrayStep) {
     let process = &one.process;
-    agent.events.publish(Happening::Stray(Box::new(StrayChange {
+    agent.state.events().publish(Happening::Stray(Box::new(StrayChange {
         gpu: one.gpu,
         uuid: one.gpu_uuid.clone(),
         device: one.device.clone(),

@@ -19,8 +19,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{is_needed, put_back_unless_needed};
 use crate::{
     agent::{Agent, Shared},
-    auth::Asker,
-    view,
+    caller::Viewer,
 };
 
 /// Between two attempts: at first, doubled each time, and at most.
@@ -57,10 +56,10 @@ async fn look(agent: &Shared, failed: &mut BTreeMap<String, Again>) {
     let left = left(agent);
     failed.retain(|uuid, _| left.contains(uuid));
     agent.shared_gpus.troubles().retain(|uuid, _| left.contains(uuid));
-    if left.is_empty() || agent.conditions.maintenance().is_some() {
+    if left.is_empty() || agent.state.maintenance().is_some() {
         return;
     }
-    let gpus = view::gpus(agent, &Asker::agent()).await.unwrap_or_default();
+    let gpus = agent.readings.host().await.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
     for uuid in left {
         let now = Instant::now();
         let pause = failed.get(&uuid).map_or(PAUSE.0, |again| again.pause);

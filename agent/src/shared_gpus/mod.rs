@@ -222,7 +222,7 @@ pub(crate) async fn note_level(agent: &Shared, uuid: &str, level: Option<LevelSe
 /// Why it is not known. Whose it is can't be told then, and so it is nobody else's.
 async fn read(agent: &Shared, uuid: &str) -> Result<Option<ComputeMode>, String> {
     let why = |cause: String| format!("its compute mode can't be read: {cause}");
-    let reading = agent.observer.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
+    let reading = agent.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
     let failed = reading.warnings.iter().find(|warning| warning.contains("nvmlDeviceGetComputeMode"));
     match (reading.compute_mode, failed) {
         (None, Some(warning)) => Err(why(warning.clone())),
@@ -233,7 +233,7 @@ async fn read(agent: &Shared, uuid: &str) -> Result<Option<ComputeMode>, String>
 /// Sets a compute mode. The driver layer has read it back when it says that it is so.
 async fn set(agent: &Shared, uuid: &str, mode: ComputeMode) -> Result<(), String> {
     let called = agent.hardware.set_compute_mode(uuid, mode).await;
-    agent.observer.outdate(uuid);
+    agent.readings.outdate(uuid);
     called.map_err(|error| format!("its compute mode can't be made {mode}: {error}"))?;
     // Whoever looks from now on sees it.
     let _ = read(agent, uuid).await;

@@ -15,7 +15,8 @@ use gpush_api::{ApiError, Code, Gpu, LayoutSource, OperationState, PlanRequest};
 use crate::{
     agent::Shared,
     apply::{self, Order},
-    auth::Asker,
+    caller::{Caller, Viewer},
+    state::words,
 };
 
 /// How often an operation that goes on is looked at again.
@@ -41,11 +42,11 @@ pub(super) enum Outcome {
 /// Gives a GPU the layout of its override, or of its rule. An operation that was begun is followed to its end.
 pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
-    let asker = Asker::agent();
+    let caller = Caller::agent();
     let begun = tokio::select! {
         biased;
         () = agent.stopping.cancelled() => return Outcome::Stopping,
-        begun = apply::begin(agent, &asker, Order::new(kind, request.clone())) => begun,
+        begun = apply::begin(agent, &caller, Order::new(kind, request.clone())) => begun,
     };
     let mut operation = match begun {
         Ok(operation) => operation,
@@ -75,7 +76,7 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
 
 /// Names in the log who is in the way: what everybody reads in health does not.
 async fn name_holders(agent: &Shared, request: &PlanRequest) {
-    let Ok(plans) = apply::plan(agent, &Asker::log(), request).await else { return };
+    let Ok(plans) = apply::plan(agent, Viewer::Log, request).await else { return };
     for plan in plans.plans {
         for cause in plan.error.iter().flat_map(|error| &error.causes) {
             tracing::warn!(gpu = plan.uuid, "{cause}");
@@ -112,6 +113,5 @@ fn refused(error: ApiError) -> Outcome {
 
 /// Says in the log why a GPU has not got its layout.
 pub(super) fn log(gpu: &Gpu, error: &ApiError) {
-    let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
-    tracing::error!(gpu = gpu.uuid, "{error}{causes}");
+    tracing::error!(gpu = gpu.uuid, "{}", words::in_full(error));
 }

@@ -30,7 +30,7 @@ use super::{
     Subject,
     give::{self, Outcome},
 };
-use crate::{agent::Shared, auth::Asker, overrides, view};
+use crate::{agent::Shared, caller::Viewer, operation, state::words};
 
 /// Between two looks or attempts: at first, doubled each time, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -91,12 +91,12 @@ impl Layouts {
             agent.startup.forget(&Subject::Unidentified);
             return None;
         }
-        let host = tokio::select! {
-            host = view::host(agent) => host,
+        let observed = tokio::select! {
+            observed = agent.readings.host() => observed,
             () = agent.stopping.cancelled() => return Some(Instant::now()),
         };
-        let host = match host {
-            Ok(host) => host,
+        let observed = match observed {
+            Ok(observed) => observed,
             Err(error) => {
                 if !self.said {
                     tracing::info!("layouts wait for the driver: {error}");
@@ -106,8 +106,8 @@ impl Layouts {
                 return Some(Instant::now() + pause(self.looks - 1));
             }
         };
-        let nameless: Vec<u32> = host.nameless.iter().map(|(index, _)| *index).collect();
-        let gpus = view::compose(agent, &Asker::agent(), host);
+        let nameless: Vec<u32> = observed.host.nameless.iter().map(|(index, _)| *index).collect();
+        let gpus = observed.gpus(Viewer::Agent);
         let mut tasks = JoinSet::new();
         let now = Instant::now();
         for gpu in gpus {
@@ -173,7 +173,7 @@ impl Layouts {
             return;
         };
         if let Some(one) = &gpu.overridden {
-            error.causes.push(format!("this layout is an override by {}", overrides::who(&one.by)));
+            error.causes.push(format!("this layout is an override by {}", words::actor(&one.by)));
         }
         if !again || tried.said != error.message {
             tried.said.clone_from(&error.message);
@@ -266,7 +266,7 @@ async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
         }
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if gpu.drift.is_empty() => Outcome::Given,
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
-            give::give(agent, super::KIND, gpu).await
+            give::give(agent, operation::START, gpu).await
         }
     }
 }

@@ -32,19 +32,15 @@ use gpush_api::{ApiError, Gpu, GpuState, LayoutsAtStart};
 use gpush_core::config::Config;
 use gpush_store::BootRecord;
 use tokio::{
-    sync::Notify,
     task::JoinSet,
     time::{Instant, sleep_until},
 };
 
 use self::{give::Outcome, layouts::Layouts};
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{agent::Shared, caller::Viewer, state::HostState};
 
 /// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-
-/// Kind of the operations that give GPUs their layouts of a boot.
-pub(crate) const KIND: &str = "mig.start";
 
 /// What went wrong with the layouts at start.
 #[derive(Debug, Default)]
@@ -54,7 +50,30 @@ pub(crate) struct Startup {
     recorded: Mutex<Option<BootRecord>>,
     /// GPUs that somebody has changed on this boot, by UUID: none of its layouts is due on them.
     left: Mutex<BTreeSet<String>>,
-    reloaded: Notify,
+}
+
+/// What may end the reason why a GPU lacks its layout: a change of it is a reason to try at once.
+#[derive(Debug, PartialEq, Eq)]
+struct Trigger {
+    /// Address of the config: a reload replaces it.
+    config: usize,
+    generation: u64,
+    in_maintenance: bool,
+    is_lost: bool,
+    cordoned: Vec<String>,
+}
+
+impl Trigger {
+    fn of(host: &HostState) -> Self {
+        let cordoned = host.gpus.iter().filter(|gpu| !gpu.gpu.cordons.is_empty());
+        Self {
+            config: Arc::as_ptr(&host.config).addr(),
+            generation: host.generation,
+            in_maintenance: host.maintenance.is_some(),
+            is_lost: host.lost.is_some(),
+            cordoned: cordoned.map(|gpu| gpu.gpu.uuid.clone()).collect(),
+        }
+    }
 }
 
 /// What a trouble is about.
@@ -105,16 +124,6 @@ impl Startup {
 
     fn is_left(&self, uuid: &str) -> bool {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
-    }
-
-    /// The config is another.
-    pub(crate) fn reloaded(&self) {
-        self.reloaded.notify_one();
-    }
-
-    /// What kept GPUs from their layouts may be over.
-    pub(crate) fn look_again(&self) {
-        self.reloaded.notify_one();
     }
 
     fn note(&self, subject: Subject, error: ApiError) {
@@ -189,6 +198,8 @@ impl Startup {
 /// begun; what was begun is seen to its end, and recorded.
 pub(crate) async fn run(agent: Shared, due: Due) {
     let mut layouts = due.record.map(Layouts::new);
+    let mut snapshots = agent.state.watch();
+    let mut trigger = Trigger::of(&snapshots.borrow_and_update());
     let mut pause = RECONCILE.0;
     let mut reconcile_at = Instant::now() + if due.reconcile { Duration::ZERO } else { pause };
     while !agent.stopping.is_cancelled() {
@@ -207,7 +218,8 @@ pub(crate) async fn run(agent: Shared, due: Due) {
         }
         tokio::select! {
             () = agent.stopping.cancelled() => {}
-            () = agent.startup.reloaded.notified() => {
+            Ok(host) = snapshots.wait_for(|host| Trigger::of(host) != trigger) => {
+                trigger = Trigger::of(&host);
                 pause = RECONCILE.0;
                 reconcile_at = Instant::now();
             }
@@ -222,15 +234,14 @@ async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
     if !agent.settings.config().auto_reconcile {
         return true;
     }
-    let asker = Asker::agent();
-    let gpus = tokio::select! {
-        gpus = view::gpus(agent, &asker) => gpus,
+    let observed = tokio::select! {
+        observed = agent.readings.host() => observed,
         () = agent.stopping.cancelled() => return true,
     };
     // Without a driver there is nothing to put right, and nothing was tried.
-    let Ok(gpus) = gpus else { return true };
+    let Ok(observed) = observed else { return true };
     let mut tasks = JoinSet::new();
-    for gpu in gpus {
+    for gpu in observed.gpus(Viewer::Agent) {
         let due = layouts.is_some_and(|layouts| layouts.is_due(&gpu.uuid));
         // Whoever cordoned a GPU may be at work on it.
         let kept = !gpu.cordons.is_empty() || matches!(gpu.state, GpuState::Held | GpuState::Maintenance);

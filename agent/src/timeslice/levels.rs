@@ -101,7 +101,7 @@ async fn list(agent: &Shared, pace: &mut Pace, aims: &[Aim]) -> Option<Vec<(Name
             Some(told)
         }
         // Entered meanwhile: that is told elsewhere.
-        Err(_) if agent.conditions.maintenance().is_some() => None,
+        Err(_) if agent.state.maintenance().is_some() => None,
         Err(error) => {
             let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
             for aim in aims.iter().filter(|aim| aim.policy.is_some()) {

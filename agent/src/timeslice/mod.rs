@@ -46,6 +46,8 @@ use gpush_api::{ApiError, TimesliceLevel, TimesliceState, TimesliceView};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
+use crate::state::words;
+
 pub(crate) use self::{
     moves::{plan, settled, to_let_go},
     settle::run,
@@ -116,16 +118,9 @@ impl Timeslice {
         self.afresh.swap(false, Ordering::Relaxed)
     }
 
-    /// What was seen of a GPU's level. What is wanted of it is for the config to say, and not in there.
-    pub(crate) fn seen(&self, uuid: &str) -> Option<TimesliceView> {
-        let Seen { level, since, read_at, failed, kept: _ } = self.all_seen().get(uuid)?.clone();
-        let (state, level, reason) = match level {
-            Level::Known(level) => (TimesliceState::Known, Some(level), failed),
-            Level::Unsupported(why) => (TimesliceState::Unsupported, None, Some(why)),
-            Level::Unknown(why) => (TimesliceState::Unknown, None, Some(why)),
-        };
-        let (replicas, wanted) = (0, TimesliceLevel::Default);
-        Some(TimesliceView { replicas, wanted, state, level, reason, since: Some(since), read_at: Some(read_at) })
+    /// The levels as last read, by UUID of the GPU. The desired level is not in there: the config tells it.
+    fn views(&self) -> BTreeMap<String, TimesliceView> {
+        self.all_seen().iter().map(|(uuid, seen)| (uuid.clone(), view(seen.clone()))).collect()
     }
 
     /// What keeps GPUs from being as they are wanted.
@@ -218,12 +213,23 @@ impl Timeslice {
     fn note(&self, subject: Subject, error: &ApiError) {
         let before = self.all_troubles().insert(subject, error.clone());
         if before.as_ref() != Some(error) {
-            let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
-            tracing::error!("{error}{causes}");
+            tracing::error!("{}", words::in_full(error));
         }
     }
 
     fn well(&self, subject: &Subject) {
         self.all_troubles().remove(subject);
     }
+}
+
+/// A level as the API shows it.
+fn view(seen: Seen) -> TimesliceView {
+    let Seen { level, since, read_at, failed, kept: _ } = seen;
+    let (state, level, reason) = match level {
+        Level::Known(level) => (TimesliceState::Known, Some(level), failed),
+        Level::Unsupported(why) => (TimesliceState::Unsupported, None, Some(why)),
+        Level::Unknown(why) => (TimesliceState::Unknown, None, Some(why)),
+    };
+    let (replicas, wanted) = (0, TimesliceLevel::Default);
+    TimesliceView { replicas, wanted, state, level, reason, since: Some(since), read_at: Some(read_at) }
 }

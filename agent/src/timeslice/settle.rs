@@ -11,7 +11,7 @@ use gpush_core::{
 use tokio::time::sleep_until;
 
 use super::{levels, modes, pace::Pace, smi};
-use crate::{agent::Shared, auth::Asker, view};
+use crate::{agent::Shared, caller::Viewer};
 
 /// Looks after them until the agent stops.
 pub(crate) async fn run(agent: Shared) {
@@ -19,7 +19,9 @@ pub(crate) async fn run(agent: Shared) {
         smi::adopt(&agent).await;
         let mut status = agent.hardware.watch();
         let mut tending = Tending::default();
+        let mut snapshots = agent.state.watch();
         loop {
+            let changes = snapshots.borrow_and_update().changes;
             let awaited = agent.timeslice.all_awaited();
             let seen_to = tending.look(&agent).await;
             agent
@@ -34,6 +36,7 @@ pub(crate) async fn run(agent: Shared) {
             };
             tokio::select! {
                 () = agent.timeslice.wake.notified() => {}
+                _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
             }
@@ -90,6 +93,7 @@ impl Tending {
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
         if !wanted && !agent.shared_gpus.has_turns() {
             agent.timeslice.forget();
+            agent.state.levels(agent.timeslice.views());
             *self = Self::default();
             return None;
         }
@@ -98,10 +102,11 @@ impl Tending {
             *self = Self::default();
         }
         self.pace.go_on(true);
-        if agent.conditions.maintenance().is_some() {
+        if agent.state.maintenance().is_some() {
             return Some(BTreeSet::new());
         }
-        let Ok(mut gpus) = view::gpus(agent, &Asker::agent()).await else { return Some(BTreeSet::new()) };
+        let Ok(observed) = agent.readings.host().await else { return Some(BTreeSet::new()) };
+        let mut gpus = observed.gpus(Viewer::Agent);
         // The operation that changes it wants it seen to now.
         for gpu in
             gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && agent.timeslice.is_awaited(&gpu.uuid))
@@ -125,8 +130,8 @@ impl Tending {
         let some = aims.iter().any(|aim| !agent.timeslice.is_unsupported(&aim.gpu.uuid));
         if self.pace.is_due(new, some) {
             levels::tend(agent, &mut self.pace, &aims).await;
-            agent.events.look_again();
         }
+        agent.state.levels(agent.timeslice.views());
         Some(seen_to)
     }
 }

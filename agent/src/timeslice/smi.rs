@@ -90,8 +90,8 @@ async fn run(agent: &Shared, step: &str, args: Vec<String>) -> Result<Ended, Api
     let program = agent.outside.nvidia_smi(&agent.settings.config().mode_change);
     // While it runs it has the driver open: nothing is reset meanwhile, and maintenance waits for it.
     let _open = agent.outside.driverless.read().await;
-    if let Some(maintenance) = agent.conditions.maintenance() {
-        return Err(crate::maintenance::refusal(&maintenance));
+    if let Some(maintenance) = agent.state.maintenance() {
+        return Err(crate::state::words::refusal(&maintenance));
     }
     if !beside.running(BEHALF).is_empty() {
         return Err(error("one that was run before hangs and can't be ended"));

@@ -15,6 +15,7 @@
 //! one, and it lists what the host has.
 
 use std::{
+    borrow::Borrow,
     fmt::{self, Write as _},
     str::FromStr,
 };
@@ -209,17 +210,17 @@ impl Selector {
 
     /// Positions in `gpus` of those that it names; none when it is the beginning of several UUIDs.
     #[must_use]
-    pub fn matching(&self, gpus: &[Gpu]) -> Vec<usize> {
-        let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(&gpus[*at])).collect();
+    pub fn matching<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Vec<usize> {
+        let found: Vec<usize> = (0..gpus.len()).filter(|at| self.names(gpus[*at].borrow())).collect();
         if matches!(self, Self::Uuid(_)) && found.len() > 1 { Vec::new() } else { found }
     }
 
     /// The first index that it names and none of these GPUs has.
     #[must_use]
-    pub fn absent(&self, gpus: &[Gpu]) -> Option<u32> {
+    pub fn absent<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Option<u32> {
         match self {
             Self::Indexes(first, last) => {
-                (*first..=*last).take(gpus.len() + 1).find(|index| !gpus.iter().any(|gpu| gpu.index == *index))
+                (*first..=*last).take(gpus.len() + 1).find(|index| !gpus.iter().any(|gpu| gpu.borrow().index == *index))
             }
             Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::Model(_) => None,
         }
@@ -227,8 +228,8 @@ impl Selector {
 
     /// Whether the beginning of a UUID is that of several of these GPUs.
     #[must_use]
-    pub fn is_ambiguous(&self, gpus: &[Gpu]) -> bool {
-        matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.names(gpu)).count() > 1
+    pub fn is_ambiguous<G: Borrow<Gpu>>(&self, gpus: &[G]) -> bool {
+        matches!(self, Self::Uuid(_)) && gpus.iter().filter(|gpu| self.names((*gpu).borrow())).count() > 1
     }
 
     /// Positions in `gpus`, ascending and without repetition, of those that the texts name
@@ -238,7 +239,7 @@ impl Selector {
     /// A text that is no selector, or that names no GPU of these; the error lists what there is.
     /// More than [`MOST`] selectors: texts come from anybody who can reach the socket, and each
     /// costs a look at every GPU.
-    pub fn resolve<S: AsRef<str>>(texts: &[S], gpus: &[Gpu]) -> Result<Vec<usize>, ApiError> {
+    pub fn resolve<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let count: usize = texts.iter().map(|text| 1 + text.as_ref().matches(',').count()).sum();
         if count > MOST {
             let message = format!("{count} GPU selectors are too many: at most {MOST} are taken at once");
@@ -257,7 +258,14 @@ impl Selector {
         Ok(found)
     }
 
-    fn resolve_one(&self, text: &str, gpus: &[Gpu]) -> Result<Vec<usize>, ApiError> {
+    /// The first index that the texts name and none of these GPUs has; texts that are no selectors are left out.
+    #[must_use]
+    pub fn first_absent<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Option<u32> {
+        let parts = texts.iter().flat_map(|text| text.as_ref().split(','));
+        parts.filter_map(|text| text.parse::<Self>().ok()).find_map(|selector| selector.absent(gpus))
+    }
+
+    fn resolve_one<G: Borrow<Gpu>>(&self, text: &str, gpus: &[G]) -> Result<Vec<usize>, ApiError> {
         let found = self.matching(gpus);
         let missing = |message: String| {
             let error = ApiError::new(Code::NotFound, message).cause(inventory(gpus));
@@ -274,7 +282,7 @@ impl Selector {
             };
         }
         if self.is_ambiguous(gpus) {
-            let those = gpus.iter().filter(|gpu| self.names(gpu));
+            let those = gpus.iter().map(Borrow::borrow).filter(|gpu| self.names(gpu));
             let those: Vec<String> = those.map(|gpu| format!("{} (GPU {})", gpu.uuid, gpu.index)).collect();
             let message = format!("{} is the beginning of several UUIDs: {}", Quoted(text), those.join(", "));
             return Err(ApiError::new(Code::BadRequest, message).hint("write more of it"));
@@ -306,16 +314,10 @@ fn no_gpu(index: u32) -> String {
     format!("no GPU {index}")
 }
 
-/// Whether an error of [`Selector::resolve`] says that there is no GPU of this index.
-#[must_use]
-pub fn is_absent(error: &ApiError, index: u32) -> bool {
-    let rest = error.message.strip_prefix(&no_gpu(index));
-    error.code == Code::NotFound && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
-}
-
 /// What there is, in one sentence: runs of equal GPUs together.
 #[must_use]
-pub fn inventory(gpus: &[Gpu]) -> String {
+pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
+    let gpus: Vec<&Gpu> = gpus.iter().map(Borrow::borrow).collect();
     let mut text = match gpus.len() {
         0 => return "this host shows no GPU".to_owned(),
         1 => "there is one GPU:".to_owned(),

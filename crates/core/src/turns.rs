@@ -162,7 +162,7 @@ mod tests {
         gpus[1].compute_mode = Some(ComputeMode::ExclusiveProcess);
         gpus[2].timeslice = seen(TimesliceState::Unsupported, None);
         gpus[4].timeslice = seen(TimesliceState::Known, Some(TimesliceLevel::Long));
-        desired::describe(&config, &mut gpus);
+        desired::describe_all(&config, &mut gpus);
         assert_eq!(
             gpus[0].drift,
             [
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!((&gpus[4].timeslice, &gpus[5].timeslice), (&None, &None));
         let mig = gpus[0].mig.as_mut().unwrap();
         (mig.enabled, mig.pending) = (true, true);
-        desired::describe(&config, &mut gpus);
+        desired::describe_all(&config, &mut gpus);
         assert_eq!(gpus[0].drift, ["MIG mode is on, mode timeslice wants the whole GPU"]);
         let cut = gpus[0].timeslice.as_ref().unwrap();
         assert_eq!((cut.state, cut.level), (TimesliceState::Unknown, None));

@@ -205,7 +205,7 @@ pub(in crate::apply) async fn look_after(agent: &Shared, operation: OperationId,
                 () = agent.stopping.cancelled() => return,
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(AGAIN.1),
             }
-            if agent.conditions.maintenance().is_some() {
+            if agent.state.maintenance().is_some() {
                 continue;
             }
             take_back(&agent, operation, state).await;

@@ -5,10 +5,10 @@ use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal, Reset};
 use gpush_core::{holders as judged, refusal};
 
 use super::holders;
-use crate::{agent::Shared, auth::Asker, beside::Beside};
+use crate::{agent::Shared, beside::Beside, caller::Viewer};
 
 /// Refuses those plans with a reset that can't be carried out now. `gpus` are the host's.
-pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu], plans: &mut [GpuPlan]) {
+pub(in crate::apply) async fn examine(agent: &Shared, viewer: Viewer, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let config = agent.settings.config();
     let guest = plans.iter().any(|plan| plan.reset.is_some()) && is_guest(agent);
     for plan in plans {
@@ -30,7 +30,7 @@ pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu
                 Err(error) => Some((error, None)),
                 Ok(found) => {
                     let hide = |holder: gpush_api::Holder| {
-                        if asker.may_see(holder.uid) { holder } else { holders::blank(holder) }
+                        if viewer.may_see(holder.uid) { holder } else { holders::blank(holder) }
                     };
                     let mut left = judged::obstacles(found, &config.mode_change.services);
                     // They are ended first, if the plan takes their targets away.
@@ -68,7 +68,7 @@ fn is_guest(agent: &Shared) -> bool {
 /// # Errors
 /// When one of them is in use, holds instances, or can't be read.
 pub(super) async fn must_be_free(agent: &Shared, uuids: &[String], ours: &[String]) -> Result<(), ApiError> {
-    for (uuid, reading) in agent.observer.now(uuids).await {
+    for (uuid, reading) in agent.readings.now(uuids).await {
         let why = match reading {
             Err(error) => {
                 let said = error.to_api();
@@ -102,10 +102,9 @@ pub(super) async fn must_be_free(agent: &Shared, uuids: &[String], ours: &[Strin
 /// # Errors
 /// When one of them is not known.
 pub(super) async fn minors(agent: &Shared, uuids: &[String]) -> Result<Vec<u32>, ApiError> {
-    let host = crate::view::host(agent).await?;
+    let host = agent.readings.known()?;
     let minor = |uuid: &String| {
-        let sight = host.gpus.iter().find(|sight| sight.identity.uuid == *uuid);
-        sight.map(|sight| sight.identity.minor).ok_or_else(|| {
+        host.gpu(uuid).map(|gpu| gpu.gpu.minor).ok_or_else(|| {
             ApiError::new(Code::NotFound, format!("there is no {uuid} any more"))
                 .hint("`gpushctl status` shows the GPUs")
         })

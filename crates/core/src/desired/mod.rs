@@ -73,38 +73,45 @@ pub fn claims(config: &Config, gpus: &[Gpu]) -> Vec<Option<usize>> {
     claimed
 }
 
-/// For each GPU, in order, what is wanted of it. An override on a GPU that no rule gives to mode `mig`
-/// (any more) has no say.
+/// For each GPU, in order, what the config and its override want of it.
 #[must_use]
 pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
-    let wish = |(claimed, gpu): (Option<usize>, &Gpu)| {
-        let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
-            return Wish { mode: Mode::Unmanaged, rule: None, layout: None, configured: None, timeslice: None };
-        };
-        let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
-        let layout = match &gpu.overridden {
-            // One that can't be read any more is no licence for the rule's: then nothing is done.
-            Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
-            Some(_) | None => configured.clone(),
-        };
-        let timeslice = rule.timeslice.clone().filter(|_| rule.mode == Mode::Timeslice);
-        Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, timeslice }
-    };
-    claims(config, gpus).into_iter().zip(gpus).map(wish).collect()
+    claims(config, gpus).into_iter().zip(gpus).map(|(claimed, gpu)| wish(config, claimed, gpu)).collect()
 }
 
-/// Writes what is wanted, and what differs from it, into the readings of a host: the fields `mode`,
-/// `rule`, `layout` and `drift` of each, and what is wanted in `timeslice`, where what is known of the
-/// level in force stands already.
-pub fn describe(config: &Config, gpus: &mut [Gpu]) {
-    let wishes = wishes(config, gpus);
-    for (gpu, wish) in gpus.iter_mut().zip(wishes) {
-        // What a lost one holds is not known.
-        gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&wish, gpu) };
-        gpu.timeslice = turns::view(&wish, gpu);
-        gpu.mode = wish.mode;
-        gpu.rule = wish.rule;
-        gpu.layout = wish.layout.map(|layout| layout.canonical());
+/// What the rule at position `claimed` and the GPU's override want of it. An override has no effect on a GPU
+/// that no rule gives to mode `mig`.
+fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
+    let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
+        return Wish { mode: Mode::Unmanaged, rule: None, layout: None, configured: None, timeslice: None };
+    };
+    let configured = if rule.mode == Mode::Mig { config.layout_of(rule) } else { None };
+    let layout = match &gpu.overridden {
+        // An override that cannot be parsed any more must not be replaced by the rule's layout: nothing is done.
+        Some(one) if rule.mode == Mode::Mig => Layout::parse_list(&one.layout).ok(),
+        Some(_) | None => configured.clone(),
+    };
+    let timeslice = rule.timeslice.clone().filter(|_| rule.mode == Mode::Timeslice);
+    Wish { mode: rule.mode, rule: Some(rule.label(position)), layout, configured, timeslice }
+}
+
+/// Writes the desired state, and how the GPU differs from it, into the reading of one GPU: the fields `mode`,
+/// `rule`, `layout` and `drift`, and the desired part of `timeslice`, where the known level must already be.
+/// `claimed` is the position of its rule, from [`claims`].
+pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) {
+    let wish = wish(config, claimed, gpu);
+    // What a lost GPU holds is not known.
+    gpu.drift = if gpu.state == GpuState::Lost { Vec::new() } else { drift(&wish, gpu) };
+    gpu.timeslice = turns::view(&wish, gpu);
+    gpu.mode = wish.mode;
+    gpu.rule = wish.rule;
+    gpu.layout = wish.layout.map(|layout| layout.canonical());
+}
+
+/// [`describe`]s all GPUs of a host.
+pub fn describe_all(config: &Config, gpus: &mut [Gpu]) {
+    for (claimed, gpu) in claims(config, gpus).into_iter().zip(gpus) {
+        describe(config, claimed, gpu);
     }
 }
 

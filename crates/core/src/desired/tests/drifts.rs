@@ -104,7 +104,7 @@ fn drift_of_modes() {
 fn describe_fills_in_what_the_config_wants() {
     let mut host = host();
     set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
-    describe(&config(), &mut host);
+    describe_all(&config(), &mut host);
     assert_eq!((host[0].mode, host[0].rule.as_deref()), (Mode::Mig, Some("training")));
     assert_eq!((host[0].layout.as_deref(), host[0].drift.len()), (Some(&["3g.40gb*2".to_owned()][..]), 0));
     assert_eq!(host[1].drift, ["missing 3g.40gb*2"]);

@@ -42,7 +42,7 @@ fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<Standing>> {
 
 fn drifting(gpus: &[Gpu]) -> Vec<u32> {
     let mut gpus = gpus.to_vec();
-    describe(&config(), &mut gpus);
+    describe_all(&config(), &mut gpus);
     gpus.iter().filter(|gpu| !gpu.drift.is_empty() && gpu.mode == Mode::Mig).map(|gpu| gpu.index).collect()
 }
 
@@ -63,7 +63,7 @@ fn an_override_is_wanted_where_a_rule_of_mode_mig_claims_the_gpu_and_nowhere_els
     }
     // One of a newer gpushd is no licence for the rule's layout: nothing is done.
     gpus[0].overridden.as_mut().unwrap().layout = vec!["9x.unheard-of".to_owned()];
-    describe(&config(), &mut gpus);
+    describe_all(&config(), &mut gpus);
     assert_eq!(gpus[0].drift, ["the layout of its override is not known to this gpushd"]);
     let error = plan_host(&config(), &gpus, &request(&["0"], LayoutSource::Wanted)).unwrap_err();
     assert!(error.hint.unwrap().contains("config overrides clear 0"));

@@ -1,45 +1,48 @@
-//! What an asker may see of other people's processes: that somebody is there, and no more.
+//! What is left out for a viewer: who owns processes of other users.
 //!
-//! Pid, user and command line go to the process's owner and to admins. It is done to the readings
-//! that everything else is made from, plans and their refusals included, so that no sentence can
-//! tell what a field does not.
+//! Pid, user and command line are shown to the process's owner and to administrators. They are left out of the GPUs
+//! that everything else is made from, plans and their refusals included, so that no sentence can tell what a field
+//! does not.
 
 use gpush_api::{Actor, Blocker, Gpu, Happening, Process};
 
-use crate::auth::Asker;
+use crate::caller::Viewer;
 
-/// Takes out of a reading what `asker` may not see.
-pub(crate) fn gpu(gpu: &mut Gpu, asker: &Asker) {
-    if asker.admin && !asker.blind {
+/// Removes from a GPU what `viewer` may not see.
+pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {
+    if matches!(viewer, Viewer::Admin | Viewer::Log) {
         return;
     }
-    gpu.cordons.iter_mut().filter_map(|cordon| cordon.by.as_mut()).for_each(|by| actor(by, asker));
+    if let Some(one) = &mut gpu.overridden {
+        actor(&mut one.by, viewer);
+    }
+    gpu.cordons.iter_mut().filter_map(|cordon| cordon.by.as_mut()).for_each(|by| actor(by, viewer));
     let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
     for instance in instances {
-        instance.processes.iter_mut().for_each(|process| hide(process, asker));
-        instance.compute.iter_mut().flat_map(|compute| &mut compute.processes).for_each(|p| hide(p, asker));
+        instance.processes.iter_mut().for_each(|process| hide(process, viewer));
+        instance.compute.iter_mut().flat_map(|compute| &mut compute.processes).for_each(|p| hide(p, viewer));
     }
-    gpu.processes.iter_mut().for_each(|process| hide(process, asker));
+    gpu.processes.iter_mut().for_each(|process| hide(process, viewer));
 }
 
-/// Takes the holders out of blockers that everybody may read about.
+/// Removes the holders from blockers that every user may read about.
 pub(crate) fn holders(blockers: &mut [Blocker]) {
     blockers.iter_mut().flat_map(|blocker| &mut blocker.holders).for_each(blank);
 }
 
-/// Takes out of an operation's author what `asker` may not see: the process that asked for it.
-pub(crate) fn actor(actor: &mut Actor, asker: &Asker) {
-    if !asker.may_see(Some(actor.uid)) {
+/// Removes from an actor what `viewer` may not see: its process.
+pub(crate) fn actor(actor: &mut Actor, viewer: Viewer) {
+    if !viewer.may_see(Some(actor.uid)) {
         actor.pid = None;
     }
 }
 
-/// Takes out of an event what `asker` may not see.
-pub(crate) fn event(what: &mut Happening, asker: &Asker) {
+/// Removes from an event what `viewer` may not see.
+pub(crate) fn event(what: &mut Happening, viewer: Viewer) {
     match what {
-        Happening::Operation(change) => actor(&mut change.operation.by, asker),
-        Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, asker)),
-        Happening::Stray(change) if !asker.may_see(change.uid) => {
+        Happening::Operation(change) => actor(&mut change.operation.by, viewer),
+        Happening::Change(change) => change.by.iter_mut().for_each(|by| actor(by, viewer)),
+        Happening::Stray(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
         // What they hold everybody may read elsewhere.
@@ -53,8 +56,8 @@ pub(crate) fn event(what: &mut Happening, asker: &Asker) {
     }
 }
 
-fn hide(process: &mut Process, asker: &Asker) {
-    if asker.may_see(process.uid) {
+fn hide(process: &mut Process, viewer: Viewer) {
+    if viewer.may_see(process.uid) {
         return;
     }
     blank(process);
@@ -72,11 +75,6 @@ mod tests {
     use gpush_api::{ProcessKind, StrayChange, StrayStep};
 
     use super::*;
-    use crate::listen::peer::Peer;
-
-    fn asker(uid: u32, admin: bool) -> Asker {
-        Asker { peer: Peer { uid, pid: None, groups: Vec::new() }, admin, blind: false }
-    }
 
     fn process() -> Process {
         Process {
@@ -90,23 +88,23 @@ mod tests {
     }
 
     #[test]
-    fn owner_and_admin_see_all_others_only_that_somebody_is_there() {
-        for asker in [asker(1000, false), asker(1, true)] {
+    fn process_is_hidden_from_other_users() {
+        for viewer in [Viewer::User(1000), Viewer::Admin, Viewer::Log] {
             let mut seen = process();
-            hide(&mut seen, &asker);
+            hide(&mut seen, viewer);
             assert_eq!(seen, process());
         }
         let mut seen = process();
-        hide(&mut seen, &asker(1001, false));
+        hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen, Process { pid: None, uid: None, user: None, command: None, ..process() });
         // A process of unknown owner is nobody's own.
         let mut seen = Process { uid: None, ..process() };
-        hide(&mut seen, &asker(1001, false));
+        hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen.pid, None);
     }
 
     #[test]
-    fn who_a_stray_was_its_owner_and_admins_hear() {
+    fn unleased_process_is_named_to_its_owner_and_admins() {
         let stray = || {
             Happening::Stray(Box::new(StrayChange {
                 gpu: 0,
@@ -120,9 +118,9 @@ mod tests {
                 step: StrayStep::Asked,
             }))
         };
-        for (asker, sees) in [(asker(0, true), true), (asker(1000, false), true), (asker(1001, false), false)] {
+        for (viewer, sees) in [(Viewer::Admin, true), (Viewer::User(1000), true), (Viewer::User(1001), false)] {
             let mut what = stray();
-            event(&mut what, &asker);
+            event(&mut what, viewer);
             let Happening::Stray(seen) = &what else { panic!("another kind") };
             assert_eq!(what == stray(), sees);
             assert_eq!(seen.pid.is_some() && seen.command.is_some(), sees);

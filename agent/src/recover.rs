@@ -1,63 +1,15 @@
-//! GPUs that are held: the database was lost, so nobody knows what was promised about them.
+//! Recovery from a lost database: an administrator accepts that what gpushd promised about GPUs is not known.
 //!
-//! Every GPU that the config manages is held then: neither reshaped nor handed out, until the host
-//! is rebooted, which ends what was promised, or an administrator accepts the loss. After that what
-//! stands is left as it is, MPS daemons where the config wants them too; the difference from the config shows as drift.
-//! Processes that were there by then may have had a share, and are never ended for having none.
+//! Every GPU that the config manages is held until then: neither changed nor granted. A reboot, which ends what was
+//! promised, ends that too. Afterwards instances and MPS daemons are left as they are; the difference from the
+//! config shows as drift. Processes that ran by then may have had a share, and are never ended for having none.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use gpush_api::{ApiError, Code, Gpu, Mode, Recovered};
+use gpush_api::{ApiError, Code, Gpu, Recovered};
 use gpush_store::{BootRecord, KnownSince, Lost};
 
-use crate::{agent::Shared, auth::Asker, mps, proc, request::Request, shared_gpus, view};
+use crate::{agent::Shared, caller::Viewer, mps, proc, request::Request, shared_gpus, state::is_managed};
 
-/// What was lost.
-#[derive(Debug, Default)]
-pub(crate) struct Held(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    /// What is not accepted.
-    lost: Option<Lost>,
-    /// When something was accepted last on this boot, in clock ticks since that.
-    known_since: Option<u64>,
-}
-
-impl Held {
-    /// As the store has it.
-    pub(crate) fn new(lost: Option<Lost>, known_since: Option<u64>) -> Self {
-        Self(Mutex::new(State { lost, known_since }))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What was lost and is not accepted.
-    pub(crate) fn lost(&self) -> Option<Lost> {
-        self.state().lost.clone()
-    }
-
-    /// Whether what was given to a process may have been forgotten, or to one that it comes from: by its start.
-    pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {
-        self.state().known_since.is_some_and(|since| start <= since)
-    }
-}
-
-/// Why a GPU is held, if it is.
-pub(crate) fn reason(lost: &Lost, gpu: &Gpu) -> Option<String> {
-    is_managed(gpu).then(|| format!("the database was lost ({})", lost.cause))
-}
-
-fn is_managed(gpu: &Gpu) -> bool {
-    match gpu.mode {
-        Mode::Unmanaged => false,
-        Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => true,
-    }
-}
-
-/// The loss as a cause of ill health, with the GPUs that are held for it.
+/// The loss as a cause of degraded health, with the GPUs that are held.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
     let mut error =
@@ -76,15 +28,15 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     error.hint("see that nobody relies on them as they are, then `gpushctl recover`; a reboot ends it too")
 }
 
-/// Accepts the loss.
+/// Accepts the loss, if there is one.
 ///
 /// # Errors
-/// When it can't be recorded.
+/// When it cannot be recorded.
 pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovered, ApiError> {
     let _turn = agent.turn.lock().await;
-    let Some(lost) = agent.held.lost() else { return Ok(Recovered::default()) };
-    let gpus = match view::gpus(agent, &Asker::agent()).await {
-        Ok(gpus) => gpus,
+    let Some(lost) = agent.state.now().lost.clone() else { return Ok(Recovered::default()) };
+    let gpus = match agent.readings.host().await {
+        Ok(observed) => observed.gpus(Viewer::Agent),
         // Whose daemons stand there can't be told: they would be taken for nobody's.
         Err(error) if agent.mps.is_used() => return Err(error),
         Err(_) => Vec::new(),
@@ -113,9 +65,8 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
         .await?;
     standing.take_in(agent);
     shared_gpus::take_in(agent, modes);
-    *agent.held.state() = State { lost: None, known_since: Some(known_since) };
+    agent.state.accept_loss(known_since);
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
-    agent.startup.look_again();
     let kept = lost.kept.map(|kept| kept.display().to_string());
     Ok(Recovered { cause: Some(lost.cause), kept, released })
 }

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn each_listener_hears_everything_after_its_place_once() {
+    fn each_cursor_gets_every_later_event_once() {
         let events = Events::keeping("8c1f-aaaa", 100);
         let mut early = events.listen(None);
         publish(&events, 70);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_falls_behind_or_comes_from_another_life_is_told() {
+    fn cursor_that_fell_behind_gets_a_resync() {
         let events = Events::keeping("new", 4);
         let mut slow = events.listen(None);
         publish(&events, 4);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_is_woken_and_the_end_comes_after_the_last_event() {
+    async fn waiting_cursor_is_woken_and_ends_after_the_last_event() {
         let events = Events::keeping("e", 10);
         let mut cursor = events.listen(None);
         let soon = || Instant::now() + Duration::from_secs(15);

@@ -1,38 +1,34 @@
-//! Events: whoever changes something says so here, and whoever listens hears it.
+//! Events: what changes something publishes it here; clients follow them.
 //!
 //! ```text
-//! operations, config, driver, Xids, mutations ── publish ──► ring ◄── cursor ── stream of a client
-//! readings landed ─► watch: is a GPU different? ──┘ (bounded)    ◄── cursor ── another
+//! operations, config, driver, Xids, mutations ──► ring ◄── cursor ── stream of a client
+//! differences of snapshots ─────────────────────┘ (bounded) ◄── cursor ── another
 //! ```
 //!
-//! All listeners read the same ring, each at its own place, which is all that a listener costs: one
-//! that does not read falls behind, and hears that it has missed something. Publishing never waits,
-//! and listening causes no driver call: a GPU's event comes of a reading that somebody else wanted.
+//! All clients read the same ring, each at its own position: one that does not read falls behind, and is told that it
+//! has missed something. Publishing never waits, and following events causes no driver call.
 //!
-//! An id is `<epoch>-<number>`. The epoch is this life of the agent, so an id of another life is
-//! known as such; what it missed can't be told, and it is told that.
+//! An id is `<epoch>-<number>`. The epoch names this run of gpushd: a client that returns with an id of another run is
+//! told that events were missed.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `ring` | the events kept, and a listener's place among them |
-//! | `filter` | which events a listener wants |
-//! | `watch` | events that nobody publishes: of GPUs, the driver, Xids |
+//! | `ring` | the events kept, and a client's position among them |
+//! | `filter` | which events a client wants |
 
 mod filter;
 mod ring;
-mod watch;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpush_api::{Event, Happening};
 use jiff::Timestamp;
-use tokio::sync::{Notify, watch as channel};
+use tokio::sync::watch as channel;
 
 use self::ring::Ring;
 pub(crate) use self::{
     filter::Filter,
     ring::{Cursor, Next},
-    watch::run,
 };
 
 /// Events kept for those who come back: some dozens of operations on eight GPUs, in about a MiB.
@@ -47,8 +43,6 @@ struct Inner {
     epoch: String,
     ring: Mutex<Ring>,
     news: channel::Sender<News>,
-    /// A GPU may be different: see `watch`.
-    look: Arc<Notify>,
 }
 
 /// What those hear who wait.
@@ -69,7 +63,7 @@ impl Events {
         // Twelve hexadecimal digits tell two lives apart, and are short enough to be typed.
         let epoch = instance.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
         let news = channel::Sender::new(News { last: 0, closed: false });
-        Self(Arc::new(Inner { epoch, ring: Mutex::new(Ring::new(most)), news, look: Arc::default() }))
+        Self(Arc::new(Inner { epoch, ring: Mutex::new(Ring::new(most)), news }))
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -86,15 +80,9 @@ impl Events {
         self.0.news.send_modify(|news| news.last = last);
     }
 
-    /// Has the GPUs compared with what was last told of them: something of them that the agent keeps
-    /// (a condition, the config, who changes them) may be different now.
-    pub(crate) fn look_again(&self) {
-        self.0.look.notify_one();
-    }
-
-    /// Rung when a GPU may be different.
-    pub(crate) fn bell(&self) -> Arc<Notify> {
-        Arc::clone(&self.0.look)
+    /// Id of the last event.
+    pub(super) fn last_id(&self) -> String {
+        self.id(self.ring().last())
     }
 
     /// Ends all streams once they have told what there is.

@@ -1,11 +1,12 @@
-//! A value that is read from the hardware now and then, by one reader at a time.
+//! A value that is read from the hardware on request, by one reader at a time.
 //!
-//! Whoever asks while a reading is on its way waits for that one; whoever asks within its life
-//! gets it without a driver call. A reading that takes too long, or fails, leaves the last good
-//! one, marked stale. What is too long counts from when the reading was begun: one that hangs costs
-//! those who ask at its beginning a moment, and those who ask later nothing.
+//! A caller that asks while a reading is under way waits for that one; a caller that asks within its life gets it
+//! without a driver call. A reading that takes too long, or fails, leaves the last good one, marked stale. The wait
+//! counts from when the reading was begun: one that hangs costs those who ask at its beginning a moment, and those
+//! who ask later nothing.
 
 use std::{
+    fmt,
     future::Future,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -14,43 +15,50 @@ use std::{
 use gpush_nvml::DriverError;
 use jiff::Timestamp;
 use tokio::{
-    sync::{Notify, watch},
+    sync::watch,
     time::{Instant, timeout_at},
 };
 
-/// How long a reading is good.
+/// How long a reading is young enough.
 pub(crate) const LIFE: Duration = Duration::from_secs(1);
 
-/// A moment on two clocks: the wall's is for people, and may be set back; this process's own is
-/// what moments are compared by.
+/// A moment on two clocks: the wall clock is shown and may be set back; this process's own is for comparisons.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// By the wall's clock.
+    /// By the wall clock.
     pub(crate) wall: Timestamp,
-    /// By this process's own.
+    /// By this process's own clock.
     pub(crate) own: Instant,
 }
 
 impl Moment {
-    /// This one.
+    /// The current moment.
     pub(crate) fn now() -> Self {
         Self { wall: Timestamp::now(), own: Instant::now() }
     }
 }
 
-/// What is known of a value.
+/// The last readings of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Known<V> {
+pub(crate) struct LastReading<V> {
     /// The last good reading and when it was begun.
     pub(crate) good: Option<(V, Moment)>,
     /// Why the last attempt failed.
     pub(crate) error: Option<DriverError>,
-    /// Whether a newer reading was wanted and could not be had, or what was read has changed since.
+    /// Whether the last attempt failed, or the value has changed since it was begun.
     pub(crate) stale: bool,
 }
 
-/// The cache of one value; a handle, cheap to clone.
-#[derive(Debug)]
+impl<V> Default for LastReading<V> {
+    fn default() -> Self {
+        Self { good: None, error: None, stale: false }
+    }
+}
+
+/// Called with each new reading, in the order in which they count, under the cache's lock.
+pub(crate) type OnChange<V> = Box<dyn Fn(LastReading<V>) + Send + Sync>;
+
+/// The cache of one value. A handle, cheap to clone.
 pub(crate) struct Cached<V>(Arc<Inner<V>>);
 
 impl<V> Clone for Cached<V> {
@@ -59,13 +67,17 @@ impl<V> Clone for Cached<V> {
     }
 }
 
-#[derive(Debug)]
+impl<V: fmt::Debug> fmt::Debug for Cached<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cached").field("state", &self.0.state).finish_non_exhaustive()
+    }
+}
+
 struct Inner<V> {
     state: Mutex<State<V>>,
     /// Counts readings that ended.
     ended: watch::Sender<u64>,
-    /// Rung when something was read, or could not be.
-    bell: Arc<Notify>,
+    on_change: OnChange<V>,
 }
 
 #[derive(Debug)]
@@ -74,24 +86,29 @@ struct State<V> {
     error: Option<DriverError>,
     /// When the last attempt that ended was begun.
     begun: Option<Instant>,
-    /// When the value last changed by our own doing: what was begun before tells nothing of it now.
+    /// When gpushd last changed the value: attempts begun before that tell nothing of it now.
     changed: Option<Instant>,
-    /// Since when a reading is on its way.
+    /// Since when a reading is under way.
     running: Option<Instant>,
 }
 
-impl<V> State<V> {
+impl<V: Clone> State<V> {
     /// Whether the last attempt was begun before the value changed.
     fn is_outdated(&self) -> bool {
         self.changed.is_some_and(|changed| self.begun.is_some_and(|begun| begun <= changed))
     }
+
+    fn last(&self) -> LastReading<V> {
+        let stale = self.error.is_some() || self.is_outdated();
+        LastReading { good: self.good.clone(), error: self.error.clone(), stale }
+    }
 }
 
 impl<V: Clone + Send + 'static> Cached<V> {
-    /// Nothing known yet; `bell` is rung whenever something is.
-    pub(crate) fn ringing(bell: Arc<Notify>) -> Self {
+    /// Knows nothing yet.
+    pub(crate) fn new(on_change: OnChange<V>) -> Self {
         let state = State { good: None, error: None, begun: None, changed: None, running: None };
-        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), bell }))
+        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(0), on_change }))
     }
 
     fn state(&self) -> MutexGuard<'_, State<V>> {
@@ -103,7 +120,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         self.state().begun.is_some()
     }
 
-    /// Begins a reading unless the last one is good or one is on its way.
+    /// Begins a reading unless the last one is young enough or one is under way.
     pub(crate) fn refresh<F>(&self, read: impl FnOnce() -> F)
     where
         F: Future<Output = Result<V, DriverError>> + Send + 'static,
@@ -123,29 +140,23 @@ impl<V: Clone + Send + 'static> Cached<V> {
         });
     }
 
-    /// Waits for the reading that is on its way, if one is, until it has taken as long as `patience`.
-    pub(crate) async fn wait(&self, patience: Duration) -> Known<V> {
+    /// Waits for the reading that is under way, if one is, until it has taken as long as `patience`; whether it is
+    /// still under way then.
+    pub(crate) async fn wait(&self, patience: Duration) -> bool {
         let lasts = |begun: &Instant| begun.elapsed() < patience;
         if self.state().running.as_ref().is_some_and(lasts) {
             let mut ended = self.0.ended.subscribe();
             ended.borrow_and_update();
-            // Looked at again: it may have ended before anybody listened.
+            // Checked again: it may have ended before this subscribed.
             let running = self.state().running;
             if let Some(begun) = running {
                 let _ = timeout_at(begun + patience, ended.changed()).await;
             }
         }
-        self.last()
+        self.state().running.is_some()
     }
 
-    /// What is known, without a reading and without waiting.
-    pub(crate) fn last(&self) -> Known<V> {
-        let state = self.state();
-        let stale = state.running.is_some() || state.error.is_some() || state.is_outdated();
-        Known { good: state.good.clone(), error: state.error.clone(), stale }
-    }
-
-    /// Takes in a reading that was made beside the cache, begun at `begun`.
+    /// Takes a reading that was made outside of the cache, begun at `begun`.
     pub(crate) fn put(&self, begun: Moment, outcome: Result<V, DriverError>) {
         let mut state = self.state();
         // An older one that ended later tells nothing new.
@@ -160,19 +171,22 @@ impl<V: Clone + Send + 'static> Cached<V> {
             }
             Err(error) => state.error = Some(error),
         }
-        drop(state);
-        self.0.bell.notify_one();
+        (self.0.on_change)(state.last());
     }
 
-    /// Makes the next asker read again, and forgets why the last attempt failed.
+    /// Makes the next caller read again, and forgets why the last attempt failed.
     pub(crate) fn begin_anew(&self) {
         self.state().error = None;
         self.outdate();
     }
 
-    /// Makes the next asker read again. What was read so far, and what is on its way, is stale.
+    /// Makes the next caller read again. What was read so far, and what is being read, is stale.
     pub(crate) fn outdate(&self) {
-        self.state().changed = Some(Instant::now());
+        let mut state = self.state();
+        state.changed = Some(Instant::now());
+        if state.begun.is_some() {
+            (self.0.on_change)(state.last());
+        }
     }
 }
 
@@ -203,16 +217,27 @@ mod tests {
     use super::*;
 
     impl<V: Clone + Send + 'static> Cached<V> {
-        fn new() -> Self {
-            Self::ringing(Arc::default())
+        fn alone() -> Self {
+            Self::new(Box::new(|_| ()))
+        }
+
+        fn last(&self) -> LastReading<V> {
+            let state = self.state();
+            let last = state.last();
+            LastReading { stale: last.stale || state.running.is_some(), ..last }
+        }
+
+        async fn waited(&self, patience: Duration) -> LastReading<V> {
+            self.wait(patience).await;
+            self.last()
         }
     }
 
     const SOON: Duration = Duration::from_millis(100);
 
     #[tokio::test(start_paused = true)]
-    async fn many_askers_make_one_reading() {
-        let cache = Cached::new();
+    async fn concurrent_callers_share_one_reading() {
+        let cache = Cached::alone();
         let mut readings = 0;
         for _ in 0..10 {
             cache.refresh(|| {
@@ -220,7 +245,7 @@ mod tests {
                 async { Ok(7) }
             });
         }
-        let known = cache.wait(SOON).await;
+        let known = cache.waited(SOON).await;
         assert_eq!((readings, known.good.map(|g| g.0), known.stale), (1, Some(7), false));
         cache.refresh(|| {
             readings += 1;
@@ -229,14 +254,14 @@ mod tests {
         assert_eq!(readings, 1, "it is still good");
         tokio::time::advance(LIFE).await;
         cache.refresh(|| async { Ok(8) });
-        assert_eq!(cache.wait(SOON).await.good.map(|g| g.0), Some(8));
+        assert_eq!(cache.waited(SOON).await.good.map(|g| g.0), Some(8));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_reading_leaves_the_last_one_stale_until_it_lands() {
-        let cache = Cached::new();
+    async fn slow_reading_leaves_the_last_one_stale() {
+        let cache = Cached::alone();
         cache.refresh(|| async { Ok(1) });
-        assert!(!cache.wait(SOON).await.stale);
+        assert!(!cache.waited(SOON).await.stale);
         tokio::time::advance(LIFE).await;
         let gate = Arc::new(Semaphore::new(0));
         let pass = Arc::clone(&gate);
@@ -245,44 +270,44 @@ mod tests {
             Ok(2)
         });
         let asked = Instant::now();
-        let known = cache.wait(SOON).await;
+        let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         assert!(asked.elapsed() >= SOON);
         // Who asks while it still hangs is answered at once.
         let asked = Instant::now();
-        assert!(cache.wait(SOON).await.stale);
+        assert!(cache.waited(SOON).await.stale);
         assert_eq!(asked.elapsed(), Duration::ZERO);
         gate.add_permits(1);
-        let known = cache.wait(2 * SOON).await;
+        let known = cache.waited(2 * SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(2), false));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failed_reading_keeps_the_last_good_one_and_says_why() {
-        let cache = Cached::new();
+    async fn failed_reading_keeps_the_last_good_one() {
+        let cache = Cached::alone();
         cache.refresh(|| async { Ok(1) });
-        cache.wait(SOON).await;
+        cache.waited(SOON).await;
         tokio::time::advance(LIFE).await;
         cache.refresh(|| async { Err(DriverError::new(ErrorKind::GpuIsLost, "nvmlX")) });
-        let known = cache.wait(SOON).await;
+        let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         assert_eq!(known.error.unwrap().kind, ErrorKind::GpuIsLost);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reading_that_panics_frees_its_place() {
-        let cache: Cached<u32> = Cached::new();
+    async fn panicking_reading_lets_the_next_one_run() {
+        let cache: Cached<u32> = Cached::alone();
         cache.refresh(|| async { panic!("on purpose") });
-        assert_eq!(cache.wait(SOON).await.good, None);
+        assert_eq!(cache.waited(SOON).await.good, None);
         cache.refresh(|| async { Ok(3) });
-        assert_eq!(cache.wait(SOON).await.good.map(|g| g.0), Some(3));
+        assert_eq!(cache.waited(SOON).await.good.map(|g| g.0), Some(3));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_begun_before_a_change_is_stale_and_read_again() {
-        let cache = Cached::new();
+    async fn reading_begun_before_a_change_is_stale() {
+        let cache = Cached::alone();
         cache.refresh(|| async { Ok(1) });
-        assert!(!cache.wait(SOON).await.stale);
+        assert!(!cache.waited(SOON).await.stale);
         cache.outdate();
         assert!(cache.last().stale);
         // One that was on its way when the value changed may tell either.
@@ -296,21 +321,21 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         cache.outdate();
         gate.add_permits(1);
-        let known = cache.wait(SOON).await;
+        let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(1), true));
         tokio::time::advance(Duration::from_millis(1)).await;
         cache.refresh(|| async { Ok(2) });
-        let known = cache.wait(SOON).await;
+        let known = cache.waited(SOON).await;
         assert_eq!((known.good.map(|g| g.0), known.stale), (Some(2), false));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_older_reading_never_replaces_a_newer_one() {
-        let cache = Cached::new();
+    async fn older_reading_never_replaces_a_newer_one() {
+        let cache = Cached::alone();
         let before = Moment::now();
         tokio::time::advance(Duration::from_millis(5)).await;
         cache.put(Moment::now(), Ok(2));
         cache.put(before, Ok(1));
-        assert_eq!(cache.wait(SOON).await.good.map(|g| g.0), Some(2));
+        assert_eq!(cache.waited(SOON).await.good.map(|g| g.0), Some(2));
     }
 }

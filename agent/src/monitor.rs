@@ -1,0 +1,231 @@
+//! What must be noticed although no client asks: errors that the driver reports, and a driver that appears, vanishes
+//! or is replaced.
+//!
+//! ```text
+//! driver's events ──► Xid: published, logged, and a cordon if the config lists it
+//! worker's status ──► driver event; unsettled calls to the state; readings before a restart are outdated
+//! timer, no worker, maintenance left ──► all GPUs are read
+//! ```
+//!
+//! The worker listens to the driver's events. While there is none, nothing is heard, so a reading is begun, which
+//! starts another worker. Beyond that the GPUs are read as often as the config says.
+
+use std::time::Duration;
+
+use gpush_api::{DriverChange, Happening, Xid};
+use gpush_nvml::{Event, EventKind, Hardware, Status};
+use tokio::{
+    sync::broadcast::{Receiver, error::RecvError},
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::state::{State, readings::Readings, words};
+
+/// Between two readings while there is no worker: at first, doubled each time, and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// What the monitor uses.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    /// Gets what is noticed.
+    pub(crate) state: State,
+    /// Reads the GPUs.
+    pub(crate) readings: Readings,
+    /// Tells what the driver reports.
+    pub(crate) hardware: Hardware,
+}
+
+impl Monitor {
+    /// Runs until gpushd stops. `events` are those of the hardware, subscribed before there was a worker.
+    pub(crate) async fn run(self, mut events: Receiver<Event>, stopping: CancellationToken) {
+        let mut status = self.hardware.watch();
+        let mut snapshots = self.state.watch();
+        let mut in_maintenance = self.state.maintenance().is_some();
+        let mut seen = DriverSeen::default();
+        let mut started = 0;
+        let mut misses = 0;
+        let mut again = self.next(misses);
+        loop {
+            let wait = async {
+                match again {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                event = events.recv() => match event {
+                    Ok(event) => self.report(&event),
+                    Err(RecvError::Lagged(missed)) => {
+                        tracing::warn!("{missed} events of the driver were missed: they came too fast");
+                    }
+                    Err(RecvError::Closed) => return,
+                },
+                changed = status.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let now = status.borrow_and_update().clone();
+                    self.state.unsettled(&now.unsettled);
+                    if started > 0 && now.started > started {
+                        // What the worker before read may be from before a reset.
+                        self.readings.outdate_all();
+                    }
+                    started = now.started;
+                    if now.worker.is_some() && misses > 0 {
+                        // Another caller's reading has started it.
+                        misses = 0;
+                        again = self.next(misses);
+                    } else if now.worker.is_none() && misses == 0 {
+                        misses = 1;
+                        again = self.next(misses);
+                    }
+                    if let Some(change) = seen.difference(&now) {
+                        log(&change);
+                        self.state.events().publish(Happening::Driver(change));
+                    }
+                }
+                changed = snapshots.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let was = std::mem::replace(&mut in_maintenance, snapshots.borrow_and_update().maintenance.is_some());
+                    if was && !in_maintenance {
+                        self.read().await;
+                        again = self.next(misses);
+                    }
+                }
+                () = wait => {
+                    self.read().await;
+                    misses = if self.hardware.status().worker.is_some() { 0 } else { misses + 1 };
+                    again = self.next(misses);
+                }
+            }
+        }
+    }
+
+    /// When to read next, after so many readings that found no worker.
+    fn next(&self, misses: u32) -> Option<Instant> {
+        let seconds = self.state.config().health.poll_s;
+        let poll = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+        let soon = (misses > 0).then(|| PAUSE.0.saturating_mul(1 << misses.min(16).saturating_sub(1)).min(PAUSE.1));
+        [poll, soon].into_iter().flatten().min().map(|pause| Instant::now() + pause)
+    }
+
+    async fn read(&self) {
+        if self.state.maintenance().is_none() {
+            let _ = self.readings.host().await;
+        }
+    }
+
+    /// Publishes what the driver reports; it may cordon its GPU.
+    fn report(&self, event: &Event) {
+        let EventKind::Xid(xid) = event.kind else { return };
+        let at = match (event.gi, event.ci) {
+            (Some(gi), Some(ci)) => format!(", in GPU instance {gi}, compute instance {ci}"),
+            (Some(gi), None) => format!(", in GPU instance {gi}"),
+            (None, _) => String::new(),
+        };
+        let known = words::xid(xid).map_or_else(String::new, |words| format!(" ({words})"));
+        tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{at}");
+        let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
+        let gpu = self.state.index_of(&uuid);
+        self.state.events().publish(Happening::Xid(Xid { gpu, uuid, xid, gi, ci }));
+        let listed = |wanted: &u32| u64::from(*wanted) == xid;
+        if !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed) {
+            self.state.fault(&event.uuid, &format!("xid-{xid}"), format!("the driver reported Xid {xid}{known}{at}"));
+        }
+    }
+}
+
+/// Logs that another driver answers than before.
+fn log(change: &DriverChange) {
+    if let (Some(before), Some(now)) = (&change.before, &change.driver)
+        && *before != now.version
+    {
+        tracing::warn!("the driver is {} now, it was {before}: the GPUs are matched again by UUID", now.version);
+    }
+}
+
+/// The driver as events last told of it.
+#[derive(Debug, Default)]
+struct DriverSeen {
+    /// Version of the last one that served.
+    version: Option<String>,
+    /// Whether it serves; `None` before anything was heard.
+    serves: Option<bool>,
+}
+
+impl DriverSeen {
+    fn difference(&mut self, status: &Status) -> Option<DriverChange> {
+        let failure = status.failure.as_ref().filter(|error| error.is_driver_unavailable());
+        if let Some(error) = failure {
+            let vanished = self.serves.replace(false) != Some(false);
+            let before = self.version.clone();
+            return vanished.then(|| DriverChange { driver: None, before, error: Some(error.to_api()) });
+        }
+        // A worker that is being started has nothing to say yet.
+        let driver = status.driver.as_ref().filter(|_| status.worker.is_some() && status.failure.is_none())?;
+        let before = self.version.replace(driver.version.clone());
+        let is_new = self.serves.replace(true) != Some(true) || before.as_ref() != Some(&driver.version);
+        is_new.then(|| DriverChange { driver: Some(driver.clone()), before, error: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Driver;
+    use gpush_nvml::{DriverError, ErrorKind};
+
+    use super::*;
+
+    fn serving(version: &str) -> Status {
+        let driver = Driver {
+            version: version.to_owned(),
+            nvml: String::new(),
+            cuda: String::new(),
+            library: String::new(),
+            simulated: true,
+        };
+        Status { worker: Some(1), driver: Some(driver), ..Status::default() }
+    }
+
+    #[test]
+    fn driver_change_is_published_once() {
+        let mut seen = DriverSeen::default();
+        let gone =
+            Status { worker: None, failure: Some(DriverError::new(ErrorKind::LibraryNotFound, "x")), ..serving("1") };
+        let mut told = Vec::new();
+        for status in [
+            Status::default(),
+            serving("1"),
+            serving("1"),
+            // A worker that was ended and is started anew.
+            Status { worker: None, ..serving("1") },
+            serving("1"),
+            gone.clone(),
+            gone,
+            serving("1"),
+            serving("2"),
+        ] {
+            told.push(seen.difference(&status).map_or_else(String::new, |change| {
+                format!("{:?} > {:?}", change.before, change.driver.map(|driver| driver.version))
+            }));
+        }
+        assert_eq!(
+            told,
+            [
+                "",
+                "None > Some(\"1\")",
+                "",
+                "",
+                "",
+                "Some(\"1\") > None",
+                "",
+                "Some(\"1\") > Some(\"1\")",
+                "Some(\"1\") > Some(\"2\")"
+            ]
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! Changes of conditions that somebody asked for: recorded first, then applied, in one order.
+
+use std::sync::Arc;
+
+use gpush_api::{ApiError, Happening};
+use gpush_store::{Store, StoreError, Tx};
+use tokio::sync::Mutex;
+
+use super::{Change, State};
+
+/// Commits changes to the store and applies them to the state. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Commits {
+    store: Store,
+    state: State,
+    /// Held from the commit of a change until it is applied, so that the order is the same in both.
+    order: Arc<Mutex<()>>,
+}
+
+impl Commits {
+    /// Commits to `store` and applies to `state`.
+    pub(crate) fn new(store: Store, state: State) -> Self {
+        Self { store, state, order: Arc::default() }
+    }
+
+    /// Records a change with what `also` records in the same transaction, applies it, and publishes `event`. A change
+    /// that ends a condition is recorded on a full disk, too.
+    ///
+    /// # Errors
+    /// When it cannot be recorded; then nothing has changed.
+    pub(crate) async fn change(
+        &self,
+        change: Change,
+        event: gpush_api::Change,
+        mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
+    ) -> Result<(), ApiError> {
+        let _order = self.order.lock().await;
+        let recorded = change.clone();
+        match &change {
+            Change::Set(_) | Change::Degrade(..) => {
+                let write = move |tx: &mut Tx<'_>| {
+                    recorded.record(tx)?;
+                    also(tx)
+                };
+                self.store.write(write).await?;
+                self.state.apply(std::slice::from_ref(&change));
+            }
+            Change::Clear(scope, kind, cause) => {
+                let (of, kind, cause) = (scope.clone(), *kind, cause.clone());
+                let write = move |tx: &mut Tx<'_>| {
+                    let cleared = tx.clear_conditions(&of, kind, cause.as_deref())?;
+                    also(tx)?;
+                    Ok(cleared)
+                };
+                // A condition that gpushd sets meanwhile is recorded after this, and stays.
+                let cleared = self.store.write_ending(write).await?;
+                let ended = cleared.into_iter().map(|one| Change::Clear(scope.clone(), kind, Some(one.cause)));
+                self.state.apply(&ended.collect::<Vec<_>>());
+            }
+        }
+        self.state.events().publish(Happening::Change(event));
+        Ok(())
+    }
+}

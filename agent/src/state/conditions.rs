@@ -1,0 +1,319 @@
+//! Conditions that keep gpushd from working with a GPU, or with all of them: cordons, maintenance, degraded GPUs.
+//!
+//! ```text
+//! administrator ── cordon ─────────────────────► admin      ─┐
+//! driver ───────── an Xid of cordon_xids ──────► xid-<n>     ├─► cordoned ── uncordon ─► none
+//! a reading ────── a row remap waits or failed ► row-remap  ─┘      ▲                     │
+//!                                                                   └── reported again ◄──┘
+//! operation ────── its rollback failed ────────► degraded ── an operation succeeds, or a reading shows the GPU
+//!                                                            as that operation planned it or as it was before
+//! ```
+//!
+//! A fault that lasts, such as a row that waits for a reset, is noticed once and recorded. Neither the next
+//! reading nor the next agent undoes an `uncordon`.
+//!
+//! Pure data: what a change records in the store is [`Change::record`]; when it is recorded is decided by the caller.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use gpush_api::{Actor, Cordon, Maintenance};
+use gpush_nvml::{Reading, RemappedRows};
+use gpush_store::{Condition, ConditionKind, NewCondition, Scope, StoreError, Tx};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+/// Cause of a cordon that a reading of memory rows sets.
+pub(super) const ROW_REMAP: &str = "row-remap";
+
+/// Tells by a reading whether a degraded GPU is in order again.
+pub(crate) trait RecoveryCheck: fmt::Debug + Send + Sync {
+    /// How the GPU is, in words, if it is as the failed operation planned it or as it was before.
+    fn passes(&self, reading: &Reading) -> Option<&'static str>;
+}
+
+type Key = (Scope, ConditionKind, String);
+
+/// The conditions in force.
+#[derive(Debug, Default)]
+pub(crate) struct Conditions {
+    in_force: BTreeMap<Key, InForce>,
+    /// Memory rows of each GPU as last noticed, by UUID.
+    rows: BTreeMap<String, RemappedRows>,
+}
+
+/// A condition in force.
+#[derive(Debug, Clone)]
+struct InForce {
+    reason: String,
+    by: Option<Actor>,
+    since: Timestamp,
+    /// When this process set it, by its own clock; `None` when an earlier process did.
+    set: Option<Instant>,
+    /// Ends a degraded state.
+    check: Option<Arc<dyn RecoveryCheck>>,
+}
+
+/// A change of the conditions.
+#[derive(Debug, Clone)]
+pub(crate) enum Change {
+    /// This condition is in force from now on.
+    Set(NewCondition),
+    /// A GPU is degraded until the check passes.
+    Degrade(NewCondition, Arc<dyn RecoveryCheck>),
+    /// The conditions of this scope and kind end; with a cause, only that one.
+    Clear(Scope, ConditionKind, Option<String>),
+}
+
+impl Change {
+    /// Ends the degraded state of a GPU: an operation on it succeeded.
+    pub(crate) fn mend(uuid: &str) -> Self {
+        Self::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Degraded, None)
+    }
+
+    /// Records the change.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub(crate) fn record(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        match self {
+            Self::Set(new) | Self::Degrade(new, _) => tx.set_condition(new.clone()).map(|_| ()),
+            Self::Clear(scope, kind, cause) => tx.clear_conditions(scope, *kind, cause.as_deref()).map(|_| ()),
+        }
+    }
+
+    /// What it is about.
+    pub(super) fn scope(&self) -> &Scope {
+        match self {
+            Self::Set(new) | Self::Degrade(new, _) => &new.scope,
+            Self::Clear(scope, ..) => scope,
+        }
+    }
+}
+
+/// What a reading says of a GPU's memory rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowNews {
+    /// Nothing that was not noticed before.
+    None,
+    /// Something that is only recorded.
+    Noticed,
+    /// A fault that cordons the GPU, with the reason.
+    Fault(&'static str),
+}
+
+/// Conditions as the store has them, with the recovery checks of degraded GPUs.
+pub(crate) type Recorded = Vec<(Condition, Option<Arc<dyn RecoveryCheck>>)>;
+
+impl Conditions {
+    /// Takes the recorded conditions over from an earlier process.
+    pub(crate) fn new(recorded: Recorded, rows: BTreeMap<String, RemappedRows>) -> Self {
+        let in_force = recorded.into_iter().map(|(one, check)| {
+            let kept = InForce { reason: one.reason, by: one.by, since: one.since, set: None, check };
+            ((one.scope, one.kind, one.cause), kept)
+        });
+        Self { in_force: in_force.collect(), rows }
+    }
+
+    /// Applies a change.
+    pub(super) fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Set(new) => self.set(new, None),
+            Change::Degrade(new, check) => self.set(new, Some(Arc::clone(check))),
+            Change::Clear(scope, kind, cause) => self.in_force.retain(|(other, of, by), _| {
+                other != scope || of != kind || cause.as_ref().is_some_and(|cause| cause != by)
+            }),
+        }
+    }
+
+    fn set(&mut self, new: &NewCondition, check: Option<Arc<dyn RecoveryCheck>>) {
+        let one = InForce {
+            reason: new.reason.clone(),
+            by: new.by.clone(),
+            since: Timestamp::now(),
+            set: Some(Instant::now()),
+            check,
+        };
+        self.in_force.insert((new.scope.clone(), new.kind, new.cause.clone()), one);
+    }
+
+    /// What keeps new work off a GPU.
+    pub(super) fn cordons(&self, uuid: &str) -> Vec<Cordon> {
+        let cordon = |((_, _, cause), one): (&Key, &InForce)| Cordon {
+            cause: cause.clone(),
+            reason: one.reason.clone(),
+            by: one.by.clone(),
+            since: one.since,
+        };
+        self.about(uuid, ConditionKind::Cordon).map(cordon).collect()
+    }
+
+    /// Why a GPU is degraded, one error each.
+    pub(super) fn degraded(&self, uuid: &str) -> Vec<String> {
+        self.about(uuid, ConditionKind::Degraded).map(|(_, one)| one.reason.clone()).collect()
+    }
+
+    /// The maintenance that the host is in.
+    pub(super) fn maintenance(&self) -> Option<Maintenance> {
+        let mut found = self.in_force.iter().filter(|((_, kind, _), _)| *kind == ConditionKind::Maintenance);
+        found.next().map(|(_, one)| Maintenance {
+            reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
+            by: one.by.clone(),
+            since: one.since,
+        })
+    }
+
+    /// Conditions of a kind about a GPU, or about the host.
+    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&Key, &InForce)> {
+        let here = move |scope: &Scope| match scope {
+            Scope::Host => true,
+            Scope::Gpu(other) => other == uuid,
+        };
+        self.in_force.iter().filter(move |((scope, of, _), _)| *of == kind && here(scope))
+    }
+
+    /// Ends degraded states that a reading shows to be over; the changes, for the store. The reading was begun at
+    /// `begun`, when no call could change the GPU any more.
+    pub(super) fn check_recovery(&mut self, reading: &Reading, begun: Instant) -> Vec<Change> {
+        let uuid = &reading.identity.uuid;
+        let mut ended = Vec::new();
+        for ((scope, kind, cause), one) in self.about(uuid, ConditionKind::Degraded) {
+            let check = one.check.as_ref().filter(|_| one.set.is_none_or(|set| begun > set));
+            let Some(stands) = check.and_then(|check| check.passes(reading)) else { continue };
+            tracing::info!(gpu = uuid, "no longer degraded: after {cause} it is {stands}");
+            ended.push(Change::Clear(scope.clone(), *kind, Some(cause.clone())));
+        }
+        ended.iter().for_each(|change| self.apply(change));
+        ended
+    }
+
+    /// Notes the memory rows of a reading; what is new about them.
+    pub(super) fn note_rows(&mut self, uuid: &str, rows: RemappedRows) -> RowNews {
+        let before = self.rows.get(uuid).copied().unwrap_or_default();
+        if before == rows {
+            return RowNews::None;
+        }
+        self.rows.insert(uuid.to_owned(), rows);
+        let more = (rows.correctable, rows.uncorrectable) != (before.correctable, before.uncorrectable);
+        if rows.failed && !before.failed {
+            RowNews::Fault(
+                "a bad row of its memory could not be replaced: no spare row is left, or the remapper failed",
+            )
+        } else if rows.pending && (!before.pending || more) {
+            RowNews::Fault("a bad row of its memory is replaced with the next reset, and in use until then")
+        } else {
+            RowNews::Noticed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cordon(uuid: &str, cause: &str) -> Change {
+        Change::Set(NewCondition {
+            scope: Scope::Gpu(uuid.to_owned()),
+            kind: ConditionKind::Cordon,
+            cause: cause.to_owned(),
+            reason: format!("because of {cause}"),
+            by: None,
+        })
+    }
+
+    #[derive(Debug)]
+    struct AlwaysPasses;
+
+    impl RecoveryCheck for AlwaysPasses {
+        fn passes(&self, _: &Reading) -> Option<&'static str> {
+            Some("as before")
+        }
+    }
+
+    fn reading(uuid: &str) -> Reading {
+        let identity = gpush_nvml::Identity {
+            index: 0,
+            uuid: uuid.to_owned(),
+            pci: "0000:07:00.0".to_owned(),
+            pci_id: 0x20b2_10de,
+            pci_subsystem: None,
+            minor: 0,
+            name: "a GPU".to_owned(),
+            architecture: gpush_api::Architecture::Ampere,
+        };
+        Reading {
+            identity,
+            memory: gpush_api::Memory::default(),
+            mig: None,
+            compute_mode: None,
+            processes: Vec::new(),
+            processes_known: true,
+            nvlink: None,
+            rows: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn degraded_gpu_recovers_only_by_a_later_reading() {
+        let mut conditions = Conditions::default();
+        let before = Instant::now();
+        let new = NewCondition {
+            scope: Scope::Gpu("GPU-0".to_owned()),
+            kind: ConditionKind::Degraded,
+            cause: "op-1".to_owned(),
+            reason: "it failed".to_owned(),
+            by: None,
+        };
+        conditions.apply(&Change::Degrade(new, Arc::new(AlwaysPasses)));
+        // As if it was degraded tomorrow, by a clock that was set back since.
+        for one in conditions.in_force.values_mut() {
+            one.since = Timestamp::now() + jiff::SignedDuration::from_hours(24);
+        }
+        assert!(conditions.check_recovery(&reading("GPU-0"), before).is_empty(), "the reading is from before");
+        assert_eq!(conditions.degraded("GPU-0"), ["it failed"]);
+        let later = Instant::now() + std::time::Duration::from_nanos(1);
+        assert!(conditions.check_recovery(&reading("GPU-1"), later).is_empty(), "another GPU");
+        assert_eq!(conditions.check_recovery(&reading("GPU-0"), later).len(), 1);
+        assert!(conditions.degraded("GPU-0").is_empty());
+    }
+
+    #[test]
+    fn cordon_stays_until_cleared_by_kind_or_cause() {
+        let mut conditions = Conditions::default();
+        for change in [cordon("GPU-0", "admin"), cordon("GPU-0", "xid-79"), cordon("GPU-1", "xid-79")] {
+            conditions.apply(&change);
+        }
+        let count = |conditions: &Conditions, uuid| conditions.cordons(uuid).len();
+        assert_eq!((count(&conditions, "GPU-0"), count(&conditions, "GPU-1"), count(&conditions, "GPU-2")), (2, 1, 0));
+        assert_eq!(conditions.cordons("GPU-0")[0].reason, "because of admin");
+        assert!(conditions.degraded("GPU-0").is_empty());
+        let gpu = || Scope::Gpu("GPU-0".to_owned());
+        conditions.apply(&Change::Clear(gpu(), ConditionKind::Cordon, Some("admin".to_owned())));
+        assert_eq!(count(&conditions, "GPU-0"), 1);
+        conditions.apply(&Change::Clear(gpu(), ConditionKind::Cordon, None));
+        assert_eq!((count(&conditions, "GPU-0"), count(&conditions, "GPU-1")), (0, 1));
+    }
+
+    #[test]
+    fn row_remap_is_a_fault_once_until_another_row_fails() {
+        let mut conditions = Conditions::default();
+        let rows = |correctable, pending, failed| RemappedRows { correctable, uncorrectable: 0, pending, failed };
+        let mut seen = Vec::new();
+        for rows in [
+            rows(0, false, false),
+            rows(1, false, false),
+            rows(1, true, false),
+            rows(1, true, false),
+            rows(2, true, false),
+            rows(2, true, true),
+            rows(2, false, true),
+        ] {
+            seen.push(match conditions.note_rows("GPU-0", rows) {
+                RowNews::None => "none",
+                RowNews::Noticed => "noticed",
+                RowNews::Fault(_) => "fault",
+            });
+        }
+        assert_eq!(seen, ["none", "noticed", "fault", "none", "fault", "fault", "noticed"]);
+    }
+}

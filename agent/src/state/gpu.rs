@@ -1,0 +1,251 @@
+//! One GPU of a snapshot: the state that it is in, why, and how it differs from what its rule wants.
+//!
+//! Several states may hold at once. The GPU's state is the first of them from above.
+//!
+//! ```text
+//! maintenance   an administrator entered it: gpushd has no driver handle open ─ until it is left
+//! lost          the driver no longer lists the GPU, or says that it is lost   ─ until it is listed again
+//! unknown       a call may still take effect, or the GPU cannot be read       ─ until it is read
+//! held          claimed by the config, and the database was lost              ─ recover, or another boot
+//! changing      an operation changes it                                       ─ until the operation ends
+//! degraded      a change and its rollback failed                              ─ an operation that succeeds, or a
+//!                                                                               reading as planned or as before
+//! cordoned      an administrator, an Xid error, a pending row remap           ─ uncordon
+//! ready         none of these
+//! ```
+//!
+//! | state | new work | change by name | change by a request for all GPUs, or by gpushd itself |
+//! |---|---|---|---|
+//! | `ready` | yes | yes | yes |
+//! | `cordoned` | no | yes | no |
+//! | `degraded` | no | yes | no |
+//! | `changing` | no | queued | queued |
+//! | `held`, `unknown`, `lost`, `maintenance` | no | no | no |
+//!
+//! A cordon exists besides the state: a GPU that is changing or degraded may have one, which is in `cordons`.
+
+use std::sync::Arc;
+
+use gpush_api::{Gpu, GpuChange, GpuState, InstanceSeen, Memory, Mode, TimesliceView};
+use gpush_core::{desired, sharing};
+use gpush_nvml::{DriverError, ErrorKind, Identity, Reading};
+
+use super::{
+    Known,
+    readings::{LastReading, Moment},
+    reason::Reason,
+};
+
+/// A GPU as the driver listed it, with what was read of it.
+#[derive(Debug, Clone)]
+pub(super) struct Sight {
+    /// Its identity as last listed.
+    pub(super) identity: Identity,
+    /// Whether the driver lists it now.
+    pub(super) listed: bool,
+    /// Why the driver lists a GPU at its index that it cannot identify.
+    pub(super) list_error: Option<DriverError>,
+    /// The last readings.
+    pub(super) last: LastReading<Arc<Reading>>,
+}
+
+/// A GPU in a snapshot.
+#[derive(Debug)]
+pub(crate) struct GpuSnapshot {
+    /// Complete, as an administrator sees it.
+    pub(crate) gpu: Gpu,
+    /// Why it is in its state, in the order of `gpu.reasons`.
+    pub(crate) reasons: Vec<Reason>,
+    /// What events tell of it; `changed` is empty.
+    pub(super) told: GpuChange,
+}
+
+impl GpuSnapshot {
+    /// Whether an operation changes it.
+    pub(crate) fn is_changing(&self) -> bool {
+        self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
+    }
+
+    /// A GPU of which nothing but its identity is known.
+    pub(super) fn outline(identity: &Identity) -> Gpu {
+        Gpu {
+            index: identity.index,
+            uuid: identity.uuid.clone(),
+            pci: identity.pci.clone(),
+            pci_id: Some(format!("0x{:08X}", identity.pci_id)),
+            pci_subsystem: identity.pci_subsystem.map(|id| format!("0x{id:08X}")),
+            minor: identity.minor,
+            name: identity.name.clone(),
+            architecture: identity.architecture,
+            memory: Memory::default(),
+            mode: Mode::Unmanaged,
+            rule: None,
+            layout: None,
+            overridden: None,
+            drift: Vec::new(),
+            state: GpuState::Unknown,
+            reasons: Vec::new(),
+            cordons: Vec::new(),
+            mig: None,
+            compute_mode: None,
+            timeslice: None,
+            nvlink: None,
+            processes: Vec::new(),
+            processes_known: true,
+            observed_at: jiff::Timestamp::UNIX_EPOCH,
+            stale: true,
+        }
+    }
+
+    /// Composes it from what is known; `listed_at` is when the GPUs were listed.
+    pub(super) fn compose(known: &Known, sight: &Sight, listed_at: Moment) -> Self {
+        let uuid = &sight.identity.uuid;
+        let (state, reasons) = state(known, sight);
+        let (reading, at) = match &sight.last.good {
+            Some((reading, at)) => (Some(reading), *at),
+            None => (None, listed_at),
+        };
+        let in_maintenance = known.conditions.maintenance().is_some();
+        let overridden = known.overrides.of(uuid);
+        let mut gpu = Gpu {
+            memory: reading.map_or_else(Memory::default, |reading| reading.memory),
+            overridden: overridden.map(|one| super::overridden(one.clone(), Some(sight.identity.index))),
+            state,
+            cordons: known.conditions.cordons(uuid),
+            // Nothing is planned on it before there is a reading.
+            mig: reading.and_then(|reading| reading.mig.clone()),
+            compute_mode: reading.and_then(|reading| reading.compute_mode),
+            timeslice: known.levels.get(uuid).cloned(),
+            nvlink: reading.and_then(|reading| reading.nvlink.clone()),
+            processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
+            processes_known: reading.is_none_or(|reading| reading.processes_known),
+            observed_at: at.wall,
+            stale: in_maintenance || sight.last.stale || sight.list_error.is_some(),
+            ..Self::outline(&sight.identity)
+        };
+        desired::describe(&known.config, known.claims.get(uuid).copied().flatten(), &mut gpu);
+        gpu.drift.extend(sharing_drift(&gpu, known.shared.contains(uuid)));
+        let mut reasons = reasons;
+        if let Some(lost) = known.loss.lost.as_ref().filter(|_| is_managed(&gpu)) {
+            if matches!(gpu.state, GpuState::Changing) || is_usable(gpu.state) {
+                gpu.state = GpuState::Held;
+            }
+            reasons.push(Reason::Held(lost.cause.clone()));
+        }
+        gpu.reasons = reasons.iter().map(ToString::to_string).collect();
+        let told = told(&gpu);
+        Self { gpu, reasons, told }
+    }
+}
+
+/// The state, but for what depends on the rule that claims the GPU, and why.
+fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
+    let uuid = &sight.identity.uuid;
+    let mut reasons: Vec<Reason> = Vec::new();
+    let mut state = GpuState::Ready;
+    if let Some((reading, _)) = &sight.last.good {
+        reasons.extend(reading.warnings.iter().cloned().map(Reason::Warning));
+    }
+    let cordons = known.conditions.cordons(uuid);
+    if !cordons.is_empty() {
+        state = GpuState::Cordoned;
+    }
+    let degraded = known.conditions.degraded(uuid);
+    if !degraded.is_empty() {
+        state = GpuState::Degraded;
+        reasons.extend(degraded.into_iter().map(Reason::Degraded));
+    }
+    // An operation that is only being planned hides nothing.
+    if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.begun) {
+        state = GpuState::Changing;
+        reasons.push(Reason::Changing { holder: holder.who.clone() });
+    }
+    if known.unsettled.contains(uuid) {
+        state = GpuState::Unknown;
+        reasons.push(Reason::Unsettled);
+    } else if !sight.listed {
+        state = GpuState::Lost;
+        reasons.push(Reason::NotListed);
+    }
+    let maintenance = known.conditions.maintenance();
+    let error = sight.list_error.as_ref().or(sight.last.error.as_ref());
+    if let Some(error) = error.filter(|_| maintenance.is_none()) {
+        if error.kind == ErrorKind::GpuIsLost {
+            state = GpuState::Lost;
+        } else if state != GpuState::Lost {
+            state = GpuState::Unknown;
+        }
+        reasons.push(Reason::Driver(error.to_string()));
+    } else if sight.last.good.is_none() && maintenance.is_none() && is_usable(state) {
+        state = GpuState::Unknown;
+        reasons.push(Reason::NotRead);
+    }
+    if let Some(maintenance) = maintenance {
+        state = GpuState::Maintenance;
+        reasons.push(Reason::Maintenance(maintenance));
+    }
+    if state == GpuState::Cordoned {
+        // In another state they are in `cordons` alone.
+        reasons.extend(cordons.into_iter().map(Reason::Cordoned));
+    }
+    (state, reasons)
+}
+
+/// Whether nothing is known against the hardware as it was read.
+fn is_usable(state: GpuState) -> bool {
+    match state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => true,
+        GpuState::Changing | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    }
+}
+
+/// Whether a rule of the config claims the GPU for a mode other than `unmanaged`.
+pub(crate) fn is_managed(gpu: &Gpu) -> bool {
+    match gpu.mode {
+        Mode::Unmanaged => false,
+        Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => true,
+    }
+}
+
+/// How a GPU differs from its rule in being shared through MPS; `shared` tells whether a daemon for the whole GPU
+/// is in force.
+fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
+    let seen = match gpu.state {
+        GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => true,
+        GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    match (gpu.mode, shared) {
+        // What is in the way of it is in the drift already.
+        (Mode::Mps, false) if seen && gpu.drift.is_empty() => Some(match sharing::too_old(gpu) {
+            Some(why) => format!("it can't be shared through MPS: {why}"),
+            None => "it is not shared through MPS yet".to_owned(),
+        }),
+        (Mode::Mps | Mode::Unmanaged, _) | (_, false) => None,
+        (Mode::Exclusive | Mode::Mig | Mode::Timeslice, true) => {
+            Some("it is shared through MPS, which its rule does not want any more".to_owned())
+        }
+    }
+}
+
+/// What events tell of a GPU.
+fn told(gpu: &Gpu) -> GpuChange {
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| InstanceSeen {
+        id: instance.id,
+        profile: instance.profile.clone(),
+        placement: instance.placement,
+        compute: instance.compute.iter().map(|compute| compute.id).collect(),
+    });
+    GpuChange {
+        gpu: gpu.index,
+        uuid: gpu.uuid.clone(),
+        changed: Vec::new(),
+        state: gpu.state,
+        reasons: gpu.reasons.clone(),
+        drift: gpu.drift.clone(),
+        mig: gpu.mig.as_ref().map(|mig| mig.enabled),
+        instances: instances.collect(),
+        compute_mode: gpu.compute_mode,
+        // That a level was read once more is no change.
+        timeslice: gpu.timeslice.clone().map(|level| TimesliceView { read_at: None, ..level }),
+    }
+}

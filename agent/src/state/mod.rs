@@ -1,0 +1,635 @@
+//! What gpushd knows about the host: the only owner of it.
+//!
+//! ```text
+//! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
+//! commits    ── conditions, overrides, config, a loss accepted ────┤   one short lock
+//! lanes      ── which operation has which GPU ─────────────────────┼─► Known ─► HostState ─► watch channel
+//! modes      ── MPS daemons in force, time-slice levels ───────────┘              │
+//!                                                            difference from the one before ─► GPU events
+//! ```
+//!
+//! Each change replaces the snapshot, an immutable [`HostState`], and publishes how GPUs differ from the snapshot
+//! before, under the same lock: no difference is skipped, and a snapshot carries the id of the last event before
+//! it. Nothing here awaits. What must be durable is committed first (`commit`), and applied in the order of the
+//! commits; what gpushd itself finds (a fault cordons a GPU) is in force at once and recorded afterwards, since
+//! a GPU that is broken must not be handed out because the disk is full.
+//!
+//! A reading may change conditions, whoever caused it. Composing an answer from a snapshot never changes anything.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `gpu` | one GPU of a snapshot: its state and why |
+//! | `reason` | why a GPU is in its state, as a type |
+//! | `conditions` | cordons, maintenance, degraded GPUs |
+//! | `overrides` | layouts that take precedence over the config |
+//! | `commit` | changes that are recorded before they are applied |
+//! | `view` | a snapshot as a caller may see it |
+//! | `redact` | what is left out for a viewer |
+//! | `readings` | reading the hardware; the only part that awaits the driver |
+//! | `events` | events and those who follow them |
+//! | `words` | conditions in words |
+
+mod commit;
+mod conditions;
+pub(crate) mod events;
+mod gpu;
+mod overrides;
+pub(crate) mod readings;
+mod reason;
+pub(crate) mod redact;
+mod view;
+pub(crate) mod words;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::body::Bytes;
+use gpush_api::{Gpu, GpuAspect, GpuChange, Happening, Maintenance, TimesliceView};
+use gpush_core::{config::Config, desired};
+use gpush_nvml::{DriverError, ErrorKind, Listed, Reading, RemappedRows};
+use gpush_store::{ConditionKind, Lost, NewAudit, NewCondition, Override, Scope, Store};
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+pub(crate) use self::{
+    commit::Commits,
+    conditions::{Change, Conditions, Recorded, RecoveryCheck},
+    events::Events,
+    gpu::{GpuSnapshot, is_managed},
+    overrides::{Effect, Overrides},
+    reason::Reason,
+    view::{Observed, no_driver, overridden, unidentified},
+};
+use self::{
+    conditions::RowNews,
+    gpu::Sight,
+    readings::{LastReading, Moment},
+};
+use crate::caller::Viewer;
+
+/// What is known about the host. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct State(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    events: Events,
+    known: Mutex<Known>,
+    snapshot: watch::Sender<Arc<HostState>>,
+}
+
+/// What a new agent knows from the store and the config.
+#[derive(Debug)]
+pub(crate) struct Initial {
+    /// The config in force.
+    pub(crate) config: Arc<Config>,
+    /// Conditions on record.
+    pub(crate) conditions: Conditions,
+    /// Overrides on record.
+    pub(crate) overrides: Overrides,
+    /// A lost database that is not accepted yet.
+    pub(crate) lost: Option<Lost>,
+    /// When a loss was accepted last on this boot, in clock ticks since its start.
+    pub(crate) known_since: Option<u64>,
+}
+
+/// The host at one moment. It never changes.
+#[derive(Debug, Clone)]
+pub(crate) struct HostState {
+    /// GPUs by index; those that the driver does not list any more come last.
+    pub(crate) gpus: Vec<Arc<GpuSnapshot>>,
+    /// GPUs that the driver lists but cannot identify: index and error.
+    pub(crate) nameless: Vec<(u32, DriverError)>,
+    /// Why no GPU can be shown: there is no driver, or it has not answered yet.
+    pub(crate) driver: Option<DriverError>,
+    /// Whether the GPUs were ever listed.
+    pub(crate) was_listed: bool,
+    /// The config in force.
+    pub(crate) config: Arc<Config>,
+    /// Generation of the desired state.
+    pub(crate) generation: u64,
+    /// The maintenance that the host is in.
+    pub(crate) maintenance: Option<Maintenance>,
+    /// A lost database that is not accepted yet.
+    pub(crate) lost: Option<Lost>,
+    /// Id of the last event before this snapshot.
+    pub(crate) last_event: String,
+    /// How many GPU events there were so far: equal numbers mean that no GPU has changed.
+    pub(crate) changes: u64,
+    /// Answers about all GPUs that were made from this snapshot.
+    pub(crate) answers: Answers,
+}
+
+/// Answers about all GPUs, as JSON, by viewer. They live as long as their snapshot, so nothing must invalidate them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Answers(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
+
+impl Answers {
+    /// Viewers whose answers are kept: administrators, users without processes, some with.
+    const MOST: usize = 8;
+
+    /// The answer for a viewer, if it was made before.
+    pub(crate) fn get(&self, viewer: Viewer) -> Option<Bytes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&viewer).cloned()
+    }
+
+    /// Keeps the answer for a viewer.
+    pub(crate) fn keep(&self, viewer: Viewer, json: Bytes) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < Self::MOST {
+            kept.insert(viewer, json);
+        }
+    }
+}
+
+/// Which operation has a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// As a sentence names it.
+    pub(crate) who: String,
+    /// Whether it has begun to change the GPU; until then it only plans.
+    pub(crate) begun: bool,
+}
+
+/// Everything that snapshots are composed from.
+#[derive(Debug)]
+struct Known {
+    config: Arc<Config>,
+    /// Position of the rule that claims each GPU, by UUID.
+    claims: BTreeMap<String, Option<usize>>,
+    loss: Loss,
+    conditions: Conditions,
+    overrides: Overrides,
+    list: LastReading<Arc<Vec<Listed>>>,
+    /// GPUs that were ever listed, by UUID.
+    sights: BTreeMap<String, Sight>,
+    nameless: Vec<(u32, DriverError)>,
+    /// GPUs with a driver call that may still take effect.
+    unsettled: BTreeSet<String>,
+    /// GPUs that an operation has.
+    lanes: BTreeMap<String, Holder>,
+    /// GPUs with an MPS daemon for the whole GPU in force.
+    shared: BTreeSet<String>,
+    /// Time-slice levels as last read.
+    levels: BTreeMap<String, TimesliceView>,
+    /// What events last told of each GPU.
+    told: BTreeMap<String, GpuChange>,
+}
+
+#[derive(Debug)]
+struct Loss {
+    lost: Option<Lost>,
+    known_since: Option<u64>,
+}
+
+/// Which GPUs a change may concern.
+enum Touched {
+    None,
+    Gpus(Vec<String>),
+    All,
+}
+
+impl State {
+    /// Starts from what is on record; no GPU is known yet.
+    pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
+        let Initial { config, conditions, overrides, lost, known_since } = initial;
+        let known = Known {
+            config,
+            claims: BTreeMap::new(),
+            loss: Loss { lost, known_since },
+            conditions,
+            overrides,
+            list: LastReading::default(),
+            sights: BTreeMap::new(),
+            nameless: Vec::new(),
+            unsettled: BTreeSet::new(),
+            lanes: BTreeMap::new(),
+            shared: BTreeSet::new(),
+            levels: BTreeMap::new(),
+            told: BTreeMap::new(),
+        };
+        let first = known.snapshot(Vec::new(), events.last_id(), 0);
+        Self(Arc::new(Inner { store, events, known: Mutex::new(known), snapshot: watch::Sender::new(Arc::new(first)) }))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The host as it is known now.
+    pub(crate) fn now(&self) -> Arc<HostState> {
+        Arc::clone(&self.0.snapshot.borrow())
+    }
+
+    /// Follows the snapshots. Values may be skipped: what must not be missed is an event.
+    pub(crate) fn watch(&self) -> watch::Receiver<Arc<HostState>> {
+        self.0.snapshot.subscribe()
+    }
+
+    /// The config in force.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.0.snapshot.borrow().config)
+    }
+
+    /// The maintenance that the host is in.
+    pub(crate) fn maintenance(&self) -> Option<Maintenance> {
+        self.0.snapshot.borrow().maintenance.clone()
+    }
+
+    /// Events, for occurrences that are no difference of snapshots.
+    pub(crate) fn events(&self) -> &Events {
+        &self.0.events
+    }
+
+    /// Index of a GPU when it was last listed.
+    pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
+        self.known().sights.get(uuid).map(|sight| sight.identity.index)
+    }
+
+    /// The snapshot with these readings in place of the last ones: what a plan is made on.
+    pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
+        let known = self.known();
+        let mut host = HostState { answers: Answers::default(), ..HostState::clone(&self.now()) };
+        for reading in readings {
+            let Some(gpu) = host.gpus.iter_mut().find(|gpu| gpu.gpu.uuid == reading.identity.uuid) else { continue };
+            let Some(sight) = known.sights.get(&reading.identity.uuid) else { continue };
+            let at = sight.last.good.as_ref().map_or_else(Moment::now, |(_, at)| *at);
+            let last = LastReading { good: Some((Arc::clone(reading), at)), error: None, stale: false };
+            *gpu = known.compose(&Sight { last, ..sight.clone() });
+        }
+        Observed { host: Arc::new(host), late: BTreeSet::new() }
+    }
+
+    /// Changes what is known, replaces the snapshot, and publishes how the GPUs differ.
+    fn update<T>(&self, change: impl FnOnce(&mut Known) -> (Touched, T)) -> T {
+        let mut known = self.known();
+        let (touched, result) = change(&mut known);
+        let before = self.now();
+        let gpus = match touched {
+            Touched::None => before.gpus.clone(),
+            Touched::All => known.sights.values().map(|sight| known.compose(sight)).collect(),
+            Touched::Gpus(uuids) => {
+                let kept = before.gpus.iter().filter(|gpu| !uuids.contains(&gpu.gpu.uuid)).cloned();
+                let anew = uuids.iter().filter_map(|uuid| known.sights.get(uuid)).map(|sight| known.compose(sight));
+                kept.chain(anew).collect()
+            }
+        };
+        let mut next = known.snapshot(gpus, String::new(), before.changes);
+        // Without a driver there is nothing to compare with: that it is gone is an event of its own.
+        if next.driver.is_none() {
+            let told = &mut known.told;
+            for gpu in &next.gpus {
+                let Some(change) = difference(told.get(&gpu.gpu.uuid), &gpu.told) else { continue };
+                told.insert(gpu.gpu.uuid.clone(), gpu.told.clone());
+                self.0.events.publish(Happening::Gpu(Box::new(change)));
+                next.changes += 1;
+            }
+        }
+        next.last_event = self.0.events.last_id();
+        self.0.snapshot.send_replace(Arc::new(next));
+        result
+    }
+
+    /// Takes a listing of the GPUs, or why there is none.
+    fn listed(&self, list: LastReading<Arc<Vec<Listed>>>) {
+        self.update(|known| {
+            known.list = list;
+            known.arrange();
+            (Touched::All, ())
+        });
+    }
+
+    /// Takes a reading of a GPU, or why there is none. It may end a degraded state and may cordon the GPU.
+    fn read(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
+        self.update(|known| {
+            let fresh = last.error.is_none().then(|| last.good.clone()).flatten();
+            let Some(sight) = known.sights.get_mut(uuid) else { return (Touched::None, ()) };
+            let listed = sight.listed && sight.list_error.is_none();
+            sight.last = last;
+            let Some((reading, at)) = fresh else { return (Touched::Gpus(vec![uuid.to_owned()]), ()) };
+            let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
+            if settled {
+                for change in known.conditions.check_recovery(&reading, at.own) {
+                    // If this record is lost, the next agent's first reading finds it again.
+                    drop(self.0.store.write_ending(move |tx| change.record(tx)));
+                }
+            }
+            if let Some(rows) = reading.rows {
+                self.take_rows(known, uuid, rows);
+            }
+            (Touched::Gpus(vec![uuid.to_owned()]), ())
+        });
+    }
+
+    /// Takes which GPUs have a driver call that may still take effect.
+    pub(crate) fn unsettled(&self, uuids: &[String]) {
+        let now: BTreeSet<String> = uuids.iter().cloned().collect();
+        if self.known().unsettled == now {
+            return;
+        }
+        self.update(|known| {
+            known.unsettled = now;
+            known.arrange();
+            (Touched::All, ())
+        });
+    }
+
+    /// Cordons a GPU for a fault that the driver reported.
+    pub(crate) fn fault(&self, uuid: &str, cause: &str, reason: String) {
+        self.update(|known| {
+            self.cordon_at_once(known, uuid, cause, reason, None);
+            (Touched::Gpus(vec![uuid.to_owned()]), ())
+        });
+    }
+
+    fn take_rows(&self, known: &mut Known, uuid: &str, rows: RemappedRows) {
+        match known.conditions.note_rows(uuid, rows) {
+            RowNews::None => {}
+            RowNews::Noticed => self.record_rows(uuid, rows),
+            RowNews::Fault(reason) => {
+                self.cordon_at_once(known, uuid, conditions::ROW_REMAP, reason.to_owned(), Some(rows));
+            }
+        }
+    }
+
+    /// Records the memory rows that were noticed, without waiting for it.
+    fn record_rows(&self, uuid: &str, rows: RemappedRows) {
+        let (uuid, rows) = (uuid.to_owned(), serde_json::to_value(rows).unwrap_or_default());
+        drop(self.0.store.write(move |tx| tx.notice(&uuid, rows.clone())));
+    }
+
+    /// Cordons a GPU in gpushd's own name. The cordon is in force at once, whether or not it can be recorded.
+    fn cordon_at_once(
+        &self,
+        known: &mut Known,
+        uuid: &str,
+        cause: &str,
+        reason: String,
+        noticed: Option<RemappedRows>,
+    ) {
+        if known.conditions.cordons(uuid).iter().any(|cordon| cordon.cause == cause) {
+            if let Some(rows) = noticed {
+                self.record_rows(uuid, rows);
+            }
+            return;
+        }
+        tracing::warn!(gpu = uuid, "cordoned: {reason}");
+        let audit = NewAudit {
+            by: None,
+            action: "gpu.cordon".to_owned(),
+            object: uuid.to_owned(),
+            result: "done".to_owned(),
+            detail: serde_json::json!({ "cause": cause, "reason": reason }),
+        };
+        let change = Change::Set(NewCondition {
+            scope: Scope::Gpu(uuid.to_owned()),
+            kind: ConditionKind::Cordon,
+            cause: cause.to_owned(),
+            reason,
+            by: None,
+        });
+        known.conditions.apply(&change);
+        let uuid = uuid.to_owned();
+        // It must not fail for want of space: what it guards against exists all the same.
+        drop(self.0.store.write_ending(move |tx| {
+            change.record(tx)?;
+            if let Some(rows) = noticed {
+                tx.notice(&uuid, serde_json::to_value(rows).unwrap_or_default())?;
+            }
+            tx.audit(audit.clone()).map(|_| ())
+        }));
+    }
+
+    /// Applies changes of conditions. The caller sees to the record.
+    pub(crate) fn apply(&self, changes: &[Change]) {
+        if changes.is_empty() {
+            return;
+        }
+        self.update(|known| {
+            changes.iter().for_each(|change| known.conditions.apply(change));
+            let gpus = changes.iter().map(|change| match change.scope() {
+                Scope::Host => None,
+                Scope::Gpu(uuid) => Some(uuid.clone()),
+            });
+            let gpus: Option<Vec<String>> = gpus.collect();
+            (gpus.map_or(Touched::All, Touched::Gpus), ())
+        });
+    }
+
+    /// Applies what transactions did to overrides, and publishes it. The effects are recorded.
+    pub(crate) fn override_effects(&self, effects: &[Effect]) {
+        if effects.is_empty() {
+            return;
+        }
+        self.update(|known| {
+            known.overrides.apply(effects);
+            effects.iter().for_each(|effect| self.0.events.publish(Happening::Change(effect.event())));
+            (Touched::Gpus(effects.iter().map(|effect| effect.uuid().to_owned()).collect()), ())
+        });
+    }
+
+    /// All overrides in force, in the order in which they were made.
+    pub(crate) fn overrides(&self) -> Vec<Override> {
+        self.known().overrides.all()
+    }
+
+    /// The override in force on a GPU, which the driver need not list.
+    pub(crate) fn override_of(&self, uuid: &str) -> Option<Override> {
+        self.known().overrides.of(uuid).cloned()
+    }
+
+    /// Ends overrides that have expired by now. Their ends are recorded later, see
+    /// [`State::expired_overrides`].
+    pub(crate) fn expire_overrides(&self) {
+        let (now, at) = (Timestamp::now(), Instant::now());
+        let over = self.known().overrides.expire(now, at);
+        if !over.is_empty() {
+            self.update(|_| (Touched::Gpus(over), ()));
+        }
+    }
+
+    /// Overrides whose end is to be recorded, and how long the next one has.
+    pub(crate) fn expired_overrides(&self) -> (Vec<Override>, Option<Duration>) {
+        self.known().overrides.to_record(Timestamp::now(), Instant::now())
+    }
+
+    /// The ends of these overrides are recorded.
+    pub(crate) fn expiry_recorded(&self, ended: &[Override]) {
+        self.known().overrides.recorded(ended);
+    }
+
+    /// Puts a config into force, with the generation that it made.
+    pub(crate) fn replace_config(&self, config: Arc<Config>, generation: u64) {
+        self.update(|known| {
+            known.config = config;
+            known.overrides.raise(generation);
+            known.claim();
+            (Touched::All, ())
+        });
+    }
+
+    /// Accepts the loss of the database; `known_since` is now, in clock ticks since boot.
+    pub(crate) fn accept_loss(&self, known_since: u64) {
+        self.update(|known| {
+            known.loss = Loss { lost: None, known_since: Some(known_since) };
+            (Touched::All, ())
+        });
+    }
+
+    /// Whether a share that was granted to a process, or to one that it descends from, may have been lost with the
+    /// database; `start` is the start of the process in clock ticks since boot.
+    pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {
+        self.known().loss.known_since.is_some_and(|since| start <= since)
+    }
+
+    /// Notes which operation has these GPUs; `None` when they are free again.
+    pub(crate) fn lane(&self, uuids: &[String], holder: Option<&Holder>) {
+        self.update(|known| {
+            for uuid in uuids {
+                match holder {
+                    Some(holder) => known.lanes.insert(uuid.clone(), holder.clone()),
+                    None => known.lanes.remove(uuid),
+                };
+            }
+            (Touched::Gpus(uuids.to_vec()), ())
+        });
+    }
+
+    /// Notes whether an MPS daemon for the whole GPU is in force.
+    pub(crate) fn share(&self, uuid: &str, shared: bool) {
+        if self.known().shared.contains(uuid) == shared {
+            return;
+        }
+        self.update(|known| {
+            let _ = if shared { known.shared.insert(uuid.to_owned()) } else { known.shared.remove(uuid) };
+            (Touched::Gpus(vec![uuid.to_owned()]), ())
+        });
+    }
+
+    /// Notes the time-slice levels as last read, of all GPUs that have one.
+    pub(crate) fn levels(&self, levels: BTreeMap<String, TimesliceView>) {
+        if self.known().levels == levels {
+            return;
+        }
+        self.update(|known| {
+            let of = known.levels.keys().chain(levels.keys()).cloned().collect();
+            known.levels = levels;
+            (Touched::Gpus(of), ())
+        });
+    }
+}
+
+impl Known {
+    /// A snapshot of these GPUs.
+    fn snapshot(&self, mut gpus: Vec<Arc<GpuSnapshot>>, last_event: String, changes: u64) -> HostState {
+        let listed = |gpu: &GpuSnapshot| self.sights.get(&gpu.gpu.uuid).is_some_and(|sight| sight.listed);
+        gpus.sort_by_key(|gpu| (!listed(gpu), gpu.gpu.index));
+        let maintenance = self.conditions.maintenance();
+        HostState {
+            gpus,
+            nameless: self.nameless.clone(),
+            driver: self.driver_error().filter(|_| maintenance.is_none()),
+            was_listed: self.list.good.is_some(),
+            config: Arc::clone(&self.config),
+            generation: self.overrides.generation(),
+            maintenance,
+            lost: self.loss.lost.clone(),
+            last_event,
+            changes,
+            answers: Answers::default(),
+        }
+    }
+
+    fn compose(&self, sight: &Sight) -> Arc<GpuSnapshot> {
+        let listed_at = self.list.good.as_ref().map_or_else(Moment::now, |(_, at)| *at);
+        Arc::new(GpuSnapshot::compose(self, sight, listed_at))
+    }
+
+    /// Why no GPU can be shown.
+    fn driver_error(&self) -> Option<DriverError> {
+        if let Some(error) = &self.list.error
+            && (error.is_driver_unavailable() || self.list.good.is_none())
+        {
+            return Some(error.clone());
+        }
+        self.list.good.is_none().then(|| {
+            DriverError::new(ErrorKind::WorkerUnavailable, "listing the GPUs").detail("the driver is still starting")
+        })
+    }
+
+    /// Matches the last good listing with the GPUs that were seen so far. A listed GPU that cannot be identified is
+    /// taken for the one that was last seen at its index and is not listed any more.
+    fn arrange(&mut self) {
+        let Some((listed, _)) = self.list.good.clone() else { return };
+        for sight in self.sights.values_mut() {
+            (sight.listed, sight.list_error) = (false, None);
+        }
+        let before = self.sights.len();
+        let mut moved = false;
+        for identity in listed.iter().filter_map(|listed| listed.identity.as_ref().ok()) {
+            let sight = self.sights.entry(identity.uuid.clone()).or_insert_with(|| Sight {
+                identity: identity.clone(),
+                listed: true,
+                list_error: None,
+                last: LastReading::default(),
+            });
+            sight.listed = true;
+            moved |= sight.identity != *identity;
+            sight.identity.clone_from(identity);
+        }
+        self.nameless.clear();
+        for (index, error) in listed.iter().filter_map(|l| l.identity.as_ref().err().map(|error| (l.index, error))) {
+            match self.sights.values_mut().find(|sight| !sight.listed && sight.identity.index == index) {
+                Some(sight) => {
+                    sight.listed = true;
+                    // Left out because of an earlier call: whether it still runs is known better than by the list.
+                    sight.list_error = Some(error.clone()).filter(|error| error.kind != ErrorKind::Unsettled);
+                }
+                None => self.nameless.push((index, error.clone())),
+            }
+        }
+        for sight in self.sights.values_mut().filter(|sight| self.unsettled.contains(&sight.identity.uuid)) {
+            sight.listed = true;
+        }
+        if moved || before != self.sights.len() || self.claims.len() != self.sights.len() {
+            self.claim();
+        }
+    }
+
+    /// Matches the rules of the config with the GPUs.
+    fn claim(&mut self) {
+        let mut identities: Vec<Gpu> =
+            self.sights.values().map(|sight| GpuSnapshot::outline(&sight.identity)).collect();
+        identities.sort_by_key(|gpu| gpu.index);
+        let claims = desired::claims(&self.config, &identities);
+        self.claims = identities.into_iter().map(|gpu| gpu.uuid).zip(claims).collect();
+    }
+}
+
+/// How a GPU differs from what events last told of it.
+fn difference(before: Option<&GpuChange>, now: &GpuChange) -> Option<GpuChange> {
+    let changed = match before {
+        None => vec![GpuAspect::Appeared],
+        Some(before) => aspects(before, now),
+    };
+    (!changed.is_empty()).then(|| GpuChange { changed, ..now.clone() })
+}
+
+fn aspects(before: &GpuChange, now: &GpuChange) -> Vec<GpuAspect> {
+    let different = [
+        (GpuAspect::State, (before.state, &before.reasons) != (now.state, &now.reasons)),
+        (GpuAspect::Drift, before.drift != now.drift),
+        (GpuAspect::Mig, before.mig != now.mig),
+        (GpuAspect::Instances, before.instances != now.instances),
+        (GpuAspect::ComputeMode, before.compute_mode != now.compute_mode),
+        (GpuAspect::Timeslice, before.timeslice != now.timeslice),
+    ];
+    different.into_iter().filter(|(_, different)| *different).map(|(aspect, _)| aspect).collect()
+}
+
+#[cfg(test)]
+mod tests;

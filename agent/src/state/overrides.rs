@@ -1,0 +1,237 @@
+//! Overrides in force: layouts that take precedence over the config's rules until they are cleared or expire.
+//!
+//! ```text
+//!                      begin                         end of the operation
+//! request ──► in the operation's intent ─┬─ done ──────────► in force, recorded with that end
+//!                                        └─ anything else ─► never in force; what was before stays
+//! in force ─┬─ another one made ────────────► replaced
+//!           ├─ cleared, or the rule's own layout applied
+//!           ├─ a reload that was told to ───► ended, recorded
+//!           └─ expired ─────────────────────┘
+//! ```
+//!
+//! An override ends for good: once it has expired it does not come back, whatever the clock does. Both the wall
+//! clock and the time that this process has seen pass count: a clock that is set back does not lengthen it.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{Actor, Change};
+use gpush_store::Override;
+use jiff::Timestamp;
+
+/// What a transaction did to the override of a GPU.
+#[derive(Debug, Clone)]
+pub(crate) enum Effect {
+    /// This override is in force.
+    Made(Override),
+    /// This override has ended.
+    Ended {
+        /// As it was.
+        one: Override,
+        /// Generation that its end made.
+        generation: u64,
+        /// What ended it, as the audit trail names it.
+        action: String,
+        /// Who ended it; `None` for gpushd itself.
+        by: Option<Actor>,
+    },
+}
+
+impl Effect {
+    /// How the audit trail names the making of an override.
+    pub(crate) const MAKE: &str = "override.make";
+
+    fn generation(&self) -> u64 {
+        match self {
+            Self::Made(one) => one.generation,
+            Self::Ended { generation, .. } => *generation,
+        }
+    }
+
+    /// UUID of its GPU.
+    pub(super) fn uuid(&self) -> &str {
+        match self {
+            Self::Made(one) | Self::Ended { one, .. } => &one.gpu,
+        }
+    }
+
+    /// The event that tells it.
+    pub(super) fn event(&self) -> Change {
+        let (action, one, by) = match self {
+            Self::Made(one) => (Self::MAKE, one, Some(one.author.clone())),
+            Self::Ended { one, action, by, .. } => (action.as_str(), one, by.clone()),
+        };
+        Change {
+            action: action.to_owned(),
+            object: one.gpu.clone(),
+            by,
+            reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
+            uuids: vec![one.gpu.clone()],
+        }
+    }
+}
+
+/// The overrides in force.
+#[derive(Debug, Default)]
+pub(crate) struct Overrides {
+    generation: u64,
+    in_force: BTreeMap<String, Kept>,
+    /// Expired, and that is not recorded yet.
+    expired: Vec<Override>,
+    /// Generation of the last effect on each GPU: effects may arrive out of their order.
+    latest: BTreeMap<String, u64>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    one: Override,
+    /// Its end by this process's own clock.
+    deadline: Option<Instant>,
+}
+
+impl Kept {
+    fn new(one: Override, now: Timestamp, at: Instant) -> Self {
+        let left = one.expires_at.map(|expires| Duration::try_from(expires.duration_since(now)).unwrap_or_default());
+        let deadline = left.and_then(|left| at.checked_add(left));
+        Self { one, deadline }
+    }
+
+    fn has_expired(&self, now: Timestamp, at: Instant) -> bool {
+        self.one.expires_at.is_some_and(|expires| expires <= now) || self.deadline.is_some_and(|end| end <= at)
+    }
+}
+
+impl Overrides {
+    /// Takes the recorded overrides over from an earlier process.
+    pub(crate) fn new(generation: u64, recorded: Vec<Override>) -> Self {
+        let (now, at) = (Timestamp::now(), Instant::now());
+        let in_force = recorded.into_iter().map(|one| (one.gpu.clone(), Kept::new(one, now, at))).collect();
+        Self { generation, in_force, ..Self::default() }
+    }
+
+    /// Generation of the desired state.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The override of a GPU.
+    pub(super) fn of(&self, uuid: &str) -> Option<&Override> {
+        self.in_force.get(uuid).map(|kept| &kept.one)
+    }
+
+    /// All of them, in the order in which they were made.
+    pub(super) fn all(&self) -> Vec<Override> {
+        let mut all: Vec<Override> = self.in_force.values().map(|kept| kept.one.clone()).collect();
+        all.sort_by_key(|one| one.sequence);
+        all
+    }
+
+    /// Applies what was recorded. Of the effects on one GPU the one with the highest generation counts.
+    pub(super) fn apply(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            let generation = effect.generation();
+            self.raise(generation);
+            let latest = self.latest.entry(effect.uuid().to_owned()).or_default();
+            if *latest >= generation {
+                continue;
+            }
+            *latest = generation;
+            match effect {
+                Effect::Made(one) => {
+                    let kept = Kept::new(one.clone(), Timestamp::now(), Instant::now());
+                    self.in_force.insert(one.gpu.clone(), kept);
+                }
+                Effect::Ended { one, .. } => {
+                    self.in_force.remove(&one.gpu);
+                    self.expired.retain(|other| other.sequence != one.sequence);
+                }
+            }
+        }
+    }
+
+    /// Notes a generation that no override made.
+    pub(super) fn raise(&mut self, generation: u64) {
+        self.generation = self.generation.max(generation);
+    }
+
+    /// Ends those that have expired; their UUIDs. They are kept apart until their end is recorded.
+    pub(super) fn expire(&mut self, now: Timestamp, at: Instant) -> Vec<String> {
+        let over = self.in_force.iter().filter(|(_, kept)| kept.has_expired(now, at));
+        let over: Vec<String> = over.map(|(uuid, _)| uuid.clone()).collect();
+        self.expired.extend(over.iter().filter_map(|uuid| self.in_force.remove(uuid)).map(|kept| kept.one));
+        over
+    }
+
+    /// Those whose end is to be recorded, and how long the next one has.
+    pub(super) fn to_record(&self, now: Timestamp, at: Instant) -> (Vec<Override>, Option<Duration>) {
+        let left = |kept: &Kept| {
+            let wall = Duration::try_from(kept.one.expires_at?.duration_since(now)).unwrap_or_default();
+            Some(kept.deadline.map_or(wall, |end| wall.min(end.saturating_duration_since(at))))
+        };
+        (self.expired.clone(), self.in_force.values().filter_map(left).min())
+    }
+
+    /// The ends of these are recorded.
+    pub(super) fn recorded(&mut self, ended: &[Override]) {
+        self.expired.retain(|one| ended.iter().all(|other| other.sequence != one.sequence));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(gpu: &str, generation: u64, expires_at: Option<Timestamp>) -> Override {
+        Override {
+            gpu: gpu.to_owned(),
+            rule: None,
+            layout: vec!["7g.80gb".to_owned()],
+            author: Actor { uid: 1000, user: None, pid: None },
+            reason: String::new(),
+            created_at: Timestamp::UNIX_EPOCH,
+            expires_at,
+            generation,
+            sequence: generation,
+        }
+    }
+
+    #[test]
+    fn override_expires_by_wall_clock_or_by_time_passed_and_stays_expired() {
+        let (now, at) = (Timestamp::now(), Instant::now());
+        let hours = |hours: i64| now + jiff::SignedDuration::from_hours(hours);
+        let later = |hours: u64| at + Duration::from_secs(hours * 3600 + 60);
+        let two_hours = || Overrides::new(1, vec![one("GPU-0", 1, Some(hours(2))), one("GPU-1", 1, None)]);
+        let ended = |overrides: &mut Overrides, now, at| {
+            overrides.expire(now, at);
+            let (over, next) = overrides.to_record(now, at);
+            (over.len(), next.is_some())
+        };
+        assert_eq!(ended(&mut two_hours(), hours(1), later(1)), (0, true));
+        assert_eq!(ended(&mut two_hours(), hours(2), later(1)), (1, false), "the clock was set forward");
+        assert_eq!(ended(&mut two_hours(), hours(-20), later(2)), (1, false), "the clock was set back");
+        let mut overrides = two_hours();
+        assert_eq!(ended(&mut overrides, hours(2), later(2)), (1, false));
+        assert_eq!(ended(&mut overrides, hours(-20), at), (1, false), "its end is not recorded, it does not come back");
+        assert!(overrides.of("GPU-0").is_none() && overrides.of("GPU-1").is_some());
+        let (over, _) = overrides.to_record(now, at);
+        overrides.recorded(&over);
+        assert_eq!(ended(&mut overrides, now, at), (0, false));
+    }
+
+    #[test]
+    fn effects_apply_in_the_order_of_their_generations() {
+        let mut overrides = Overrides::new(3, Vec::new());
+        let action = "override.clear".to_owned();
+        overrides.apply(&[Effect::Ended { one: one("GPU-0", 4, None), generation: 5, action, by: None }]);
+        overrides.apply(&[Effect::Made(one("GPU-0", 4, None))]);
+        assert!(overrides.of("GPU-0").is_none(), "it was ended after it was made");
+        assert_eq!(overrides.generation(), 5);
+        overrides.apply(&[Effect::Made(one("GPU-0", 6, None))]);
+        assert_eq!(overrides.all().len(), 1);
+        overrides.raise(9);
+        assert_eq!(overrides.generation(), 9);
+    }
+}

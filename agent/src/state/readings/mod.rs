@@ -1,0 +1,197 @@
+//! Reading the hardware: the agent's only way to do it. What is read goes to the [`State`].
+//!
+//! There are two kinds of readings:
+//!
+//! - [`Readings::host`] and [`Readings::recent`], for answers: each GPU is read again when its last reading is older
+//!   than a second. Callers at the same time share a reading, and none is waited for once it has taken 75 ms: a GPU
+//!   that hangs is shown as it was, marked stale, and delays no other. So there is an answer within 100 ms, whatever
+//!   the driver does.
+//! - [`Readings::now`], before a change: a reading begun after the call.
+//!
+//! GPUs are identified by UUID. One that the driver no longer lists stays known, as lost, until gpushd ends.
+
+mod cached;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpush_api::ApiError;
+use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading};
+
+use self::cached::Cached;
+pub(crate) use self::cached::{LastReading, Moment};
+use super::{HostState, Observed, State, view, words};
+use crate::people::People;
+
+/// How long a newer reading may take before callers get the last one.
+const WAIT: Duration = Duration::from_millis(75);
+
+/// How long the first reading ever may take: without persistence mode a driver initialises each GPU first.
+const FIRST: Duration = Duration::from_secs(5);
+
+/// Reads the hardware into the [`State`]. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Readings(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    hardware: Hardware,
+    people: People,
+    state: State,
+    list: Cached<Arc<Vec<Listed>>>,
+    gpus: Mutex<BTreeMap<String, Cached<Arc<Reading>>>>,
+}
+
+impl Readings {
+    /// Has read nothing yet, and calls the driver only on request.
+    pub(crate) fn new(hardware: Hardware, people: People, state: State) -> Self {
+        let to = state.clone();
+        let list = Cached::new(Box::new(move |list| to.listed(list)));
+        Self(Arc::new(Inner { hardware, people, state, list, gpus: Mutex::default() }))
+    }
+
+    fn gpus(&self) -> MutexGuard<'_, BTreeMap<String, Cached<Arc<Reading>>>> {
+        self.0.gpus.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The cache of a GPU that was listed.
+    fn cache(&self, uuid: &str) -> Option<Cached<Arc<Reading>>> {
+        if let Some(cache) = self.gpus().get(uuid) {
+            return Some(cache.clone());
+        }
+        self.0.state.index_of(uuid)?;
+        let (to, of) = (self.0.state.clone(), uuid.to_owned());
+        let cache = || Cached::new(Box::new(move |last| to.read(&of, last)));
+        Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
+    }
+
+    /// The host as it was at most a second ago, or as it was last seen. In maintenance nothing is read.
+    ///
+    /// # Errors
+    /// When there is no driver, it has not answered yet, or nothing was seen before maintenance was entered.
+    pub(crate) async fn host(&self) -> Result<Observed, ApiError> {
+        if let Some(maintenance) = self.0.state.maintenance() {
+            let host = self.0.state.now();
+            if host.was_listed {
+                return Ok(Observed { host, late: BTreeSet::new() });
+            }
+            return Err(words::nothing_seen(&maintenance));
+        }
+        self.recent().await.map_err(|error| view::no_driver(&error))
+    }
+
+    /// The host as last seen, without a driver call.
+    ///
+    /// # Errors
+    /// As [`Readings::host`].
+    pub(crate) fn known(&self) -> Result<Arc<HostState>, ApiError> {
+        let host = self.0.state.now();
+        match (&host.driver, &host.maintenance) {
+            (_, Some(maintenance)) if !host.was_listed => Err(words::nothing_seen(maintenance)),
+            (Some(error), None) => Err(view::no_driver(error)),
+            (_, _) => Ok(host),
+        }
+    }
+
+    /// The host as it was at most a second ago, or as it was last seen.
+    ///
+    /// # Errors
+    /// When there is no driver, or it has not answered yet.
+    pub(crate) async fn recent(&self) -> Result<Observed, DriverError> {
+        self.0.state.expire_overrides();
+        self.0.state.unsettled(&self.0.hardware.status().unsettled);
+        // Known GPUs are read while the list is made.
+        let known: Vec<String> = self.gpus().keys().cloned().collect();
+        known.iter().for_each(|uuid| self.refresh(uuid));
+        self.0.list.refresh(|| self.list());
+        self.0.list.wait(patience(&self.0.list)).await;
+        let host = self.0.state.now();
+        if let Some(error) = &host.driver {
+            return Err(error.clone());
+        }
+        let uuids: Vec<String> = host.gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
+        // GPUs that the list has brought up.
+        uuids.iter().filter(|uuid| !known.contains(uuid)).for_each(|uuid| self.refresh(uuid));
+        let mut late = BTreeSet::new();
+        for uuid in uuids {
+            let Some(cache) = self.cache(&uuid) else { continue };
+            if cache.wait(patience(&cache)).await {
+                late.insert(uuid);
+            }
+        }
+        Ok(Observed { host: self.0.state.now(), late })
+    }
+
+    /// Makes the next caller read everything again; earlier failures count no more.
+    pub(crate) fn begin_anew(&self) {
+        self.0.list.begin_anew();
+        self.gpus().values().for_each(Cached::begin_anew);
+    }
+
+    /// These GPUs as they are now: each reading is begun after the call.
+    pub(crate) async fn now(&self, uuids: &[String]) -> Vec<(String, Result<Arc<Reading>, DriverError>)> {
+        let mut tasks = tokio::task::JoinSet::new();
+        for (position, uuid) in uuids.iter().enumerate() {
+            let (readings, uuid) = (self.clone(), uuid.clone());
+            tasks.spawn(async move { (position, readings.read_now(&uuid).await) });
+        }
+        let mut read: Vec<Option<_>> = uuids.iter().map(|_| None).collect();
+        while let Some(done) = tasks.join_next().await {
+            if let Ok((position, outcome)) = done {
+                read[position] = Some(outcome);
+            }
+        }
+        let missing = || Err(DriverError::new(ErrorKind::Stopped, "reading the GPU"));
+        uuids.iter().cloned().zip(read.into_iter().map(|outcome| outcome.unwrap_or_else(missing))).collect()
+    }
+
+    /// One GPU as it is now.
+    pub(crate) async fn read_now(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
+        let begun = Moment::now();
+        let outcome = self.read(uuid).await;
+        if let Some(cache) = self.cache(uuid) {
+            cache.put(begun, outcome.clone());
+        }
+        outcome
+    }
+
+    /// Makes the next caller read this GPU again, because something on it has changed.
+    pub(crate) fn outdate(&self, uuid: &str) {
+        if let Some(cache) = self.cache(uuid) {
+            cache.outdate();
+        }
+    }
+
+    /// Makes the next caller read every GPU again.
+    pub(crate) fn outdate_all(&self) {
+        let caches: Vec<Cached<Arc<Reading>>> = self.gpus().values().cloned().collect();
+        caches.iter().for_each(Cached::outdate);
+    }
+
+    fn refresh(&self, uuid: &str) {
+        let Some(cache) = self.cache(uuid) else { return };
+        cache.refresh(|| {
+            let (readings, uuid) = (self.clone(), uuid.to_owned());
+            async move { readings.read(&uuid).await }
+        });
+    }
+
+    async fn read(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
+        let mut reading = self.0.hardware.read(uuid).await?;
+        self.0.people.name(&mut reading).await;
+        Ok(Arc::new(reading))
+    }
+
+    fn list(&self) -> impl Future<Output = Result<Arc<Vec<Listed>>, DriverError>> + Send + use<> {
+        let hardware = self.0.hardware.clone();
+        async move { hardware.list().await.map(Arc::new) }
+    }
+}
+
+/// How long a reading of this may take.
+fn patience<V: Clone + Send + 'static>(cached: &Cached<V>) -> Duration {
+    if cached.is_known() { WAIT } else { FIRST }
+}

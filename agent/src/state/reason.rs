@@ -1,0 +1,50 @@
+//! Why a GPU is in its state, as a type. Text is made at the edge, and nothing is decided by it.
+
+use std::fmt;
+
+use gpush_api::Cordon;
+
+use super::words;
+
+/// Why a GPU is in its state.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Reason {
+    /// The last reading has this warning.
+    Warning(String),
+    /// An operation and its rollback failed, with this error.
+    Degraded(String),
+    /// An operation changes the GPU.
+    Changing {
+        /// The operation, as a sentence names it.
+        holder: String,
+    },
+    /// A driver call has not returned and may still take effect.
+    Unsettled,
+    /// The driver does not list the GPU any more.
+    NotListed,
+    /// The driver could not read the GPU, with this error.
+    Driver(String),
+    /// The driver has not answered yet.
+    NotRead,
+    /// The host is in maintenance.
+    Maintenance(gpush_api::Maintenance),
+    /// A cordon keeps new work off the GPU.
+    Cordoned(Cordon),
+    /// The database was lost, for this cause.
+    Held(String),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Warning(text) | Self::Degraded(text) | Self::Driver(text) => f.write_str(text),
+            Self::Changing { holder } => write!(f, "{holder} is changing it"),
+            Self::Unsettled => f.write_str("a driver call has not returned and may still take effect"),
+            Self::NotListed => f.write_str("the driver no longer lists it"),
+            Self::NotRead => f.write_str("the driver has not answered yet"),
+            Self::Maintenance(maintenance) => f.write_str(&words::maintenance(maintenance)),
+            Self::Cordoned(cordon) => f.write_str(&words::cordon(cordon)),
+            Self::Held(cause) => write!(f, "the database was lost ({cause})"),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! The state without a driver: inputs in, snapshots and events out.
+
+use std::sync::Arc;
+
+use gpush_api::{Actor, Architecture, GpuAspect, GpuState, Maintenance, Memory};
+use gpush_nvml::Identity;
+use gpush_store::Options;
+
+use super::{events::Next, *};
+
+impl State {
+    /// A state with a store of its own, and no GPU.
+    pub(crate) fn empty() -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let store = Store::open(scratch.path(), Options::default()).unwrap().store;
+        let initial = Initial {
+            config: Arc::new(Config::default()),
+            conditions: Conditions::default(),
+            overrides: Overrides::default(),
+            lost: None,
+            known_since: None,
+        };
+        Self::new(store, Events::new("test"), initial)
+    }
+}
+
+fn identity(index: u32) -> Identity {
+    Identity {
+        index,
+        uuid: format!("GPU-{index}"),
+        pci: format!("0000:{index:02}:00.0"),
+        pci_id: 0x20b2_10de,
+        pci_subsystem: None,
+        minor: index,
+        name: "NVIDIA A100-SXM4-80GB".to_owned(),
+        architecture: Architecture::Ampere,
+    }
+}
+
+fn reading(index: u32) -> Reading {
+    Reading {
+        identity: identity(index),
+        memory: Memory::default(),
+        mig: None,
+        compute_mode: None,
+        processes: Vec::new(),
+        processes_known: true,
+        nvlink: None,
+        rows: None,
+        warnings: Vec::new(),
+    }
+}
+
+fn good<V>(value: V) -> LastReading<Arc<V>> {
+    LastReading { good: Some((Arc::new(value), Moment::now())), error: None, stale: false }
+}
+
+fn failed<V>(kind: ErrorKind) -> LastReading<Arc<V>> {
+    LastReading { good: None, error: Some(DriverError::new(kind, "reading")), stale: true }
+}
+
+fn list(state: &State, indexes: &[u32]) {
+    let listed = indexes.iter().map(|index| Listed { index: *index, identity: Ok(identity(*index)) });
+    state.listed(good(listed.collect()));
+}
+
+/// A state that has read GPUs 0 and 1, and a cursor after that.
+fn two_gpus() -> (State, events::Cursor) {
+    let state = State::empty();
+    list(&state, &[0, 1]);
+    state.read("GPU-0", good(reading(0)));
+    state.read("GPU-1", good(reading(1)));
+    let cursor = state.events().listen(None);
+    (state, cursor)
+}
+
+/// What happened to GPUs since the cursor was last asked: index, state, what is different.
+fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>)> {
+    let mut told = Vec::new();
+    while let Next::Events(events) = cursor.now() {
+        for event in events {
+            if let Happening::Gpu(change) = &event.what {
+                told.push((change.gpu, change.state, change.changed.clone()));
+            }
+        }
+    }
+    told
+}
+
+fn cordon(uuid: &str) -> Change {
+    Change::Set(NewCondition {
+        scope: Scope::Gpu(uuid.to_owned()),
+        kind: ConditionKind::Cordon,
+        cause: "admin".to_owned(),
+        reason: "fan".to_owned(),
+        by: Some(Actor { uid: 0, user: Some("root".to_owned()), pid: None }),
+    })
+}
+
+fn maintenance() -> Change {
+    Change::Set(NewCondition {
+        scope: Scope::Host,
+        kind: ConditionKind::Maintenance,
+        cause: "admin".to_owned(),
+        reason: String::new(),
+        by: None,
+    })
+}
+
+fn states(state: &State) -> Vec<GpuState> {
+    state.now().gpus.iter().map(|gpu| gpu.gpu.state).collect()
+}
+
+#[test]
+fn gpu_appears_unknown_and_is_ready_once_read() {
+    let state = State::empty();
+    let mut cursor = state.events().listen(None);
+    assert!(state.now().driver.is_some() && !state.now().was_listed);
+    list(&state, &[0]);
+    assert!(state.now().driver.is_none());
+    state.read("GPU-0", good(reading(0)));
+    let told = gpu_events(&mut cursor);
+    assert_eq!(
+        told,
+        [(0, GpuState::Unknown, vec![GpuAspect::Appeared]), (0, GpuState::Ready, vec![GpuAspect::State]),]
+    );
+    assert_eq!(state.now().changes, 2);
+    assert!(state.now().last_event.ends_with("-2"));
+}
+
+#[test]
+fn cordon_is_published_without_a_reader() {
+    let (state, mut cursor) = two_gpus();
+    state.apply(&[cordon("GPU-1")]);
+    assert_eq!(gpu_events(&mut cursor), [(1, GpuState::Cordoned, vec![GpuAspect::State])]);
+    state.apply(&[Change::Clear(Scope::Gpu("GPU-1".to_owned()), ConditionKind::Cordon, None)]);
+    assert_eq!(gpu_events(&mut cursor), [(1, GpuState::Ready, vec![GpuAspect::State])]);
+}
+
+#[test]
+fn composing_an_answer_changes_nothing() {
+    let (state, mut cursor) = two_gpus();
+    let before = state.now();
+    for _ in 0..3 {
+        let _ = before.gpus(Viewer::Agent);
+        let _ = state.with(&[Arc::new(Reading { rows: Some(rows(true)), ..reading(0) })]).gpus(Viewer::Admin);
+    }
+    assert!(Arc::ptr_eq(&before, &state.now()));
+    assert_eq!((gpu_events(&mut cursor), states(&state)), (Vec::new(), vec![GpuState::Ready; 2]));
+}
+
+fn rows(pending: bool) -> RemappedRows {
+    RemappedRows { correctable: 1, uncorrectable: 0, pending, failed: false }
+}
+
+#[test]
+fn reading_of_a_pending_row_cordons_its_gpu_once() {
+    let (state, mut cursor) = two_gpus();
+    for _ in 0..2 {
+        state.read("GPU-0", good(Reading { rows: Some(rows(true)), ..reading(0) }));
+    }
+    assert_eq!(gpu_events(&mut cursor), [(0, GpuState::Cordoned, vec![GpuAspect::State])]);
+    assert_eq!(state.now().gpus[0].gpu.cordons[0].cause, "row-remap");
+}
+
+#[test]
+fn maintenance_outranks_every_state_and_hides_driver_errors() {
+    let (state, mut cursor) = two_gpus();
+    state.apply(&[cordon("GPU-0")]);
+    state.read("GPU-1", failed(ErrorKind::GpuIsLost));
+    assert_eq!(states(&state), [GpuState::Cordoned, GpuState::Lost]);
+    state.apply(&[maintenance()]);
+    assert_eq!(states(&state), [GpuState::Maintenance; 2]);
+    let host = state.now();
+    assert!(host.gpus.iter().all(|gpu| gpu.gpu.stale && gpu.reasons.len() == 1), "{:?}", host.gpus);
+    assert!(matches!(&host.gpus[0].reasons[0], Reason::Maintenance(Maintenance { .. })));
+    assert_eq!(gpu_events(&mut cursor).len(), 4);
+}
+
+#[test]
+fn operation_on_a_gpu_is_a_typed_reason_and_ends_with_the_lane() {
+    let (state, mut cursor) = two_gpus();
+    let uuids = ["GPU-0".to_owned()];
+    let holder = |begun| Holder { who: "operation op-1".to_owned(), begun };
+    state.lane(&uuids, Some(&holder(false)));
+    assert_eq!(states(&state)[0], GpuState::Ready, "it is only planned");
+    state.lane(&uuids, Some(&holder(true)));
+    assert!(state.now().gpus[0].is_changing());
+    state.lane(&uuids, None);
+    let told: Vec<GpuState> = gpu_events(&mut cursor).into_iter().map(|(_, state, _)| state).collect();
+    assert_eq!(told, [GpuState::Changing, GpuState::Ready]);
+}
+
+#[test]
+fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
+    let (state, mut cursor) = two_gpus();
+    list(&state, &[1]);
+    let host = state.now();
+    let order: Vec<(u32, GpuState)> = host.gpus.iter().map(|gpu| (gpu.gpu.index, gpu.gpu.state)).collect();
+    assert_eq!(order, [(1, GpuState::Ready), (0, GpuState::Lost)]);
+    // Listed, but not identified: taken for the one that was last seen there.
+    let nameless = Listed { index: 0, identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
+    state.listed(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
+    assert_eq!(states(&state), [GpuState::Unknown, GpuState::Ready]);
+    assert!(state.now().nameless.is_empty());
+    assert_eq!(gpu_events(&mut cursor).len(), 2);
+}
+
+#[test]
+fn gpu_events_pause_while_there_is_no_driver() {
+    let (state, mut cursor) = two_gpus();
+    state.listed(LastReading {
+        error: Some(DriverError::new(ErrorKind::LibraryNotFound, "listing")),
+        stale: true,
+        ..good(vec![Listed { index: 0, identity: Ok(identity(0)) }])
+    });
+    state.apply(&[cordon("GPU-0")]);
+    assert!(state.now().driver.is_some());
+    assert_eq!(gpu_events(&mut cursor), []);
+    list(&state, &[0, 1]);
+    assert_eq!(gpu_events(&mut cursor), [(0, GpuState::Cordoned, vec![GpuAspect::State])], "told when it is back");
+}
+
+#[test]
+fn every_difference_is_an_event_while_watchers_may_skip_snapshots() {
+    let (state, mut cursor) = two_gpus();
+    let mut snapshots = state.watch();
+    snapshots.borrow_and_update();
+    for _ in 0..50 {
+        state.apply(&[cordon("GPU-0")]);
+        state.apply(&[Change::Clear(Scope::Gpu("GPU-0".to_owned()), ConditionKind::Cordon, None)]);
+    }
+    assert_eq!(gpu_events(&mut cursor).len(), 100);
+    assert!(snapshots.has_changed().unwrap());
+    assert_eq!(snapshots.borrow_and_update().last_event, state.now().last_event);
+    assert!(!snapshots.has_changed().unwrap());
+}
+
+#[test]
+fn loss_holds_managed_gpus_until_it_is_accepted() {
+    let state = State::empty();
+    let config = Config::from_bytes(b"[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n", "config.toml");
+    let lost = Lost { at: Timestamp::now(), boot_id: "b".to_owned(), cause: "damaged".to_owned(), kept: None };
+    state.update(|known| {
+        known.loss.lost = Some(lost);
+        (Touched::All, ())
+    });
+    list(&state, &[0, 1]);
+    for index in [0, 1] {
+        state.read(&format!("GPU-{index}"), good(reading(index)));
+    }
+    state.replace_config(Arc::new(config.unwrap()), 1);
+    assert_eq!(states(&state), [GpuState::Held, GpuState::Ready]);
+    state.accept_loss(7);
+    assert_eq!(states(&state), [GpuState::Ready; 2]);
+    assert!(state.may_have_forgotten(7) && !state.may_have_forgotten(8));
+}

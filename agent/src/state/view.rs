@@ -1,0 +1,175 @@
+//! A snapshot as a caller may see it.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use gpush_api::{ApiError, Code, Gpu, Process};
+use gpush_core::selector::Selector;
+use gpush_nvml::DriverError;
+use gpush_store::Override;
+
+use super::{GpuSnapshot, HostState, redact};
+use crate::caller::Viewer;
+
+/// A snapshot after a reading was asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Observed {
+    /// The snapshot.
+    pub(crate) host: Arc<HostState>,
+    /// UUIDs of GPUs whose reading is still under way.
+    pub(crate) late: BTreeSet<String>,
+}
+
+impl Observed {
+    /// The GPUs, as `viewer` may see them.
+    pub(crate) fn gpus(&self, viewer: Viewer) -> Vec<Gpu> {
+        self.host.gpus.iter().map(|gpu| self.one(gpu, viewer)).collect()
+    }
+
+    /// As whom a viewer sees them: a user of whom nothing is to be seen sees what every user sees.
+    pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
+        match viewer {
+            Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,
+            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::User(_) => viewer,
+        }
+    }
+
+    /// The GPU at a position, as `viewer` may see it.
+    pub(crate) fn at(&self, position: usize, viewer: Viewer) -> Gpu {
+        self.one(&self.host.gpus[position], viewer)
+    }
+
+    fn one(&self, snapshot: &GpuSnapshot, viewer: Viewer) -> Gpu {
+        let mut gpu = snapshot.gpu.clone();
+        gpu.stale |= self.late.contains(&gpu.uuid);
+        redact::gpu(&mut gpu, viewer);
+        gpu
+    }
+
+    /// The GPUs with these readings in place of the last ones, and without the processes in `idle`: what a plan is
+    /// made on.
+    pub(crate) fn gpus_for_plans(&self, viewer: Viewer, idle: &BTreeSet<u32>) -> Vec<Gpu> {
+        let mut gpus = self.gpus(viewer);
+        if !idle.is_empty() {
+            gpus.iter_mut().for_each(|gpu| leave_out(gpu, idle));
+        }
+        gpus
+    }
+}
+
+impl HostState {
+    /// The GPUs as last seen, as `viewer` may see them.
+    pub(crate) fn gpus(self: &Arc<Self>, viewer: Viewer) -> Vec<Gpu> {
+        Observed { host: Arc::clone(self), late: BTreeSet::new() }.gpus(viewer)
+    }
+
+    /// A GPU by UUID.
+    pub(crate) fn gpu(&self, uuid: &str) -> Option<&GpuSnapshot> {
+        self.gpus.iter().find(|gpu| gpu.gpu.uuid == uuid).map(AsRef::as_ref)
+    }
+
+    /// Positions of the GPUs that selectors name.
+    ///
+    /// # Errors
+    /// When one of them names none; a GPU that the driver lists but cannot identify is named with its error.
+    pub(crate) fn positions(&self, texts: &[&str]) -> Result<Vec<usize>, ApiError> {
+        let gpus = self.selectable();
+        Selector::resolve(texts, &gpus).map_err(|error| self.explain_absent(texts, error))
+    }
+
+    /// Position of the one GPU that a selector names.
+    ///
+    /// # Errors
+    /// As [`HostState::positions`], and when it names several.
+    pub(crate) fn position(&self, text: &str) -> Result<usize, ApiError> {
+        if let Some(at) = self.gpus.iter().position(|gpu| gpu.gpu.uuid == text) {
+            return Ok(at);
+        }
+        match self.positions(&[text])?.as_slice() {
+            [one] => Ok(*one),
+            several => {
+                Err(ApiError::new(Code::BadRequest, format!("{text:?} names {} GPUs, one is wanted", several.len()))
+                    .hint("give an index, a UUID or a PCI address: `gpushctl gpu list` shows them"))
+            }
+        }
+    }
+
+    /// UUIDs of the GPUs that selectors with commas between name.
+    ///
+    /// # Errors
+    /// When one of them names none, or the GPUs were not listed yet.
+    pub(crate) fn named(&self, text: &str) -> Result<Vec<String>, ApiError> {
+        if let Some(error) = &self.driver {
+            return Err(no_driver(error));
+        }
+        let positions = self.positions(&[text])?;
+        Ok(positions.into_iter().map(|at| self.gpus[at].gpu.uuid.clone()).collect())
+    }
+
+    fn selectable(&self) -> Vec<&Gpu> {
+        self.gpus.iter().map(|gpu| &gpu.gpu).collect()
+    }
+
+    /// Replaces the error of selectors that name a GPU which the driver lists but cannot identify.
+    pub(crate) fn explain_absent<S: AsRef<str>>(&self, texts: &[S], error: ApiError) -> ApiError {
+        if error.code != Code::NotFound {
+            return error;
+        }
+        let absent = Selector::first_absent(texts, &self.selectable());
+        let listed = self.nameless.iter().find(|(index, _)| absent == Some(*index));
+        listed.map_or(error, |(index, why)| unidentified(*index, why))
+    }
+}
+
+/// Why the driver cannot tell which GPU it lists at an index.
+pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
+    let said = error.to_api();
+    let causes = [vec![said.message], said.causes].concat();
+    ApiError { message: format!("GPU {index} can't be identified"), causes, ..said }
+}
+
+/// Why no GPU can be shown.
+pub(crate) fn no_driver(error: &DriverError) -> ApiError {
+    let said = error.to_api();
+    if error.is_driver_unavailable() {
+        return said;
+    }
+    // Whatever the error was, no driver answers for now.
+    ApiError { code: Code::DriverUnavailable, ..said }.hint("see the log of gpushd: `journalctl -u gpushd`").retryable()
+}
+
+/// An override as the API shows it; `gpu` is the index of its GPU.
+pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override {
+    gpush_api::Override {
+        uuid: one.gpu,
+        gpu,
+        rule: one.rule,
+        layout: one.layout,
+        by: one.author,
+        reason: one.reason,
+        created_at: one.created_at,
+        expires_at: one.expires_at,
+        generation: one.generation,
+    }
+}
+
+/// Whether a process, a cordon or the override is the user's.
+fn concerns(gpu: &Gpu, uid: u32) -> bool {
+    let authors = gpu.cordons.iter().filter_map(|cordon| cordon.by.as_ref());
+    let mut authors = authors.chain(gpu.overridden.as_ref().map(|one| &one.by));
+    let own = |processes: &[Process]| processes.iter().any(|process| process.uid == Some(uid));
+    let mut instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    authors.any(|author| author.uid == uid)
+        || own(&gpu.processes)
+        || instances
+            .any(|instance| own(&instance.processes) || instance.compute.iter().any(|compute| own(&compute.processes)))
+}
+
+/// Leaves processes out that hold a GPU for no user.
+fn leave_out(gpu: &mut Gpu, idle: &BTreeSet<u32>) {
+    let free = |all: &mut Vec<Process>| all.retain(|one| one.pid.is_none_or(|pid| !idle.contains(&pid)));
+    free(&mut gpu.processes);
+    for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+        free(&mut instance.processes);
+        instance.compute.iter_mut().for_each(|compute| free(&mut compute.processes));
+    }
+}

@@ -1,0 +1,72 @@
+//! Conditions of GPUs in words, for reasons, refusals and the log.
+
+use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
+
+/// An actor in a sentence: the user's name, or the uid.
+pub(crate) fn actor(actor: &Actor) -> String {
+    actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
+}
+
+/// A cordon in a sentence.
+pub(crate) fn cordon(cordon: &Cordon) -> String {
+    match (&cordon.by, cordon.reason.is_empty()) {
+        (Some(by), true) => format!("cordoned by {}", actor(by)),
+        (Some(by), false) => format!("cordoned by {}: {}", actor(by), cordon.reason),
+        (None, _) => format!("cordoned by gpushd: {}", cordon.reason),
+    }
+}
+
+/// A maintenance as a noun phrase: who entered it, when and why.
+pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
+    let by = maintenance.by.as_ref().map_or_else(|| "somebody".to_owned(), actor);
+    let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
+    let reason = maintenance.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+    format!("maintenance, which {by} entered at {since}{reason}")
+}
+
+/// A maintenance in a sentence.
+pub(crate) fn in_maintenance(maintenance: &Maintenance) -> String {
+    format!("the host is in {}", self::maintenance(maintenance))
+}
+
+/// Refuses what would change a GPU, or call the driver, in maintenance.
+pub(crate) fn refusal(maintenance: &Maintenance) -> ApiError {
+    ApiError::new(Code::Conflict, in_maintenance(maintenance))
+        .cause("gpushd has no handle of the driver open, and changes nothing")
+        .hint("when the work on it is done, `gpushctl maintenance leave`")
+}
+
+/// Why the host cannot be shown: gpushd was started in maintenance.
+pub(crate) fn nothing_seen(maintenance: &Maintenance) -> ApiError {
+    let causes = vec!["gpushd was started in it, and has not read the GPUs".to_owned()];
+    ApiError { causes, ..refusal(maintenance) }.retryable()
+}
+
+/// An error and its causes in one line, for the log.
+pub(crate) fn in_full(error: &ApiError) -> String {
+    error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
+}
+
+/// What an Xid means (the Xid catalogue of the driver's documentation).
+pub(crate) fn xid(xid: u64) -> Option<&'static str> {
+    Some(match xid {
+        13 => "graphics engine exception, of a program",
+        31 => "memory page fault, of a program",
+        43 => "a program made the GPU stop processing",
+        45 => "preemptive cleanup, after an earlier error",
+        46 => "the GPU stopped processing",
+        48 => "double-bit ECC error",
+        62 => "internal microcontroller halt",
+        63 => "row remapping event",
+        64 => "row remapping failure",
+        74 => "NVLink error",
+        79 => "the GPU has fallen off the bus",
+        92 => "high rate of single-bit ECC errors",
+        94 => "contained memory error",
+        95 => "uncontained memory error",
+        119 => "the GPU's system processor did not answer",
+        120 => "error of the GPU's system processor",
+        140 => "unrecovered ECC error",
+        _ => return None,
+    })
+}
