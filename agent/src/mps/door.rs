@@ -12,9 +12,8 @@
 
 use std::{fs, path::Path};
 
+use gpush_host::proc;
 use gpush_mps::holder::{self, Guests};
-
-use crate::proc;
 
 /// Who waits at a daemon's doors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

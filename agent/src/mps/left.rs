@@ -5,13 +5,13 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use gpush_core::supervisor::State;
+use gpush_host::proc;
 use tokio::time::{Instant, sleep};
 
 use super::{
     hands::{self, Part, Process},
     life::Life,
 };
-use crate::proc;
 
 /// How long what was killed may take to be gone, and between two looks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));

@@ -26,9 +26,10 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, MpsSettings};
+use gpush_host::acl;
 use serde::{Deserialize, Serialize};
 
-use super::{acl, hands};
+use super::hands;
 
 /// Longest path of a pipe directory in bytes: at one more the daemon ends without a word.
 pub(super) const LONGEST: usize = 87;

@@ -9,12 +9,13 @@
 use std::fs;
 
 use gpush_api::ProcessKind;
+use gpush_host::proc;
 
 use super::{
     place::{FileId, Place},
     view,
 };
-use crate::{agent::Shared, proc};
+use crate::agent::Shared;
 
 /// File name of NVIDIA's server.
 const SERVER: &str = "nvidia-cuda-mps-server";

@@ -21,10 +21,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{
-    mps,
-    proc::{self, Image},
-};
+use gpush_host::proc::{self, Image};
+
+use crate::mps;
 
 /// Most of an environment that is read, bytes. The kernel takes less than 6 MiB of words for a program.
 const MOST: u64 = 8 << 20;

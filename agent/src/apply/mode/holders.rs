@@ -40,7 +40,7 @@ pub(super) async fn scan(agent: &Shared, minors: &[u32]) -> Result<Vec<Holder>, 
     };
     for holder in &mut found {
         if let Some(uid) = holder.uid {
-            holder.user = agent.people.user(uid).await;
+            holder.user = agent.users.user(uid).await;
         }
     }
     Ok(found)

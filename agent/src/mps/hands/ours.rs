@@ -23,13 +23,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gpush_host::proc;
 use gpush_mps::lock::{self, Holder};
 
 use super::Process;
-use crate::{
-    mps::place::{FileId, Place, Spec},
-    proc,
-};
+use crate::mps::place::{FileId, Place, Spec};
 
 /// What `/proc` appends to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";

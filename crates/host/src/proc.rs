@@ -13,7 +13,7 @@ use procfs::{
 const ROUNDED: Duration = Duration::from_millis(50);
 
 /// A pid, of whichever type it came.
-pub(crate) trait AnyPid: TryInto<i32> {}
+pub trait AnyPid: TryInto<i32> {}
 
 impl<T: TryInto<i32>> AnyPid for T {}
 
@@ -32,39 +32,39 @@ fn living(pid: impl AnyPid) -> Option<Stat> {
 }
 
 /// Whether a process is there.
-pub(crate) fn is_alive(pid: impl AnyPid) -> bool {
+pub fn is_alive(pid: impl AnyPid) -> bool {
     living(pid).is_some()
 }
 
 /// Whether a process is there that was before this time: one that has begun since has the pid of another.
-pub(crate) fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
+pub fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
     let Some(stat) = living(pid) else { return false };
     let ticks = now().saturating_sub(stat.starttime);
     Duration::from_secs(ticks) / u32::try_from(procfs::ticks_per_second()).unwrap_or(100) + ROUNDED >= ago
 }
 
 /// Now, as the starts of processes are counted: clock ticks since the boot. The end of time when that can't be told.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     let Ok(uptime) = Uptime::current() else { return u64::MAX };
     let ticks = uptime.uptime_duration() * u32::try_from(procfs::ticks_per_second()).unwrap_or(100);
     ticks.as_secs() + 1
 }
 
 /// Start of a process in clock ticks since the boot; `None` when there is none.
-pub(crate) fn start(pid: impl AnyPid) -> Option<u64> {
+pub fn start(pid: impl AnyPid) -> Option<u64> {
     living(pid).map(|stat| stat.starttime)
 }
 
 /// What a process runs, by when it began and where the kernel has put its environment: another program that it
 /// becomes has another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Image {
+pub struct Image {
     start: u64,
     environment: (u64, u64),
 }
 
 /// That of a process; `None` when there is none, or we may not know.
-pub(crate) fn image(pid: impl AnyPid) -> Option<Image> {
+pub fn image(pid: impl AnyPid) -> Option<Image> {
     let stat = living(pid)?;
     let environment = (stat.env_start?, stat.env_end?);
     // Whoever may not know is told of none.
@@ -72,12 +72,12 @@ pub(crate) fn image(pid: impl AnyPid) -> Option<Image> {
 }
 
 /// Whether somebody has suspended a process (SIGSTOP), so that it does nothing.
-pub(crate) fn is_suspended(pid: impl AnyPid) -> bool {
+pub fn is_suspended(pid: impl AnyPid) -> bool {
     stat(pid).is_some_and(|stat| matches!(stat.state(), Ok(ProcState::Stopped | ProcState::Tracing)))
 }
 
 /// Parent of a process.
-pub(crate) fn parent(pid: impl AnyPid) -> Option<u32> {
+pub fn parent(pid: impl AnyPid) -> Option<u32> {
     u32::try_from(stat(pid)?.ppid).ok()
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn parent(pid: impl AnyPid) -> Option<u32> {
 ///
 /// # Errors
 /// Why it can't be told: pids of another namespace are known here of the peer itself alone.
-pub(crate) fn from_there(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
+pub fn from_there(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
     const ELSEWHERE: &str = "it is of another pid namespace, as in a container, from which only whoever asks is known";
     let peer = peer.ok_or(ELSEWHERE)?;
     let status = Process::new(i32::try_from(peer).map_err(|_| ELSEWHERE)?).and_then(|process| process.status());
@@ -102,26 +102,26 @@ pub(crate) fn from_there(peer: Option<u32>, named: u32) -> Result<u32, &'static 
 
 /// What a process has been charged with for children that ended: faults of pages, and time. Nothing runs and ends
 /// without some.
-pub(crate) fn charged(pid: impl AnyPid) -> Option<u64> {
+pub fn charged(pid: impl AnyPid) -> Option<u64> {
     let stat = stat(pid)?;
     let time = u64::try_from(stat.cutime).ok()? + u64::try_from(stat.cstime).ok()?;
     Some(stat.cminflt + stat.cmajflt + time)
 }
 
 /// User of a process.
-pub(crate) fn owner(pid: impl AnyPid) -> Option<u32> {
+pub fn owner(pid: impl AnyPid) -> Option<u32> {
     let pid: i32 = pid.try_into().ok()?;
     Some(fs::metadata(format!("/proc/{pid}")).ok()?.uid())
 }
 
 /// Real, effective, saved and file system user of a process.
-pub(crate) fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
+pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
     let status = Process::new(pid.try_into().ok().filter(|pid| *pid > 0)?).ok()?.status().ok()?;
     Some([status.ruid, status.euid, status.suid, status.fuid])
 }
 
 /// What a process calls itself, without what a terminal would obey; empty when there is none.
-pub(crate) fn name(pid: impl AnyPid) -> String {
+pub fn name(pid: impl AnyPid) -> String {
     let path = pid.try_into().ok().map(|pid: i32| format!("/proc/{pid}/comm"));
     let name = path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
     text::plain(name.trim_end())

@@ -4,17 +4,17 @@ use std::fs;
 
 /// Where a process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub struct Place {
     /// Path of its cgroup.
-    pub(super) path: String,
+    pub path: String,
     /// The innermost systemd unit that it is in.
-    pub(super) unit: Option<String>,
+    pub unit: Option<String>,
     /// Slurm job that it belongs to.
-    pub(super) slurm_job: Option<u64>,
+    pub slurm_job: Option<u64>,
 }
 
 /// Where a process is; `None` when that can't be read.
-pub(super) fn of(pid: u32) -> Option<Place> {
+pub fn of(pid: u32) -> Option<Place> {
     parse(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 

@@ -15,8 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Mig, Process, text};
-use gpush_nvml::Reading;
+use gpush_api::text;
 use nix::unistd::{Uid, User};
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
 use tokio::sync::oneshot;
@@ -35,15 +34,18 @@ const COMMAND: usize = 256;
 
 /// A process, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Person {
-    pub(crate) uid: u32,
-    pub(crate) user: Option<String>,
-    pub(crate) command: Option<String>,
+pub struct ProcessIdentity {
+    /// Effective user id.
+    pub uid: u32,
+    /// Name of the user.
+    pub user: Option<String>,
+    /// Command line, cleaned for display and cut.
+    pub command: Option<String>,
 }
 
-impl Person {
+impl ProcessIdentity {
     /// The process in words: what it runs, its pid and user.
-    pub(crate) fn of_process(&self, pid: u32) -> String {
+    pub fn of_process(&self, pid: u32) -> String {
         let user = self.user.clone().unwrap_or_else(|| format!("uid {}", self.uid));
         let command = self.command.as_deref().unwrap_or("a process without a command line");
         format!("{command} (pid {pid}, {user})")
@@ -51,13 +53,13 @@ impl Person {
 }
 
 enum Question {
-    Processes(Vec<u32>, oneshot::Sender<HashMap<u32, Person>>),
+    Processes(Vec<u32>, oneshot::Sender<HashMap<u32, ProcessIdentity>>),
     User(u32, oneshot::Sender<Option<String>>),
 }
 
 /// The thread that knows.
 #[derive(Debug, Clone)]
-pub(crate) struct People {
+pub struct Users {
     tx: SyncSender<Question>,
     names: Names,
 }
@@ -84,13 +86,13 @@ impl Names {
     }
 }
 
-impl People {
+impl Users {
     /// Starts the thread.
-    pub(crate) fn start() -> std::io::Result<Self> {
+    pub fn start() -> std::io::Result<Self> {
         let (tx, rx) = sync_channel::<Question>(64);
         let names = Names::default();
         let found = names.clone();
-        thread::Builder::new().name("people".to_owned()).spawn(move || {
+        thread::Builder::new().name("users".to_owned()).spawn(move || {
             let mut thread = Thread { system: System::new(), names: found };
             while let Ok(question) = rx.recv() {
                 match question {
@@ -110,7 +112,7 @@ impl People {
     }
 
     /// The name of a user.
-    pub(crate) async fn user(&self, uid: u32) -> Option<String> {
+    pub async fn user(&self, uid: u32) -> Option<String> {
         match self.names.find(uid) {
             Some(name) => name,
             None => self.ask(|answer| Question::User(uid, answer)).await.flatten(),
@@ -118,26 +120,11 @@ impl People {
     }
 
     /// Who processes are, as far as it is found out in time.
-    pub(crate) async fn processes(&self, pids: Vec<u32>) -> HashMap<u32, Person> {
+    pub async fn processes(&self, pids: Vec<u32>) -> HashMap<u32, ProcessIdentity> {
         if pids.is_empty() {
             return HashMap::new();
         }
         self.ask(|answer| Question::Processes(pids, answer)).await.unwrap_or_default()
-    }
-
-    /// Writes uid, user and command line into the processes of a reading.
-    pub(crate) async fn name(&self, reading: &mut Reading) {
-        let mut pids: Vec<u32> = processes(reading).filter_map(|process| process.pid).collect();
-        pids.sort_unstable();
-        pids.dedup();
-        let known = self.processes(pids).await;
-        for process in processes_mut(reading) {
-            if let Some(person) = process.pid.and_then(|pid| known.get(&pid)) {
-                process.uid = Some(person.uid);
-                process.user.clone_from(&person.user);
-                process.command.clone_from(&person.command);
-            }
-        }
     }
 
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
@@ -147,28 +134,13 @@ impl People {
     }
 }
 
-fn processes(reading: &Reading) -> impl Iterator<Item = &Process> {
-    let instances = reading.mig.iter().flat_map(|mig: &Mig| &mig.instances);
-    let inner = instances
-        .flat_map(|instance| instance.processes.iter().chain(instance.compute.iter().flat_map(|c| &c.processes)));
-    reading.processes.iter().chain(inner)
-}
-
-fn processes_mut(reading: &mut Reading) -> impl Iterator<Item = &mut Process> {
-    let instances = reading.mig.iter_mut().flat_map(|mig: &mut Mig| &mut mig.instances);
-    let inner = instances.flat_map(|instance| {
-        instance.processes.iter_mut().chain(instance.compute.iter_mut().flat_map(|c| &mut c.processes))
-    });
-    reading.processes.iter_mut().chain(inner)
-}
-
 struct Thread {
     system: System,
     names: Names,
 }
 
 impl Thread {
-    fn processes(&mut self, pids: &[u32]) -> HashMap<u32, Person> {
+    fn processes(&mut self, pids: &[u32]) -> HashMap<u32, ProcessIdentity> {
         let wanted: Vec<Pid> = pids.iter().map(|pid| Pid::from_u32(*pid)).collect();
         let what =
             ProcessRefreshKind::nothing().with_user(UpdateKind::Always).with_cmd(UpdateKind::Always).without_tasks();
@@ -183,10 +155,10 @@ impl Thread {
             let words: Vec<_> = process.cmd().iter().map(|word| word.to_string_lossy()).collect();
             let command =
                 if words.is_empty() { process.name().to_string_lossy().into_owned() } else { words.join(" ") };
-            known.insert(*pid, Person { uid, user: None, command: shown(&command) });
+            known.insert(*pid, ProcessIdentity { uid, user: None, command: shown(&command) });
         }
-        for person in known.values_mut() {
-            person.user = self.name(person.uid);
+        for identity in known.values_mut() {
+            identity.user = self.name(identity.uid);
         }
         known
     }
@@ -220,7 +192,7 @@ mod tests {
         let known = thread.processes(&[me, u32::MAX - 1]);
         assert_eq!(known.len(), 1);
         assert_eq!(known[&me].uid, nix::unistd::geteuid().as_raw());
-        assert!(known[&me].command.as_deref().unwrap().contains("gpushd"), "{known:?}");
+        assert!(known[&me].command.as_deref().unwrap().contains("gpush_host"), "{known:?}");
     }
 
     #[test]
