@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use gpush_api::ApiError;
-use gpush_host::users::Users;
+use gpush_host::identity::Users;
 use gpush_nvml::Hardware;
 use gpush_store::{Note, Store};
 use tokio::sync::{Mutex, Notify};

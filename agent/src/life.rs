@@ -23,8 +23,8 @@ use gpush_core::config::Config;
 use gpush_host::{
     boot,
     helper::Helpers,
+    identity::Users,
     notify::{self, Notification},
-    users::Users,
 };
 use gpush_nvml::{Hardware, Options};
 use tokio::{

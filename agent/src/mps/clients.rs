@@ -169,7 +169,7 @@ pub(super) async fn waiting(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<S
     let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \
                those who are served have, whoever waits hangs";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| asker.may_see(Some(person.uid))) {
-        Some(person) => format!("{} waits: {why}", person.of_process(pid)),
+        Some(person) => format!("{} waits: {why}", person.describe(pid)),
         None => format!("a client waits: {why}"),
     };
     let mut told: Vec<String> = pids.into_iter().map(sentence).collect();

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use gpush_host::{proc, users::ProcessIdentity};
+use gpush_host::{identity::ProcessIdentity, proc};
 use gpush_mps::{control::ControlError, holder, session::SessionError};
 
 use super::daemon::Seen;
@@ -68,7 +68,7 @@ pub(super) async fn named(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<Str
 }
 
 fn sentence(pid: u32, person: &ProcessIdentity) -> String {
-    format!("{} has its ear: once that process has ended, it answers", person.of_process(pid))
+    format!("{} has its ear: once that process has ended, it answers", person.describe(pid))
 }
 
 #[cfg(test)]

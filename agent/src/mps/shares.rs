@@ -196,7 +196,7 @@ fn process(asker: &Asker, pid: u32) -> Result<ProcessId, ApiError> {
         Err(ApiError::new(Code::BadRequest, format!("a share can't end with process {pid}: {why}"))
             .hint("name a process of yours that lasts as long as the share is needed, or a time"))
     };
-    let pid = match proc::from_there(asker.peer.pid, pid) {
+    let pid = match proc::local_pid(asker.peer.pid, pid) {
         Ok(pid) => pid,
         Err(why) => return bad(why),
     };

@@ -1,7 +1,7 @@
 //! Users and commands of the processes in a reading.
 
 use gpush_api::{Mig, Process};
-use gpush_host::users::Users;
+use gpush_host::identity::Users;
 use gpush_nvml::Reading;
 
 /// Writes uid, user and command line into the processes of a reading, as far as they are found in time.

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_host::users::Users;
+use gpush_host::identity::Users;
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
 use tokio::sync::Notify;
 

@@ -5,9 +5,12 @@
 //! pidfd opened ─► who it is, what it runs, when it began: read through /proc ─► it still lives ─► all of it is its own
 //! ```
 
-use std::{fs, io, os::unix::fs::MetadataExt, path::PathBuf};
+use std::{io, path::PathBuf};
 
-use gpush_host::{pidfd::PidFd, proc};
+use gpush_host::{
+    pidfd::PidFd,
+    proc::{self, FileId},
+};
 use nix::sys::signal::Signal;
 
 /// What the kernel says of a process.
@@ -17,8 +20,8 @@ pub(super) struct Facts {
     pub(super) start: u64,
     /// Its real, effective, saved and file system uid.
     pub(super) uids: [u32; 4],
-    /// Device and inode of the file that it runs.
-    pub(super) file: (u64, u64),
+    /// The file that it runs.
+    pub(super) file: FileId,
     /// The path of that, as it is seen from where the process is; ends with ` (deleted)` when it is not there
     /// any more.
     pub(super) path: PathBuf,
@@ -29,9 +32,7 @@ impl Facts {
     fn of(pid: u32) -> Option<Self> {
         let start = proc::start(pid)?;
         let uids = proc::uids(pid)?;
-        let exe = format!("/proc/{pid}/exe");
-        let meta = fs::metadata(&exe).ok()?;
-        Some(Self { start, uids, file: (meta.dev(), meta.ino()), path: fs::read_link(exe).ok()? })
+        Some(Self { start, uids, file: proc::executable_id(pid)?, path: proc::executable(pid)? })
     }
 
     /// Who the kernel lets it be.

@@ -2,9 +2,11 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`proc`] | one process, from `/proc` |
+//! | [`proc`] | processes, from `/proc`, with bounded reads |
 //! | [`pidfd`] | a process held by its pidfd: signals and its end |
-//! | [`users`] | users and command lines of processes, looked up on a separate thread |
+//! | [`users`] | users and groups, from the name service |
+//! | [`identity`] | who runs a process, and what |
+//! | [`device_files`] | processes that have a GPU's device node open |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
 //! | [`acl`] | POSIX access lists of directories |
 //! | [`boot`] | the boot id |
@@ -18,7 +20,9 @@
 pub mod acl;
 pub mod boot;
 pub mod cgroup;
+pub mod device_files;
 pub mod helper;
+pub mod identity;
 pub mod notify;
 pub mod other_managers;
 pub mod pidfd;

@@ -1,14 +1,16 @@
-//! Who the processes on the GPUs are: uid, user name, command line.
+//! Users and groups by the name service (NSS), which may be slow: LDAP, SSSD.
 //!
-//! Only the processes that the driver names are looked at, not all of `/proc`. Reading the command
-//! line of a process that hangs in the kernel can hang too, and a name service can be slow, so all
-//! of it happens on a thread of its own: whoever asks waits a moment at most, and shows pids
-//! without names when that was not enough. Names that it has found lately are read without asking it.
+//! ```text
+//! async task ─► cache ── fresh ─────────────────────────────► answer
+//!                 └ missing, old ─► thread of its own: NSS ─► cache ─► answer, if it came within the deadline
+//! ```
+//!
+//! No lookup runs on an async thread. An old entry is used while a newer one is looked up.
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{SyncSender, sync_channel},
     },
     thread,
@@ -16,190 +18,195 @@ use std::{
 };
 
 use gpush_api::text;
-use nix::unistd::{Uid, User};
-use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
+use nix::unistd::{Group, Uid, User};
 use tokio::sync::oneshot;
 
-/// How long an asker waits.
-const WAIT: Duration = Duration::from_millis(50);
+/// How long an entry is fresh.
+const FRESH: Duration = Duration::from_secs(300);
 
-/// How long a user's name is remembered.
-const NAMES: Duration = Duration::from_secs(300);
+/// How long a request waits for the name of a user. Without it the user is shown by number.
+const USER_WAIT: Duration = Duration::from_millis(50);
 
-/// How many are: anybody may come with uids of their own.
-const MOST_NAMES: usize = 1024;
+/// How long a request waits for an admin group that was never looked up. Without it the caller is denied.
+const GROUP_WAIT: Duration = Duration::from_secs(5);
 
-/// Characters of a command line that are kept.
-const COMMAND: usize = 256;
+/// Most entries of a cache: callers may come with any number of user ids.
+const MOST: usize = 1024;
 
-/// A process, as far as it is known.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProcessIdentity {
-    /// Effective user id.
-    pub uid: u32,
-    /// Name of the user.
-    pub user: Option<String>,
-    /// Command line, cleaned for display and cut.
-    pub command: Option<String>,
-}
+/// Most lookups that wait for a thread.
+const MOST_WAITING: usize = 64;
 
-impl ProcessIdentity {
-    /// The process in words: what it runs, its pid and user.
-    pub fn of_process(&self, pid: u32) -> String {
-        let user = self.user.clone().unwrap_or_else(|| format!("uid {}", self.uid));
-        let command = self.command.as_deref().unwrap_or("a process without a command line");
-        format!("{command} (pid {pid}, {user})")
-    }
-}
-
-enum Question {
-    Processes(Vec<u32>, oneshot::Sender<HashMap<u32, ProcessIdentity>>),
-    User(u32, oneshot::Sender<Option<String>>),
-}
-
-/// The thread that knows.
+/// Names of users and numbers of groups. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Users {
-    tx: SyncSender<Question>,
-    names: Names,
+pub struct NameService {
+    users: Cache<u32, String>,
+    groups: Cache<String, u32>,
 }
 
-/// Names of users, `None` of those without one, and when each was found.
-#[derive(Debug, Clone, Default)]
-struct Names(Arc<Mutex<HashMap<u32, Found>>>);
-
-/// When a name was looked for, and what was found.
-type Found = (Instant, Option<String>);
-
-impl Names {
-    fn find(&self, uid: u32) -> Option<Option<String>> {
-        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        names.get(&uid).filter(|(at, _)| at.elapsed() < NAMES).map(|(_, name)| name.clone())
-    }
-
-    fn keep(&self, uid: u32, name: Option<String>) {
-        let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if names.len() >= MOST_NAMES {
-            names.clear();
-        }
-        names.insert(uid, (Instant::now(), name));
-    }
-}
-
-impl Users {
-    /// Starts the thread.
+impl NameService {
+    /// Starts the threads that ask the name service: one for users, one for groups, as admin groups decide about
+    /// access and must not wait for names.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
     pub fn start() -> std::io::Result<Self> {
-        let (tx, rx) = sync_channel::<Question>(64);
-        let names = Names::default();
-        let found = names.clone();
-        thread::Builder::new().name("users".to_owned()).spawn(move || {
-            let mut thread = Thread { system: System::new(), names: found };
-            while let Ok(question) = rx.recv() {
-                match question {
-                    Question::Processes(pids, answer) => {
-                        // Nobody waits any more: the next asker will want newer answers.
-                        if !answer.is_closed() {
-                            let _ = answer.send(thread.processes(&pids));
+        Self::with(
+            |uid| Some(User::from_uid(Uid::from_raw(*uid)).ok()?.map(|user| text::plain(&user.name))),
+            |name| Some(Group::from_name(name).ok()?.map(|group| group.gid.as_raw())),
+        )
+    }
+
+    fn with(
+        user: impl Fn(&u32) -> Option<Option<String>> + Send + 'static,
+        group: impl Fn(&String) -> Option<Option<u32>> + Send + 'static,
+    ) -> std::io::Result<Self> {
+        Ok(Self { users: Cache::start("users", user)?, groups: Cache::start("groups", group)? })
+    }
+
+    /// Returns the name of a user; `None` when it has none, or none was found within 50 ms.
+    pub async fn user(&self, uid: u32) -> Option<String> {
+        self.users.get(uid, USER_WAIT).await
+    }
+
+    /// Returns the number of a group; `None` when it does not exist, or was not found within 5 s.
+    pub async fn group(&self, name: &str) -> Option<u32> {
+        self.groups.get(name.to_owned(), GROUP_WAIT).await
+    }
+}
+
+/// An answer of the name service and its time. The answer may be that there is no such entry.
+type Entry<V> = (Instant, Option<V>);
+
+type Lookup<K, V> = (K, oneshot::Sender<Option<V>>);
+
+#[derive(Debug)]
+struct Cache<K, V> {
+    entries: Arc<Mutex<HashMap<K, Entry<V>>>>,
+    lookups: SyncSender<Lookup<K, V>>,
+}
+
+impl<K, V> Clone for Cache<K, V> {
+    fn clone(&self) -> Self {
+        Self { entries: Arc::clone(&self.entries), lookups: self.lookups.clone() }
+    }
+}
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Eq + std::hash::Hash + Send + 'static,
+    V: Clone + Send + 'static,
+{
+    /// `look_up` returns `None` when the name service does not answer: that is not remembered.
+    fn start(name: &str, look_up: impl Fn(&K) -> Option<Option<V>> + Send + 'static) -> std::io::Result<Self> {
+        let (lookups, waiting) = sync_channel::<Lookup<K, V>>(MOST_WAITING);
+        let entries = Arc::<Mutex<HashMap<K, Entry<V>>>>::default();
+        let found = Arc::clone(&entries);
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            for (key, answer) in waiting {
+                // Another request may have asked the same meanwhile.
+                let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < FRESH).cloned();
+                let value = match known {
+                    Some((_, value)) => value,
+                    None => {
+                        let Some(value) = look_up(&key) else { continue };
+                        let mut entries = locked(&found);
+                        if entries.len() >= MOST {
+                            entries.clear();
                         }
+                        entries.insert(key, (Instant::now(), value.clone()));
+                        value
                     }
-                    Question::User(uid, answer) => {
-                        let _ = answer.send(thread.name(uid));
-                    }
-                }
+                };
+                let _ = answer.send(value);
             }
         })?;
-        Ok(Self { tx, names })
+        Ok(Self { entries, lookups })
     }
 
-    /// The name of a user.
-    pub async fn user(&self, uid: u32) -> Option<String> {
-        match self.names.find(uid) {
-            Some(name) => name,
-            None => self.ask(|answer| Question::User(uid, answer)).await.flatten(),
+    async fn get(&self, key: K, wait: Duration) -> Option<V> {
+        let known = locked(&self.entries).get(&key).cloned();
+        if let Some((at, value)) = &known
+            && at.elapsed() < FRESH
+        {
+            return value.clone();
         }
-    }
-
-    /// Who processes are, as far as it is found out in time.
-    pub async fn processes(&self, pids: Vec<u32>) -> HashMap<u32, ProcessIdentity> {
-        if pids.is_empty() {
-            return HashMap::new();
+        let (answer, found) = oneshot::channel();
+        let is_asked = self.lookups.try_send((key, answer)).is_ok();
+        match known {
+            Some((_, old)) => old,
+            None if is_asked => tokio::time::timeout(wait, found).await.ok()?.ok()?,
+            None => None,
         }
-        self.ask(|answer| Question::Processes(pids, answer)).await.unwrap_or_default()
-    }
-
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> Option<T> {
-        let (tx, rx) = oneshot::channel();
-        self.tx.try_send(question(tx)).ok()?;
-        tokio::time::timeout(WAIT, rx).await.ok()?.ok()
     }
 }
 
-struct Thread {
-    system: System,
-    names: Names,
-}
-
-impl Thread {
-    fn processes(&mut self, pids: &[u32]) -> HashMap<u32, ProcessIdentity> {
-        let wanted: Vec<Pid> = pids.iter().map(|pid| Pid::from_u32(*pid)).collect();
-        let what =
-            ProcessRefreshKind::nothing().with_user(UpdateKind::Always).with_cmd(UpdateKind::Always).without_tasks();
-        // A fresh table each time: a pid that was reused must not keep the old one's words.
-        self.system = System::new();
-        self.system.refresh_processes_specifics(ProcessesToUpdate::Some(&wanted), true, what);
-        let mut known = HashMap::new();
-        for pid in pids {
-            let Some(process) = self.system.process(Pid::from_u32(*pid)) else { continue };
-            // The effective one is who the kernel lets it be.
-            let Some(uid) = process.effective_user_id().or(process.user_id()).map(|uid| **uid) else { continue };
-            let words: Vec<_> = process.cmd().iter().map(|word| word.to_string_lossy()).collect();
-            let command =
-                if words.is_empty() { process.name().to_string_lossy().into_owned() } else { words.join(" ") };
-            known.insert(*pid, ProcessIdentity { uid, user: None, command: shown(&command) });
-        }
-        for identity in known.values_mut() {
-            identity.user = self.name(identity.uid);
-        }
-        known
-    }
-
-    fn name(&mut self, uid: u32) -> Option<String> {
-        self.names.find(uid).unwrap_or_else(|| {
-            // That the name service is down now is not remembered.
-            let user = User::from_uid(Uid::from_raw(uid)).ok()?;
-            let name = user.map(|user| text::plain(&user.name));
-            self.names.keep(uid, name.clone());
-            name
-        })
-    }
-}
-
-/// A command line fit to be shown: by the rule of [`text`], not too long.
-fn shown(command: &str) -> Option<String> {
-    let text: String = command.chars().map(text::plain_char).take(COMMAND).collect();
-    let text = text.trim_end();
-    (!text.is_empty()).then(|| text.to_owned())
+fn locked<K, V>(entries: &Mutex<HashMap<K, Entry<V>>>) -> MutexGuard<'_, HashMap<K, Entry<V>>> {
+    entries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Barrier, atomic::AtomicUsize, atomic::Ordering};
+
     use super::*;
 
-    #[test]
-    fn our_own_process_is_known() {
-        let mut thread = Thread { system: System::new(), names: Names::default() };
-        let me = std::process::id();
-        let known = thread.processes(&[me, u32::MAX - 1]);
-        assert_eq!(known.len(), 1);
-        assert_eq!(known[&me].uid, nix::unistd::geteuid().as_raw());
-        assert!(known[&me].command.as_deref().unwrap().contains("gpush_host"), "{known:?}");
+    #[tokio::test]
+    async fn own_user_and_group_are_found() {
+        let names = NameService::start().unwrap();
+        // Both exist everywhere.
+        assert_eq!(names.users.get(0, GROUP_WAIT).await.as_deref(), Some("root"));
+        let root = Group::from_gid(0.into()).unwrap().unwrap().name;
+        assert_eq!(names.group(&root).await, Some(0));
+        assert_eq!(names.group("no-such-group").await, None);
     }
 
-    #[test]
-    fn a_command_line_is_cut_and_cleaned() {
-        assert_eq!(shown("a\x1b[31m\nb").as_deref(), Some("a?[31m b"));
-        assert_eq!(shown("py\u{200b}thon \u{202e}gpj.exe").as_deref(), Some("py?thon ?gpj.exe"));
-        assert_eq!(shown(&"é".repeat(300)).unwrap().chars().count(), COMMAND);
-        assert_eq!(shown(" \n"), None);
+    #[tokio::test]
+    async fn slow_name_service_blocks_no_async_thread() {
+        let gate = Arc::new(Barrier::new(2));
+        let (slow, lookups) = (Arc::clone(&gate), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&lookups);
+        let group = move |_: &String| {
+            count.fetch_add(1, Ordering::SeqCst);
+            slow.wait();
+            Some(Some(7))
+        };
+        let names = NameService::with(|_| Some(None), group).unwrap();
+        // Of this thread alone: another task runs while the lookup is pending.
+        let (found, ()) = tokio::join!(names.group("admins"), async {
+            tokio::task::spawn_blocking(move || gate.wait()).await.unwrap();
+        });
+        assert_eq!(found, Some(7));
+        for _ in 0..100 {
+            assert_eq!(names.group("admins").await, Some(7));
+        }
+        assert_eq!(lookups.load(Ordering::SeqCst), 1, "one lookup, then the cache");
+    }
+
+    #[tokio::test]
+    async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
+        let (told, answers) = std::sync::mpsc::channel::<Option<u32>>();
+        let answers = Mutex::new(answers);
+        let names = NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap())).unwrap();
+        told.send(Some(7)).unwrap();
+        assert_eq!(names.group("admins").await, Some(7));
+        let Some(past) = Instant::now().checked_sub(FRESH) else {
+            return println!("SKIPPED: the host has just started");
+        };
+        locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));
+        // No answer comes until the next line, so this one is the old.
+        assert_eq!(names.group("admins").await, Some(7));
+        told.send(Some(8)).unwrap();
+        while names.group("admins").await != Some(8) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn name_service_that_is_down_is_asked_again() {
+        let calls = AtomicUsize::new(0);
+        let group = move |_: &String| (calls.fetch_add(1, Ordering::SeqCst) > 0).then_some(Some(7));
+        let names = NameService::with(|_| Some(None), group).unwrap();
+        assert_eq!(names.group("admins").await, None);
+        assert_eq!(names.group("admins").await, Some(7));
     }
 }
