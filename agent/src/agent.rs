@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use gpush_api::ApiError;
+use gpush_host::identity::Users;
 use gpush_nvml::Hardware;
 use gpush_store::{Note, Store};
 use tokio::sync::Mutex;
@@ -15,7 +16,6 @@ use crate::{
     mps::Mps,
     operation::Operations,
     outside::Outside,
-    people::People,
     processes::Strays,
     reload::Reloads,
     settings::Settings,
@@ -52,7 +52,7 @@ pub(crate) struct Agent {
     /// Programs that run beside, and other processes.
     pub(crate) outside: Outside,
     /// Who processes belong to.
-    pub(crate) people: People,
+    pub(crate) users: Users,
     /// Requests with a key that are being answered.
     pub(crate) under_way: UnderWay,
     /// What is being done.

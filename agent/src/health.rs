@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
+use gpush_host::other_managers;
 use gpush_nvml::DriverError;
 
 use crate::{
     agent::Agent,
     apply,
     caller::Viewer,
-    durable, mps, processes, recover, request, rival,
+    durable, mps, processes, recover, request,
     state::{no_driver, redact, unidentified, words},
 };
 
@@ -74,7 +75,7 @@ pub(crate) async fn health(agent: &Agent, viewer: Viewer) -> Health {
             causes.extend(agent.state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
             causes.extend(gpus.iter().filter_map(ill));
             if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
-                && let Some(rival) = rival::mig_manager(&agent.host_root)
+                && let Some(rival) = other_managers::mig_manager(&agent.host_root)
             {
                 causes.push(rival.error("GPUs that the config claims for MIG are not reshaped"));
             }

@@ -20,6 +20,12 @@ use std::{
 use anyhow::Context;
 use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
 use gpush_core::config::Config;
+use gpush_host::{
+    boot,
+    helper::Helpers,
+    identity::Users,
+    notify::{self, Notification},
+};
 use gpush_nvml::{Hardware, Options};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -27,7 +33,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     agent::{Agent, Shared},
     apply,
-    beside::Beside,
     caller::Viewer,
     durable::{self, Remembered},
     http,
@@ -37,15 +42,12 @@ use crate::{
     },
     logging::{self, Log},
     maintenance,
-    manager::{self, Say, say},
     monitor::Monitor,
     mps::{self, Mps},
     operation::Operations,
     options::{Arguments, Paths, Surroundings},
     outside::Outside,
-    overrides,
-    people::People,
-    processes,
+    overrides, processes,
     reload::{self, Wish},
     settings::Settings,
     shared_gpus::{self, SharedGpus},
@@ -81,7 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
-    let boot = startup::boot::id(&paths.boot_id_file);
+    let boot = boot::id(&paths.boot_id_file);
     // Before the socket: the one that may not have the state directory must not be asked anything.
     let remembered = durable::open(&paths.state_dir, boot.as_deref().unwrap_or(UNKNOWN_BOOT))?;
     // The last handle waits for what is being recorded, so it is dropped here, off the runtime.
@@ -94,7 +96,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
     let outside = Outside {
-        beside: Beside::new(&paths.state_dir, arguments.systemd_run.clone()),
+        helpers: Helpers::new(&paths.state_dir, arguments.systemd_run.clone()),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
         driverless: Default::default(),
@@ -182,7 +184,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen(early).context("signals can't be handled")?;
     let hardware = Hardware::start(options);
-    let people = People::start().context("a thread can't be started")?;
+    let users = Users::start().context("a thread can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let Remembered {
@@ -215,11 +217,11 @@ async fn serve(
     mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
     let agent = Arc::new(Agent {
         settings,
-        readings: Readings::new(hardware.clone(), people.clone(), state.clone()),
+        readings: Readings::new(hardware.clone(), users.clone(), state.clone()),
         commits: Commits::new(store.clone(), state.clone()),
         hardware,
         outside,
-        people,
+        users,
         operations: Operations::new(store.clone(), &state),
         state,
         line: Default::default(),
@@ -260,12 +262,12 @@ async fn serve(
         (tokio::spawn(accept::serve(listener, door, router, closing.clone(), knocks)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
-    let fed = manager::watchdog().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
+    let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
     let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, Door::Admin).0);
     let mut server = tokio::spawn(served(public, admin));
-    say(Say::Ready);
-    say(Say::Status(format!("serving on {name}")));
+    notify::send(Notification::Ready);
+    notify::send(Notification::Status(format!("serving on {name}")));
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
@@ -289,13 +291,13 @@ async fn serve(
             ended = &mut server => break Some(ended),
         }
     };
-    say(Say::Stopping);
+    notify::send(Notification::Stopping);
     agent.stopping.cancel();
     drop(inbox);
     let unfinished = agent.operations.unfinished();
     if unfinished > 0 {
         tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
-        say(Say::Status("finishing operations".to_owned()));
+        notify::send(Notification::Status("finishing operations".to_owned()));
     }
     // It begins nothing more, and what it began is among the tasks.
     let _ = line.await;
@@ -388,13 +390,13 @@ async fn reload(
             }
             let pending_restart = agent.settings.pending_restart().into_iter().map(|one| one.key).collect();
             agent.state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
-            say(Say::Status("the config was read again".to_owned()));
+            notify::send(Notification::Status("the config was read again".to_owned()));
         }
         Err(error) => {
             tracing::error!("{}", words::in_full(error));
             let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
             agent.state.events().publish(Happening::Config(change));
-            say(Say::Status("the config is wrong and was not taken".to_owned()));
+            notify::send(Notification::Status("the config is wrong and was not taken".to_owned()));
         }
     }
     reloaded

@@ -18,7 +18,6 @@ use clap::Parser;
 mod agent;
 mod answers;
 mod apply;
-mod beside;
 mod caller;
 mod cordon;
 mod durable;
@@ -28,26 +27,21 @@ mod life;
 mod listen;
 mod logging;
 mod maintenance;
-mod manager;
 mod monitor;
 mod mps;
 mod operation;
 mod options;
 mod outside;
 mod overrides;
-mod people;
-mod proc;
 mod processes;
 mod recover;
 mod reload;
 mod request;
-mod rival;
 mod settings;
 mod shared_gpus;
 mod signals;
 mod startup;
 mod state;
-mod systemd;
 mod timeslice;
 mod watchdog;
 mod work;
@@ -60,7 +54,7 @@ fn main() -> ExitCode {
     let arguments = options::Arguments::parse();
     match &arguments.command {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
-        Some(options::Command::Beside { dir }) => return beside::keeper::main(dir),
+        Some(options::Command::Beside { dir }) => return gpush_host::helper::keeper::main(dir),
         Some(options::Command::MpsDaemon { dir }) => return mps::exec::main(dir),
         #[cfg(feature = "man")]
         Some(options::Command::Man) => {

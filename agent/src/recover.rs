@@ -5,9 +5,10 @@
 //! config shows as drift. Processes that ran by then may have had a share, and are never ended for having none.
 
 use gpush_api::{ApiError, Code, Gpu, Recovered};
+use gpush_host::proc;
 use gpush_store::{BootRecord, KnownSince, Lost};
 
-use crate::{agent::Shared, caller::Viewer, mps, proc, request::Request, shared_gpus, state::is_managed};
+use crate::{agent::Shared, caller::Viewer, mps, request::Request, shared_gpus, state::is_managed};
 
 /// The loss as a cause of degraded health, with the GPUs that are held.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {

@@ -53,7 +53,7 @@ impl Request {
         key: Option<Key>,
         why: Option<&str>,
     ) -> Result<Self, ApiError> {
-        let user = agent.people.user(caller.peer.uid).await;
+        let user = agent.users.user(caller.peer.uid).await;
         if !caller.viewer.is_admin() {
             return Err(caller.denied(what, user.as_deref(), &agent.settings.config().access));
         }

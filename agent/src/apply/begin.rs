@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{Actor, ApiError, Code, GpuPlan, Mig, Operation, PlanRequest};
+use gpush_host::other_managers;
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
@@ -18,7 +19,7 @@ use crate::{
     caller::{Caller, Viewer},
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
-    request, rival,
+    request,
 };
 
 /// What somebody wants carried out.
@@ -91,7 +92,7 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
     let meant = planned(agent, &gpus, &order.request).await;
     let meant = meant.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
-    let by = caller.actor(agent.people.user(caller.peer.uid).await);
+    let by = caller.actor(agent.users.user(caller.peer.uid).await);
     let claimed = mode::not_resetting(agent).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
     let ready = match claimed {
         Ok(claim) => Ready::look(agent, caller.viewer, &order, &meant, claim).await,
@@ -165,7 +166,7 @@ impl Ready {
         let gpus = renewed(agent, viewer, &readings).await?;
         let config = agent.settings.config();
         let mut plans = planned(agent, &gpus, &order.request).await?;
-        rival::refuse(&agent.host_root, &mut plans);
+        other_managers::refuse(&agent.host_root, &mut plans);
         // Nor is anything reset along that is not claimed.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));

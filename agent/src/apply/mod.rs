@@ -41,6 +41,7 @@ use gpush_core::{
     desired::{is_switched, needs_reset, plan_host, without_fabric_manager},
     plan,
 };
+use gpush_host::other_managers;
 use gpush_nvml::Reading;
 use gpush_store::{ConditionKind, GpuIntent, NewCondition, Scope};
 
@@ -50,7 +51,6 @@ use crate::{
     mps,
     operation::named_once,
     overrides::Lasting,
-    rival,
     state::{Change, HostState, Reason, RecoveryCheck},
     timeslice,
 };
@@ -181,7 +181,7 @@ pub(crate) async fn plan(agent: &Shared, viewer: Viewer, request: &PlanRequest) 
     }
     let gpus = renewed(agent, viewer, &fresh).await?;
     let mut plans = planned(agent, &gpus, request).await?;
-    rival::refuse(&agent.host_root, &mut plans);
+    other_managers::refuse(&agent.host_root, &mut plans);
     mode::preflight::examine(agent, viewer, &gpus, &mut plans).await;
     for plan in &mut plans {
         // A change may have begun meanwhile.

@@ -45,7 +45,7 @@ pub(super) async fn show(State(agent): State<Shared>, caller: Caller) -> Result<
 pub(super) async fn diff(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
     if !caller.viewer.is_admin() {
         // The file is its owner's to show until it is in force.
-        let user = agent.people.user(caller.peer.uid).await;
+        let user = agent.users.user(caller.peer.uid).await;
         return Err(caller.denied("read the config file", user.as_deref(), &agent.settings.config().access).into());
     }
     let diff = async |agent: Shared, caller: Caller| -> Result<ConfigDiff, Failure> {
@@ -66,7 +66,7 @@ pub(super) async fn reload(
     if_match: IfMatch,
     Body(request): Body<ReloadRequest>,
 ) -> Result<Response, Failure> {
-    let user = agent.people.user(caller.peer.uid).await;
+    let user = agent.users.user(caller.peer.uid).await;
     if !caller.viewer.is_admin() {
         return Err(caller.denied("reload the config", user.as_deref(), &agent.settings.config().access).into());
     }

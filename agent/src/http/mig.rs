@@ -47,7 +47,7 @@ pub(super) async fn apply(
     Body(request): Body<ApplyRequest>,
 ) -> Result<Response, Failure> {
     if !caller.viewer.is_admin() {
-        let user = agent.people.user(caller.peer.uid).await;
+        let user = agent.users.user(caller.peer.uid).await;
         return Err(caller.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
     }
     let key = header.of(caller.peer.uid, "/v1/mig/apply", &request);

@@ -210,7 +210,7 @@ pub(super) async fn logs(
     Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
     if !caller.viewer.is_admin() {
-        let user = agent.people.user(caller.peer.uid).await;
+        let user = agent.users.user(caller.peer.uid).await;
         return Err(caller
             .denied("read the logs of MPS daemons", user.as_deref(), &agent.settings.config().access)
             .into());

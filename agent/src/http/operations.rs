@@ -115,10 +115,10 @@ pub(super) async fn cancel(
     Part(id): Part,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
     if !caller.viewer.is_admin() {
-        let user = agent.people.user(caller.peer.uid).await;
+        let user = agent.users.user(caller.peer.uid).await;
         return Err(caller.denied("cancel operations", user.as_deref(), &agent.settings.config().access).into());
     }
-    let by = caller.actor(agent.people.user(caller.peer.uid).await);
+    let by = caller.actor(agent.users.user(caller.peer.uid).await);
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let shared = Arc::clone(&agent);
     // On record and in memory, whether or not the caller is still there.

@@ -48,7 +48,7 @@ pub(super) async fn end(
     if_match: IfMatch,
     Part(gpu): Part,
 ) -> Result<Response, Failure> {
-    let user = agent.people.user(caller.peer.uid).await;
+    let user = agent.users.user(caller.peer.uid).await;
     if !caller.viewer.is_admin() {
         return Err(caller.denied("end overrides", user.as_deref(), &agent.settings.config().access).into());
     }

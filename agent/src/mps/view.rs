@@ -7,6 +7,7 @@ use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
+use gpush_host::proc;
 use jiff::Unit;
 
 use super::{
@@ -18,7 +19,6 @@ use super::{
 use crate::{
     agent::{Agent, Shared},
     caller::{Caller, Viewer},
-    proc,
     state::redact,
     work,
 };
@@ -334,7 +334,7 @@ async fn shown(
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| caller.viewer.may_see(Some(*uid)));
         server.user = match server.uid {
-            Some(uid) => agent.people.user(uid).await,
+            Some(uid) => agent.users.user(uid).await,
             None => None,
         };
     }
@@ -351,7 +351,7 @@ async fn shown(
     let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
-        Some(uid) => agent.people.user(uid).await,
+        Some(uid) => agent.users.user(uid).await,
         None => None,
     };
     let rule = agent.mps.record(uuid).set.map(|set| set.rule);

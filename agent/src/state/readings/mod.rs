@@ -11,6 +11,7 @@
 //! GPUs are identified by UUID. One that the driver no longer lists stays known, as lost, until gpushd ends.
 
 mod cached;
+mod identify;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,12 +20,12 @@ use std::{
 };
 
 use gpush_api::ApiError;
+use gpush_host::identity::Users;
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading};
 
-use self::cached::Cached;
 pub(crate) use self::cached::{LastReading, Moment};
+use self::{cached::Cached, identify::identify};
 use super::{HostState, Observed, State, view, words};
-use crate::people::People;
 
 /// How long a newer reading may take before callers get the last one.
 const WAIT: Duration = Duration::from_millis(75);
@@ -39,7 +40,7 @@ pub(crate) struct Readings(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     hardware: Hardware,
-    people: People,
+    users: Users,
     state: State,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Cached<Arc<Reading>>>>,
@@ -47,10 +48,10 @@ struct Inner {
 
 impl Readings {
     /// Has read nothing yet, and calls the driver only on request.
-    pub(crate) fn new(hardware: Hardware, people: People, state: State) -> Self {
+    pub(crate) fn new(hardware: Hardware, users: Users, state: State) -> Self {
         let to = state.clone();
         let list = Cached::new(Box::new(move |list| to.listed(list)));
-        Self(Arc::new(Inner { hardware, people, state, list, gpus: Mutex::default() }))
+        Self(Arc::new(Inner { hardware, users, state, list, gpus: Mutex::default() }))
     }
 
     fn gpus(&self) -> MutexGuard<'_, BTreeMap<String, Cached<Arc<Reading>>>> {
@@ -181,7 +182,7 @@ impl Readings {
 
     async fn read(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
         let mut reading = self.0.hardware.read(uuid).await?;
-        self.0.people.name(&mut reading).await;
+        identify(&self.0.users, &mut reading).await;
         Ok(Arc::new(reading))
     }
 
