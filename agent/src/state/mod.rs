@@ -189,7 +189,7 @@ struct Loss {
 /// Which GPUs a change may concern.
 enum Touched {
     None,
-    Gpus(Vec<String>),
+    Gpus(BTreeSet<String>),
     All,
 }
 
@@ -310,7 +310,7 @@ impl State {
             let Some(sight) = known.sights.get_mut(uuid) else { return (Touched::None, ()) };
             let listed = sight.listed && sight.list_error.is_none();
             sight.last = last;
-            let Some((reading, at)) = fresh else { return (Touched::Gpus(vec![uuid.to_owned()]), ()) };
+            let Some((reading, at)) = fresh else { return (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ()) };
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
@@ -321,7 +321,7 @@ impl State {
             if let Some(rows) = reading.rows {
                 self.take_rows(known, uuid, rows);
             }
-            (Touched::Gpus(vec![uuid.to_owned()]), ())
+            (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
     }
 
@@ -342,7 +342,7 @@ impl State {
     pub(crate) fn fault(&self, uuid: &str, cause: &str, reason: String) {
         self.update(|known| {
             self.cordon_at_once(known, uuid, cause, reason, None);
-            (Touched::Gpus(vec![uuid.to_owned()]), ())
+            (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
     }
 
@@ -415,7 +415,7 @@ impl State {
                 Scope::Host => None,
                 Scope::Gpu(uuid) => Some(uuid.clone()),
             });
-            let gpus: Option<Vec<String>> = gpus.collect();
+            let gpus: Option<BTreeSet<String>> = gpus.collect();
             (gpus.map_or(Touched::All, Touched::Gpus), ())
         });
     }
@@ -448,7 +448,7 @@ impl State {
         let (now, at) = (Timestamp::now(), Instant::now());
         let over = self.known().overrides.expire(now, at);
         if !over.is_empty() {
-            self.update(|_| (Touched::Gpus(over), ()));
+            self.update(|_| (Touched::Gpus(over.into_iter().collect()), ()));
         }
     }
 
@@ -495,7 +495,7 @@ impl State {
                     None => known.lanes.remove(uuid),
                 };
             }
-            (Touched::Gpus(uuids.to_vec()), ())
+            (Touched::Gpus(uuids.iter().cloned().collect()), ())
         });
     }
 
@@ -506,7 +506,7 @@ impl State {
         }
         self.update(|known| {
             let _ = if shared { known.shared.insert(uuid.to_owned()) } else { known.shared.remove(uuid) };
-            (Touched::Gpus(vec![uuid.to_owned()]), ())
+            (Touched::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
     }
 

@@ -255,3 +255,27 @@ fn loss_holds_managed_gpus_until_it_is_accepted() {
     assert_eq!(states(&state), [GpuState::Ready; 2]);
     assert!(state.may_have_forgotten(7) && !state.may_have_forgotten(8));
 }
+
+#[test]
+fn gpu_appears_once_in_a_snapshot_whatever_names_it() {
+    let (state, _) = two_gpus();
+    let level = |read_at| {
+        BTreeMap::from([(
+            "GPU-0".to_owned(),
+            TimesliceView {
+                replicas: 0,
+                wanted: gpush_api::TimesliceLevel::Default,
+                state: gpush_api::TimesliceState::Known,
+                level: Some(gpush_api::TimesliceLevel::Default),
+                reason: None,
+                since: None,
+                read_at: Some(read_at),
+            },
+        )])
+    };
+    state.levels(level(Timestamp::UNIX_EPOCH));
+    state.levels(level(Timestamp::now()));
+    state.apply(&[cordon("GPU-0"), cordon("GPU-0")]);
+    assert_eq!(states(&state).len(), 2);
+    assert_eq!(state.now().position("0").unwrap(), 0);
+}

@@ -356,7 +356,7 @@ fn a_gpu_whose_outcome_was_not_known_is_well_once_it_is_seen_to_be_good() {
         assert_eq!((gpu.state, gpu.reasons), (GpuState::Ready, Vec::new()), "{when}");
         // The log is written by a thread of its own.
         let until = Instant::now() + PATIENCE;
-        while !agent.log().contains(&format!("it stands {stands}")) {
+        while !agent.log().contains(&format!("it is {stands}")) {
             assert!(Instant::now() < until, "{}", agent.log());
         }
         assert_eq!(agent.get("/v1/health").json()["status"], "ok");

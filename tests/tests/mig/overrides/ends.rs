@@ -30,6 +30,8 @@ fn with_auto_reconcile_an_override_is_kept_and_its_end_reshapes() {
     let agent = settled(Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}")));
     short(&agent);
     agent.until("the rule's layout", || (truth(&host, 0) == HALVES).then_some(()));
+    // The layout is there before the operation that made it has ended.
+    let _ = agent.settle();
     done(&agent, &whole("to be cleared"));
     // Drift from the override is put right to the override.
     assert_eq!(agent.apply_once(&["0"], &["1g.10gb"]).state, OperationState::Done);
