@@ -296,10 +296,11 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
         return;
     }
     // It is gone, and so is what it was for.
+    // Its shares end first: a target that is not listed any more has none.
+    shares::end_all_of(agent, uuid).await;
     compute_mode::put_back(agent, uuid).await;
     place.remove();
     agent.mps.entries().remove(uuid);
-    shares::end_all_of(agent, uuid).await;
     records::forget(agent, uuid).await;
     agent.timeslice.settle();
 }

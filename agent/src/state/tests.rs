@@ -279,3 +279,22 @@ fn gpu_appears_once_in_a_snapshot_whatever_names_it() {
     assert_eq!(states(&state).len(), 2);
     assert_eq!(state.now().position("0").unwrap(), 0);
 }
+
+#[test]
+fn idle_processes_are_left_out_whoever_views() {
+    let (state, _) = two_gpus();
+    let process = |pid| gpush_api::Process {
+        pid: Some(pid),
+        uid: Some(1000),
+        user: None,
+        command: None,
+        kind: gpush_api::ProcessKind::Compute,
+        memory_mib: None,
+    };
+    state.read("GPU-0", good(Reading { processes: vec![process(7), process(8)], ..reading(0) }));
+    let observed = state.with(&[]);
+    for (viewer, pid) in [(Viewer::Agent, None), (Viewer::Admin, Some(8)), (Viewer::User(1001), None)] {
+        let gpus = observed.gpus_for_plans(viewer, &BTreeSet::from([7]));
+        assert_eq!(gpus[0].processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [pid], "{viewer:?}");
+    }
+}

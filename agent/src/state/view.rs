@@ -22,7 +22,12 @@ pub(crate) struct Observed {
 impl Observed {
     /// The GPUs, as `viewer` may see them.
     pub(crate) fn gpus(&self, viewer: Viewer) -> Vec<Gpu> {
-        self.host.gpus.iter().map(|gpu| self.one(gpu, viewer)).collect()
+        self.gpus_for_plans(viewer, &BTreeSet::new())
+    }
+
+    /// The GPUs without the processes in `idle`, which hold a GPU for no user: what a plan is made on.
+    pub(crate) fn gpus_for_plans(&self, viewer: Viewer, idle: &BTreeSet<u32>) -> Vec<Gpu> {
+        self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
     /// As whom a viewer sees them: a user of whom nothing is to be seen sees what every user sees.
@@ -35,24 +40,16 @@ impl Observed {
 
     /// The GPU at a position, as `viewer` may see it.
     pub(crate) fn at(&self, position: usize, viewer: Viewer) -> Gpu {
-        self.one(&self.host.gpus[position], viewer)
+        self.one(&self.host.gpus[position], viewer, &BTreeSet::new())
     }
 
-    fn one(&self, snapshot: &GpuSnapshot, viewer: Viewer) -> Gpu {
+    fn one(&self, snapshot: &GpuSnapshot, viewer: Viewer, idle: &BTreeSet<u32>) -> Gpu {
         let mut gpu = snapshot.gpu.clone();
         gpu.stale |= self.late.contains(&gpu.uuid);
+        // By pid, so before pids are redacted.
+        leave_out(&mut gpu, idle);
         redact::gpu(&mut gpu, viewer);
         gpu
-    }
-
-    /// The GPUs with these readings in place of the last ones, and without the processes in `idle`: what a plan is
-    /// made on.
-    pub(crate) fn gpus_for_plans(&self, viewer: Viewer, idle: &BTreeSet<u32>) -> Vec<Gpu> {
-        let mut gpus = self.gpus(viewer);
-        if !idle.is_empty() {
-            gpus.iter_mut().for_each(|gpu| leave_out(gpu, idle));
-        }
-        gpus
     }
 }
 
@@ -166,6 +163,9 @@ fn concerns(gpu: &Gpu, uid: u32) -> bool {
 
 /// Leaves processes out that hold a GPU for no user.
 fn leave_out(gpu: &mut Gpu, idle: &BTreeSet<u32>) {
+    if idle.is_empty() {
+        return;
+    }
     let free = |all: &mut Vec<Process>| all.retain(|one| one.pid.is_none_or(|pid| !idle.contains(&pid)));
     free(&mut gpu.processes);
     for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
