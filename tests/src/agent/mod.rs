@@ -92,10 +92,22 @@ impl Agent {
         &self.socket
     }
 
-    /// What it has logged so far.
+    /// Returns what the log file contains. gpushd writes a line after the event that the line reports, so a test that
+    /// expects a line calls [`Agent::wait_for_log`].
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits until the log contains `text`, then returns the log.
+    ///
+    /// # Panics
+    /// If the log does not contain `text` within [`PATIENCE`].
+    pub fn wait_for_log(&self, text: &str) -> String {
+        self.until(&format!("{text:?} in the log"), || {
+            let log = self.log();
+            log.contains(text).then_some(log)
+        })
     }
 
     /// Replaces its config file, without telling it.

@@ -1,11 +1,9 @@
 //! What becomes of a GPU when a driver call fails, dies or hangs in mid-apply: the target or the
 //! previous layout, said truly, or a named GPU that is neither.
 
-use std::time::Instant;
-
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, truth},
+    agent::{Agent, Setup, truth},
     host::{Host, Traced},
 };
 
@@ -105,7 +103,10 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
             host.clear_faults();
         }
     }
-    let log = agent.log();
+    let log = agent.until("a line for each death in the log", || {
+        let log = agent.log();
+        (log.matches("WARN the driver worker died").count() >= 2 * calls.len()).then_some(log)
+    });
     let died: Vec<&str> = log.lines().filter(|line| line.contains("WARN the driver worker died")).collect();
     assert_eq!(died.len(), 2 * calls.len(), "{died:#?}");
     let uuid = agent.gpu(0).uuid;
@@ -237,7 +238,7 @@ fn a_handle_that_our_own_session_keeps_is_in_nobodys_way() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), before);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    assert!(agent.log().contains("once more in a fresh driver session"), "{}", agent.log());
+    agent.wait_for_log("once more in a fresh driver session");
 }
 
 #[test]
@@ -354,11 +355,7 @@ fn a_gpu_whose_outcome_was_not_known_is_well_once_it_is_seen_to_be_good() {
         agent.settle_reads();
         let gpu = agent.gpu(0);
         assert_eq!((gpu.state, gpu.reasons), (GpuState::Ready, Vec::new()), "{when}");
-        // The log is written by a thread of its own.
-        let until = Instant::now() + PATIENCE;
-        while !agent.log().contains(&format!("it stands {stands}")) {
-            assert!(Instant::now() < until, "{}", agent.log());
-        }
+        agent.wait_for_log(&format!("it stands {stands}"));
         assert_eq!(agent.get("/v1/health").json()["status"], "ok");
     }
 }

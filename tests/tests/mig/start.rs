@@ -268,5 +268,5 @@ fn a_layout_blocked_at_start_tells_nobody_but_the_log_who_blocks_it() {
     });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
     // The log is root's.
-    assert!(agent.log().contains(&format!("is held by pid {pid} (")), "{}", agent.log());
+    agent.wait_for_log(&format!("is held by pid {pid} ("));
 }

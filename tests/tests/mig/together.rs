@@ -195,7 +195,7 @@ fn what_a_hook_prints_is_in_the_log_and_in_no_operation() {
     assert_eq!(operation.state, OperationState::RolledBack);
     let told = agent.get(&format!("/v1/operations/{}", operation.id)).json().to_string();
     assert!(!told.contains("hunter2") && told.contains("journalctl -u gpushd"), "{told}");
-    assert!(agent.log().contains("hunter2"));
+    agent.wait_for_log("hunter2");
 }
 
 #[test]

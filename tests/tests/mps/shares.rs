@@ -191,7 +191,7 @@ fn one_user_at_a_time_and_the_next_one_gets_a_directory_and_a_daemon_of_its_own(
     let told = becomes(&agent, "0", "with one that waits", |daemon| !daemon.findings.is_empty());
     let named = format!("(pid {}, root) waits: a daemon serves one user at a time", waits.pid());
     assert!(told.findings.iter().any(|finding| finding.contains(&named)), "{:?}", told.findings);
-    assert!(agent.log().contains("a client waits, for its daemon serves another user"));
+    agent.wait_for_log("a client waits, for its daemon serves another user");
     waits.end();
     becomes(&agent, "0", "with nobody who waits", |daemon| daemon.findings.is_empty());
     // Another one is told whose it is.

@@ -115,8 +115,7 @@ fn who_waited_for_the_lock_of_a_daemon_is_not_the_next_daemon() {
         let mut waits = dies(&served, open_file);
         let next = served.another();
         assert!(waits.is_unhurt());
-        let log = served.agent.log();
-        assert!(log.contains(TOLD), "{log}");
+        let log = served.agent.wait_for_log(TOLD);
         assert!(open_file || log.contains(&format!("pid={}", waits.child.id())), "{log}");
         assert_eq!(next.reasons, Vec::<String>::new());
         // It is not in the way of the one after that either, nor of its end.
