@@ -32,7 +32,7 @@ pub(super) struct Spec {
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum End {
+pub enum End {
     /// With this status.
     Exited(i32),
     /// By this signal, which was not ours.
@@ -66,15 +66,16 @@ impl fmt::Display for End {
 
 /// The end of a run, and what it said.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ended {
-    pub(crate) end: End,
+pub struct Ended {
+    /// How it ended.
+    pub end: End,
     /// Standard output and error together, cut.
-    pub(crate) output: String,
+    pub output: String,
 }
 
 impl Ended {
     /// What it said, to be put behind a sentence; empty when it said nothing.
-    pub(crate) fn said(&self) -> String {
+    pub fn said(&self) -> String {
         let lines: Vec<&str> = self.output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         let said: String = text::plain(&lines.join(" | ")).chars().take(TOLD).collect();
         if said.is_empty() { said } else { format!(": {said}") }

@@ -16,7 +16,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::place::{End, Ended, Place, Spec};
+use super::run_dir::{End, Ended, Place, Spec};
 
 /// Bytes of output that are kept: so many from the beginning.
 const KEPT: usize = 32 * 1024;
@@ -28,7 +28,7 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs the program of the spec in `dir`.
-pub(crate) fn main(dir: &Path) -> ExitCode {
+pub fn main(dir: &Path) -> ExitCode {
     // Fails where systemd has made a session already.
     let _ = nix::unistd::setsid();
     match keep(&Place::at(dir)) {

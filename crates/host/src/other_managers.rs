@@ -20,23 +20,23 @@ const RUNNING: [&str; 2] = ["sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd
 
 /// How it was noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rival {
+pub struct MigManager {
     found: PathBuf,
     running: bool,
 }
 
 /// nvidia-mig-manager on the host whose file system is at `root`, if it is to be reckoned with.
-pub(crate) fn mig_manager(root: &Path) -> Option<Rival> {
+pub fn mig_manager(root: &Path) -> Option<MigManager> {
     let running = RUNNING.iter().map(|dir| root.join(dir).join(UNIT)).find(|path| path.is_dir());
     if let Some(found) = running {
-        return Some(Rival { found, running: true });
+        return Some(MigManager { found, running: true });
     }
     let masked = |path: &Path| std::fs::read_link(path).is_ok_and(|to| to == Path::new("/dev/null"));
     if masked(&root.join(ENABLED[0]).join(UNIT)) {
         return None;
     }
     let found = ENABLED.iter().flat_map(|dir| wanted_in(&root.join(dir))).next()?;
-    Some(Rival { found, running: false })
+    Some(MigManager { found, running: false })
 }
 
 /// Links `*.wants/` and `*.requires/` of a directory that start the unit.
@@ -48,9 +48,9 @@ fn wanted_in(dir: &Path) -> Option<PathBuf> {
     folders.map(|folder| folder.path().join(UNIT)).find(|link| std::fs::symlink_metadata(link).is_ok())
 }
 
-impl Rival {
+impl MigManager {
     /// What it comes to, as an error about `what`.
-    pub(crate) fn error(&self, what: &str) -> ApiError {
+    pub fn error(&self, what: &str) -> ApiError {
         let how = if self.running { "is running" } else { "is started at each boot" };
         ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host too"))
             .cause(format!("{UNIT} {how} ({})", self.found.display()))
@@ -62,7 +62,7 @@ impl Rival {
 }
 
 /// Refuses plans that would change a GPU, while another one does too.
-pub(crate) fn refuse(root: &Path, plans: &mut [GpuPlan]) {
+pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
     if plans.iter().all(|plan| plan.steps.is_empty() && !plan.enables_mig) {
         return;
     }
@@ -97,7 +97,7 @@ mod tests {
         fs::create_dir_all(&wants).unwrap();
         let link = wants.join("nvidia-mig-manager.service");
         symlink("/usr/lib/systemd/system/nvidia-mig-manager.service", &link).unwrap();
-        assert_eq!(mig_manager(root.path()), Some(Rival { found: link.clone(), running: false }));
+        assert_eq!(mig_manager(root.path()), Some(MigManager { found: link.clone(), running: false }));
         let error = mig_manager(root.path()).unwrap().error("GPU 0 is not reshaped");
         assert!(error.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
         // Masked, whatever wants it.
@@ -107,6 +107,6 @@ mod tests {
         // Running all the same.
         let cgroup = at("sys/fs/cgroup/system.slice/nvidia-mig-manager.service");
         fs::create_dir_all(&cgroup).unwrap();
-        assert_eq!(mig_manager(root.path()), Some(Rival { found: cgroup, running: true }));
+        assert_eq!(mig_manager(root.path()), Some(MigManager { found: cgroup, running: true }));
     }
 }

@@ -8,7 +8,7 @@ use gpush_api::{ApiError, Code};
 ///
 /// # Errors
 /// When it can't be told.
-pub(crate) fn id(file: &Path) -> Result<String, ApiError> {
+pub fn id(file: &Path) -> Result<String, ApiError> {
     let broken = |why: String| {
         ApiError::new(Code::Internal, format!("the boot id can't be read from {}", file.display())).cause(why)
     };

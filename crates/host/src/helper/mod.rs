@@ -25,8 +25,8 @@
 //! that gpushd runs as) and nobody else may write them. It gets a clean environment, no input, and
 //! what it says is kept up to a bound.
 
-pub(crate) mod keeper;
-mod place;
+pub mod keeper;
+mod run_dir;
 mod trust;
 
 use std::{
@@ -39,8 +39,8 @@ use std::{
 use gpush_api::{ApiError, Code, text};
 use tokio::io::AsyncReadExt;
 
-pub(crate) use self::place::{End, Ended};
-use self::place::{Place, Spec};
+pub use self::run_dir::{End, Ended};
+use self::run_dir::{Place, Spec};
 use crate::systemd;
 
 /// Between being told to end and being killed.
@@ -57,35 +57,35 @@ const LOOK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mil
 
 /// A program to be run.
 #[derive(Debug, Clone)]
-pub(crate) struct Job {
+pub struct Job {
     /// On whose behalf: `op-12`.
-    pub(crate) operation: String,
+    pub operation: String,
     /// As what: `reset`, `hook-before`, `stop-nvidia-dcgm`; letters, digits and `-`.
-    pub(crate) step: String,
+    pub step: String,
     /// The program.
-    pub(crate) program: String,
+    pub program: String,
     /// Its arguments.
-    pub(crate) args: Vec<String>,
+    pub args: Vec<String>,
     /// Its environment, besides `PATH`.
-    pub(crate) env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, String>,
     /// How long it may take.
-    pub(crate) deadline: Duration,
+    pub deadline: Duration,
     /// Whether it is run so often that the log is spared of it; whoever has it run says what is new.
-    pub(crate) routine: bool,
+    pub routine: bool,
 }
 
 /// Runs programs beside gpushd. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Beside {
+pub struct Helpers {
     /// A directory a run.
     dir: PathBuf,
     /// `systemd-run`, where systemd runs.
     systemd_run: Option<PathBuf>,
 }
 
-impl Beside {
+impl Helpers {
     /// Below this state directory. `systemd_run` is used where systemd is the service manager.
-    pub(crate) fn new(state_dir: &Path, systemd_run: Option<PathBuf>) -> Self {
+    pub fn new(state_dir: &Path, systemd_run: Option<PathBuf>) -> Self {
         let dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned()).join("beside");
         let systemd_run =
             systemd_run.or_else(|| systemd::is_the_service_manager().then(|| PathBuf::from("/usr/bin/systemd-run")));
@@ -97,7 +97,7 @@ impl Beside {
     ///
     /// # Errors
     /// When it was not run at all.
-    pub(crate) async fn run(&self, job: Job) -> Result<Ended, ApiError> {
+    pub async fn run(&self, job: Job) -> Result<Ended, ApiError> {
         let program = Self::may_run(&job.program)?;
         let spec = Spec {
             program,
@@ -139,19 +139,19 @@ impl Beside {
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn may_run(program: &str) -> Result<PathBuf, ApiError> {
+    pub fn may_run(program: &str) -> Result<PathBuf, ApiError> {
         trust::check(program, nix::unistd::geteuid().as_raw()).map_err(|error| refused(program, &error))
     }
 
     /// Steps of an operation that still run.
-    pub(crate) fn running(&self, operation: &str) -> Vec<String> {
+    pub fn running(&self, operation: &str) -> Vec<String> {
         let places = Place::all(&self.dir, operation);
         places.into_iter().filter(Place::runs).map(|place| place.step().to_owned()).collect()
     }
 
     /// Waits for what still runs on behalf of an operation. Afterwards nothing does, and nothing
     /// that was asked for will; gives what ended badly or can't be ended, in words.
-    pub(crate) async fn adopt(&self, operation: &str) -> Vec<String> {
+    pub async fn adopt(&self, operation: &str) -> Vec<String> {
         let mut told = Vec::new();
         for place in Place::all(&self.dir, operation) {
             if place.outcome().is_some() {
@@ -176,13 +176,13 @@ impl Beside {
     }
 
     /// Whether a step of an operation has been run to a good end.
-    pub(crate) fn ended_well(&self, operation: &str, step: &str) -> bool {
+    pub fn ended_well(&self, operation: &str, step: &str) -> bool {
         let places = Place::all(&self.dir, operation);
         places.iter().any(|p| p.step() == step && p.outcome().is_some_and(|ended| ended.end == End::Exited(0)))
     }
 
     /// Forgets the runs of all operations but these.
-    pub(crate) fn forget_others(&self, operations: &[String]) {
+    pub fn forget_others(&self, operations: &[String]) {
         for operation in Place::operations(&self.dir) {
             if !operations.contains(&operation) {
                 self.forget(&operation);
@@ -191,7 +191,7 @@ impl Beside {
     }
 
     /// Forgets the runs of an operation.
-    pub(crate) fn forget(&self, operation: &str) {
+    pub fn forget(&self, operation: &str) {
         for place in Place::all(&self.dir, operation) {
             if !place.runs() {
                 place.remove();

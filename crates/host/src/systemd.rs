@@ -46,34 +46,34 @@ const JOB: Duration = Duration::from_secs(10);
 const FORGOTTEN: Duration = Duration::from_millis(250);
 
 /// Whether systemd is this host's service manager, as `sd_booted(3)` tells it.
-pub(crate) fn is_the_service_manager() -> bool {
+pub fn is_the_service_manager() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
 /// systemd's manager. One for the whole agent: calls share its connection.
 #[derive(Debug, Default)]
-pub(crate) struct Manager {
+pub struct Manager {
     connection: Mutex<Option<Connection>>,
 }
 
 /// A service unit, as of one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct State {
+pub struct State {
     /// `active`, `activating`, `deactivating`, `inactive`, `failed`.
-    pub(crate) active: String,
+    pub active: String,
     /// How it ended last: `success`, `exit-code`, `signal`, `oom-kill`, …
-    pub(crate) result: String,
+    pub result: String,
     /// Its main process, when it has one.
-    pub(crate) main_pid: Option<u32>,
+    pub main_pid: Option<u32>,
     /// How the main process ended: `CLD_EXITED` (1), `CLD_KILLED` (2), `CLD_DUMPED` (3); 0 before.
-    pub(crate) exec_main_code: i32,
+    pub exec_main_code: i32,
     /// Its exit status, or the signal.
-    pub(crate) exec_main_status: i32,
+    pub exec_main_status: i32,
 }
 
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub enum Error {
     /// There is no bus, or it went away.
     #[error("systemd can't be reached over the system bus")]
     Bus(#[source] zbus::Error),
@@ -107,7 +107,7 @@ pub(crate) enum Error {
 
 impl Manager {
     /// Starts a unit, or finds it started, and gives its main process.
-    pub(crate) async fn start(&self, unit: &str) -> Result<u32, Error> {
+    pub async fn start(&self, unit: &str) -> Result<u32, Error> {
         self.started(unit).await?;
         let state = self.state(unit).await?;
         // It may have ended between the end of its job and this look.
@@ -115,13 +115,13 @@ impl Manager {
     }
 
     /// Kills all processes of a unit.
-    pub(crate) async fn kill(&self, unit: &str) -> Result<(), Error> {
+    pub async fn kill(&self, unit: &str) -> Result<(), Error> {
         let what = format!("kill {unit}");
         self.ask(&what, "KillUnit", &(unit, "all", Signal::SIGKILL as i32)).await.map(|_| ())
     }
 
     /// Units that run, or are about to begin or to end, and are named like this.
-    pub(crate) async fn running(&self, pattern: &str) -> Result<Vec<String>, Error> {
+    pub async fn running(&self, pattern: &str) -> Result<Vec<String>, Error> {
         /// Name, description, load, active and sub state, what it follows, path; and its job: id, type, path.
         type Row = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
         let states = ["active", "reloading", "activating", "deactivating"];
@@ -131,14 +131,14 @@ impl Manager {
     }
 
     /// How many processes a unit has.
-    pub(crate) async fn processes(&self, unit: &str) -> Result<usize, Error> {
+    pub async fn processes(&self, unit: &str) -> Result<usize, Error> {
         let answer = self.ask(&format!("list processes of {unit}"), "GetUnitProcesses", &(unit,)).await?;
         let rows: Vec<(String, u32, String)> = answer.body().deserialize().map_err(Error::Bus)?;
         Ok(rows.len())
     }
 
     /// Forgets that a unit failed.
-    pub(crate) async fn reset_failed(&self, unit: &str) -> Result<(), Error> {
+    pub async fn reset_failed(&self, unit: &str) -> Result<(), Error> {
         match self.ask(&format!("reset {unit}"), "ResetFailedUnit", &(unit,)).await {
             Err(Error::Refused { name, .. }) if is_not_loaded(&name) => Ok(()),
             answer => answer.map(|_| ()),
@@ -146,7 +146,7 @@ impl Manager {
     }
 
     /// A service unit as it is now.
-    pub(crate) async fn state(&self, unit: &str) -> Result<State, Error> {
+    pub async fn state(&self, unit: &str) -> Result<State, Error> {
         let what = format!("tell the state of {unit}");
         let connection = self.alive().await?;
         let path = path_of(&connection, &what, unit).await?;
@@ -154,12 +154,7 @@ impl Manager {
     }
 
     /// A service unit once it `is` so, or as it is after this time.
-    pub(crate) async fn becomes(
-        &self,
-        unit: &str,
-        within: Duration,
-        is: impl Fn(&State) -> bool,
-    ) -> Result<State, Error> {
+    pub async fn becomes(&self, unit: &str, within: Duration, is: impl Fn(&State) -> bool) -> Result<State, Error> {
         let what = format!("tell the state of {unit}");
         let connection = self.alive().await?;
         subscribe(&connection, &what).await?;

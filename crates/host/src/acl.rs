@@ -27,7 +27,7 @@ const NOTHING: u16 = 0;
 ///
 /// # Errors
 /// When the file system keeps no access lists, or the directory is not ours.
-pub(super) fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
+pub fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
     rustix::fs::setxattr(dir, ATTRIBUTE, &list(uids), rustix::fs::XattrFlags::empty())?;
     if admitted(dir)? == *uids {
         return Ok(());
@@ -39,7 +39,7 @@ pub(super) fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
 ///
 /// # Errors
 /// When it can't be read.
-pub(super) fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
+pub fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut bytes = [0; 4096];
     match rustix::fs::getxattr(dir, ATTRIBUTE, &mut bytes) {
         Ok(read) => users(&bytes[..read]).ok_or_else(|| io::Error::other("its access list can't be read")),

@@ -13,7 +13,7 @@ const MOST_WAITING: usize = 64;
 
 /// A sentence.
 #[derive(Debug)]
-pub(crate) enum Say {
+pub enum Notification {
     /// It is being served.
     Ready,
     /// It ends.
@@ -24,7 +24,7 @@ pub(crate) enum Say {
     Alive,
 }
 
-impl Say {
+impl Notification {
     fn send(&self) -> std::io::Result<()> {
         let state = match self {
             Self::Ready => NotifyState::Ready,
@@ -36,10 +36,10 @@ impl Say {
     }
 }
 
-static THREAD: OnceLock<Option<SyncSender<Say>>> = OnceLock::new();
+static THREAD: OnceLock<Option<SyncSender<Notification>>> = OnceLock::new();
 
 /// Tells the service manager, if there is one, in the order of the calls. Never blocks.
-pub(crate) fn say(what: Say) {
+pub fn send(what: Notification) {
     let Some(thread) = THREAD.get_or_init(start) else { return };
     match thread.try_send(what) {
         Ok(()) => {}
@@ -49,15 +49,15 @@ pub(crate) fn say(what: Say) {
 }
 
 /// How often the service manager wants to hear that we are alive, halved; `None` when it does not.
-pub(crate) fn watchdog() -> Option<std::time::Duration> {
+pub fn watchdog_period() -> Option<std::time::Duration> {
     let mut within_us = 0;
     let wanted = sd_notify::watchdog_enabled(false, &mut within_us) && within_us > 1;
     wanted.then(|| std::time::Duration::from_micros(within_us) / 2)
 }
 
-fn start() -> Option<SyncSender<Say>> {
+fn start() -> Option<SyncSender<Notification>> {
     std::env::var_os("NOTIFY_SOCKET")?;
-    let (sender, said) = sync_channel::<Say>(MOST_WAITING);
+    let (sender, said) = sync_channel::<Notification>(MOST_WAITING);
     let spoken = std::thread::Builder::new().name("notify".to_owned()).spawn(move || {
         for what in said {
             if let Err(error) = what.send() {
