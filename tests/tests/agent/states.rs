@@ -43,8 +43,7 @@ fn gpu_of(value: Value) -> Gpu {
 
 /// Waits until both claimed GPUs have their layouts.
 fn laid_out(agent: &Agent) {
-    let complete = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
-    agent.until("layouts", || complete().then_some(()));
+    agent.wait_for_layouts_at_start();
     assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
 }
 

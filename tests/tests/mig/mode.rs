@@ -13,15 +13,13 @@ use gpush_tests::{
 };
 use serde_json::{Value, json};
 
+use crate::faults::resets;
+
 const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
     json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
-}
-
-fn resets(host: &Host) -> Vec<Option<u32>> {
-    host.trace().iter().filter(|call| call.function == "gpu-reset").map(|call| call.gpu).collect()
 }
 
 fn refused(agent: &Agent, gpu: &str) -> ApiError {

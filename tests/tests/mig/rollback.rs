@@ -7,6 +7,8 @@ use gpush_tests::{
     host::{Host, Traced},
 };
 
+use crate::faults::fault_at;
+
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
 /// Keeps the 3g.40gb with other compute instances, and replaces all else.
 const AFTER: &[&str] = &["1c.3g.40gb*2", "4g.40gb"];
@@ -18,13 +20,6 @@ fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
     host.start_trace();
     assert_eq!(agent.apply(&["0"], AFTER).state, OperationState::Done);
     host.trace()
-}
-
-/// A rule that hits the `k`-th of these calls, once.
-fn rule(calls: &[Traced], k: usize, what: &str) -> String {
-    let function = &calls[k].function;
-    let before = calls[..k].iter().filter(|call| call.function == *function).count();
-    format!("{function} --gpu 0 --after {before} --times 1 {what}")
 }
 
 /// What an operation says must be so.
@@ -66,7 +61,7 @@ fn a_failure_of_any_call_restores_the_previous_layout() {
         let before = truth(&host, 0);
         // One that is refused as in use is made once more in a fresh session.
         let times = if *code == "IN_USE" { 2 } else { 1 };
-        let rule = rule(&calls, k, &format!("--rc {code}"));
+        let rule = fault_at(&calls, k, &format!("--rc {code}"));
         host.fault(&rule.replace("--times 1", &format!("--times {times}")));
         let operation = agent.apply(&["0"], AFTER);
         assert_eq!(operation.state, OperationState::RolledBack, "call {k} ({}): {operation:?}", calls[k].function);
@@ -89,7 +84,7 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
         for when in ["before", "after"] {
             assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
             let before = truth(&host, 0);
-            host.fault(&rule(&calls, k, &format!("--kill {when}")));
+            host.fault(&fault_at(&calls, k, &format!("--kill {when}")));
             let operation = agent.apply(&["0"], AFTER);
             check(&host, &agent, &operation, &before, &after);
             // A call that took effect before its worker died is a step taken.
@@ -124,7 +119,7 @@ fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
     let calls = calls(&host, &agent);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     let (before, after) = (truth(&host, 0), Vec::new());
-    host.fault(&rule(&calls, 3, "--hang"));
+    host.fault(&fault_at(&calls, 3, "--hang"));
     let mut operation = agent.begin(&["0"], AFTER).unwrap();
     // Until the step that hangs, and then until its deadline has passed.
     while operation.progress[0].done < 3 && !operation.state.is_final() {
@@ -172,7 +167,7 @@ fn a_slow_call_that_lands_late_is_a_step_taken() {
     let after = truth(&host, 0);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     // Past the deadline of 1 s, within the grace after it.
-    host.fault(&rule(&calls, 2, "--delay-ms 1500"));
+    host.fault(&fault_at(&calls, 2, "--delay-ms 1500"));
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), after);
@@ -186,7 +181,7 @@ fn a_gpu_that_falls_off_the_bus_is_named_and_the_others_go_back() {
         let calls = calls(&host, &agent);
         assert_eq!(agent.apply(&["0", "1"], BEFORE).state, OperationState::Done);
         let before = truth(&host, 1);
-        host.fault(&rule(&calls, k, "--mutate lose"));
+        host.fault(&fault_at(&calls, k, "--mutate lose"));
         let operation = agent.apply(&["0", "1"], AFTER);
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
         let error = operation.error.unwrap();

@@ -9,12 +9,10 @@ use gpush_tests::{
 };
 use serde_json::json;
 
+use crate::faults::resets;
+
 const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
-
-fn resets(host: &Host) -> Vec<Option<u32>> {
-    host.trace().iter().filter(|call| call.function == "gpu-reset").map(|call| call.gpu).collect()
-}
 
 #[test]
 fn gpus_that_are_reset_together_must_be_free_and_are_named() {
