@@ -297,7 +297,11 @@ fn a_mode_that_does_not_come_into_force_is_taken_back() {
 #[test]
 fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
     let mut lost = 0;
-    for after in 0..5 {
+    // Other readings count too, so the call at which the GPU must be lost differs from run to run.
+    for after in (0..5).cycle().take(50) {
+        if lost > 0 && after == 0 {
+            break;
+        }
         let host = Host::up("a30x4");
         let agent = Agent::start(&host, CONFIG);
         assert_eq!(agent.apply(&["1"], &["4g.24gb"]).state, OperationState::Done);
@@ -313,7 +317,7 @@ fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
         let error = operation.error.unwrap();
         assert!(error.causes.iter().any(|cause| cause.contains("is lost")), "{error:?}");
     }
-    println!("lost at its read-back {lost} times of 5");
+    println!("lost at its read-back {lost} times");
     assert!(lost > 0);
 }
 
