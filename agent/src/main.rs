@@ -56,26 +56,12 @@ fn main() -> ExitCode {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
         Some(options::Command::Beside { dir }) => return gpush_host::helper::keeper::main(dir),
         Some(options::Command::MpsDaemon { dir }) => return mps::exec::main(dir),
-        #[cfg(feature = "man")]
         Some(options::Command::Man) => {
             let written = options::man_page().and_then(|page| std::io::Write::write_all(&mut std::io::stdout(), &page));
             return match written {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
                     eprintln!("gpushd: the man page can't be written: {error}");
-                    ExitCode::FAILURE
-                }
-            };
-        }
-        #[cfg(feature = "openapi")]
-        Some(options::Command::Openapi) => {
-            return match http::openapi::from_code() {
-                Ok(text) => {
-                    print!("{text}");
-                    ExitCode::SUCCESS
-                }
-                Err(error) => {
-                    eprintln!("gpushd: the description can't be written: {error}");
                     ExitCode::FAILURE
                 }
             };

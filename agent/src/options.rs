@@ -20,7 +20,6 @@ Signals:
            comes a tenth of a second later or more ends it at once";
 
 /// Where its files are, for gpushd(8).
-#[cfg(feature = "man")]
 const FILES: [(&str, &str); 10] = [
     ("/etc/gpush/config.toml", "Config. Without it no GPU is managed"),
     ("/run/gpush/gpushd.sock", "Socket for everybody"),
@@ -115,17 +114,11 @@ pub(crate) enum Command {
         dir: PathBuf,
     },
     /// Prints the man page.
-    #[cfg(feature = "man")]
     #[command(hide = true)]
     Man,
-    /// Prints the OpenAPI description made from the code.
-    #[cfg(feature = "openapi")]
-    #[command(hide = true)]
-    Openapi,
 }
 
 /// gpushd(8).
-#[cfg(feature = "man")]
 pub(crate) fn man_page() -> std::io::Result<Vec<u8>> {
     use clap::CommandFactory;
     // None of its commands is for people.

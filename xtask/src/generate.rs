@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -24,45 +24,65 @@ const OPENAPI: &str = "docs/openapi.json";
 /// Shells, with the file name by which each looks its completions up.
 const SHELLS: [(&str, &str); 3] = [("bash", "gpushctl"), ("zsh", "_gpushctl"), ("fish", "gpushctl.fish")];
 
+/// The unit test of gpushd that makes the OpenAPI description, and the variable that has it write the file.
+const OPENAPI_TEST: &str = "http::openapi::tests::committed_description_matches_the_code";
+const WRITE_OPENAPI: &str = "GPUSH_WRITE_OPENAPI";
+
 /// `cargo xtask openapi`.
 pub(crate) fn openapi(arguments: &Arguments) -> Result<String> {
-    let made = made_openapi()?;
-    let path = workspace::root().join(OPENAPI);
-    if !arguments.check {
-        fs::write(&path, made).with_context(|| format!("cannot write {OPENAPI}"))?;
-        return Ok(format!("{OPENAPI} is written"));
-    }
-    let there =
-        fs::read_to_string(&path).with_context(|| format!("{OPENAPI} is not there; `cargo xtask openapi` makes it"))?;
-    if there != made {
-        bail!(
-            "{OPENAPI} is not what the code says; `cargo xtask openapi` writes it anew. {}",
-            first_difference(&there, &made)
-        );
-    }
-    Ok(format!("{OPENAPI} is what the code says, {} lines", made.lines().count()))
-}
-
-fn made_openapi() -> Result<String> {
     let mut command = workspace::cargo();
-    command.args(["run", "--quiet", "--locked", "--package", "gpushd", "--features", "openapi", "--", "openapi"]);
-    output(command.stderr(Stdio::inherit()))
+    // All packages, so that the features are those of `cargo xtask test`.
+    command.args(["test", "--quiet", "--locked", "--workspace", "--bin", "gpushd", "--", "--exact", OPENAPI_TEST]);
+    if !arguments.check {
+        command.env(WRITE_OPENAPI, "1");
+    }
+    if !output(&mut command)?.contains("1 passed") {
+        bail!("gpushd has no test {OPENAPI_TEST}");
+    }
+    Ok(format!("{OPENAPI} {}", if arguments.check { "matches the code" } else { "is written" }))
 }
 
 /// `cargo xtask completions`.
 pub(crate) fn completions(arguments: &Arguments) -> Result<String> {
-    let folder = workspace::target().join("completions");
-    let mut files = Vec::new();
-    for (shell, file) in SHELLS {
-        files.push((file.to_owned(), output(gpushctl()?.args(["completions", shell]))?));
-    }
-    settle(&folder, &files, arguments.check, "completions")
+    completions_of(&build_programs()?, arguments.check)
 }
 
 /// `cargo xtask man`.
 pub(crate) fn man(arguments: &Arguments) -> Result<String> {
+    man_of(&build_programs()?, arguments.check)
+}
+
+/// Makes the files that are not committed with the programs in a folder.
+///
+/// # Errors
+/// If a program fails, or a file cannot be written.
+pub(crate) fn make_all(programs: &Path) -> Result<String> {
+    Ok(format!("{}\n{}", man_of(programs, false)?, completions_of(programs, false)?))
+}
+
+/// Builds the programs that have man pages and returns their folder.
+fn build_programs() -> Result<PathBuf> {
+    let mut build = workspace::cargo();
+    let built = build.args(["build", "--quiet", "--locked", "--package", "gpushd", "--package", "gpushctl"]).status();
+    if !built.context("cannot start cargo")?.success() {
+        bail!("gpushd and gpushctl do not build");
+    }
+    Ok(Build::Debug.folder())
+}
+
+fn completions_of(programs: &Path, check: bool) -> Result<String> {
+    let folder = workspace::target().join("completions");
+    let mut files = Vec::new();
+    for (shell, file) in SHELLS {
+        let mut gpushctl = Command::new(programs.join("gpushctl"));
+        files.push((file.to_owned(), output(gpushctl.args(["completions", shell]))?));
+    }
+    settle(&folder, &files, check, "completions")
+}
+
+fn man_of(programs: &Path, check: bool) -> Result<String> {
     let fresh = tempfile::tempdir().context("no temporary folder")?;
-    output(gpushctl()?.arg("man").arg(fresh.path()))?;
+    output(Command::new(programs.join("gpushctl")).arg("man").arg(fresh.path()))?;
     let mut files = Vec::new();
     for entry in fs::read_dir(fresh.path())? {
         let entry = entry?;
@@ -71,26 +91,9 @@ pub(crate) fn man(arguments: &Arguments) -> Result<String> {
     if files.is_empty() {
         bail!("gpushctl wrote no man page");
     }
-    let mut gpushd = workspace::cargo();
-    gpushd.args(["run", "--quiet", "--locked", "--package", "gpushd", "--features", "man", "--", "man"]);
-    files.push(("gpushd.8".to_owned(), output(gpushd.stderr(Stdio::inherit()))?));
+    files.push(("gpushd.8".to_owned(), output(Command::new(programs.join("gpushd")).arg("man"))?));
     files.sort();
-    settle(&workspace::target().join("man"), &files, arguments.check, "man")
-}
-
-/// Makes what is not committed, to see that it can be made.
-pub(crate) fn make_all() -> Result<String> {
-    let arguments = Arguments { check: false };
-    Ok(format!("{}\n{}", man(&arguments)?, completions(&arguments)?))
-}
-
-fn gpushctl() -> Result<Command> {
-    let mut build = workspace::cargo();
-    let built = build.args(["build", "--quiet", "--locked", "--package", "gpushctl"]).status();
-    if !built.context("cargo cannot be started")?.success() {
-        bail!("gpushctl does not build");
-    }
-    Ok(Command::new(Build::Debug.folder().join("gpushctl")))
+    settle(&workspace::target().join("man"), &files, check, "man")
 }
 
 fn output(command: &mut Command) -> Result<String> {
@@ -123,14 +126,6 @@ fn settle(folder: &Path, files: &[(String, String)], check: bool, task: &str) ->
     Ok(format!("{shown}: {} files written", files.len()))
 }
 
-fn first_difference(there: &str, made: &str) -> String {
-    let lines = there.lines().zip(made.lines()).enumerate();
-    match lines.into_iter().find(|(_, (a, b))| a != b) {
-        Some((number, (a, b))) => format!("line {}: `{}` there, `{}` in the code", number + 1, a.trim(), b.trim()),
-        None => "one is longer than the other".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +139,5 @@ mod tests {
         assert!(settle(folder.path(), &files, true, "man").is_ok());
         let other = vec![("a.1".to_owned(), "two\n".to_owned())];
         assert!(settle(folder.path(), &other, true, "man").unwrap_err().to_string().contains("cargo xtask man"));
-        assert_eq!(first_difference("a\nb\n", "a\nc\n"), "line 2: `b` there, `c` in the code");
     }
 }

@@ -4,14 +4,15 @@
 //! `N passed, N failed, N skipped`: tests, and each step without tests as one. Above it stands what
 //! was left out and why.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{collections::BTreeSet, path::Path, process::Command, time::Instant};
 
 use anyhow::Result;
 
 use crate::{
     arrows, generate, install, links,
     step::{self, Outcome, Step, TestCount},
-    tree, workspace,
+    tree,
+    workspace::{self, Build},
 };
 
 /// What to run.
@@ -47,21 +48,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], verbose),
     ];
     if arguments.quick {
-        steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], &[], verbose));
+        steps.push(tests("unit tests", &["--workspace", "--lib", "--bins"], verbose));
     } else {
-        // First, so that the end-to-end tests find the programs beside the simulated library.
-        let build = cargo("build", &["build", "--workspace", "--locked"], verbose);
+        // First, so that the end-to-end tests find the programs beside the simulated library. With the tests: these
+        // enable features of dependencies, and another set of features would build the workspace twice.
+        let build = cargo("build", &["build", "--workspace", "--lib", "--bins", "--tests", "--locked"], verbose);
         let built = build.outcome == Outcome::Passed;
         steps.push(build);
         if built {
-            steps.push(tests("tests", &["--workspace"], &[], verbose));
-            let described = ["--package", "gpushd", "--features", "openapi"];
-            steps.push(tests("API description", &described, &["openapi"], verbose));
-            let gpu = std::process::Command::new(workspace::root().join("tests/gpu/run"));
+            steps.push(tests("tests", &["--workspace"], verbose));
+            let gpu = Command::new(workspace::root().join("tests/gpu/run"));
             steps.push(step::run("a real GPU", gpu, verbose));
-            steps.push(step::check("man pages, completions", || said(generate::make_all())));
+            let programs = Build::Debug.folder();
+            steps.push(step::check("man pages, completions", || said(generate::make_all(&programs))));
             // What the README tells newcomers to type first.
-            steps.push(demo(verbose));
+            steps.push(demo(&programs, verbose));
         } else {
             steps.push(step::skipped("tests", "the workspace does not build"));
         }
@@ -84,17 +85,19 @@ fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
     step::run(name, command, verbose)
 }
 
-fn tests(name: &str, which: &[&str], filter: &[&str], verbose: bool) -> Step {
+fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     let mut command = workspace::cargo();
-    command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--").args(filter);
+    command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--");
     // Output of tests that pass tells what they left out.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     step::run(name, command, verbose)
 }
 
-fn demo(verbose: bool) -> Step {
-    // Not this very program: the steps before may have built another in its place.
-    cargo("demo", &["run", "--quiet", "--locked", "--package", "xtask", "--", "demo", "--every-preset"], verbose)
+fn demo(programs: &Path, verbose: bool) -> Step {
+    // The xtask of the build step: it may have replaced the file of this process.
+    let mut command = Command::new(programs.join("xtask"));
+    command.args(["demo", "--every-preset", "--built"]);
+    step::run("demo", command, verbose)
 }
 
 fn docs(verbose: bool) -> Step {

@@ -1,9 +1,13 @@
 //! What no file of the checkout may hold: `unsafe` outside its five folders, paths of the machine
 //! it was written on, hosts of package registries, and too many lines.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
+use proc_macro2::{TokenStream, TokenTree};
 
 use crate::workspace;
 
@@ -96,28 +100,45 @@ fn mentions(file: &Path, text: &str, forbidden: &[(String, &str)]) -> Vec<String
     found
 }
 
+/// Finds `unsafe` code, and attributes that allow it. Comments and strings may contain the word.
 fn unsafe_lines(file: &Path, text: &str) -> Vec<String> {
-    let word = "unsafe";
-    let mut found = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let code = line.split("//").next().unwrap_or(line);
-        let uses = code.match_indices(word).any(|(at, _)| {
-            let before = code[..at].chars().next_back();
-            let after = code[at + word.len()..].chars().next();
-            let part_of_name = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "_\"`'".contains(c));
-            !part_of_name(before) && !part_of_name(after)
-        });
-        // `#![allow(unsafe_code)]` is what would let it in.
-        if uses || code.contains(concat!("allow(", "unsafe_code")) {
-            found.push(format!(
-                "{}:{}: {word} has its place in {} only",
-                file.display(),
-                number + 1,
-                UNSAFE_ALLOWED.join(", ")
-            ));
+    if !text.contains("unsafe") {
+        return Vec::new();
+    }
+    let Ok(tokens) = text.parse::<TokenStream>() else {
+        return vec![format!("{}: is not Rust", file.display())];
+    };
+    let mut lines = BTreeSet::new();
+    unsafe_tokens(tokens, &mut lines);
+    let allowed = UNSAFE_ALLOWED.join(", ");
+    lines
+        .into_iter()
+        .map(|line| format!("{}:{line}: unsafe code is allowed in {allowed} only", file.display()))
+        .collect()
+}
+
+/// Collects the lines of `unsafe` and of `allow(unsafe_code)`.
+fn unsafe_tokens(tokens: TokenStream, lines: &mut BTreeSet<usize>) {
+    let mut allows = false;
+    for token in tokens {
+        match token {
+            TokenTree::Ident(ident) => {
+                if ident == "unsafe" {
+                    lines.insert(ident.span().start().line);
+                }
+                allows = ident == "allow" || ident == "expect";
+            }
+            TokenTree::Group(group) => {
+                let names_lint = |token: &TokenTree| matches!(token, TokenTree::Ident(ident) if ident == "unsafe_code");
+                if allows && group.stream().into_iter().any(|token| names_lint(&token)) {
+                    lines.insert(group.span_open().start().line);
+                }
+                allows = false;
+                unsafe_tokens(group.stream(), lines);
+            }
+            TokenTree::Punct(_) | TokenTree::Literal(_) => allows = false,
         }
     }
-    found
 }
 
 #[cfg(test)]
@@ -136,7 +157,9 @@ mod tests {
         assert_eq!(unsafe_lines(file, &block).len(), 1);
         assert_eq!(unsafe_lines(file, concat!("#![allow(", "unsafe_code)]")).len(), 1);
         assert_eq!(unsafe_lines(file, "// unsafe is explained here").len(), 0);
-        assert_eq!(unsafe_lines(file, "let word = \"unsafe\"; let unsafe_count = 1;").len(), 0);
+        assert_eq!(unsafe_lines(file, "let word = \"an unsafe word\"; let unsafe_count = 1;").len(), 0);
+        let inside = format!("fn f() {{\n    m!({{ {} {{ 1 }} }})\n}}\n", "unsafe");
+        assert!(unsafe_lines(file, &inside)[0].starts_with("agent/src/x.rs:2: "));
     }
 
     #[test]

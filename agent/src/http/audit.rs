@@ -19,8 +19,8 @@ const PAGE: (usize, usize) = (100, 1000);
 /// Parameters of `GET /v1/audit`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
-#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct AuditParameters {
     /// Those after the record of this sequence number, from the first on: 0 begins with the oldest, the
     /// last number of a page asks for the next. Without it come the last ones.
@@ -31,12 +31,12 @@ pub(super) struct AuditParameters {
     /// between. Operations that concern a GPU are found under it.
     object: Option<String>,
     /// Only those made at this time or later, as `2026-01-02T03:04:05Z`.
-    #[cfg_attr(feature = "openapi", param(value_type = Option<String>, format = DateTime))]
+    #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
     since: Option<Timestamp>,
 }
 
 /// Records of the audit trail, oldest first. For administrators.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/audit", operation_id = "listAudit", tag = "audit", params(AuditParameters),
     responses((status = 200, description = "The answer", body = Vec<AuditRecord>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The config in force, which GPUs its rules claim, and what of the file waits for a restart.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/config", operation_id = "getConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigView), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn show(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
@@ -39,7 +39,7 @@ pub(super) async fn show(State(agent): State<Shared>, caller: Caller) -> Result<
 }
 
 /// The file as a reload would read it now against the config in force, and what stands on each GPU.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/config/diff", operation_id = "diffConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigDiff), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn diff(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
@@ -56,7 +56,7 @@ pub(super) async fn diff(State(agent): State<Shared>, caller: Caller) -> Result<
 
 /// Reads the file again, as SIGHUP does: all of it is taken or nothing. A file that changes a rule
 /// on which an override stands is refused, unless the request says that such overrides end.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/config/reload", operation_id = "reloadConfig", tag = "config", request_body = ReloadRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),
     responses((status = 200, description = "It is in force", body = gpush_api::Reloaded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

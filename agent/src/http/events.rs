@@ -55,8 +55,8 @@ const LAST: &str = "last-event-id";
 /// Parameters of `GET /v1/events`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
-#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct EventParameters {
     /// Only these kinds, with commas between: `operation`, `gpu`, `config`, `driver`, `xid`, `mps`, `stray`,
     /// `change`, `resync`. The last comes whatever is asked for.
@@ -71,7 +71,7 @@ pub(super) struct EventParameters {
 /// What changes, as server-sent events whose `data` is an `Event`. With the header `Last-Event-ID` all
 /// events after that one come first, or a `resync` if they can't be told any more. Asking causes no
 /// driver call.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/events", operation_id = "streamEvents", tag = "events",
     params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client has")),
     responses((status = 200, description = "The stream", body = Event, content_type = "text/event-stream"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

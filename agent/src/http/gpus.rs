@@ -16,8 +16,8 @@ use crate::{agent::Shared, answers::Header, apply, caller::Caller, cordon, reque
 /// Parameters of `GET /v1/gpus`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
-#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct ListParameters {
     /// Whether each GPU's MIG profiles are included.
     #[serde(default)]
@@ -25,7 +25,7 @@ pub(super) struct ListParameters {
 }
 
 /// All GPUs, by index.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus", operation_id = "listGpus", tag = "gpus", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Gpu>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
@@ -66,7 +66,7 @@ pub(super) async fn list(
 }
 
 /// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -75,7 +75,7 @@ pub(super) async fn one(State(agent): State<Shared>, caller: Caller, Part(gpu): 
 }
 
 /// The MIG profiles of one GPU, as its driver tells them.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/gpus/{gpu}/profiles", operation_id = "listProfiles", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -96,7 +96,7 @@ pub(super) async fn profiles(
 }
 
 /// Keeps new work off a GPU; what runs on it goes on. Repeated, the new reason takes the old one's place.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/cordon", operation_id = "cordonGpu", tag = "gpus", request_body = WhyRequest,
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -115,7 +115,7 @@ pub(super) async fn cordon(
 }
 
 /// Takes all cordons off a GPU. One that gpushd had set comes back only when the fault is reported anew.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/gpus/{gpu}/uncordon", operation_id = "uncordonGpu", tag = "gpus", request_body = WhyRequest,
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

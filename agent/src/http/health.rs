@@ -6,7 +6,7 @@ use gpush_api::Version;
 use crate::{agent::Shared, caller::Caller, health};
 
 /// Versions of the agent and of the driver behind it.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/version", operation_id = "getVersion", tag = "about",
     responses((status = 200, description = "The answer", body = Version), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn version(State(agent): State<Shared>) -> Json<Version> {
@@ -18,7 +18,7 @@ pub(super) async fn version(State(agent): State<Shared>) -> Json<Version> {
 }
 
 /// Whether everything works, and if not, what is wrong and what to do about it.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/health", operation_id = "getHealth", tag = "about",
     responses((status = 200, description = "The answer", body = gpush_api::Health), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn health(State(agent): State<Shared>, caller: Caller) -> Json<gpush_api::Health> {

@@ -17,7 +17,7 @@ use crate::{
 
 /// Takes the GPUs out of gpushd's hands: no handle of the driver is open when it answers. Refused
 /// while an operation changes a GPU. It lasts until it is left, over restarts of gpushd and the host.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/maintenance/enter", operation_id = "enterMaintenance", tag = "host", request_body = WhyRequest,
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -39,7 +39,7 @@ pub(super) async fn enter(
 }
 
 /// Gives the GPUs back to gpushd. Nothing happens outside of maintenance.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/maintenance/leave", operation_id = "leaveMaintenance", tag = "host", request_body = WhyRequest,
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -56,7 +56,7 @@ pub(super) async fn leave(
 }
 
 /// Accepts that the database was lost: GPUs that are held for it are not any more, and stay as they are.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/recover", operation_id = "recover", tag = "host", request_body = WhyRequest,
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

@@ -20,7 +20,7 @@ use crate::{
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/plan", operation_id = "planMig", tag = "mig", request_body = PlanRequest,
     responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn plan(
@@ -35,7 +35,7 @@ pub(super) async fn plan(
 }
 
 /// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),
     responses((status = 202, description = "It has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

@@ -25,7 +25,7 @@ use crate::{
 const LINES: (usize, usize) = (50, 2000);
 
 /// Targets that are shared through MPS, by GPU.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps", operation_id = "listMps", tag = "mps",
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
@@ -36,7 +36,7 @@ pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<
 }
 
 /// One target, its daemon looked at now.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}", operation_id = "getMps", tag = "mps",
     params(("target" = String, Path, description = "Index of a GPU, `0:2g.20gb@2`, short name, or UUID or its beginning")),
     responses((status = 200, description = "The answer", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -49,7 +49,7 @@ pub(super) async fn one(
 }
 
 /// Starts a daemon that was stopped, or given up.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/start", operation_id = "startMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -64,7 +64,7 @@ pub(super) async fn start(
 }
 
 /// Stops a daemon; it stays so until it is started. Refused under clients unless they shall be ended.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/stop", operation_id = "stopMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -79,7 +79,7 @@ pub(super) async fn stop(
 }
 
 /// Stops a daemon and starts another. Refused under clients unless they shall be ended.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/restart", operation_id = "restartMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -94,7 +94,7 @@ pub(super) async fn restart(
 }
 
 /// Lets nobody in any more, and stops the daemon when its clients have ended, or their time is up.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/drain", operation_id = "drainMps", tag = "mps", request_body = MpsEndRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -129,7 +129,7 @@ async fn act(
 }
 
 /// Sets what clients may have, above the config's rule.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/settings", operation_id = "setMps", tag = "mps", request_body = MpsSetRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "What came of it", body = MpsSet), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -155,7 +155,7 @@ pub(super) async fn set(
 }
 
 /// Takes a share of a target, for whoever asks.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/mps/{target}/shares", operation_id = "takeMpsShare", tag = "mps", request_body = MpsShareRequest,
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request takes one share")),
     responses((status = 200, description = "The share, and the environment of its clients", body = MpsShareTaken), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -176,7 +176,7 @@ pub(super) async fn take(
 }
 
 /// Gives a share back. Its clients go on, without it.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     delete, path = "/v1/mps/shares/{id}", operation_id = "endMpsShare", tag = "mps",
     params(("id" = String, Path, description = "Such as s12")),
     responses((status = 200, description = "The share, as it was", body = MpsShare), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -199,7 +199,7 @@ pub(super) struct Lines {
 }
 
 /// The last lines of a daemon's logs, for admins: its clients' doings stand there.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}/logs", operation_id = "getMpsLogs", tag = "mps",
     params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

@@ -1,7 +1,7 @@
 //! `/v1/openapi.json`: the description of this API.
 //!
-//! It is made from the code by `gpushd openapi` (feature `openapi`) and committed, so that the
-//! agent carries a text and not the machinery; a test fails when the two differ.
+//! `docs/openapi.json` is made from the code and committed, so that gpushd contains only the text. A unit test makes
+//! it and compares; `cargo xtask openapi` has the test write the file instead.
 
 use axum::{http::header, response::IntoResponse};
 
@@ -9,19 +9,20 @@ use axum::{http::header, response::IntoResponse};
 const TEXT: &str = include_str!("../../../docs/openapi.json");
 
 /// The description of this API, OpenAPI 3.1.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/openapi.json", operation_id = "getDescription", tag = "about",
     responses((status = 200, description = "This description", content_type = "application/json"))))]
 pub(super) async fn show() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], TEXT)
 }
 
-/// The description as the code has it.
-#[cfg(feature = "openapi")]
-pub(crate) fn from_code() -> Result<String, serde_json::Error> {
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
     use utoipa::OpenApi;
 
-    use super::{audit, config, events, gpus, health, host, mig, mps, openapi, operations, overrides, processes};
+    use crate::http::{audit, config, events, gpus, health, host, mig, mps, openapi, operations, overrides, processes};
 
     #[derive(OpenApi)]
     #[openapi(
@@ -50,27 +51,33 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
         )
     )]
     struct Api;
-    let mut text = Api::openapi().to_pretty_json()?;
-    text.push('\n');
-    Ok(text)
-}
 
-#[cfg(all(test, feature = "openapi"))]
-mod tests {
+    /// Set to write the file instead of comparing it.
+    const WRITE: &str = "GPUSH_WRITE_OPENAPI";
+
+    /// Returns the description as the code has it.
+    fn from_code() -> String {
+        format!("{}\n", Api::openapi().to_pretty_json().unwrap())
+    }
+
     #[test]
-    fn the_committed_description_is_what_the_code_says() {
-        let from_code = super::from_code().unwrap();
-        assert!(
-            super::TEXT == from_code,
-            "docs/openapi.json is out of date: run `cargo run -p gpushd --features openapi -- openapi > docs/openapi.json`"
-        );
+    fn committed_description_matches_the_code() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+        if std::env::var_os(WRITE).is_some() {
+            std::fs::write(path, from_code()).unwrap();
+            return;
+        }
+        let from_code = from_code();
+        let differs = super::TEXT.lines().zip(from_code.lines()).enumerate().find(|(_, (file, code))| file != code);
+        assert_eq!(differs, None, "docs/openapi.json is out of date: run `cargo xtask openapi`");
+        assert_eq!(super::TEXT.len(), from_code.len(), "docs/openapi.json is out of date: run `cargo xtask openapi`");
     }
 
     #[test]
     fn every_route_is_described() {
         let routes =
             include_str!("mod.rs").lines().filter_map(|line| line.trim().strip_prefix(".route(\"")?.split('"').next());
-        let described: serde_json::Value = serde_json::from_str(&super::from_code().unwrap()).unwrap();
+        let described: serde_json::Value = serde_json::from_str(&from_code()).unwrap();
         let mut count = 0;
         for route in routes {
             assert!(described["paths"][route].is_object(), "{route}");

@@ -23,8 +23,8 @@ const PAGE: (usize, usize) = (100, 200);
 /// Parameters of `GET /v1/operations`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
-#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct ListParameters {
     /// How many at most, 1 to 200; 100 without it.
     limit: Option<usize>,
@@ -35,8 +35,8 @@ pub(super) struct ListParameters {
 /// Parameters of `GET /v1/operations/{id}`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::IntoParams))]
-#[cfg_attr(feature = "openapi", into_params(parameter_in = Query))]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
 pub(super) struct OneParameters {
     /// Answer once the revision is past this one, or the operation has ended.
     #[serde(default)]
@@ -47,7 +47,7 @@ pub(super) struct OneParameters {
 }
 
 /// The last operations, those that go on and those that ended; oldest first, without their plans. With `before` the page before that one.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/operations", operation_id = "listOperations", tag = "operations", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<OperationSummary>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
@@ -80,7 +80,7 @@ fn no_such(id: &str) -> ApiError {
 }
 
 /// One operation, at once or when it has changed.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/operations/{id}", operation_id = "getOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`"), OneParameters),
     responses((status = 200, description = "The answer", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -104,7 +104,7 @@ pub(super) async fn one(
 
 /// Wants an operation taken back: one that waits ends at once, one that runs goes back to what stood
 /// before. Follow it for its end; one that is done by then stays done.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     post, path = "/v1/operations/{id}/cancel", operation_id = "cancelOperation", tag = "operations",
     params(("id" = String, Path, description = "`op-<number>`")),
     responses((status = 202, description = "It is being taken back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

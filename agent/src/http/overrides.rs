@@ -20,7 +20,7 @@ use super::{
 use crate::{agent::Shared, caller::Caller, overrides, request, state::overridden};
 
 /// Overrides that stand, in the order in which they were made.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/overrides", operation_id = "listOverrides", tag = "config",
     responses((status = 200, description = "The answer", body = Overrides), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
@@ -35,7 +35,7 @@ pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<
 
 /// Ends the override of a GPU. What stands on it is left as it is, unless `auto_reconcile` says
 /// otherwise.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     delete, path = "/v1/overrides/{gpu}", operation_id = "endOverride", tag = "config",
     params(
         ("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"),

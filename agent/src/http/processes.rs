@@ -7,7 +7,7 @@ use super::{desk, failure::Failure};
 use crate::{agent::Shared, caller::Caller, processes};
 
 /// All processes that the driver lists, those that belong to nobody who was given a share marked.
-#[cfg_attr(feature = "openapi", utoipa::path(
+#[cfg_attr(test, utoipa::path(
     get, path = "/v1/processes", operation_id = "listProcesses", tag = "gpus",
     responses((status = 200, description = "The answer", body = GpuProcesses), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {

@@ -117,6 +117,12 @@ impl Place {
         self.host.as_ref().is_some_and(|host| !host.dir().join("state").exists())
     }
 
+    /// Whether a server must end although its daemon did not end it: its simulated host is gone or, without a host, its
+    /// pipe directory. On a host it outlives the deletion of the directory, as NVIDIA's server does.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        if self.host.is_some() { self.is_gone() } else { !self.pipe.exists() }
+    }
+
     /// The device that the environment makes visible: the first one named, by index, UUID or part of it.
     pub(crate) fn device_name(&self) -> String {
         let visible = variable("CUDA_VISIBLE_DEVICES").unwrap_or_else(|| "0".to_owned());

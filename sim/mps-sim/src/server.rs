@@ -9,8 +9,8 @@
 //! server ► `fault`                                             its context is lost
 //! ```
 //!
-//! Its life: until it was told to leave and has no client, or SIGINT. The daemon's end is not its own;
-//! but nothing outlives its pipe directory, or its host.
+//! It ends when the daemon told it to leave and it has no client, or on SIGINT. It outlives its daemon and the deletion
+//! of its pipe directory, but not its simulated host; without a host it ends with its pipe directory.
 
 use std::{
     io,
@@ -70,7 +70,7 @@ pub(crate) fn run(place: Place) -> anyhow::Result<ExitCode> {
     let device = place.device_name();
     log.say("Creating server context on device 0");
     if let Some(rule) = place.faults.fires(Fault::NeverActive) {
-        while place.faults.is_there(&rule) && place.pipe.exists() && !place.is_gone() {
+        while place.faults.is_there(&rule) && !place.is_abandoned() {
             std::thread::sleep(crate::fault::LOOK);
         }
     }
@@ -211,7 +211,7 @@ impl Server {
     /// Looks after faults, and whether there is anything left to serve.
     fn watch(&self) {
         loop {
-            if !self.place.pipe.exists() || self.place.is_gone() {
+            if self.place.is_abandoned() {
                 std::process::exit(0);
             }
             let failed = self.state().failed;

@@ -6,8 +6,10 @@
 
 mod answer;
 mod listener;
+mod operations;
 mod setup;
 mod truth;
+mod waiting;
 
 use std::{
     io::{Read, Write},
@@ -21,12 +23,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, Gpu, Operation, OperationSummary};
+use gpush_api::{Gpu, Operation};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 pub use self::{
     answer::{Answer, parse},
@@ -92,7 +94,8 @@ impl Agent {
         &self.socket
     }
 
-    /// What it has logged so far.
+    /// Returns what the log file contains. gpushd writes a line after the event that the line reports, so a test that
+    /// expects a line calls [`Agent::wait_for_log`].
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -307,153 +310,6 @@ impl Agent {
         let answer = self.get(&format!("/v1/gpus/{index}"));
         assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
         serde_json::from_value(answer.json()).expect("a GPU")
-    }
-
-    /// Waits until `look` finds something that can't be followed by its revision.
-    ///
-    /// # Panics
-    /// When it finds nothing for too long.
-    pub fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            if let Some(found) = look() {
-                return found;
-            }
-            assert!(Instant::now() < until, "no {what}:\n{}", self.log());
-            // To ask all the time would take the agent's processor.
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Waits until something is so that can't be followed by its revision.
-    ///
-    /// # Panics
-    /// When it is not for too long.
-    pub fn await_that(&self, what: &str, is_so: impl Fn() -> bool) {
-        self.until(what, || is_so().then_some(()));
-    }
-
-    /// Waits until readings made before this call are no longer shown: something beside the agent
-    /// has changed the hardware.
-    ///
-    /// # Panics
-    /// When no newer reading comes.
-    pub fn settle_reads(&self) {
-        self.settle_reads_except(u32::MAX);
-    }
-
-    /// The same, but for one GPU of which no new reading may come.
-    ///
-    /// # Panics
-    /// When no newer reading of another comes.
-    pub fn settle_reads_except(&self, index: u32) {
-        let before = jiff::Timestamp::now();
-        let until = Instant::now() + PATIENCE;
-        while self.gpus().iter().any(|gpu| gpu.index != index && gpu.observed_at < before) {
-            assert!(Instant::now() < until, "{}", self.log());
-        }
-    }
-
-    /// Asks for entries on GPUs: the operation as it was begun, or the refusal.
-    pub fn begin(&self, gpus: &[&str], entries: &[&str]) -> Result<Operation, ApiError> {
-        self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries } }))
-    }
-
-    /// Asks for whatever the body says.
-    ///
-    /// # Errors
-    /// The refusal.
-    ///
-    /// # Panics
-    /// When the answer is neither.
-    pub fn begin_with(&self, body: &Value) -> Result<Operation, ApiError> {
-        let answer = self.post("/v1/mig/apply", body);
-        if answer.status == 202 {
-            return Ok(serde_json::from_value(answer.json()).expect("an operation"));
-        }
-        Err(answer.error())
-    }
-
-    /// An operation as it is now.
-    ///
-    /// # Panics
-    /// When there is none of that id.
-    #[must_use]
-    pub fn operation(&self, id: &str) -> Operation {
-        serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json()).expect("an operation")
-    }
-
-    /// Follows an operation until `is` says yes to it.
-    ///
-    /// # Panics
-    /// When it ends before, or that takes too long.
-    #[must_use]
-    pub fn follow_until(&self, mut operation: Operation, is: impl Fn(&Operation) -> bool) -> Operation {
-        let until = Instant::now() + PATIENCE;
-        while !is(&operation) {
-            assert!(!operation.state.is_final() && Instant::now() < until, "{operation:?}\n{}", self.log());
-            let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
-            operation = serde_json::from_value(self.get(&path).json()).expect("an operation");
-        }
-        operation
-    }
-
-    /// Cancels an operation.
-    #[must_use]
-    pub fn cancel(&self, id: &str) -> Answer {
-        self.request("POST", &format!("/v1/operations/{id}/cancel"), "", b"")
-    }
-
-    /// Follows an operation to its end.
-    ///
-    /// # Panics
-    /// When it does not end.
-    #[must_use]
-    pub fn follow(&self, mut operation: Operation) -> Operation {
-        let until = Instant::now() + PATIENCE * 2;
-        while !operation.state.is_final() {
-            assert!(Instant::now() < until, "{operation:?}\n{}", self.log());
-            let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
-            operation = serde_json::from_value(self.get(&path).json()).expect("an operation");
-        }
-        operation
-    }
-
-    /// Asks for entries on GPUs and follows the operation to its end.
-    ///
-    /// # Panics
-    /// When it is refused.
-    #[must_use]
-    pub fn apply(&self, gpus: &[&str], entries: &[&str]) -> Operation {
-        match self.begin(gpus, entries) {
-            Ok(operation) => self.follow(operation),
-            Err(error) => panic!("{error:?}"),
-        }
-    }
-
-    /// The same, without making an override.
-    ///
-    /// # Panics
-    /// When it is refused.
-    #[must_use]
-    pub fn apply_once(&self, gpus: &[&str], entries: &[&str]) -> Operation {
-        match self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries }, "once": true })) {
-            Ok(operation) => self.follow(operation),
-            Err(error) => panic!("{error:?}"),
-        }
-    }
-
-    /// Waits until no operation goes on, and gives all that this agent began, oldest first.
-    ///
-    /// # Panics
-    /// When one does not end.
-    #[must_use]
-    pub fn settle(&self) -> Vec<Operation> {
-        let all: Vec<OperationSummary> =
-            serde_json::from_value(self.get("/v1/operations?limit=200").json()).expect("operations");
-        let one = |id: &str| serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json());
-        let own = all.iter().filter(|one| one.created_at >= self.started);
-        own.map(|operation| self.follow(one(&operation.id).expect("an operation"))).collect()
     }
 }
 

@@ -101,7 +101,7 @@ fn an_agent_that_starts_with_an_earlier_clock_keeps_all_and_says_so() {
     agent.kill();
     clock.set("-1d");
     let agent = clock.start(&host);
-    assert!(agent.log().contains("clock"), "{}", agent.log());
+    agent.wait_for_log("clock");
     let back = done(&agent, &["3g.40gb", "1g.10gb"]);
     assert!(back.created_at < ahead.created_at, "{back:?}");
     assert_ne!(back.id, ahead.id);

@@ -13,7 +13,7 @@ use std::{
 
 use gpush_api::{GpuState, OperationState};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, truth},
+    agent::{Agent, Setup, truth},
     host::Host,
 };
 use nix::sys::signal::Signal;
@@ -186,11 +186,7 @@ fn a_reload_takes_effect_at_once_and_what_waits_for_a_restart_is_shown() {
     for line in ["level = \"info\"", "read_ms = 10000", "socket_mode = \"0600\""] {
         assert!(effective.contains(line), "{effective}");
     }
-    // Lines are written by a thread of their own.
-    let until = Instant::now() + PATIENCE;
-    while !agent.log().contains("driver.read_ms stays 10000 until gpushd is started anew: the file has 5000") {
-        assert!(Instant::now() < until, "{}", agent.log());
-    }
+    agent.wait_for_log("driver.read_ms stays 10000 until gpushd is started anew: the file has 5000");
 
     // What can't be had keeps the whole file out.
     agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");

@@ -24,18 +24,12 @@ fn gpushctl(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
 
-fn laid_out(agent: &Agent) {
-    agent.until("layouts at start", || {
-        (agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true)).then_some(())
-    });
-}
-
 #[test]
 fn config_diff_says_of_what_it_does_not_know() {
     const RULE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"none\"\n";
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 3\n");
     let agent = Agent::start(&host, RULE);
-    laid_out(&agent);
+    agent.wait_for_layouts_at_start();
     let (status, text) = gpushctl(&agent, &["config", "diff"]);
     assert_eq!(status, Some(0), "{text}");
     host.fault("nvmlDeviceGetMemoryInfo* --gpu 1 --mutate lose --times 1");
@@ -62,7 +56,7 @@ fn assert_looks_at_cordoned_gpus_and_at_those_that_shall_be_whole() {
         &host,
         "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
     );
-    laid_out(&agent);
+    agent.wait_for_layouts_at_start();
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(3), "GPU 1 has MIG on: {text}");
     assert_eq!(gpushctl(&agent, &["mig", "apply", "--gpu", "1"]).0, Some(0));

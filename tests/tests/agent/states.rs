@@ -43,8 +43,7 @@ fn gpu_of(value: Value) -> Gpu {
 
 /// Waits until both claimed GPUs have their layouts.
 fn laid_out(agent: &Agent) {
-    let complete = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
-    agent.until("layouts", || complete().then_some(()));
+    agent.wait_for_layouts_at_start();
     assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
 }
 
@@ -131,7 +130,7 @@ fn an_xid_cordons_its_gpu_and_comes_back_only_when_it_is_reported_anew() {
     agent.settle_reads();
     // A program's own fault costs nobody else the GPU.
     host.sim("xid", &["13", "--gpu", "0"]);
-    agent.until("word of Xid 13", || agent.log().contains("Xid 13").then_some(()));
+    agent.wait_for_log("Xid 13");
     host.sim("xid", &["79", "--gpu", "1"]);
     let gpu = agent.until("cordon", || Some(agent.gpu(1)).filter(|gpu| gpu.state == GpuState::Cordoned));
     assert_eq!((gpu.cordons[0].cause.as_str(), &gpu.cordons[0].by), ("xid-79", &None));
@@ -284,7 +283,7 @@ fn gpus_are_matched_by_uuid_when_another_driver_answers_after_maintenance() {
     assert_eq!(uuids(&agent), before);
     assert_eq!([0, 1].map(|n| agent.gpu(n).state), [GpuState::Ready, GpuState::Cordoned]);
     assert_eq!(agent.gpu(1).mig.unwrap().instances, [], "what the new driver shows");
-    agent.until("word of it", || agent.log().contains("the driver is 570.86.10 now, it was 550.163.01").then_some(()));
+    agent.wait_for_log("the driver is 570.86.10 now, it was 550.163.01");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
     time::Instant,
 };
 
@@ -19,6 +19,8 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+
+use crate::transcript::{self, transcript};
 
 /// A user that is in no group and owns nothing.
 const NOBODY: u32 = 65_534;
@@ -34,24 +36,14 @@ mode = "mig"
 layout = "mixed"
 "#;
 
-/// `gpushctl` that talks to `agent`, with nothing of this machine in its environment.
+/// `gpushctl` on a terminal of usual width.
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
-    let mut command = Command::new(program("gpushctl"));
-    command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "80").env("GPUSH_SOCKET", agent.socket());
-    command
+    transcript::gpushctl(agent, args, 80)
 }
 
 /// What it said: `$ gpushctl …`, stdout, stderr, exit status.
 fn run(agent: &Agent, args: &[&str]) -> String {
     transcript(args, &gpushctl(agent, args).output().expect("gpushctl can be started"))
-}
-
-fn transcript(args: &[&str], output: &Output) -> String {
-    let mut text = format!("$ gpushctl {}\n{}", args.join(" "), String::from_utf8_lossy(&output.stdout));
-    if !output.stderr.is_empty() {
-        text += &format!("[stderr]\n{}", String::from_utf8_lossy(&output.stderr));
-    }
-    text + &format!("[exit {}]\n", output.status.code().expect("it ends by itself"))
 }
 
 /// Replaces what differs from run to run and from build to build: ages, the version.

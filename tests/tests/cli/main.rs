@@ -6,3 +6,4 @@ mod documents;
 mod event_kinds;
 mod requests;
 mod states;
+mod transcript;

@@ -4,48 +4,30 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
-    process::{Command, Output, Stdio},
-    time::Instant,
+    process::{Command, Stdio},
 };
 
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, gi_at},
-    host::{Host, program},
+    agent::{Agent, Setup, gi_at},
+    host::Host,
 };
 use insta::assert_snapshot;
+
+use crate::transcript::{self, transcript};
 
 const CONFIG: &str = "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n";
 
 const HOST: &str = "driver = \"550.163.01\"\nseed = 1\n[[gpu]]\nmodel = \"a100-80\"\ncount = 2\nmig = true\n";
 
+/// `gpushctl` on a terminal so wide that the length of a temporary path does not change where lines break.
 fn gpushctl(agent: &Agent, args: &[&str]) -> Command {
-    let mut command = Command::new(program("gpushctl"));
-    // Wide, so that where lines break does not hang on how long a temporary path is.
-    command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", "140").env("GPUSH_SOCKET", agent.socket());
-    command
-}
-
-/// Waits until GPU 0 has the layout of its rule.
-fn laid_out(agent: &Agent) {
-    let until = Instant::now() + PATIENCE;
-    while agent.get("/v1/health").json()["layouts_at_start"]["complete"] != true {
-        assert!(Instant::now() < until, "{}", agent.log());
-        std::thread::yield_now();
-    }
+    transcript::gpushctl(agent, args, 140)
 }
 
 /// What it said, without what differs from run to run.
 fn run(agent: &Agent, args: &[&str]) -> String {
     let output = gpushctl(agent, args).output().expect("gpushctl can be started");
     steady(&transcript(args, &output))
-}
-
-fn transcript(args: &[&str], output: &Output) -> String {
-    let mut text = format!("$ gpushctl {}\n{}", args.join(" "), String::from_utf8_lossy(&output.stdout));
-    if !output.stderr.is_empty() {
-        text += &format!("[stderr]\n{}", String::from_utf8_lossy(&output.stderr));
-    }
-    text + &format!("[exit {}]\n", output.status.code().expect("it ends by itself"))
 }
 
 /// Times, pids, versions and temporary paths by what they are.
@@ -109,7 +91,7 @@ fn maintenance_and_recover() {
     let host = Host::up(HOST);
     let state = Setup::on(&host).state_dir();
     let agent = Agent::start(&host, CONFIG);
-    laid_out(&agent);
+    agent.wait_for_layouts_at_start();
     let mut all = run(&agent, &["maintenance", "enter", "--reason", "driver 570"]);
     all += &run(&agent, &["maintenance", "enter"]);
     all += &run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "3g.40gb"]);

@@ -16,6 +16,8 @@ use nix::{
 };
 use serde_json::json;
 
+use crate::faults::fault_at;
+
 const CONFIG: &str = "[driver]\nchange_s = 5\n";
 
 /// A change, and where a process runs that must not notice.
@@ -49,13 +51,6 @@ fn calls(host: &Host, agent: &Agent, change: &Change) -> Vec<Traced> {
 fn prepare(agent: &Agent, change: &Change) {
     let operation = agent.apply(&["0"], change.before);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
-}
-
-/// A rule for the `k`-th of these calls.
-fn rule(calls: &[Traced], k: usize, what: &str) -> String {
-    let function = &calls[k].function;
-    let before = calls[..k].iter().filter(|call| call.function == *function).count();
-    format!("{function} --gpu 0 --after {before} --times 1 {what}")
 }
 
 /// Begins the change and waits until the agent has died of it. The operation's id: the agent may
@@ -130,7 +125,7 @@ fn killed_before_and_after_every_driver_call() {
                 let before = truth(&host, 0);
                 let occupied = occupy(&host, change);
                 let what = format!("{}, {when} call {k} ({})", change.name, calls[k].function);
-                host.fault(&rule(&calls, k, &format!("--kill {when} --parent")));
+                host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
                 let id = begin(&mut agent, change);
                 host.clear_faults();
                 agent = Agent::start(&host, CONFIG);
@@ -153,7 +148,7 @@ fn killed_before_and_after_every_call_of_taking_back() {
     let after = truth(&host, 0);
     // The last creation fails, so that everything has to be taken back.
     let last = forward.iter().rposition(|call| call.function.contains("CreateComputeInstance")).expect("a creation");
-    let fails = rule(&forward, last, "--rc INSUFFICIENT_RESOURCES");
+    let fails = fault_at(&forward, last, "--rc INSUFFICIENT_RESOURCES");
     prepare(&agent, change);
     host.fault(&fails);
     host.start_trace();
@@ -168,7 +163,7 @@ fn killed_before_and_after_every_call_of_taking_back() {
             prepare(&agent, change);
             let before = truth(&host, 0);
             host.fault(&fails);
-            host.fault(&rule(&all, k, &format!("--kill {when} --parent")));
+            host.fault(&fault_at(&all, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
             host.clear_faults();
             agent = Agent::start(&host, CONFIG);
@@ -194,7 +189,7 @@ fn killed_again_while_it_recovers() {
         for when in ["before", "after"] {
             prepare(&agent, change);
             let before = truth(&host, 0);
-            host.fault(&rule(&calls, k, &format!("--kill {when} --parent")));
+            host.fault(&fault_at(&calls, k, &format!("--kill {when} --parent")));
             let id = begin(&mut agent, change);
             // Each recovery dies at its first change, until one has nothing left to change.
             let mut deaths = 0;

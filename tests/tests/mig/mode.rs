@@ -13,15 +13,13 @@ use gpush_tests::{
 };
 use serde_json::{Value, json};
 
+use crate::faults::resets;
+
 const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
 
 fn off(agent: &Agent, gpu: u32) -> Value {
     json!({ "layout": { "per_gpu": [{ "gpu": agent.gpu(gpu).uuid, "mig": false }] } })
-}
-
-fn resets(host: &Host) -> Vec<Option<u32>> {
-    host.trace().iter().filter(|call| call.function == "gpu-reset").map(|call| call.gpu).collect()
 }
 
 fn refused(agent: &Agent, gpu: &str) -> ApiError {
@@ -170,14 +168,16 @@ fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
     let operation = agent.apply(&["0"], LAYOUT);
     taken_back(&host, &around, &agent, &operation);
     let error = operation.error.as_ref().expect("an error");
-    assert!(error.message.contains("did not end in time") && agent.log().contains("godot"), "{error:?}");
+    assert!(error.message.contains("did not end in time"), "{error:?}");
+    agent.wait_for_log("godot");
     assert_eq!(host.trace(), [], "nothing was changed");
 
     around.hook("echo 'no licence' >&2; exit 7");
     let operation = agent.apply(&["0"], LAYOUT);
     taken_back(&host, &around, &agent, &operation);
     let error = operation.error.as_ref().expect("an error");
-    assert!(error.message.contains("status 7") && agent.log().contains("status 7: no licence"), "{error:?}");
+    assert!(error.message.contains("status 7"), "{error:?}");
+    agent.wait_for_log("status 7: no licence");
     around.hook(":");
 
     host.fault("gpu-reset --rc UNKNOWN --times 1");
@@ -185,7 +185,7 @@ fn hooks_that_hang_or_fail_and_resets_that_fail_leave_all_as_it_was() {
     taken_back(&host, &around, &agent, &operation);
     let error = operation.error.as_ref().expect("an error");
     assert!(error.causes.iter().any(|cause| cause.starts_with("the reset ended")), "{error:?}");
-    assert!(agent.log().contains("could not be reset"), "{}", agent.log());
+    agent.wait_for_log("could not be reset");
     host.clear_faults();
 
     // The first instance can't be made: off again, with a second reset.

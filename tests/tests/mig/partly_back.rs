@@ -55,8 +55,9 @@ fn what_a_process_has_entered_stays_and_the_rest_comes_back() {
     let public = format!("{:?} {:?} {:?}", operation.error, operation.progress, gpu.reasons);
     assert!(!public.contains(&format!("pid {pid}")) && !public.contains("sleep"), "{public}");
     assert!(!agent.get("/v1/health").json()["causes"].to_string().contains(&format!("pid {pid}")));
-    let log = agent.log();
-    let line = log.lines().find(|line| line.contains("the previous layout is back without")).unwrap();
+    let text = "the previous layout is back without";
+    let log = agent.wait_for_log(text);
+    let line = log.lines().find(|line| line.contains(text)).unwrap();
     assert!(line.contains("ERROR") && line.contains(&format!("is held by pid {pid} (")), "{line}");
     assert!(!log.contains("is held by a process ("), "{log}");
     // Once it has ended, the GPU is anybody's again.

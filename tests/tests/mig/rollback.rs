@@ -1,13 +1,13 @@
 //! What becomes of a GPU when a driver call fails, dies or hangs in mid-apply: the target or the
 //! previous layout, said truly, or a named GPU that is neither.
 
-use std::time::Instant;
-
 use gpush_api::{Code, GpuState, Operation, OperationState};
 use gpush_tests::{
-    agent::{Agent, PATIENCE, Setup, truth},
+    agent::{Agent, Setup, truth},
     host::{Host, Traced},
 };
+
+use crate::faults::fault_at;
 
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
 /// Keeps the 3g.40gb with other compute instances, and replaces all else.
@@ -20,13 +20,6 @@ fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
     host.start_trace();
     assert_eq!(agent.apply(&["0"], AFTER).state, OperationState::Done);
     host.trace()
-}
-
-/// A rule that hits the `k`-th of these calls, once.
-fn rule(calls: &[Traced], k: usize, what: &str) -> String {
-    let function = &calls[k].function;
-    let before = calls[..k].iter().filter(|call| call.function == *function).count();
-    format!("{function} --gpu 0 --after {before} --times 1 {what}")
 }
 
 /// What an operation says must be so.
@@ -68,7 +61,7 @@ fn a_failure_of_any_call_restores_the_previous_layout() {
         let before = truth(&host, 0);
         // One that is refused as in use is made once more in a fresh session.
         let times = if *code == "IN_USE" { 2 } else { 1 };
-        let rule = rule(&calls, k, &format!("--rc {code}"));
+        let rule = fault_at(&calls, k, &format!("--rc {code}"));
         host.fault(&rule.replace("--times 1", &format!("--times {times}")));
         let operation = agent.apply(&["0"], AFTER);
         assert_eq!(operation.state, OperationState::RolledBack, "call {k} ({}): {operation:?}", calls[k].function);
@@ -91,7 +84,7 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
         for when in ["before", "after"] {
             assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
             let before = truth(&host, 0);
-            host.fault(&rule(&calls, k, &format!("--kill {when}")));
+            host.fault(&fault_at(&calls, k, &format!("--kill {when}")));
             let operation = agent.apply(&["0"], AFTER);
             check(&host, &agent, &operation, &before, &after);
             // A call that took effect before its worker died is a step taken.
@@ -105,7 +98,10 @@ fn a_worker_killed_at_any_call_leaves_the_target_or_the_previous_layout() {
             host.clear_faults();
         }
     }
-    let log = agent.log();
+    let log = agent.until("a line for each death in the log", || {
+        let log = agent.log();
+        (log.matches("WARN the driver worker died").count() >= 2 * calls.len()).then_some(log)
+    });
     let died: Vec<&str> = log.lines().filter(|line| line.contains("WARN the driver worker died")).collect();
     assert_eq!(died.len(), 2 * calls.len(), "{died:#?}");
     let uuid = agent.gpu(0).uuid;
@@ -123,7 +119,7 @@ fn a_call_that_hangs_is_given_up_and_judged_by_what_it_did() {
     let calls = calls(&host, &agent);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     let (before, after) = (truth(&host, 0), Vec::new());
-    host.fault(&rule(&calls, 3, "--hang"));
+    host.fault(&fault_at(&calls, 3, "--hang"));
     let mut operation = agent.begin(&["0"], AFTER).unwrap();
     // Until the step that hangs, and then until its deadline has passed.
     while operation.progress[0].done < 3 && !operation.state.is_final() {
@@ -171,7 +167,7 @@ fn a_slow_call_that_lands_late_is_a_step_taken() {
     let after = truth(&host, 0);
     assert_eq!(agent.apply(&["0"], BEFORE).state, OperationState::Done);
     // Past the deadline of 1 s, within the grace after it.
-    host.fault(&rule(&calls, 2, "--delay-ms 1500"));
+    host.fault(&fault_at(&calls, 2, "--delay-ms 1500"));
     let operation = agent.apply(&["0"], AFTER);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), after);
@@ -185,7 +181,7 @@ fn a_gpu_that_falls_off_the_bus_is_named_and_the_others_go_back() {
         let calls = calls(&host, &agent);
         assert_eq!(agent.apply(&["0", "1"], BEFORE).state, OperationState::Done);
         let before = truth(&host, 1);
-        host.fault(&rule(&calls, k, "--mutate lose"));
+        host.fault(&fault_at(&calls, k, "--mutate lose"));
         let operation = agent.apply(&["0", "1"], AFTER);
         assert_eq!(operation.state, OperationState::Failed, "{operation:?}");
         let error = operation.error.unwrap();
@@ -237,7 +233,7 @@ fn a_handle_that_our_own_session_keeps_is_in_nobodys_way() {
     assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
     assert_eq!(truth(&host, 0), before);
     assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    assert!(agent.log().contains("once more in a fresh driver session"), "{}", agent.log());
+    agent.wait_for_log("once more in a fresh driver session");
 }
 
 #[test]
@@ -301,7 +297,11 @@ fn a_mode_that_does_not_come_into_force_is_taken_back() {
 #[test]
 fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
     let mut lost = 0;
-    for after in 0..5 {
+    // Other readings count too, so the call at which the GPU must be lost differs from run to run.
+    for after in (0..5).cycle().take(50) {
+        if lost > 0 && after == 0 {
+            break;
+        }
         let host = Host::up("a30x4");
         let agent = Agent::start(&host, CONFIG);
         assert_eq!(agent.apply(&["1"], &["4g.24gb"]).state, OperationState::Done);
@@ -317,7 +317,7 @@ fn a_gpu_that_needs_nothing_and_is_lost_at_its_read_back_is_named() {
         let error = operation.error.unwrap();
         assert!(error.causes.iter().any(|cause| cause.contains("is lost")), "{error:?}");
     }
-    println!("lost at its read-back {lost} times of 5");
+    println!("lost at its read-back {lost} times");
     assert!(lost > 0);
 }
 
@@ -354,11 +354,7 @@ fn a_gpu_whose_outcome_was_not_known_is_well_once_it_is_seen_to_be_good() {
         agent.settle_reads();
         let gpu = agent.gpu(0);
         assert_eq!((gpu.state, gpu.reasons), (GpuState::Ready, Vec::new()), "{when}");
-        // The log is written by a thread of its own.
-        let until = Instant::now() + PATIENCE;
-        while !agent.log().contains(&format!("it is {stands}")) {
-            assert!(Instant::now() < until, "{}", agent.log());
-        }
+        agent.wait_for_log(&format!("it is {stands}"));
         assert_eq!(agent.get("/v1/health").json()["status"], "ok");
     }
 }

@@ -62,7 +62,7 @@ fn a_killed_agent_starts_again_without_reshaping() {
     let agent = Agent::start(&host, config);
     applied(&agent, 4);
     // The boot is recorded once the layouts are applied; killed before, it would apply them again.
-    complete(&agent);
+    agent.wait_for_layouts_at_start();
     assert_eq!(agent.apply_once(&["0"], &["4g.24gb"]).state, OperationState::Done);
     agent.kill();
     let agent = Agent::start(&host, config);
@@ -103,10 +103,6 @@ fn record(agent: &Agent) -> Value {
     agent.get("/v1/health").json()["layouts_at_start"].clone()
 }
 
-fn complete(agent: &Agent) {
-    agent.until("complete record", || (record(agent)["complete"] == json!(true)).then_some(()));
-}
-
 /// The operations on a GPU.
 fn on(agent: &Agent, gpu: u32) -> Vec<OperationState> {
     agent.settle().into_iter().filter(|op| op.plans[0].gpu == gpu).map(|op| op.state).collect()
@@ -122,7 +118,7 @@ fn one_gpu_that_cannot_have_its_layout_costs_no_other_and_is_not_tried_for_ever(
     assert_eq!(record(&agent)["complete"], json!(false), "it is still being tried");
     let trouble = told(&agent, 0, "tried 6 times");
     assert!(trouble["causes"].to_string().contains("`gpushctl mig apply --gpu 0`"), "{trouble}");
-    complete(&agent);
+    agent.wait_for_layouts_at_start();
     assert_eq!(on(&agent, 0), [OperationState::RolledBack; 6]);
     assert_eq!(on(&agent, 1), [OperationState::Done]);
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (0, 4));
@@ -153,7 +149,7 @@ fn a_driver_error_that_passes_costs_no_gpu_its_layout() {
         host.fault(fault);
         let agent = Agent::start(&host, CONFIG);
         told(&agent, 0, says);
-        complete(&agent);
+        agent.wait_for_layouts_at_start();
         assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4), "{fault}");
         assert_eq!(on(&agent, 0).last(), Some(&OperationState::Done), "{fault}");
         // A worker that dies takes the other GPU's call with it.
@@ -177,7 +173,7 @@ fn gpus_without_a_name_keep_the_boot_open_and_settled_ones_are_left_alone() {
     // Started again on this boot, it goes on with the GPU that has a name now, and with no other.
     host.clear_faults();
     let agent = Agent::start(&host, CONFIG);
-    complete(&agent);
+    agent.wait_for_layouts_at_start();
     assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
     assert_eq!(truth(&host, 1).len(), 4);
     assert!(agent.settle().iter().all(|op| op.plans[0].gpu == 1), "{:?}", agent.settle());
@@ -201,7 +197,7 @@ fn a_stop_during_layouts_at_start_ends_what_was_begun_and_leaves_the_rest_to_the
     host.clear_faults();
     host.start_trace();
     let agent = Agent::start(&host, CONFIG);
-    complete(&agent);
+    agent.wait_for_layouts_at_start();
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
     assert!(host.trace().iter().all(|call| call.gpu == Some(1)), "{:?}", host.trace());
 }
@@ -215,7 +211,7 @@ fn a_stop_before_there_is_a_driver_leaves_all_layouts_to_the_next_start() {
     agent.stop();
     host.clear_faults();
     let agent = Agent::start(&host, CONFIG);
-    complete(&agent);
+    agent.wait_for_layouts_at_start();
     assert_eq!((truth(&host, 0).len(), truth(&host, 1).len()), (4, 4));
 }
 
@@ -268,5 +264,5 @@ fn a_layout_blocked_at_start_tells_nobody_but_the_log_who_blocks_it() {
     });
     assert!(!health.contains(&format!("{pid}")), "pid {pid} in {health}");
     // The log is root's.
-    assert!(agent.log().contains(&format!("is held by pid {pid} (")), "{}", agent.log());
+    agent.wait_for_log(&format!("is held by pid {pid} ("));
 }

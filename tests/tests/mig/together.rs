@@ -9,12 +9,10 @@ use gpush_tests::{
 };
 use serde_json::json;
 
+use crate::faults::resets;
+
 const AMPERE: &str = "[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n";
 const LAYOUT: &[&str] = &["3g.40gb", "1g.10gb*2"];
-
-fn resets(host: &Host) -> Vec<Option<u32>> {
-    host.trace().iter().filter(|call| call.function == "gpu-reset").map(|call| call.gpu).collect()
-}
 
 #[test]
 fn gpus_that_are_reset_together_must_be_free_and_are_named() {
@@ -195,7 +193,7 @@ fn what_a_hook_prints_is_in_the_log_and_in_no_operation() {
     assert_eq!(operation.state, OperationState::RolledBack);
     let told = agent.get(&format!("/v1/operations/{}", operation.id)).json().to_string();
     assert!(!told.contains("hunter2") && told.contains("journalctl -u gpushd"), "{told}");
-    assert!(agent.log().contains("hunter2"));
+    agent.wait_for_log("hunter2");
 }
 
 #[test]

@@ -82,8 +82,8 @@ fn who_keeps_it_from_answering_is_told_to_those_who_may_see_him() {
     let reasons = hung["reasons"].to_string();
     assert!(reasons.contains("another process is connected to it and keeps it from answering"), "{reasons}");
     assert!(reasons.contains("has its ear"), "{reasons}");
-    let log = agent.log();
-    assert!(log.contains("keeps it from answering") && log.contains(&format!("pid={}", peer.0.id())), "{log}");
+    agent.wait_for_log("keeps it from answering");
+    agent.wait_for_log(&format!("pid={}", peer.0.id()));
     if nix::unistd::geteuid().is_root()
         && let Some(theirs) = reasons_for(NOBODY, &agent)
     {

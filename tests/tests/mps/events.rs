@@ -67,7 +67,7 @@ fn a_server_that_is_killed_is_told_with_whom_it_took_along() {
     let told = becomes(&served.agent, "0", "told", |daemon| !daemon.findings.is_empty());
     let begins = format!("server {server} of it, seen to be gone ");
     assert!(told.findings[0].starts_with(&begins) && told.findings[0].contains("had 1 client"), "{told:#?}");
-    assert!(served.agent.log().contains(&begins));
+    served.agent.wait_for_log(&begins);
     // It serves on.
     drop(client);
     served.client().end();

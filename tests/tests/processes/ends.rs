@@ -34,7 +34,7 @@ fn one_is_warned_of_once_and_left() {
     // The next one is warned of in a later round, and this one not again.
     let other = sleep().on(&host, "--gpu 0 --kind compute");
     assert_eq!(done(&agent, other.pid()), "the log warns of it");
-    let log = agent.log();
+    let log = agent.wait_for_log(&format!("stray process {} ", other.pid()));
     let mut warned = log.lines().filter(|line| line.contains("WARN") && line.contains(&draws.pid().to_string()));
     let warning = warned.next().expect("a warning");
     assert!(warning.contains("it draws, and has no share") && warning.contains("uid=\"65534\""), "{warning}");
@@ -55,7 +55,7 @@ fn a_stray_of_a_user_without_share_is_ended_and_what_share_holders_do_is_left() 
     renewed = renewed.on(&host, "--gpu 0 --kind mps");
     assert_eq!(done(&agent, renewed.pid()), "left: its user has a share");
     witness(&host, &agent, "--gpu 0 --kind compute");
-    assert!(agent.log().contains("asked to end"), "{}", agent.log());
+    agent.wait_for_log("asked to end");
     assert!(guest.lives() && guest.said().is_empty() && theirs.lives() && renewed.lives());
     assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
 }

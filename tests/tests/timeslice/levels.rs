@@ -97,7 +97,7 @@ fn it_is_set_at_start_read_back_and_not_set_again_by_the_next_agent() {
     assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
     assert_eq!(agent.gpu(1).timeslice, None);
     assert!(health(&agent).causes.is_empty());
-    assert!(agent.log().contains("its time-slice level is long now, it was default"), "{}", agent.log());
+    agent.wait_for_log("its time-slice level is long now, it was default");
     agent.stop();
     let calls = host.trace().len();
     let agent = Agent::start(&host, LONG);
@@ -143,10 +143,10 @@ async fn somebody_elses_doing_is_drift_and_put_right() {
     reload(&mut agent, LONG);
     agent.await_that("both put right", || are(&host, SET));
     await_kept(&agent);
-    let log = agent.log();
     for said in
         ["its time-slice level was default against the config", "its compute mode was DEFAULT against the config"]
     {
+        let log = agent.wait_for_log(said);
         assert_eq!(log.matches(said).count(), 1, "{said}:\n{log}");
     }
     let aspect = |wanted: GpuAspect| move |event: &gpush_api::Event| matches!(&event.what, Happening::Gpu(change) if change.changed.contains(&wanted));

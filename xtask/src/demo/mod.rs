@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
     /// Leave you in a shell on the host, with gpushd running, instead of typing for you
     #[arg(long)]
     shell: bool,
+    /// Use the programs of the last debug build instead of building them
+    #[arg(long, hide = true)]
+    built: bool,
     /// Set by the demo itself on the host that it made: folder of the built programs
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -50,8 +53,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     for preset in &presets {
         Tour::of(preset)?;
     }
-    println!("building gpushd, gpushctl and the simulator");
-    let programs = workspace::build_programs(Build::Debug)?;
+    let programs = if arguments.built {
+        Build::Debug.folder()
+    } else {
+        println!("building gpushd, gpushctl and the simulator");
+        workspace::build_programs(Build::Debug)?
+    };
     let mut good = true;
     for preset in presets {
         good &= outside(&programs, preset, arguments.shell)?;

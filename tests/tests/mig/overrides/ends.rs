@@ -11,7 +11,7 @@ fn an_override_expires_for_good_and_nothing_is_reshaped() {
     let drifts = |gpu: Gpu| (gpu.overridden.is_none() && gpu.drift.len() == 2).then_some(());
     agent.until("expiry", || drifts(agent.gpu(0)));
     agent.until("record of it", || (overrides(&agent).generation == 2).then_some(()));
-    assert!(agent.log().contains("has expired"), "{}", agent.log());
+    agent.wait_for_log("has expired");
     agent.stop();
     let agent = Agent::start(&host, CONFIG);
     assert_eq!(overrides(&agent), Overrides { generation: 2, overrides: Vec::new() });

@@ -174,5 +174,5 @@ fn settings_that_somebody_changes_past_gpushd_are_set_back_and_told() {
         });
         assert_eq!((told.state, told.in_force), (MpsState::Ready, Some(told.wanted.settings)), "{line}");
     }
-    assert!(served.agent.log().contains("somebody changed it past gpushd"));
+    served.agent.wait_for_log("somebody changed it past gpushd");
 }

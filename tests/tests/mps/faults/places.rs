@@ -35,7 +35,7 @@ fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
 }
 
 #[test]
-fn a_directory_that_was_deleted_under_a_daemon_is_told_and_made_anew_when_nobody_is_left() {
+fn deleted_pipe_directory_is_reported_and_recreated_when_idle() {
     for real in [false, true] {
         let host = Host::up(Served::HOST);
         let programs = if real { real_programs(&host, "a deleted directory of NVIDIA's own daemon") } else { None };
@@ -45,15 +45,13 @@ fn a_directory_that_was_deleted_under_a_daemon_is_told_and_made_anew_when_nobody
         let served = Served::on(host, programs.as_deref());
         let mut client = served.client();
         fs::remove_dir_all(served.pipe()).expect("it can be deleted");
-        if real {
-            // It serves whom it has. The stand-in's server ends with the directory, and its client with it.
-            let told = becomes(&served.agent, "0", "told", |daemon| {
-                daemon.reasons.iter().any(|reason| reason.contains("was deleted: it serves whom it has"))
-            });
-            assert_eq!((told.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
-            assert!(client.lives() && client.said().is_empty());
-            assert_eq!(share(&served.agent, "0", &json!({})).expect_err("nobody reaches it").code, Code::Conflict);
-        }
+        // The daemon continues to serve the client that it has; new clients cannot reach it.
+        let reported = becomes(&served.agent, "0", "reported", |daemon| {
+            daemon.reasons.iter().any(|reason| reason.contains("was deleted: it serves whom it has"))
+        });
+        assert_eq!((reported.pid.map(u32::cast_signed), served.controls()), (Some(served.pid), vec![served.pid]));
+        assert!(client.lives() && client.said().is_empty());
+        assert_eq!(share(&served.agent, "0", &json!({})).expect_err("no client reaches it").code, Code::Conflict);
         client.end();
         served.another();
         assert!(served.client().lives());

@@ -1,0 +1,112 @@
+//! Operations of a gpushd under test: begun, followed, cancelled.
+
+use std::time::Instant;
+
+use gpush_api::{ApiError, Operation, OperationSummary};
+use serde_json::{Value, json};
+
+use super::{Agent, Answer, PATIENCE};
+
+impl Agent {
+    /// Asks for entries on GPUs: the operation as it was begun, or the refusal.
+    pub fn begin(&self, gpus: &[&str], entries: &[&str]) -> Result<Operation, ApiError> {
+        self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries } }))
+    }
+
+    /// Asks for whatever the body says.
+    ///
+    /// # Errors
+    /// The refusal.
+    ///
+    /// # Panics
+    /// When the answer is neither.
+    pub fn begin_with(&self, body: &Value) -> Result<Operation, ApiError> {
+        let answer = self.post("/v1/mig/apply", body);
+        if answer.status == 202 {
+            return Ok(serde_json::from_value(answer.json()).expect("an operation"));
+        }
+        Err(answer.error())
+    }
+
+    /// An operation as it is now.
+    ///
+    /// # Panics
+    /// When there is none of that id.
+    #[must_use]
+    pub fn operation(&self, id: &str) -> Operation {
+        serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json()).expect("an operation")
+    }
+
+    /// Follows an operation until `is` says yes to it.
+    ///
+    /// # Panics
+    /// When it ends before, or that takes too long.
+    #[must_use]
+    pub fn follow_until(&self, mut operation: Operation, is: impl Fn(&Operation) -> bool) -> Operation {
+        let until = Instant::now() + PATIENCE;
+        while !is(&operation) {
+            assert!(!operation.state.is_final() && Instant::now() < until, "{operation:?}\n{}", self.log());
+            let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+            operation = serde_json::from_value(self.get(&path).json()).expect("an operation");
+        }
+        operation
+    }
+
+    /// Cancels an operation.
+    #[must_use]
+    pub fn cancel(&self, id: &str) -> Answer {
+        self.request("POST", &format!("/v1/operations/{id}/cancel"), "", b"")
+    }
+
+    /// Follows an operation to its end.
+    ///
+    /// # Panics
+    /// When it does not end.
+    #[must_use]
+    pub fn follow(&self, mut operation: Operation) -> Operation {
+        let until = Instant::now() + PATIENCE * 2;
+        while !operation.state.is_final() {
+            assert!(Instant::now() < until, "{operation:?}\n{}", self.log());
+            let path = format!("/v1/operations/{}?after={}&wait_ms=10000", operation.id, operation.revision);
+            operation = serde_json::from_value(self.get(&path).json()).expect("an operation");
+        }
+        operation
+    }
+
+    /// Asks for entries on GPUs and follows the operation to its end.
+    ///
+    /// # Panics
+    /// When it is refused.
+    #[must_use]
+    pub fn apply(&self, gpus: &[&str], entries: &[&str]) -> Operation {
+        match self.begin(gpus, entries) {
+            Ok(operation) => self.follow(operation),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// The same, without making an override.
+    ///
+    /// # Panics
+    /// When it is refused.
+    #[must_use]
+    pub fn apply_once(&self, gpus: &[&str], entries: &[&str]) -> Operation {
+        match self.begin_with(&json!({ "gpus": gpus, "layout": { "entries": entries }, "once": true })) {
+            Ok(operation) => self.follow(operation),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// Waits until no operation goes on, and gives all that this agent began, oldest first.
+    ///
+    /// # Panics
+    /// When one does not end.
+    #[must_use]
+    pub fn settle(&self) -> Vec<Operation> {
+        let all: Vec<OperationSummary> =
+            serde_json::from_value(self.get("/v1/operations?limit=200").json()).expect("operations");
+        let one = |id: &str| serde_json::from_value(self.get(&format!("/v1/operations/{id}")).json());
+        let own = all.iter().filter(|one| one.created_at >= self.started);
+        own.map(|operation| self.follow(one(&operation.id).expect("an operation"))).collect()
+    }
+}

@@ -1,0 +1,23 @@
+//! A `gpushctl` command as a test types it, and its whole output.
+
+use std::process::{Command, Output};
+
+use gpush_tests::{agent::Agent, host::program};
+
+/// Returns a `gpushctl` command that talks to `agent` on a terminal of that width. Its environment contains nothing of
+/// this machine.
+pub(crate) fn gpushctl(agent: &Agent, args: &[&str], columns: u16) -> Command {
+    let mut command = Command::new(program("gpushctl"));
+    command.args(args).env_clear().env("LANG", "C.UTF-8").env("COLUMNS", columns.to_string());
+    command.env("GPUSH_SOCKET", agent.socket());
+    command
+}
+
+/// Returns the command line, standard output, standard error and exit status as one text.
+pub(crate) fn transcript(args: &[&str], output: &Output) -> String {
+    let mut text = format!("$ gpushctl {}\n{}", args.join(" "), String::from_utf8_lossy(&output.stdout));
+    if !output.stderr.is_empty() {
+        text += &format!("[stderr]\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    text + &format!("[exit {}]\n", output.status.code().expect("gpushctl ends without a signal"))
+}
