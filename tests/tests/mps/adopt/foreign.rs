@@ -34,7 +34,9 @@ struct Waits {
 impl Waits {
     fn on(pipe: &Path, open_file: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "foreign::takes_a_lock_and_keeps_it", "--ignored", "--nocapture"]);
+        let (_program, module) = module_path!().split_once("::").expect("a module of a test program");
+        let test = format!("{module}::takes_a_lock_and_keeps_it");
+        command.args(["--exact", &test, "--ignored", "--nocapture"]);
         command.env(FILE, pipe.join("control_lock")).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         if open_file {
             command.env(OPEN_FILE, "1");
