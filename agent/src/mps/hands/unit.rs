@@ -80,7 +80,7 @@ impl Units {
             let ours = state.main_pid.and_then(|main| i32::try_from(main).ok()) == Some(pid);
             !ours && state.active != "deactivating"
         };
-        match self.0.becomes(&unit, TOLD, has_ended).await {
+        match self.0.wait_until(&unit, TOLD, has_ended).await {
             Err(error) => format!("ended; systemd can't say how: {}", in_words(&error)),
             Ok(state) => {
                 if state.active == "failed"
