@@ -1,18 +1,19 @@
 //! Who may do what.
 //!
-//! | who | sees | may |
+//! | caller | sees | may |
 //! |---|---|---|
-//! | root, the uid of gpushd, members of the admin groups | everything | everything |
-//! | everybody else who may connect | GPUs, instances, plans; of processes their own | look and plan |
+//! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
+//! | any other | GPUs, instances, plans; their own processes | look and plan |
 //!
-//! The kernel says who asks; the config says which groups are admins.
+//! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
+//! is no administrator: root of a container may take any user id and group id there.
 
 use axum::{extract::FromRequestParts, http::request::Parts};
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
-use nix::unistd::Group;
+use gpush_host::peer::Peer;
 
-use crate::{agent::Shared, http::failure::Failure, listen::peer::Peer};
+use crate::{agent::Shared, http::failure::Failure};
 
 /// Whoever asks, and what that makes them.
 #[derive(Debug, Clone)]
@@ -26,16 +27,25 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// What `peer` is under this config.
-    pub(crate) fn new(peer: Peer, access: &Access, own_uid: u32) -> Self {
-        let admin = peer.uid == 0 || peer.uid == own_uid || in_one_of(&peer.groups, &access.admin_groups);
+    /// Identifies a caller under the config as it is now. Groups are resolved off the async threads.
+    pub(crate) async fn of(agent: &Shared, peer: Peer) -> Self {
+        let groups = &agent.settings.config().access.admin_groups;
+        // Root may do everything anyway, and nothing that a container says of groups counts.
+        let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != agent.own_uid;
+        let is_member = may_need_group && agent.users.is_in_one_of(&peer.groups, groups).await;
+        Self::new(peer, agent.own_uid, is_member)
+    }
+
+    fn new(peer: Peer, own_uid: u32, is_member: bool) -> Self {
+        let admin = peer.is_on_this_host && (peer.uid == 0 || peer.uid == own_uid || is_member);
         Self { peer, admin, blind: false }
     }
 
     /// The agent itself. What it is refused at start stands in `/v1/health`, so it sees nobody.
     pub(crate) fn agent() -> Self {
         let uid = nix::unistd::geteuid().as_raw();
-        Self { peer: Peer { uid, pid: Some(std::process::id()), groups: Vec::new() }, admin: true, blind: true }
+        let peer = Peer { uid, pid: Some(std::process::id()), groups: Vec::new(), is_on_this_host: true };
+        Self { peer, admin: true, blind: true }
     }
 
     /// The agent itself, for its log, which is root's.
@@ -43,9 +53,10 @@ impl Asker {
         Self { blind: false, ..Self::agent() }
     }
 
-    /// Whether a process of `uid` may be shown in full.
+    /// Returns whether a process of `uid` may be shown in full. Root's processes are not those of a container's root.
     pub(crate) fn may_see(&self, uid: Option<u32>) -> bool {
-        !self.blind && (self.admin || uid == Some(self.peer.uid))
+        let is_own = uid == Some(self.peer.uid) && self.peer.uid != 0;
+        !self.blind && (self.admin || is_own)
     }
 
     /// The refusal of whoever is no admin, called `user` if the name is known.
@@ -59,7 +70,16 @@ impl Asker {
                 .to_owned(),
             [group, ..] => format!("add you with `usermod -aG {group} {name}`, then log in again"),
         };
-        ApiError::new(Code::Denied, format!("{who} may not {what}"))
+        let denied = ApiError::new(Code::Denied, format!("{who} may not {what}"));
+        if !self.peer.is_on_this_host {
+            return denied
+                .cause(
+                    "your process has ended, or is in another pid or user namespace than gpushd, as in a container: its \
+                     user id and groups do not count there",
+                )
+                .hint("run the command on the host, outside of containers");
+        }
+        denied
             .cause("only root, the user that gpushd runs as, and members of its admin groups may")
             .hint(format!("run it with sudo, or have an administrator {admit}"))
     }
@@ -70,18 +90,13 @@ impl Asker {
     }
 }
 
-fn in_one_of(gids: &[u32], names: &[String]) -> bool {
-    // A group that does not exist has no members.
-    names.iter().any(|name| matches!(Group::from_name(name), Ok(Some(group)) if gids.contains(&group.gid.as_raw())))
-}
-
 impl FromRequestParts<Shared> for Asker {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, agent: &Shared) -> Result<Self, Failure> {
         // The accept loop puts it there before anything else sees the request.
         let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
-        Ok(Self::new(peer, &agent.settings.config().access, agent.own_uid))
+        Ok(Self::of(agent, peer).await)
     }
 }
 
@@ -89,27 +104,32 @@ impl FromRequestParts<Shared> for Asker {
 mod tests {
     use super::*;
 
-    fn peer(uid: u32, groups: &[u32]) -> Peer {
-        Peer { uid, pid: Some(1), groups: groups.to_vec() }
+    fn peer(uid: u32) -> Peer {
+        Peer { uid, pid: Some(1), groups: Vec::new(), is_on_this_host: true }
     }
 
     #[test]
-    fn root_our_own_uid_and_admin_groups_are_admins() {
-        let none = Access::default();
-        assert!(Asker::new(peer(0, &[]), &none, 990).admin);
-        assert!(Asker::new(peer(990, &[]), &none, 990).admin);
-        assert!(!Asker::new(peer(1000, &[0]), &none, 990).admin);
-        // gid 0 has a name everywhere.
-        let root = Group::from_gid(0.into()).unwrap().unwrap().name;
-        let access = Access { admin_groups: vec!["no-such-group".to_owned(), root] };
-        assert!(Asker::new(peer(1000, &[7, 0]), &access, 990).admin);
-        assert!(!Asker::new(peer(1000, &[7]), &access, 990).admin);
+    fn root_our_own_user_and_members_are_administrators() {
+        let is_admin = |uid, is_member| Asker::new(peer(uid), 990, is_member).admin;
+        assert!(is_admin(0, false) && is_admin(990, false) && is_admin(1000, true));
+        assert!(!is_admin(1000, false));
     }
 
     #[test]
-    fn the_refusal_says_what_to_do() {
+    fn caller_in_a_container_is_no_administrator() {
+        let asker = |uid, is_member| Asker::new(Peer { is_on_this_host: false, ..peer(uid) }, 990, is_member);
+        for (uid, is_member) in [(0, false), (990, false), (1000, true)] {
+            assert!(!asker(uid, is_member).admin, "{uid}");
+        }
+        assert!(!asker(0, false).may_see(Some(0)) && asker(1000, false).may_see(Some(1000)));
+        let error = asker(0, false).denied("change MIG layouts", Some("root"), &Access::default());
+        assert!(error.causes[0].contains("container") && error.hint.unwrap().contains("on the host"));
+    }
+
+    #[test]
+    fn refusal_says_what_to_do() {
         let access = Access { admin_groups: vec!["gpu-admins".to_owned()] };
-        let asker = Asker::new(peer(1000, &[]), &access, 990);
+        let asker = Asker::new(peer(1000), 990, false);
         assert!(!asker.admin);
         let error = asker.denied("change MIG layouts", Some("bob"), &access);
         assert_eq!(error.code, Code::Denied);

@@ -70,12 +70,12 @@ fn blank(process: &mut Process) {
 #[cfg(test)]
 mod tests {
     use gpush_api::{ProcessKind, StrayChange, StrayStep};
+    use gpush_host::peer::Peer;
 
     use super::*;
-    use crate::listen::peer::Peer;
 
     fn asker(uid: u32, admin: bool) -> Asker {
-        Asker { peer: Peer { uid, pid: None, groups: Vec::new() }, admin, blind: false }
+        Asker { peer: Peer { uid, pid: None, groups: Vec::new(), is_on_this_host: true }, admin, blind: false }
     }
 
     fn process() -> Process {

@@ -174,11 +174,12 @@ mod tests {
 
     use tokio::sync::oneshot;
 
+    use gpush_host::peer::Peer;
+
     use super::*;
-    use crate::listen::peer::Peer;
 
     fn asker(uid: u32) -> Asker {
-        Asker { peer: Peer { uid, pid: None, groups: Vec::new() }, admin: false, blind: false }
+        Asker { peer: Peer { uid, pid: None, groups: Vec::new(), is_on_this_host: true }, admin: false, blind: false }
     }
 
     fn one_turn() -> Arc<Desk> {

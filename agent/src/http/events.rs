@@ -134,7 +134,7 @@ async fn tell(agent: Shared, mut asker: Asker, mut cursor: Cursor, filter: Filte
                 for event in events {
                     if let Happening::Config(_) = event.what {
                         // Who may see what is the config's to say.
-                        asker = Asker::new(asker.peer.clone(), &agent.settings.config().access, agent.own_uid);
+                        asker = Asker::of(&agent, asker.peer.clone()).await;
                     }
                     if filter.wants(&event) {
                         frame(&mut text, &shown(&event, &asker));

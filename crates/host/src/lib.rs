@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`proc`] | processes, from `/proc`, with bounded reads |
 //! | [`pidfd`] | a process held by its pidfd: signals and its end |
+//! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
 //! | [`identity`] | who runs a process, and what |
 //! | [`device_files`] | processes that have a GPU's device node open |
@@ -25,6 +26,7 @@ pub mod helper;
 pub mod identity;
 pub mod notify;
 pub mod other_managers;
+pub mod peer;
 pub mod pidfd;
 pub mod proc;
 pub mod systemd;
