@@ -49,7 +49,7 @@ pub(crate) struct Agent {
     pub(crate) hardware: Hardware,
     /// The hardware as last seen.
     pub(crate) observer: Observer,
-    /// Programs that run beside, and other processes.
+    /// Helper units and other processes of the host.
     pub(crate) outside: Outside,
     /// Who processes belong to.
     pub(crate) users: Users,

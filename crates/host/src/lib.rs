@@ -11,6 +11,7 @@
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
 //! | [`acl`] | POSIX access lists of directories |
 //! | [`boot`] | the boot id |
+//! | [`machine`] | a description of the host, for the log |
 //! | [`systemd`] | units, through D-Bus |
 //! | [`notify`] | notifications to the service manager |
 //! | [`helper`] | helper units: programs that run outside gpushd's own unit |
@@ -24,6 +25,7 @@ pub mod cgroup;
 pub mod device_files;
 pub mod helper;
 pub mod identity;
+pub mod machine;
 pub mod notify;
 pub mod other_managers;
 pub mod peer;

@@ -106,6 +106,22 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Returns the message with those of its causes that it does not contain.
+    pub fn in_full(&self) -> String {
+        let mut text = self.to_string();
+        let mut next = std::error::Error::source(self);
+        while let Some(cause) = next {
+            let cause_text = cause.to_string();
+            if !text.contains(&cause_text) {
+                text = format!("{text}: {cause_text}");
+            }
+            next = cause.source();
+        }
+        text
+    }
+}
+
 impl Manager {
     /// Starts a unit, unless it is active, and returns its main process.
     ///
@@ -114,7 +130,7 @@ impl Manager {
     pub async fn start(&self, unit: &str) -> Result<u32, Error> {
         let what = format!("start {unit}");
         let manager = self.manager().await?;
-        run_job(&manager, &what, unit, || manager.start_unit(unit, "replace")).await?;
+        run_job(&manager, &what, unit, JOB, || manager.start_unit(unit, "replace")).await?;
         let state = self.state(unit).await?;
         state.main_pid.ok_or(Error::Job { what, result: state.result })
     }
@@ -140,7 +156,7 @@ impl Manager {
             // Program, arguments, and whether a failure of the program is ignored.
             ("ExecStart", Value::from(vec![(program, service.command.clone(), false)])),
         ];
-        run_job(&manager, &what, &service.name, || {
+        run_job(&manager, &what, &service.name, service.start_timeout, || {
             manager.start_transient_unit(&service.name, "fail", &properties, &[])
         })
         .await
@@ -268,6 +284,7 @@ async fn run_job<F>(
     manager: &SystemManagerProxy<'_>,
     what: &str,
     unit: &str,
+    within: Duration,
     queue: impl FnOnce() -> F,
 ) -> Result<(), Error>
 where
@@ -287,7 +304,7 @@ where
         }
         Err(closed())
     };
-    timeout(JOB, run).await.unwrap_or_else(|_| Err(Error::Deadline { what: what.to_owned(), after: JOB }))
+    timeout(within, run).await.unwrap_or_else(|_| Err(Error::Deadline { what: what.to_owned(), after: within }))
 }
 
 /// Makes systemd send signals to this connection. It refuses the second time, which is as good.
