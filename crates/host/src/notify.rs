@@ -1,7 +1,6 @@
 //! Notifications to the service manager (`sd_notify(3)`).
 //!
-//! A thread of their own sends them, so a service manager that does not read (a hung PID 1, a full socket) does not
-//! block gpushd.
+//! A separate thread sends them. So a service manager that does not read, such as a hung PID 1, does not block gpushd.
 
 use std::{
     sync::{

@@ -7,8 +7,8 @@
 //! /proc/PID/ns, uid_map ► namespaces ───────────┘ groups only if all its uids are still the peer's
 //! ```
 //!
-//! So a process that hands its connection on and then changes its user lends nobody that user's groups. A uid means
-//! what it says only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
+//! So a process that passes its connection on and then changes its user does not pass on that user's groups. A uid
+//! identifies a user of the host only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
 
 use std::os::fd::AsFd;
 

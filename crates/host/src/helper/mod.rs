@@ -1,9 +1,9 @@
 //! Helper units: programs that gpushd runs outside its own unit, such as resets, hooks, `systemctl` and `nvidia-smi`.
 //!
 //! They need more than gpushd's sandbox allows, and they must outlive gpushd: a reset that is cut off half way is worse
-//! than one that no caller waits for. So each program runs under a keeper (`gpushd helper DIR`), which is a transient
-//! systemd unit named after operation and step, or a child with a session of its own where systemd does not run. All
-//! that is known of a run is in its directory below the state directory, so the next gpushd finds it:
+//! than one that no caller waits for. So each program runs under a keeper (`gpushd helper DIR`). Where systemd runs, the
+//! keeper is a transient unit named after operation and step. Elsewhere it is a child in a separate session. All facts
+//! about a run are in its directory below the state directory, so the next gpushd finds it:
 //!
 //! ```text
 //!              spec on disk          keeper has the lock         outcome on disk

@@ -57,7 +57,7 @@ pub struct Manager {
     connection: Mutex<Option<Connection>>,
 }
 
-/// A program that runs in a transient unit of its own.
+/// A program to run in a transient unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransientService {
     /// Name of the unit, with `.service`.

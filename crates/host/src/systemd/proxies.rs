@@ -42,7 +42,7 @@ pub(super) trait SystemManager {
     ) -> zbus::Result<OwnedObjectPath>;
 
     /// Sends a signal to processes of a unit.
-    fn kill_unit(&self, name: &str, whom: &str, signal: i32) -> zbus::Result<()>;
+    fn kill_unit(&self, name: &str, processes: &str, signal: i32) -> zbus::Result<()>;
 
     /// Forgets that a unit failed.
     fn reset_failed_unit(&self, name: &str) -> zbus::Result<()>;
@@ -58,8 +58,8 @@ pub(super) trait SystemManager {
     fn job_removed(&self, id: u32, job: OwnedObjectPath, unit: String, result: String) -> zbus::Result<()>;
 }
 
-/// The properties of a unit. zbus has a proxy for this interface, but it refuses the empty name, for which systemd
-/// returns the properties of all interfaces as of one moment.
+/// The properties of a unit. For an empty interface name systemd returns those of all interfaces, as of one moment.
+/// zbus's own proxy for this interface refuses an empty name.
 #[proxy(
     interface = "org.freedesktop.DBus.Properties",
     default_service = "org.freedesktop.systemd1",
