@@ -2,17 +2,16 @@
 //!
 //! | caller | sees | may change |
 //! |---|---|---|
-//! | root, the uid of gpushd, members of the admin groups | everything | everything |
+//! | root, the user that gpushd runs as, members of the admin groups | everything | everything |
 //! | any other user who may connect | GPUs, instances, plans; processes of their own in full | nothing |
 //!
-//! The kernel says who calls; the config says which groups are administrators. What is shown depends on the
+//! The kernel identifies the caller, and the config names the admin groups. A caller in another pid or user namespace
+//! is no administrator: root of a container may take any user id and group id there. What is shown depends on the
 //! [`Viewer`] alone.
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
-use nix::unistd::Group;
-
-use crate::listen::peer::Peer;
+use gpush_host::{identity::Users, peer::Peer};
 
 /// For whom an answer is made: it decides what is left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,12 +27,13 @@ pub(crate) enum Viewer {
 }
 
 impl Viewer {
-    /// Whether a process of `uid` may be shown in full. The owner of some processes is not known.
+    /// Whether a process of `uid` may be shown in full. The owner of some processes is not known. A user 0 is root of a
+    /// container: root's processes are not theirs.
     pub(crate) fn may_see(self, uid: Option<u32>) -> bool {
         match self {
             Self::Agent => false,
             Self::Log | Self::Admin => true,
-            Self::User(own) => uid == Some(own),
+            Self::User(own) => own != 0 && uid == Some(own),
         }
     }
 
@@ -56,9 +56,16 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Classifies `peer` under the access rules of the config.
-    pub(crate) fn new(peer: Peer, access: &Access, own_uid: u32) -> Self {
-        let admin = peer.uid == 0 || peer.uid == own_uid || in_one_of(&peer.groups, &access.admin_groups);
+    /// Identifies a caller under the access rules of the config. Groups are resolved off the async threads.
+    pub(crate) async fn of(peer: Peer, access: &Access, users: &Users, own_uid: u32) -> Self {
+        // Root may do everything anyway, and nothing that a container says of groups counts.
+        let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != own_uid;
+        let is_member = may_need_group && users.is_in_one_of(&peer.groups, &access.admin_groups).await;
+        Self::new(peer, own_uid, is_member)
+    }
+
+    fn new(peer: Peer, own_uid: u32, is_member: bool) -> Self {
+        let admin = peer.is_on_this_host && (peer.uid == 0 || peer.uid == own_uid || is_member);
         let viewer = if admin { Viewer::Admin } else { Viewer::User(peer.uid) };
         Self { peer, viewer }
     }
@@ -66,7 +73,8 @@ impl Caller {
     /// gpushd itself.
     pub(crate) fn agent() -> Self {
         let uid = nix::unistd::geteuid().as_raw();
-        Self { peer: Peer { uid, pid: Some(std::process::id()), groups: Vec::new() }, viewer: Viewer::Agent }
+        let peer = Peer { uid, pid: Some(std::process::id()), groups: Vec::new(), is_on_this_host: true };
+        Self { peer, viewer: Viewer::Agent }
     }
 
     /// Refuses a caller who is not an administrator; `user` is its name if it has one.
@@ -80,47 +88,56 @@ impl Caller {
                 .to_owned(),
             [group, ..] => format!("add you with `usermod -aG {group} {name}`, then log in again"),
         };
-        ApiError::new(Code::Denied, format!("{who} may not {what}"))
+        let denied = ApiError::new(Code::Denied, format!("{who} may not {what}"));
+        if !self.peer.is_on_this_host {
+            return denied
+                .cause(
+                    "your process has ended, or is in another pid or user namespace than gpushd, as in a container: its \
+                     user id and groups do not count there",
+                )
+                .hint("run the command on the host, outside of containers");
+        }
+        denied
             .cause("only root, the user that gpushd runs as, and members of its admin groups may")
             .hint(format!("run it with sudo, or have an administrator {admit}"))
     }
 
-    /// The caller as the API records them.
+    /// The caller as the API records it.
     pub(crate) fn actor(&self, user: Option<String>) -> Actor {
         Actor { uid: self.peer.uid, user, pid: self.peer.pid }
     }
-}
-
-fn in_one_of(gids: &[u32], names: &[String]) -> bool {
-    // A group that does not exist has no members.
-    names.iter().any(|name| matches!(Group::from_name(name), Ok(Some(group)) if gids.contains(&group.gid.as_raw())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn peer(uid: u32, groups: &[u32]) -> Peer {
-        Peer { uid, pid: Some(1), groups: groups.to_vec() }
+    fn peer(uid: u32) -> Peer {
+        Peer { uid, pid: Some(1), groups: Vec::new(), is_on_this_host: true }
     }
 
     #[test]
-    fn root_our_own_uid_and_admin_groups_are_admins() {
-        let none = Access::default();
-        assert!(Caller::new(peer(0, &[]), &none, 990).viewer.is_admin());
-        assert!(Caller::new(peer(990, &[]), &none, 990).viewer.is_admin());
-        assert!(!Caller::new(peer(1000, &[0]), &none, 990).viewer.is_admin());
-        // gid 0 has a name everywhere.
-        let root = Group::from_gid(0.into()).unwrap().unwrap().name;
-        let access = Access { admin_groups: vec!["no-such-group".to_owned(), root] };
-        assert!(Caller::new(peer(1000, &[7, 0]), &access, 990).viewer.is_admin());
-        assert!(!Caller::new(peer(1000, &[7]), &access, 990).viewer.is_admin());
+    fn root_our_own_user_and_members_are_administrators() {
+        let is_admin = |uid, is_member| Caller::new(peer(uid), 990, is_member).viewer.is_admin();
+        assert!(is_admin(0, false) && is_admin(990, false) && is_admin(1000, true));
+        assert!(!is_admin(1000, false));
     }
 
     #[test]
-    fn the_refusal_says_what_to_do() {
+    fn caller_in_a_container_is_no_administrator() {
+        let caller = |uid, is_member| Caller::new(Peer { is_on_this_host: false, ..peer(uid) }, 990, is_member);
+        for (uid, is_member) in [(0, false), (990, false), (1000, true)] {
+            assert!(!caller(uid, is_member).viewer.is_admin(), "{uid}");
+        }
+        assert!(!caller(0, false).viewer.may_see(Some(0)) && caller(1000, false).viewer.may_see(Some(1000)));
+        let error = caller(0, false).denied("change MIG layouts", Some("root"), &Access::default());
+        assert!(error.causes[0].contains("container") && error.hint.unwrap().contains("on the host"));
+    }
+
+    #[test]
+    fn refusal_says_what_to_do() {
         let access = Access { admin_groups: vec!["gpu-admins".to_owned()] };
-        let caller = Caller::new(peer(1000, &[]), &access, 990);
+        let caller = Caller::new(peer(1000), 990, false);
         assert!(!caller.viewer.is_admin());
         let error = caller.denied("change MIG layouts", Some("bob"), &access);
         assert_eq!(error.code, Code::Denied);

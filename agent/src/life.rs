@@ -24,6 +24,7 @@ use gpush_host::{
     boot,
     helper::Helpers,
     identity::Users,
+    machine,
     notify::{self, Notification},
 };
 use gpush_nvml::{Hardware, Options};
@@ -96,7 +97,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
     let outside = Outside {
-        helpers: Helpers::new(&paths.state_dir, arguments.systemd_run.clone()),
+        helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
         driverless: Default::default(),
@@ -119,7 +120,7 @@ struct Here {
     boot: Result<String, ApiError>,
     /// Root of the host's file system.
     host_root: PathBuf,
-    /// Programs that run beside, and other processes.
+    /// Helper units and other processes of the host.
     outside: Outside,
     /// What was asked by signal so far.
     early: signals::Early,
@@ -268,6 +269,7 @@ async fn serve(
     let mut server = tokio::spawn(served(public, admin));
     notify::send(Notification::Ready);
     notify::send(Notification::Status(format!("serving on {name}")));
+    tracing::info!("host {}", machine::describe());
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));

@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     let arguments = options::Arguments::parse();
     match &arguments.command {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
-        Some(options::Command::Beside { dir }) => return gpush_host::helper::keeper::main(dir),
+        Some(options::Command::Helper { dir }) => return gpush_host::helper::keeper::main(dir),
         Some(options::Command::MpsDaemon { dir }) => return mps::exec::main(dir),
         Some(options::Command::Man) => {
             let written = options::man_page().and_then(|page| std::io::Write::write_all(&mut std::io::stdout(), &page));

@@ -87,10 +87,6 @@ pub(crate) struct Arguments {
     #[arg(long, env = "GPUSH_MPS_PROGRAMS", value_name = "DIR", hide = true)]
     pub(crate) mps_programs: Option<PathBuf>,
 
-    /// systemd-run, as if systemd were the service manager
-    #[arg(long, env = "GPUSH_SYSTEMD_RUN", value_name = "FILE", hide = true)]
-    pub(crate) systemd_run: Option<PathBuf>,
-
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -103,7 +99,7 @@ pub(crate) enum Command {
     DriverWorker,
     /// Runs a program for the agent and outlives it.
     #[command(hide = true)]
-    Beside {
+    Helper {
         /// Directory of the run.
         dir: PathBuf,
     },

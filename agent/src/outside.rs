@@ -1,4 +1,4 @@
-//! What lies outside of gpushd and its driver worker: programs that run beside, other processes.
+//! Host services: what gpushd uses outside of itself and its driver worker.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -7,25 +7,25 @@ use gpush_host::helper::Helpers;
 use gpush_store::OperationId;
 use tokio::sync::{Mutex, RwLock};
 
-/// The outside.
+/// Host services and the state that belongs to them.
 #[derive(Debug)]
 pub(crate) struct Outside {
-    /// Programs that run beside.
+    /// Runs helper units.
     pub(crate) helpers: Helpers,
-    /// Where processes are looked for.
+    /// The `/proc` of this host, or that of a simulated host.
     pub(crate) proc: PathBuf,
-    /// `nvidia-smi`, when the command line names another than the config's default.
+    /// `nvidia-smi`, when the command line names another path than the config's default.
     pub(crate) nvidia_smi: Option<PathBuf>,
-    /// Written while the driver worker is ended for the sake of a reset.
+    /// Locked for writing while the driver worker is stopped for a reset.
     pub(crate) driverless: Arc<RwLock<()>>,
-    /// Services that are to be started again and can't be, by the operation that they were stopped for.
+    /// Services that gpushd cannot start again, by the operation that stopped them.
     pub(crate) not_started: std::sync::Mutex<BTreeMap<OperationId, Vec<String>>>,
-    /// Held while services are stopped or started around a reset.
+    /// Locked while services are stopped or started around a reset.
     pub(crate) services: Mutex<()>,
 }
 
 impl Outside {
-    /// The program that resets GPUs.
+    /// Returns the program that resets GPUs.
     pub(crate) fn nvidia_smi(&self, config: &ModeChange) -> String {
         let named = self.nvidia_smi.as_ref().filter(|_| config.nvidia_smi == ModeChange::default().nvidia_smi);
         named.map_or_else(|| config.nvidia_smi.clone(), |path| path.to_string_lossy().into_owned())

@@ -174,11 +174,13 @@ mod tests {
 
     use tokio::sync::oneshot;
 
+    use gpush_host::peer::Peer;
+
     use super::*;
-    use crate::{caller::Viewer, listen::peer::Peer};
+    use crate::caller::Viewer;
 
     fn caller(uid: u32) -> Caller {
-        Caller { peer: Peer { uid, pid: None, groups: Vec::new() }, viewer: Viewer::User(uid) }
+        Caller { peer: Peer { uid, pid: None, groups: Vec::new(), is_on_this_host: true }, viewer: Viewer::User(uid) }
     }
 
     fn one_turn() -> Arc<Desk> {

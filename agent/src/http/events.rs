@@ -137,7 +137,8 @@ async fn tell(agent: Shared, mut caller: Caller, mut cursor: Cursor, filter: Fil
                 for event in events {
                     if let Happening::Config(_) = event.what {
                         // Who may see what is the config's to say.
-                        caller = Caller::new(caller.peer.clone(), &agent.settings.config().access, agent.own_uid);
+                        let config = agent.settings.config();
+                        caller = Caller::of(caller.peer.clone(), &config.access, &agent.users, agent.own_uid).await;
                     }
                     if filter.wants(&event) {
                         frame(&mut text, &shown(&event, &caller));

@@ -12,8 +12,10 @@ use serde::{
     de::{DeserializeOwned, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
+use gpush_host::peer::Peer;
+
 use super::{BODY, failure::Failure};
-use crate::{agent::Shared, caller::Caller, listen::peer::Peer};
+use crate::{agent::Shared, caller::Caller};
 
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(5);
@@ -121,7 +123,7 @@ impl FromRequestParts<Shared> for Caller {
     async fn from_request_parts(parts: &mut Parts, agent: &Shared) -> Result<Self, Failure> {
         // The accept loop puts it there before anything else sees the request.
         let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
-        Ok(Self::new(peer, &agent.settings.config().access, agent.own_uid))
+        Ok(Self::of(peer, &agent.settings.config().access, &agent.users, agent.own_uid).await)
     }
 }
 

@@ -11,6 +11,7 @@
 use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use axum::{Router, body::Body, extract::Request};
+use gpush_host::peer::Peer;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use nix::sys::resource::{Resource, getrlimit};
@@ -28,7 +29,6 @@ use tower_service::Service;
 use super::{
     caps::{Caps, Place},
     pace::{Endless, Pace, Paced},
-    peer::Peer,
 };
 use crate::{http::failure::Failure, watchdog::Knock};
 

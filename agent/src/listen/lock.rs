@@ -1,9 +1,11 @@
-//! The lock that goes with a socket path: one agent probes, removes and binds there at a time.
+//! The lock of a socket path: one agent at a time probes, removes and binds there.
 //!
-//! Of two agents started at the same moment each would find the other's file stale, or not there
-//! yet, and both would serve: one of them on a socket that has no name any more. The lock is an
-//! `flock` on `SOCKET.lock`, so it ends with its process however that ends. The file stays: to
-//! remove it would let a third agent lock another file of the same name.
+//! Of two agents that start at the same moment each would find the other's file stale, or missing, and both would
+//! serve: one of them on a socket without a name. The lock is an `flock` on `SOCKET.lock`, so it ends with its process
+//! however that ends. The file stays: after its removal a third agent could lock another file of the same name.
+//!
+//! A child has every descriptor of its parent from `fork` to `exec`. So the lock of an agent that was killed between
+//! the two is held for a moment longer: see [`PATIENCE`].
 
 use std::{
     ffi::OsString,
@@ -21,8 +23,12 @@ use nix::{
     fcntl::{Flock, FlockArg, OFlag},
 };
 
-/// How long the loser waits for the winner to write down its pid.
-const NOTE: Duration = Duration::from_millis(500);
+/// How long an agent tries to get a lock whose holder is unknown: the holder has not written its pid yet, or the agent
+/// that wrote it has ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time between two tries.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// Why there is no lock.
 #[derive(Debug)]
@@ -54,44 +60,40 @@ impl SocketLock {
         path.push(".lock");
         let path = PathBuf::from(path);
         let unusable = |source| LockError::Unusable { path: path.clone(), source };
-        let file = OpenOptions::new()
+        let mut file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
-            // The directory may be one that others write to: what they put there is not followed.
+            // Others may write to the directory: a link that they put there is not followed.
             .custom_flags(OFlag::O_NOFOLLOW.bits())
             .open(&path)
             .map_err(unusable)?;
-        let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => lock,
-            Err((file, Errno::EWOULDBLOCK)) => return Err(LockError::Held { holder: holder(file) }),
-            Err((_, errno)) => return Err(unusable(errno.into())),
+        let until = Instant::now() + PATIENCE;
+        let mut lock = loop {
+            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => break lock,
+                Err((mut file, Errno::EWOULDBLOCK)) => match holder(&mut file) {
+                    None if Instant::now() < until => file,
+                    holder => return Err(LockError::Held { holder }),
+                },
+                Err((_, errno)) => return Err(unusable(errno.into())),
+            };
+            thread::sleep(PAUSE);
         };
         let pid = format!("{}\n", std::process::id());
-        // It is only for the message of whoever is refused: a full disk keeps nobody from serving.
+        // The pid is only for a message: a full disk must not keep the agent from serving.
         let _ = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
         Ok(Self { _file: lock })
     }
 }
 
-/// The pid in the file. The holder may not have written it yet: until then the file is empty, or
-/// has the pid of one that was killed.
-fn holder(mut file: File) -> Option<u32> {
-    let until = Instant::now() + NOTE;
-    loop {
-        let mut text = String::new();
-        let read = file.rewind().and_then(|()| file.read_to_string(&mut text));
-        let pid = read.ok().and_then(|_| text.trim().parse::<u32>().ok());
-        if let Some(pid) = pid.filter(|pid| proc::is_alive(*pid)) {
-            return Some(pid);
-        }
-        if Instant::now() >= until {
-            return None;
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
+/// Returns the pid in the file, if that process is alive.
+fn holder(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.rewind().and_then(|()| file.read_to_string(&mut text)).ok()?;
+    text.trim().parse().ok().filter(|pid: &u32| proc::is_alive(*pid))
 }
 
 #[cfg(test)]
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_one_is_told_who_has_it_and_may_have_it_afterwards() {
+    fn second_agent_learns_the_holder_and_may_lock_afterwards() {
         let scratch = tempfile::tempdir().unwrap();
         let socket = scratch.path().join("gpushd.sock");
         let first = SocketLock::take(&socket).unwrap();
@@ -113,8 +115,22 @@ mod tests {
         SocketLock::take(&socket).unwrap();
     }
 
+    /// A child of an agent that was killed still has the lock until it executes its program.
     #[test]
-    fn a_link_in_its_place_is_not_followed() {
+    fn lock_of_an_agent_that_has_ended_is_taken_once_its_child_lets_go() {
+        let scratch = tempfile::tempdir().unwrap();
+        let socket = scratch.path().join("gpushd.sock");
+        let first = SocketLock::take(&socket).unwrap();
+        std::fs::write(scratch.path().join("gpushd.sock.lock"), format!("{}\n", i32::MAX)).unwrap();
+        thread::scope(|scope| {
+            let second = scope.spawn(|| SocketLock::take(&socket));
+            drop(first);
+            second.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn link_in_place_of_the_lock_is_not_followed() {
         let scratch = tempfile::tempdir().unwrap();
         let precious = scratch.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();

@@ -4,7 +4,6 @@
 //! socket   makes or takes over the listening sockets; stale files replaced, live ones refused
 //! lock     one agent a socket path
 //! accept   the loop: credentials, caps, one task a connection
-//! peer     who is at the other end, by the kernel's word
 //! caps     connections per uid and in all
 //! pace     the deadlines of one connection: its head, its idleness
 //! ```
@@ -16,5 +15,4 @@ pub(crate) mod accept;
 mod caps;
 mod lock;
 pub(crate) mod pace;
-pub(crate) mod peer;
 pub(crate) mod socket;

@@ -1,13 +1,12 @@
-//! Who besides its owner may go through a directory: a POSIX access list, as Linux keeps it in an
-//! extended attribute.
+//! POSIX access lists (`acl(5)`) of directories: which users may enter, in addition to the owner.
 //!
-//! Only what is needed: some users may look into a directory and reach what is in it, nobody else may.
-//! The bytes are those of `acl(5)` in the kernel's `posix_acl_xattr.h`: version 2, then entries of tag,
-//! permissions and id, little-endian, sorted.
+//! Linux keeps the list in an extended attribute. Its format is that of the kernel's `posix_acl_xattr.h`: version 2, then
+//! entries of tag, permissions and id, little-endian, sorted. nix has no extended attributes, so this uses `rustix`;
+//! the crates for access lists link libacl.
 
 use std::{collections::BTreeSet, io, path::Path};
 
-/// Where the kernel keeps it.
+/// The extended attribute.
 const ATTRIBUTE: &str = "system.posix_acl_access";
 
 const VERSION: u32 = 2;
@@ -16,43 +15,43 @@ const USER: u16 = 0x02;
 const GROUP: u16 = 0x04;
 const MASK: u16 = 0x10;
 const OTHERS: u16 = 0x20;
-/// For entries that are nobody's in particular.
+/// Id of entries that name no user and no group.
 const NO_ID: u32 = u32::MAX;
 
 const ALL: u16 = 0o7;
-const LOOK: u16 = 0o5;
+const READ_AND_ENTER: u16 = 0o5;
 const NOTHING: u16 = 0;
 
-/// Lets these users into a directory, and nobody else but its owner.
+/// Lets the owner and these users enter a directory and list it, and no other user.
 ///
 /// # Errors
-/// When the file system keeps no access lists, or the directory is not ours.
+/// When the file system has no access lists, or the directory belongs to another user.
 pub fn admit(dir: &Path, uids: &BTreeSet<u32>) -> io::Result<()> {
     rustix::fs::setxattr(dir, ATTRIBUTE, &list(uids), rustix::fs::XattrFlags::empty())?;
     if admitted(dir)? == *uids {
         return Ok(());
     }
-    Err(io::Error::other("the access list that was set is not the one that is there"))
+    Err(io::Error::other("the access list reads back different from what was set"))
 }
 
-/// Who is let into a directory besides its owner.
+/// Returns the users that may enter a directory, in addition to its owner.
 ///
 /// # Errors
-/// When it can't be read.
+/// When the access list cannot be read.
 pub fn admitted(dir: &Path) -> io::Result<BTreeSet<u32>> {
     let mut bytes = [0; 4096];
     match rustix::fs::getxattr(dir, ATTRIBUTE, &mut bytes) {
-        Ok(read) => users(&bytes[..read]).ok_or_else(|| io::Error::other("its access list can't be read")),
-        // None was ever set.
+        Ok(read) => users(&bytes[..read]).ok_or_else(|| io::Error::other("its access list has an unknown format")),
+        // No list was ever set.
         Err(rustix::io::Errno::NODATA) => Ok(BTreeSet::new()),
         Err(error) => Err(error.into()),
     }
 }
 
 fn list(uids: &BTreeSet<u32>) -> Vec<u8> {
-    let named = uids.iter().map(|uid| (USER, LOOK, *uid));
+    let named = uids.iter().map(|uid| (USER, READ_AND_ENTER, *uid));
     let entries = std::iter::once((OWNER, ALL, NO_ID)).chain(named).chain([(GROUP, NOTHING, NO_ID)]);
-    let mask = if uids.is_empty() { NOTHING } else { LOOK };
+    let mask = if uids.is_empty() { NOTHING } else { READ_AND_ENTER };
     let mut bytes = VERSION.to_le_bytes().to_vec();
     for (tag, permissions, id) in entries.chain([(MASK, mask, NO_ID), (OTHERS, NOTHING, NO_ID)]) {
         bytes.extend(tag.to_le_bytes());
@@ -72,7 +71,7 @@ fn users(bytes: &[u8]) -> Option<BTreeSet<u32>> {
         let (permissions, id) = rest.split_first_chunk::<2>()?;
         let (tag, permissions) = (u16::from_le_bytes(*tag), u16::from_le_bytes(*permissions));
         let id = u32::from_le_bytes(id.try_into().ok()?);
-        Some((tag == USER && permissions & LOOK == LOOK).then_some(id))
+        Some((tag == USER && permissions & READ_AND_ENTER == READ_AND_ENTER).then_some(id))
     };
     rest.chunks(8).map(entry).collect::<Option<Vec<_>>>().map(|uids| uids.into_iter().flatten().collect())
 }
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_admitted_is_read_back() {
+    fn admitted_users_are_read_back() {
         let scratch = tempfile::tempdir().unwrap();
         assert_eq!(admitted(scratch.path()).unwrap(), BTreeSet::new());
         for uids in [BTreeSet::from([1000]), BTreeSet::from([1, 70_000, u32::MAX - 1]), BTreeSet::new()] {
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_told() {
+    fn malformed_list_is_refused() {
         assert_eq!(users(b""), None);
         assert_eq!(users(&[2, 0, 0, 0, 1]), None);
         assert_eq!(users(&[3, 0, 0, 0]), None);

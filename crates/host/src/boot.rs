@@ -1,19 +1,21 @@
-//! The boot in which the agent runs.
+//! The boot id: it tells whether the host was rebooted.
 
 use std::path::Path;
 
 use gpush_api::{ApiError, Code};
 
-/// This boot's id.
+use crate::proc;
+
+/// Reads the boot id from `file`, usually `/proc/sys/kernel/random/boot_id`.
 ///
 /// # Errors
-/// When it can't be told.
+/// When the file cannot be read, or is empty.
 pub fn id(file: &Path) -> Result<String, ApiError> {
     let broken = |why: String| {
-        ApiError::new(Code::Internal, format!("the boot id can't be read from {}", file.display())).cause(why)
+        ApiError::new(Code::Internal, format!("cannot read the boot id from {}", file.display())).cause(why)
     };
-    let text = std::fs::read_to_string(file).map_err(|error| broken(error.to_string()))?;
-    let boot_id = text.trim().to_owned();
+    let bytes = proc::read(file).map_err(|error| broken(error.to_string()))?;
+    let boot_id = String::from_utf8_lossy(&bytes).trim().to_owned();
     if boot_id.is_empty() { Err(broken("the file is empty".to_owned())) } else { Ok(boot_id) }
 }
 
@@ -22,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_boot_id_that_is_missing_or_empty_is_said() {
+    fn missing_or_empty_boot_id_is_an_error() {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("boot_id");
         assert!(id(&file).unwrap_err().message.contains("boot_id"));

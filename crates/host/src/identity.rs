@@ -157,7 +157,7 @@ impl Commands {
 
     fn fill(&self, proc: &Path, pids: &[u32], found: &Found, turn: OwnedMutexGuard<()>) {
         for pid in pids {
-            // The request has gone: the next one reads them anew.
+            // The request has ended: the next one reads them again.
             if Arc::strong_count(found) == 1 {
                 break;
             }

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`proc`] | processes, from `/proc`, with bounded reads |
 //! | [`pidfd`] | a process held by its pidfd: signals and its end |
+//! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
 //! | [`identity`] | who runs a process, and what |
 //! | [`device_files`] | processes that have a GPU's device node open |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
 //! | [`acl`] | POSIX access lists of directories |
 //! | [`boot`] | the boot id |
+//! | [`machine`] | a description of the host, for the log |
 //! | [`systemd`] | units, through D-Bus |
 //! | [`notify`] | notifications to the service manager |
 //! | [`helper`] | helper units: programs that run outside gpushd's own unit |
@@ -23,8 +25,10 @@ pub mod cgroup;
 pub mod device_files;
 pub mod helper;
 pub mod identity;
+pub mod machine;
 pub mod notify;
 pub mod other_managers;
+pub mod peer;
 pub mod pidfd;
 pub mod proc;
 pub mod systemd;

@@ -1,26 +1,30 @@
-//! What the service manager is told, by a thread of its own: one that does not listen (a wedged
-//! PID 1, a full socket) must not hold up the agent.
+//! Notifications to the service manager (`sd_notify(3)`).
+//!
+//! A separate thread sends them. So a service manager that does not read, such as a hung PID 1, does not block gpushd.
 
-use std::sync::{
-    OnceLock,
-    mpsc::{SyncSender, TrySendError, sync_channel},
+use std::{
+    sync::{
+        OnceLock,
+        mpsc::{SyncSender, TrySendError, sync_channel},
+    },
+    time::Duration,
 };
 
 use sd_notify::NotifyState;
 
-/// Sentences that may wait. A manager that has not listened to so many has no use for more.
+/// Most notifications that wait. When the service manager has not read this many, more are useless.
 const MOST_WAITING: usize = 64;
 
-/// A sentence.
+/// A notification.
 #[derive(Debug)]
 pub enum Notification {
-    /// It is being served.
+    /// gpushd answers requests.
     Ready,
-    /// It ends.
+    /// gpushd has begun to stop.
     Stopping,
-    /// For `systemctl status`.
+    /// A status line for `systemctl status`.
     Status(String),
-    /// It is alive.
+    /// Keep-alive for the watchdog.
     Alive,
 }
 
@@ -38,37 +42,38 @@ impl Notification {
 
 static THREAD: OnceLock<Option<SyncSender<Notification>>> = OnceLock::new();
 
-/// Tells the service manager, if there is one, in the order of the calls. Never blocks.
-pub fn send(what: Notification) {
+/// Sends a notification to the service manager, if there is one, in the order of the calls. Never blocks.
+pub fn send(notification: Notification) {
     let Some(thread) = THREAD.get_or_init(start) else { return };
-    match thread.try_send(what) {
+    match thread.try_send(notification) {
         Ok(()) => {}
-        Err(TrySendError::Full(what)) => tracing::warn!("the service manager does not listen: {what:?} is not said"),
+        Err(TrySendError::Full(lost)) => tracing::warn!("the service manager does not read: {lost:?} is not sent"),
         Err(TrySendError::Disconnected(_)) => {}
     }
 }
 
-/// How often the service manager wants to hear that we are alive, halved; `None` when it does not.
-pub fn watchdog_period() -> Option<std::time::Duration> {
-    let mut within_us = 0;
-    let wanted = sd_notify::watchdog_enabled(false, &mut within_us) && within_us > 1;
-    wanted.then(|| std::time::Duration::from_micros(within_us) / 2)
+/// Returns half the watchdog's timeout, the time after which to send [`Notification::Alive`]; `None` without a
+/// watchdog.
+pub fn watchdog_period() -> Option<Duration> {
+    let mut timeout_us = 0;
+    let is_enabled = sd_notify::watchdog_enabled(false, &mut timeout_us) && timeout_us > 1;
+    is_enabled.then(|| Duration::from_micros(timeout_us) / 2)
 }
 
 fn start() -> Option<SyncSender<Notification>> {
     std::env::var_os("NOTIFY_SOCKET")?;
-    let (sender, said) = sync_channel::<Notification>(MOST_WAITING);
-    let spoken = std::thread::Builder::new().name("notify".to_owned()).spawn(move || {
-        for what in said {
-            if let Err(error) = what.send() {
-                tracing::warn!("the service manager can't be told {what:?}: {error}");
+    let (sender, waiting) = sync_channel::<Notification>(MOST_WAITING);
+    let thread = std::thread::Builder::new().name("notify".to_owned()).spawn(move || {
+        for notification in waiting {
+            if let Err(error) = notification.send() {
+                tracing::warn!("cannot send {notification:?} to the service manager: {error}");
             }
         }
     });
-    match spoken {
+    match thread {
         Ok(_) => Some(sender),
         Err(error) => {
-            tracing::error!("the service manager can't be told anything: {error}");
+            tracing::error!("cannot notify the service manager: {error}");
             None
         }
     }

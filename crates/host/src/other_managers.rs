@@ -1,31 +1,32 @@
-//! Another manager of MIG layouts on the same host: nvidia-mig-manager's service applies a layout of
-//! its own at each boot, and destroys what stands. Two that each put their layout back would do so
-//! for ever, so gpushd leaves the GPUs to the one that is there and says how to change that.
+//! Other managers of MIG layouts on the same host.
 //!
-//! What counts is whether systemd starts it or has it running. Its directory, /etc/nvidia-mig-manager,
-//! stays when it is disabled, and says nothing.
+//! The service nvidia-mig-manager applies its own layout at each boot, and destroys existing instances. Two managers
+//! would undo each other's layouts for ever. So gpushd changes no GPU while the other is enabled, and says how to choose.
+//!
+//! The service counts when systemd starts it at boot or runs it now. Its directory, /etc/nvidia-mig-manager, stays when
+//! the service is disabled, and does not count.
 
 use std::path::{Path, PathBuf};
 
 use gpush_api::{ApiError, Code, GpuPlan};
 
-/// Its unit.
+/// The unit of nvidia-mig-manager.
 const UNIT: &str = "nvidia-mig-manager.service";
 
-/// Where systemd notes which units are to be started, below the root of the host.
+/// Directories with the links by which systemd starts units, below the root of the host.
 const ENABLED: [&str; 3] = ["etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system"];
 
-/// Where a running unit has its cgroup.
+/// Directories with the cgroups of running units.
 const RUNNING: [&str; 2] = ["sys/fs/cgroup/system.slice", "sys/fs/cgroup/systemd/system.slice"];
 
-/// How it was noticed.
+/// nvidia-mig-manager, and how it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MigManager {
     found: PathBuf,
     running: bool,
 }
 
-/// nvidia-mig-manager on the host whose file system is at `root`, if it is to be reckoned with.
+/// Looks for nvidia-mig-manager on the host whose file system is at `root`; `None` unless it is enabled or runs.
 pub fn mig_manager(root: &Path) -> Option<MigManager> {
     let running = RUNNING.iter().map(|dir| root.join(dir).join(UNIT)).find(|path| path.is_dir());
     if let Some(found) = running {
@@ -39,36 +40,36 @@ pub fn mig_manager(root: &Path) -> Option<MigManager> {
     Some(MigManager { found, running: false })
 }
 
-/// Links `*.wants/` and `*.requires/` of a directory that start the unit.
+/// Finds a link in `*.wants/` or `*.requires/` of a directory that starts the unit.
 fn wanted_in(dir: &Path) -> Option<PathBuf> {
     let starts = |name: &str| name.ends_with(".wants") || name.ends_with(".requires");
     let entries = std::fs::read_dir(dir).ok()?.flatten();
     let folders = entries.filter(|entry| entry.file_name().to_str().is_some_and(starts));
-    // The link alone says it: what it leads to may be of another root.
+    // The link itself counts: its target is a path below another root.
     folders.map(|folder| folder.path().join(UNIT)).find(|link| std::fs::symlink_metadata(link).is_ok())
 }
 
 impl MigManager {
-    /// What it comes to, as an error about `what`.
+    /// Describes the conflict, as an error about `what`.
     pub fn error(&self, what: &str) -> ApiError {
         let how = if self.running { "is running" } else { "is started at each boot" };
-        ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host too"))
+        ApiError::new(Code::Conflict, format!("{what}: nvidia-mig-manager manages MIG on this host"))
             .cause(format!("{UNIT} {how} ({})", self.found.display()))
             .hint(format!(
-                "choose one: `systemctl disable --now {UNIT}` leaves MIG to gpushd; docs/migrating-from-mig-parted.md \
-                 has the way over"
+                "choose one: `systemctl disable --now {UNIT}` leaves MIG to gpushd; see \
+                 docs/migrating-from-mig-parted.md"
             ))
     }
 }
 
-/// Refuses plans that would change a GPU, while another one does too.
+/// Replaces plans that would change a GPU by an error, while nvidia-mig-manager is enabled.
 pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
     if plans.iter().all(|plan| plan.steps.is_empty() && !plan.enables_mig) {
         return;
     }
-    let Some(rival) = mig_manager(root) else { return };
+    let Some(other) = mig_manager(root) else { return };
     for plan in plans.iter_mut().filter(|plan| !plan.steps.is_empty() || plan.enables_mig) {
-        let error = rival.error(&format!("GPU {} ({}) is not reshaped", plan.gpu, plan.uuid));
+        let error = other.error(&format!("GPU {} ({}) is not reshaped", plan.gpu, plan.uuid));
         plan.steps.clear();
         plan.keeps.clear();
         plan.enables_mig = false;
@@ -83,11 +84,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_counts_is_whether_it_is_started_or_runs() {
+    fn service_counts_when_it_is_enabled_or_runs() {
         let root = tempfile::tempdir().unwrap();
         let at = |path: &str| root.path().join(path);
         assert_eq!(mig_manager(root.path()), None);
-        // Installed, and disabled.
+        // Installed and disabled.
         fs::create_dir_all(at("etc/nvidia-mig-manager")).unwrap();
         fs::create_dir_all(at("usr/lib/systemd/system")).unwrap();
         fs::write(at("usr/lib/systemd/system/nvidia-mig-manager.service"), "[Service]\n").unwrap();
@@ -100,11 +101,11 @@ mod tests {
         assert_eq!(mig_manager(root.path()), Some(MigManager { found: link.clone(), running: false }));
         let error = mig_manager(root.path()).unwrap().error("GPU 0 is not reshaped");
         assert!(error.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
-        // Masked, whatever wants it.
+        // Masked: systemd does not start it.
         symlink("/dev/null", at("etc/systemd/system/nvidia-mig-manager.service")).unwrap();
         assert_eq!(mig_manager(root.path()), None);
         fs::remove_file(&link).unwrap();
-        // Running all the same.
+        // Running nevertheless.
         let cgroup = at("sys/fs/cgroup/system.slice/nvidia-mig-manager.service");
         fs::create_dir_all(&cgroup).unwrap();
         assert_eq!(mig_manager(root.path()), Some(MigManager { found: cgroup, running: true }));

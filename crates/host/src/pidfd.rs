@@ -42,6 +42,11 @@ impl PidFd {
         }
     }
 
+    /// Takes a pidfd that the kernel gave for the process with this pid.
+    pub(crate) fn of(pid: i32, fd: OwnedFd) -> Self {
+        Self { pid, fd }
+    }
+
     /// Returns the pid under which the process was opened.
     pub fn pid(&self) -> i32 {
         self.pid
@@ -98,7 +103,7 @@ impl AsyncPidFd {
     /// When the kernel refuses for another reason, such as too many open files.
     pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
         let Some(process) = PidFd::open(pid)? else { return Ok(None) };
-        #[expect(deprecated, reason = "its successor is unsafe for a type that might change its descriptor")]
+        #[expect(deprecated, reason = "its successor needs a promise that the descriptor stays the same")]
         let process = AsyncFd::with_interest(process, Interest::READABLE)?;
         Ok(Some(Self(process)))
     }

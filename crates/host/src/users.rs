@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! async task ─► cache ── fresh ─────────────────────────────► answer
-//!                 └ missing, old ─► thread of its own: NSS ─► cache ─► answer, if it came within the deadline
+//!                 └ missing, old ─► NSS thread ─► cache ─► answer, if it came within the deadline
 //! ```
 //!
 //! No lookup runs on an async thread. An old entry is used while a newer one is looked up.
@@ -21,8 +21,11 @@ use gpush_api::text;
 use nix::unistd::{Group, Uid, User};
 use tokio::sync::oneshot;
 
-/// How long an entry is fresh.
-const FRESH: Duration = Duration::from_secs(300);
+/// How long the name of a user is fresh.
+const USER_FRESH: Duration = Duration::from_secs(300);
+
+/// How long the number of a group is fresh: an administrator who has just created the group should not wait.
+const GROUP_FRESH: Duration = Duration::from_secs(10);
 
 /// How long a request waits for the name of a user. Without it the user is shown by number.
 const USER_WAIT: Duration = Duration::from_millis(50);
@@ -60,7 +63,10 @@ impl NameService {
         user: impl Fn(&u32) -> Option<Option<String>> + Send + 'static,
         group: impl Fn(&String) -> Option<Option<u32>> + Send + 'static,
     ) -> std::io::Result<Self> {
-        Ok(Self { users: Cache::start("users", user)?, groups: Cache::start("groups", group)? })
+        Ok(Self {
+            users: Cache::start("users", USER_FRESH, user)?,
+            groups: Cache::start("groups", GROUP_FRESH, group)?,
+        })
     }
 
     /// Returns the name of a user; `None` when it has none, or none was found within 50 ms.
@@ -83,11 +89,13 @@ type Lookup<K, V> = (K, oneshot::Sender<Option<V>>);
 struct Cache<K, V> {
     entries: Arc<Mutex<HashMap<K, Entry<V>>>>,
     lookups: SyncSender<Lookup<K, V>>,
+    /// How long an entry is fresh.
+    fresh: Duration,
 }
 
 impl<K, V> Clone for Cache<K, V> {
     fn clone(&self) -> Self {
-        Self { entries: Arc::clone(&self.entries), lookups: self.lookups.clone() }
+        Self { entries: Arc::clone(&self.entries), lookups: self.lookups.clone(), fresh: self.fresh }
     }
 }
 
@@ -97,14 +105,18 @@ where
     V: Clone + Send + 'static,
 {
     /// `look_up` returns `None` when the name service does not answer: that is not remembered.
-    fn start(name: &str, look_up: impl Fn(&K) -> Option<Option<V>> + Send + 'static) -> std::io::Result<Self> {
+    fn start(
+        name: &str,
+        fresh: Duration,
+        look_up: impl Fn(&K) -> Option<Option<V>> + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (lookups, waiting) = sync_channel::<Lookup<K, V>>(MOST_WAITING);
         let entries = Arc::<Mutex<HashMap<K, Entry<V>>>>::default();
         let found = Arc::clone(&entries);
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             for (key, answer) in waiting {
                 // Another request may have asked the same meanwhile.
-                let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < FRESH).cloned();
+                let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh).cloned();
                 let value = match known {
                     Some((_, value)) => value,
                     None => {
@@ -120,13 +132,13 @@ where
                 let _ = answer.send(value);
             }
         })?;
-        Ok(Self { entries, lookups })
+        Ok(Self { entries, lookups, fresh })
     }
 
     async fn get(&self, key: K, wait: Duration) -> Option<V> {
         let known = locked(&self.entries).get(&key).cloned();
         if let Some((at, value)) = &known
-            && at.elapsed() < FRESH
+            && at.elapsed() < self.fresh
         {
             return value.clone();
         }
@@ -189,7 +201,7 @@ mod tests {
         let names = NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap())).unwrap();
         told.send(Some(7)).unwrap();
         assert_eq!(names.group("admins").await, Some(7));
-        let Some(past) = Instant::now().checked_sub(FRESH) else {
+        let Some(past) = Instant::now().checked_sub(GROUP_FRESH) else {
             return println!("SKIPPED: the host has just started");
         };
         locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));

@@ -13,13 +13,13 @@
 
 use std::{
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Output, Stdio},
     time::Duration,
 };
 
 use gpush_api::Percentage;
+use gpush_host::proc;
 use tokio::{io::AsyncWriteExt, process::Command as Program};
 
 use crate::{
@@ -100,7 +100,7 @@ pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
 fn holder(directory: &Path) -> io::Result<Daemon> {
     let nobody = || io::Error::new(io::ErrorKind::NotFound, "nobody holds its lock");
     let pid = lock::holder(directory)?.ok_or_else(nobody)?;
-    let uid = std::fs::metadata(format!("/proc/{pid}"))?.uid();
+    let uid = proc::owner(pid).ok_or_else(nobody)?;
     Ok(Daemon { pid, uid })
 }
 

@@ -13,10 +13,12 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
+
+use gpush_host::proc;
 
 use crate::{
     command::Pid,
@@ -149,16 +151,15 @@ fn having(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTreeSet<u64>)>> {
     if sockets.is_empty() {
         return Ok(Vec::new());
     }
-    let pids = fs::read_dir("/proc")?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let theirs = |pid: Pid| {
         let theirs: BTreeSet<u64> = of_process(pid).ok()?.filter(|inode| sockets.contains(inode)).collect();
         (!theirs.is_empty()).then_some((pid, theirs))
     };
-    Ok(pids.filter_map(theirs).collect())
+    Ok(proc::pids().filter_map(theirs).collect())
 }
 
 fn parent(pid: Pid) -> Option<Pid> {
-    Some(procfs::process::Process::new(pid).ok()?.stat().ok()?.ppid)
+    Pid::try_from(proc::parent(pid)?).ok()
 }
 
 #[cfg(test)]

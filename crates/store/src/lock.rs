@@ -1,22 +1,35 @@
-//! The state directory is one agent's for as long as that agent lives.
+//! The lock of the state directory, held for the life of an agent.
 //!
-//! Two agents would take turns in reshaping the same GPUs. The lock is an `flock`, so it ends with
-//! its process however that ends; the file holds the pid so that the other one can be told by whom.
+//! Two agents would both reshape the same GPUs. The lock is an `flock`, so it ends with its process however that ends;
+//! the file holds the pid of the holder, which the other agent reports.
+//!
+//! A child has every descriptor of its parent from `fork` to `exec`. So the lock of an agent that was killed between
+//! the two is held for a moment by nobody that matters: an agent tries for [`PATIENCE`] before it gives up.
 
 use std::{
     fs,
     io::{self, Read, Seek, Write},
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
+    sys::signal::kill,
+    unistd::Pid,
 };
 
 use crate::{error::OpenError, own};
 
-/// The lock, ours until dropped.
+/// How long an agent tries to get a lock that another process holds.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The lock of a state directory, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: Flock<fs::File>,
@@ -25,17 +38,27 @@ pub(crate) struct Lock {
 impl Lock {
     /// Takes the lock of a directory that exists.
     pub(crate) fn take(directory: &Path) -> Result<Self, OpenError> {
+        let until = Instant::now() + PATIENCE;
+        Self::take_while(directory, || {
+            thread::sleep(PAUSE);
+            Instant::now() < until
+        })
+    }
+
+    /// Tries again as long as `again` says so.
+    fn take_while(directory: &Path, mut again: impl FnMut() -> bool) -> Result<Self, OpenError> {
         let path = directory.join("lock");
         let unusable = |source: io::Error| OpenError::Unusable { path: path.clone(), source };
-        let file = own::file(&path, true)?;
-        let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => lock,
-            Err((mut file, Errno::EWOULDBLOCK)) => {
-                let mut text = String::new();
-                let holder = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-                return Err(OpenError::Held { path: directory.to_owned(), holder });
-            }
-            Err((_, errno)) => return Err(unusable(errno.into())),
+        let mut file = own::file(&path, true)?;
+        let mut lock = loop {
+            file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => break lock,
+                Err((file, Errno::EWOULDBLOCK)) if again() => file,
+                Err((file, Errno::EWOULDBLOCK)) => {
+                    return Err(OpenError::Held { path: directory.to_owned(), holder: holder(file) });
+                }
+                Err((_, errno)) => return Err(unusable(errno.into())),
+            };
         };
         let pid = format!("{}\n", std::process::id());
         let note = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| lock.write_all(pid.as_bytes()));
@@ -46,5 +69,40 @@ impl Lock {
             Err(error) => return Err(unusable(error)),
         }
         Ok(Self { _file: lock })
+    }
+}
+
+/// Returns the pid in the file, if there is such a process: the agent that wrote it may have ended.
+fn holder(mut file: fs::File) -> Option<u32> {
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok()?;
+    let pid: u32 = text.trim().parse().ok()?;
+    let is_there = kill(Pid::from_raw(i32::try_from(pid).ok()?), None) != Err(Errno::ESRCH);
+    is_there.then_some(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_that_is_released_meanwhile_is_taken() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut first = Some(Lock::take(scratch.path()).unwrap());
+        let taken = Lock::take_while(scratch.path(), || first.take().is_some());
+        assert!(taken.is_ok(), "{taken:?}");
+    }
+
+    #[test]
+    fn holder_is_named_only_while_it_is_there() {
+        let scratch = tempfile::tempdir().unwrap();
+        let _first = Lock::take(scratch.path()).unwrap();
+        let held = || match Lock::take_while(scratch.path(), || false) {
+            Err(OpenError::Held { holder, .. }) => holder,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(held(), Some(std::process::id()));
+        fs::write(scratch.path().join("lock"), format!("{}\n", i32::MAX)).unwrap();
+        assert_eq!(held(), None);
     }
 }

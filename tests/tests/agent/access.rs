@@ -33,7 +33,19 @@ fn can_be_somebody_else() -> bool {
 
 fn ask_as(uid: u32, gid: u32, agent: &Agent, method: &str, path: &str, body: Option<&Value>) -> Answer {
     let mut command = Command::new("curl");
-    command.uid(uid).gid(gid).current_dir("/").env("HOME", "/");
+    command.uid(uid).gid(gid);
+    ask_with(command, agent, method, path, body).unwrap_or_else(|why| panic!("curl: {why}"))
+}
+
+/// Asks through a command that ends with `curl`. The error is what the command says.
+fn ask_with(
+    mut command: Command,
+    agent: &Agent,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+) -> Result<Answer, String> {
+    command.current_dir("/").env("HOME", "/");
     command.args(["--silent", "--show-error", "--include", "--request", method, "--unix-socket"]);
     command.arg(agent.socket()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     if body.is_some() {
@@ -44,7 +56,7 @@ fn ask_as(uid: u32, gid: u32, agent: &Agent, method: &str, path: &str, body: Opt
     let text = body.map(ToString::to_string).unwrap_or_default();
     child.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("curl reads");
     let output = child.wait_with_output().expect("curl ends");
-    parse(&output.stdout).unwrap_or_else(|| panic!("curl: {}", String::from_utf8_lossy(&output.stderr)))
+    parse(&output.stdout).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
@@ -71,6 +83,38 @@ fn a_user_without_the_right_may_look_and_plan_and_not_change() {
     // Who asked for an operation is known, from which process is not.
     let operations = ask_as(NOBODY, NOBODY, &agent, "GET", "/v1/operations", None).json();
     assert_eq!((&operations[0]["by"]["uid"], &operations[0]["by"]["pid"]), (&json!(0), &Value::Null));
+}
+
+/// Root of a container that has the socket was an administrator.
+#[test]
+fn root_in_another_pid_or_user_namespace_is_denied() {
+    if !can_be_somebody_else() {
+        return;
+    }
+    let host = Host::up("dgx-a100");
+    let agent = Agent::start_public(&host, "");
+    let before = truth(&host, 0);
+    let wanted = json!({"gpus": ["0"], "layout": {"entries": ["7g.80gb"]}});
+    for namespaces in [&["--fork", "--pid"][..], &["--user", "--map-root-user"]] {
+        let through = || {
+            let mut command = Command::new("unshare");
+            command.args(namespaces).arg("curl");
+            command
+        };
+        let denied = match ask_with(through(), &agent, "POST", "/v1/mig/apply", Some(&wanted)) {
+            Ok(answer) => answer,
+            Err(why) => {
+                println!("skipped: root in other namespaces {namespaces:?}: {why}");
+                continue;
+            }
+        };
+        assert_eq!(denied.status, 403, "{namespaces:?}");
+        let error = denied.error();
+        assert!(error.message.contains("(uid 0) may not") && error.causes[0].contains("container"), "{error:?}");
+        let plan = ask_with(through(), &agent, "POST", "/v1/mig/plan", Some(&wanted)).expect("an answer");
+        assert_eq!(plan.status, 200, "{namespaces:?}");
+    }
+    assert_eq!(truth(&host, 0), before);
 }
 
 #[test]

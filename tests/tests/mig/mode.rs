@@ -143,7 +143,7 @@ fn services_are_stopped_before_and_started_after_with_hooks_in_between() {
     assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
     assert_eq!(around.take_calls(), Vec::<String>::new());
     // Nothing is left of the runs.
-    let left = std::fs::read_dir(Setup::on(&host).state_dir().join("beside")).expect("a directory").count();
+    let left = std::fs::read_dir(Setup::on(&host).state_dir().join("helper")).expect("a directory").count();
     assert_eq!(left, 0);
 }
 
@@ -301,34 +301,4 @@ fn programs_that_others_could_have_written_are_not_run() {
     assert!(error.message.contains("can be written by others"), "{error:?}");
     assert_eq!(error.hint, Some(format!("take the right away: `chmod go-w {}`", hook.display())));
     assert_eq!(around.take_calls(), Vec::<String>::new());
-}
-
-#[test]
-fn where_systemd_runs_programs_are_units_named_after_operation_and_step() {
-    let host = Host::up(AMPERE);
-    let around = Around::of(&host);
-    around.run("nvidia-dcgm");
-    // As systemd-run: returns once the unit has begun.
-    let fake = around.file("systemd-run");
-    let units = around.file("units");
-    let script = format!(
-        "#!/bin/sh\nU='{}'\necho \"$*\" >> \"$U\"\nwhile [ \"$1\" != -- ]; do shift; done; shift\nmkfifo \"$U.$$\"\n\
-         \"$@\" > \"$U.$$\" 2>/dev/null </dev/null &\nread -r line < \"$U.$$\"\nrm \"$U.$$\"\n[ \"$line\" = begun ]\n",
-        units.display()
-    );
-    std::fs::write(&fake, script).unwrap();
-    std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let agent = Setup::on(&host)
-        .config(around.config(&["nvidia-dcgm"], ""))
-        .arg(format!("--systemd-run={}", fake.display()))
-        .start();
-    let operation = agent.apply(&["0"], LAYOUT);
-    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    let units = std::fs::read_to_string(units).unwrap();
-    for step in ["is-active-nvidia-dcgm", "stop-nvidia-dcgm", "hook-before", "reset", "hook-after", "start-nvidia-dcgm"]
-    {
-        let name = format!("--unit=gpush-{}.{step}.1 ", operation.id);
-        assert!(units.contains(&name), "{name} of {units}");
-    }
-    assert_eq!(truth(&host, 0).len(), 3);
 }

@@ -6,6 +6,7 @@
 //! | `ends` | what is done about strays, and who is told |
 //! | `servers` | MPS servers are none |
 //! | `unseen` | GPUs that are not seen as they are, and a database that was lost |
+//! | `long` | processes with command lines of any length |
 //! | `jobs` | jobs of people who have a share, however they are started |
 //! | `allowed` | those that the config allows, now and later |
 //!
@@ -14,6 +15,7 @@
 mod allowed;
 mod ends;
 mod jobs;
+mod long;
 mod servers;
 mod unseen;
 

@@ -35,8 +35,9 @@ fn the_service_starts_reloads_comes_back_and_stops() {
     for gpu in ["0", "1"] {
         machine.sh(&format!("gpushctl mig apply --gpu {gpu} --layout '3g.40gb,1g.10gb*2' --once"));
     }
-    let reset = machine.journal_until("-u 'gpush-op-*'", "Started");
-    assert!(reset.contains("reset"), "{reset}");
+    // The unit is named after operation and step.
+    let reset = machine.journal_until("-u 'gpush-op-*.reset.1.service'", "Started");
+    assert!(reset.contains("gpush op-") && reset.contains(": reset"), "{reset}");
 
     machine.write("/etc/gpush/config.toml", "[log]\nlevel = \"debug\"\n");
     machine.sh("systemctl reload gpushd.service");

@@ -66,7 +66,7 @@ impl Units {
             }
             Err(error @ Error::Job { .. }) => {
                 let how = self.how(place, 0).await;
-                Err(NotStarted::Failed(format!("it {how} ({})", in_words(&error))))
+                Err(NotStarted::Failed(format!("it {how} ({})", error.in_full())))
             }
             Err(error) => Err(not_started(&error)),
         }
@@ -80,13 +80,13 @@ impl Units {
             let ours = state.main_pid.and_then(|main| i32::try_from(main).ok()) == Some(pid);
             !ours && state.active != "deactivating"
         };
-        match self.0.becomes(&unit, TOLD, has_ended).await {
-            Err(error) => format!("ended; systemd can't say how: {}", in_words(&error)),
+        match self.0.wait_until(&unit, TOLD, has_ended).await {
+            Err(error) => format!("ended; systemd can't say how: {}", error.in_full()),
             Ok(state) => {
                 if state.active == "failed"
                     && let Err(error) = self.0.reset_failed(&unit).await
                 {
-                    tracing::warn!("{}", in_words(&error));
+                    tracing::warn!("{}", error.in_full());
                 }
                 words(&state, &unit)
             }
@@ -96,7 +96,7 @@ impl Units {
     /// Kills all of the unit.
     pub(super) async fn kill(&self, place: &Place, daemon: Option<&Process>) {
         if let Err(error) = self.0.kill(&name(place)).await {
-            tracing::warn!("{}; its MPS daemon is killed without it", in_words(&error));
+            tracing::warn!("{}; its MPS daemon is killed without it", error.in_full());
             super::kill_all(place, daemon);
         }
     }
@@ -106,7 +106,7 @@ impl Units {
         let mut strays = match self.0.running("gpushd-mps@*.service").await {
             Ok(units) => units,
             Err(error) => {
-                tracing::warn!("MPS daemons that nobody knows are not looked for: {}", in_words(&error));
+                tracing::warn!("MPS daemons that nobody knows are not looked for: {}", error.in_full());
                 return;
             }
         };
@@ -123,7 +123,7 @@ impl Units {
                     Ok(true) => {}
                     Ok(false) => left.push(unit),
                     Err(error) => {
-                        tracing::warn!("{}", in_words(&error));
+                        tracing::warn!("{}", error.in_full());
                         left.push(unit);
                     }
                 }
@@ -165,22 +165,9 @@ fn of(target: &str) -> String {
 fn not_started(error: &Error) -> NotStarted {
     match error {
         // What was asked for may still happen; then the daemon is found.
-        Error::Bus(_) | Error::Deadline { .. } => NotStarted::Later(in_words(error)),
-        Error::Refused { .. } | Error::Job { .. } => NotStarted::Failed(in_words(error)),
+        Error::Bus(_) | Error::Deadline { .. } => NotStarted::Later(error.in_full()),
+        Error::Refused { .. } | Error::Job { .. } => NotStarted::Failed(error.in_full()),
     }
-}
-
-fn in_words(error: &Error) -> String {
-    let mut words = error.to_string();
-    let mut at = std::error::Error::source(error);
-    while let Some(cause) = at {
-        let said = cause.to_string();
-        if !words.contains(&said) {
-            words = format!("{words}: {said}");
-        }
-        at = cause.source();
-    }
-    words
 }
 
 /// How a unit ended.

@@ -1,5 +1,5 @@
-//! The keeper: `gpushd beside DIR`. It takes the lock, runs the program of the spec, holds it to
-//! its deadline, and writes down how it ended. It knows nothing of gpushd and outlives it.
+//! The keeper: `gpushd helper DIR`. It takes the lock, runs the program of the spec, ends it at its deadline, and
+//! records how it ended. It does not talk to gpushd and outlives it.
 
 use std::{
     io::{self, PipeReader, Read, Write},
@@ -16,44 +16,44 @@ use nix::{
     unistd::Pid,
 };
 
-use super::run_dir::{End, Ended, Place, Spec};
+use super::run_dir::{End, Ended, RunDir, Spec};
 
-/// Bytes of output that are kept: so many from the beginning.
+/// Bytes of output that are kept, from the beginning.
 const KEPT: usize = 32 * 1024;
 
-/// How long output may still come once the program has ended: somebody else may have its end.
+/// How long output is read after the program has ended: a child of it may have the pipe too.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// Where programs are looked for by what is run.
+/// `PATH` of the program.
 const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs the program of the spec in `dir`.
 pub fn main(dir: &Path) -> ExitCode {
     // Fails where systemd has made a session already.
     let _ = nix::unistd::setsid();
-    match keep(&Place::at(dir)) {
+    match keep(&RunDir::at(dir)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpushd beside {}: {error}", dir.display());
+            eprintln!("gpushd helper {}: {error}", dir.display());
             ExitCode::FAILURE
         }
     }
 }
 
-fn keep(place: &Place) -> io::Result<()> {
-    let Some(lock) = place.lock()? else { return Err(io::Error::other("somebody has its lock")) };
-    if place.outcome().is_some() {
-        return Err(io::Error::other("it is not wanted any more"));
+fn keep(run: &RunDir) -> io::Result<()> {
+    let Some(lock) = run.lock()? else { return Err(io::Error::other("another process has its lock")) };
+    if run.outcome().is_some() {
+        return Err(io::Error::other("it was given up"));
     }
-    let spec = place.spec().ok_or_else(|| io::Error::other("there is no spec"))?;
-    place.begin()?;
+    let spec = run.spec().ok_or_else(|| io::Error::other("there is no spec"))?;
+    run.begin()?;
     let _ = sd_notify::notify(true, &[sd_notify::NotifyState::Ready]);
     let mut out = io::stdout();
     let _ = out.write_all(b"begun\n").and_then(|()| out.flush());
-    place.conclude(&run(&spec, &lock)?)
+    run.conclude(&execute(&spec, &lock)?)
 }
 
-fn run(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
+fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new(&spec.program);
     command
@@ -64,7 +64,7 @@ fn run(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         .env("LANG", "C.UTF-8")
         .envs(&spec.env)
         .current_dir("/")
-        // An empty file to read from, and the lock: while the program is there it is held.
+        // The lock is an empty file. While the program runs, the lock is held.
         .stdin(lock.try_clone()?)
         .stdout(writer.try_clone()?)
         .stderr(writer)
@@ -73,7 +73,7 @@ fn run(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         Ok(child) => child,
         Err(error) => return Ok(Ended { end: End::NotStarted(error.to_string()), output: String::new() }),
     };
-    // With it goes our end of the pipe for writing.
+    // Closes our end of the pipe for writing.
     drop(command);
     let kept = listen(reader);
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
@@ -94,7 +94,7 @@ fn run(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
             }
         }
     };
-    // What it left behind in its group ends with it.
+    // Processes that it left in its group end with it.
     let _ = killpg(group, Signal::SIGKILL);
     let end = if timed_out { End::TimedOut } else { end_of(status?) };
     Ok(Ended { end, output: kept.output() })
@@ -108,7 +108,7 @@ fn end_of(status: ExitStatus) -> End {
     }
 }
 
-/// What a program says, up to a bound; the rest is read and dropped, so that it is not held up.
+/// Output of a program up to a bound; the rest is read and dropped, so that the program is not blocked.
 struct Kept {
     bytes: Arc<Mutex<Vec<u8>>>,
     closed: mpsc::Receiver<()>,

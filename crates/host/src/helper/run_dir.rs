@@ -1,5 +1,5 @@
-//! What is on disk of a run: `spec.json`, `lock`, `begun`, `outcome.json` in a directory of its own,
-//! named `<operation>.<step>.<count>`.
+//! The directory of a run, `<operation>.<step>.<count>`, with the files `spec.json`, `lock`, `begun` and
+//! `outcome.json`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,15 +13,15 @@ use std::{
 use gpush_api::text;
 use serde::{Deserialize, Serialize};
 
-/// Characters of a program's output that are told.
-const TOLD: usize = 2000;
+/// Characters of a program's output that are shown.
+const SHOWN: usize = 2000;
 
-/// What a keeper is to do.
+/// What a keeper runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Spec {
-    /// The file that was checked.
+    /// The file that gpushd checked.
     pub(super) program: PathBuf,
-    /// How the program is called: its own name for itself.
+    /// The name under which the program is executed (`argv[0]`).
     pub(super) name: String,
     pub(super) args: Vec<String>,
     pub(super) env: BTreeMap<String, String>,
@@ -33,19 +33,19 @@ pub(super) struct Spec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// With this status.
+    /// It ended with this status.
     Exited(i32),
-    /// By this signal, which was not ours.
+    /// A signal that gpushd did not send ended it.
     Signalled(i32),
-    /// Its time was up, and it was ended.
+    /// It passed its deadline, and the keeper ended it.
     TimedOut,
-    /// The kernel would not start it.
+    /// The kernel refused to execute it.
     NotStarted(String),
-    /// It began, and how it ended nobody has seen.
+    /// It began, and how it ended is unknown.
     Lost,
-    /// It was never begun, and will not be.
+    /// It never began, and will not.
     Void,
-    /// It was killed and is still there.
+    /// It was killed and has not ended.
     Hangs,
 }
 
@@ -64,34 +64,34 @@ impl fmt::Display for End {
     }
 }
 
-/// The end of a run, and what it said.
+/// The end of a run, and its output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// How it ended.
     pub end: End,
-    /// Standard output and error together, cut.
+    /// Standard output and standard error together, cut.
     pub output: String,
 }
 
 impl Ended {
-    /// What it said, to be put behind a sentence; empty when it said nothing.
+    /// Returns the output as the end of a sentence: `: …`, or nothing when there is none.
     pub fn said(&self) -> String {
         let lines: Vec<&str> = self.output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        let said: String = text::plain(&lines.join(" | ")).chars().take(TOLD).collect();
+        let said: String = text::plain(&lines.join(" | ")).chars().take(SHOWN).collect();
         if said.is_empty() { said } else { format!(": {said}") }
     }
 }
 
 /// The directory of a run.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct RunDir {
     dir: PathBuf,
     name: String,
 }
 
-impl Place {
-    /// Makes the place of a new run.
-    pub(super) fn lay(below: &Path, prefix: &str, spec: &Spec) -> io::Result<Self> {
+impl RunDir {
+    /// Creates the directory of a new run.
+    pub(super) fn create(below: &Path, prefix: &str, spec: &Spec) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(below)?;
         for count in 1.. {
             let name = format!("{prefix}.{count}");
@@ -100,31 +100,31 @@ impl Place {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 other => other?,
             }
-            let place = Self { dir, name };
-            File::create(place.dir.join("lock"))?;
-            place.write("spec.json", &serde_json::to_vec(spec)?)?;
+            let run = Self { dir, name };
+            File::create(run.dir.join("lock"))?;
+            run.write("spec.json", &serde_json::to_vec(spec)?)?;
             File::open(below)?.sync_all()?;
-            return Ok(place);
+            return Ok(run);
         }
         Err(io::Error::other("there are too many runs"))
     }
 
-    /// The place in this directory.
+    /// Returns the run in this directory.
     pub(super) fn at(dir: &Path) -> Self {
         let name = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Self { dir: dir.to_owned(), name }
     }
 
-    /// Those of an operation, in the order of their names.
+    /// Returns the runs of an operation, by name.
     pub(super) fn all(below: &Path, operation: &str) -> Vec<Self> {
         let entries = fs::read_dir(below).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<Self> = entries.map(|entry| Self::at(&entry.path())).collect();
-        all.retain(|place| place.operation() == operation);
+        all.retain(|run| run.operation() == operation);
         all.sort_by(|one, other| one.name.cmp(&other.name));
         all
     }
 
-    /// Operations that have places.
+    /// Returns the operations that have runs.
     pub(super) fn operations(below: &Path) -> BTreeSet<String> {
         let entries = fs::read_dir(below).into_iter().flatten().filter_map(Result::ok);
         entries.map(|entry| Self::at(&entry.path()).operation().to_owned()).collect()
@@ -154,7 +154,7 @@ impl Place {
         serde_json::from_slice(&fs::read(self.dir.join("outcome.json")).ok()?).ok()
     }
 
-    /// Notes that the program is about to be started.
+    /// Records that the program is about to start.
     pub(super) fn begin(&self) -> io::Result<()> {
         self.write("begun", b"")
     }
@@ -163,7 +163,7 @@ impl Place {
         self.write("outcome.json", &serde_json::to_vec(ended)?)
     }
 
-    /// The lock, if nobody has it.
+    /// Takes the lock; `None` when another process has it.
     pub(super) fn lock(&self) -> io::Result<Option<File>> {
         let file = OpenOptions::new().read(true).write(true).open(self.dir.join("lock"))?;
         match file.try_lock() {
@@ -173,12 +173,12 @@ impl Place {
         }
     }
 
-    /// Whether a keeper or its program is there, and no end of it on record.
+    /// Returns whether the keeper or its program runs, and no outcome is recorded.
     pub(super) fn runs(&self) -> bool {
         self.outcome().is_none() && matches!(self.lock(), Ok(None))
     }
 
-    /// Makes sure that it does not begin any more; `false` when it has begun, or has ended.
+    /// Prevents the run from beginning; `false` when it has begun or ended.
     pub(super) fn void(&self) -> io::Result<bool> {
         let Some(_lock) = self.lock()? else { return Ok(false) };
         if self.outcome().is_some() || self.dir.join("begun").exists() {
@@ -188,31 +188,31 @@ impl Place {
         Ok(true)
     }
 
-    /// Its end, if it has one by now: told by its keeper, or seen from the lock that fell.
+    /// Returns the end of the run, if it has ended: as its keeper recorded it, or by the lock that was released.
     pub(super) fn concluded(&self) -> Option<Ended> {
         if let Some(ended) = self.outcome() {
             return Some(ended);
         }
         let _lock = self.lock().ok()??;
-        // Told between the two looks.
+        // Recorded between the two reads.
         if let Some(ended) = self.outcome() {
             return Some(ended);
         }
         let end = if self.dir.join("begun").exists() { End::Lost } else { End::Void };
         let ended = Ended { end, output: String::new() };
         if let Err(error) = self.conclude(&ended) {
-            tracing::warn!("{}: its end can't be recorded: {error}", self.name);
+            tracing::warn!("{}: cannot record its end: {error}", self.name);
         }
         Some(ended)
     }
 
     pub(super) fn remove(&self) {
         if let Err(error) = fs::remove_dir_all(&self.dir) {
-            tracing::warn!("{} can't be removed: {error}", self.dir.display());
+            tracing::warn!("cannot remove {}: {error}", self.dir.display());
         }
     }
 
-    /// Writes a file whole and durably, or not at all.
+    /// Writes a file completely and durably, or not at all.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let new = self.dir.join(format!("{name}.new"));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_what_its_lock_and_its_files_say() {
+    fn lock_and_files_give_the_state_of_a_run() {
         let scratch = tempfile::tempdir().unwrap();
         let spec = Spec {
             program: "/bin/true".into(),
@@ -238,36 +238,36 @@ mod tests {
             deadline_ms: 1,
             grace_ms: 1,
         };
-        let lay = || Place::lay(scratch.path(), "op-1.reset", &spec).unwrap();
-        let end = |place: &Place| place.concluded().map(|ended| ended.end);
-        // Asked for and never begun: nobody runs it any more, its keeper least of all.
-        let place = lay();
-        assert_eq!((place.name(), place.operation(), place.step()), ("op-1.reset.1", "op-1", "reset"));
-        assert!(!place.runs());
-        assert_eq!(end(&place), Some(End::Void));
-        // Running: the lock is held, by the keeper or by the program alone.
-        let place = lay();
-        let lock = place.lock().unwrap().unwrap();
+        let create = || RunDir::create(scratch.path(), "op-1.reset", &spec).unwrap();
+        let end = |run: &RunDir| run.concluded().map(|ended| ended.end);
+        // Asked for and never begun: its keeper will not run it.
+        let run = create();
+        assert_eq!((run.name(), run.operation(), run.step()), ("op-1.reset.1", "op-1", "reset"));
+        assert!(!run.runs());
+        assert_eq!(end(&run), Some(End::Void));
+        // Running: the keeper, or the program alone, has the lock.
+        let run = create();
+        let lock = run.lock().unwrap().unwrap();
         let program = lock.try_clone().unwrap();
-        place.begin().unwrap();
-        assert!(place.runs() && place.lock().unwrap().is_none());
+        run.begin().unwrap();
+        assert!(run.runs() && run.lock().unwrap().is_none());
         drop(lock);
-        assert_eq!((end(&place), place.void().unwrap()), (None, false));
-        // Both gone, and no end told.
+        assert_eq!((end(&run), run.void().unwrap()), (None, false));
+        // Both have ended, and no outcome is recorded.
         drop(program);
-        assert_eq!(end(&place), Some(End::Lost));
-        assert!(!place.void().unwrap() && !place.runs());
-        // Told: what holds the lock afterwards is no concern.
-        let place = lay();
-        let _lock = place.lock().unwrap().unwrap();
-        place.conclude(&Ended { end: End::Exited(3), output: " a\n\n\u{1b}b ".to_owned() }).unwrap();
-        assert_eq!(end(&place), Some(End::Exited(3)));
-        assert_eq!(place.outcome().unwrap().said(), ": a | ?b");
-        assert!(!place.runs());
+        assert_eq!(end(&run), Some(End::Lost));
+        assert!(!run.void().unwrap() && !run.runs());
+        // Recorded: it does not matter who has the lock afterwards.
+        let run = create();
+        let _lock = run.lock().unwrap().unwrap();
+        run.conclude(&Ended { end: End::Exited(3), output: " a\n\n\u{1b}b ".to_owned() }).unwrap();
+        assert_eq!(end(&run), Some(End::Exited(3)));
+        assert_eq!(run.outcome().unwrap().said(), ": a | ?b");
+        assert!(!run.runs());
         // Given up before it began.
-        let place = lay();
-        assert!(place.void().unwrap());
-        assert_eq!(Place::all(scratch.path(), "op-1").len(), 4);
-        assert!(Place::all(scratch.path(), "op-12").is_empty());
+        let run = create();
+        assert!(run.void().unwrap());
+        assert_eq!(RunDir::all(scratch.path(), "op-1").len(), 4);
+        assert!(RunDir::all(scratch.path(), "op-12").is_empty());
     }
 }

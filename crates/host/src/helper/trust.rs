@@ -1,5 +1,5 @@
-//! Which programs are run: those that nobody but root, or the user that gpushd runs as, can have
-//! put there.
+//! Which files gpushd trusts: those that only root, or the user that gpushd runs as, can have written. The path is
+//! absolute, and all directories above it belong to these users and are not writable by others.
 
 use std::{
     fs, io,
@@ -7,23 +7,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why a program is not run.
+/// Why a program is not trusted.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Untrusted {
+pub enum Untrusted {
+    /// Its path is not absolute.
     #[error("it is not an absolute path")]
     Relative,
-    #[error("it can't be looked at: {0}")]
+    /// It cannot be read.
+    #[error("cannot read it: {0}")]
     Unreadable(#[from] io::Error),
-    #[error("it is no program")]
+    /// It is not an executable file.
+    #[error("it is not a program")]
     NotAProgram,
+    /// It, or a directory above it, belongs to an untrusted user.
     #[error("{} belongs to uid {owner}", path.display())]
-    Foreign { path: PathBuf, owner: u32 },
+    Foreign {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Other users can write it, or a directory above it.
     #[error("{} can be written by others", path.display())]
-    Writable { path: PathBuf },
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+    },
 }
 
 impl Untrusted {
-    pub(super) fn hint(&self) -> String {
+    /// Returns what to do about it.
+    pub fn hint(&self) -> String {
         match self {
             Self::Relative => "name it by its absolute path under [mode_change] in the config".to_owned(),
             Self::Unreadable(_) | Self::NotAProgram => {
@@ -36,8 +50,11 @@ impl Untrusted {
     }
 }
 
-/// The file behind `program`, if it may be run for a gpushd of uid `own`.
-pub(super) fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
+/// Returns the file behind `program`, if a gpushd with uid `own` may run it.
+///
+/// # Errors
+/// Why not.
+pub fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !program.starts_with('/') {
         return Err(Untrusted::Relative);
     }
@@ -49,7 +66,7 @@ pub(super) fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     for path in file.ancestors() {
         own_alone(path, own)?;
     }
-    // A link on the way is followed once, here; the directory it stands in must be safe as well.
+    // A link on the way is followed once, here. The directory that contains it must be trusted as well.
     for path in Path::new(program).ancestors().skip(1) {
         own_alone(path, own)?;
     }
@@ -61,7 +78,7 @@ fn own_alone(path: &Path, own: u32) -> Result<(), Untrusted> {
     if meta.uid() != 0 && meta.uid() != own {
         return Err(Untrusted::Foreign { path: path.to_owned(), owner: meta.uid() });
     }
-    // In a sticky directory nobody replaces what is another's. A user's own group is theirs.
+    // In a sticky directory only the owner replaces a file. A user's own group has no other members.
     let sticky = meta.is_dir() && meta.mode() & 0o1000 != 0;
     let others = if own == 0 { 0o022 } else { 0o002 };
     if meta.mode() & others != 0 && !sticky {
@@ -77,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nobody_else_can_have_put_there_is_run() {
+    fn program_that_others_can_write_is_refused() {
         let own = nix::unistd::geteuid().as_raw();
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().join("hooks");

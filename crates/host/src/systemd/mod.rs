@@ -1,0 +1,336 @@
+//! Units of systemd, through its D-Bus interface: the only way in which gpushd asks systemd for anything.
+//!
+//! `systemctl` takes 10 ms and a parser each time, and of a job that failed it says only that. Here a call takes about
+//! a millisecond, and the result is systemd's own.
+//!
+//! ```text
+//! start(unit) ─► subscribe to its JobRemoved ─► StartUnit ─► its job ends ─► done: MainPID
+//!                                                               │             else: its result
+//!                                                               └ deadline, or the bus is gone
+//!
+//! wait_until(unit, is) ─► subscribe to its PropertiesChanged ─► read ─ is ───────────► return it
+//!                                                               ▲   └ not yet ─► changed ─┐
+//!                                                               └─────────────────────────┘
+//! ```
+//!
+//! A start goes on after its caller has gone: [`Manager::state`] tells what became of it. The connection is made when
+//! it is first needed, and again when the bus was restarted. It is checked before each call, so no call is made twice.
+
+mod proxies;
+mod state;
+
+use std::{future::Future, path::Path, time::Duration};
+
+use nix::sys::signal::Signal;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout, timeout_at},
+};
+use zbus::{
+    Connection,
+    export::ordered_stream::OrderedStreamExt,
+    fdo::DBusProxy,
+    proxy::CacheProperties,
+    zvariant::{OwnedObjectPath, Value},
+};
+
+use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
+pub use self::state::State;
+
+/// How long one call may take.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long a caller waits for a job. A job that takes longer goes on.
+const JOB: Duration = Duration::from_secs(10);
+
+/// Time between two reads of a unit without a signal: systemd forgets a unit that nothing needs without one.
+const REREAD: Duration = Duration::from_millis(250);
+
+/// Returns whether systemd is the service manager of this host, by the rule of `sd_booted(3)`.
+pub fn is_the_service_manager() -> bool {
+    Path::new("/run/systemd/system").is_dir()
+}
+
+/// systemd's manager. One for the whole agent: all calls share its connection.
+#[derive(Debug, Default)]
+pub struct Manager {
+    connection: Mutex<Option<Connection>>,
+}
+
+/// A program to run in a transient unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransientService {
+    /// Name of the unit, with `.service`.
+    pub name: String,
+    /// What `systemctl status` shows.
+    pub description: String,
+    /// Absolute path of the program, then its arguments.
+    pub command: Vec<String>,
+    /// The slice that contains it.
+    pub slice: String,
+    /// How long the program may take to report that it is ready.
+    pub start_timeout: Duration,
+}
+
+/// Why a call to systemd failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no bus, or the connection ended.
+    #[error("cannot reach systemd over the system bus")]
+    Bus(#[source] zbus::Error),
+    /// systemd refused, by an error of this name.
+    #[error("systemd refused to {what}: {message} ({name})")]
+    Refused {
+        /// What gpushd asked for.
+        what: String,
+        /// Name of the D-Bus error.
+        name: String,
+        /// systemd's own message.
+        message: String,
+    },
+    /// The job ended with another result than `done`: `failed`, `timeout`, `canceled`, `dependency`.
+    #[error("the job to {what}: {result}")]
+    Job {
+        /// What gpushd asked for.
+        what: String,
+        /// systemd's result.
+        result: String,
+    },
+    /// No answer in time. What gpushd asked for may still happen.
+    #[error("systemd did not {what} within {} s", .after.as_secs())]
+    Deadline {
+        /// What gpushd asked for.
+        what: String,
+        /// The time that it had.
+        after: Duration,
+    },
+}
+
+impl Error {
+    /// Returns the message with those of its causes that it does not contain.
+    pub fn in_full(&self) -> String {
+        let mut text = self.to_string();
+        let mut next = std::error::Error::source(self);
+        while let Some(cause) = next {
+            let cause_text = cause.to_string();
+            if !text.contains(&cause_text) {
+                text = format!("{text}: {cause_text}");
+            }
+            next = cause.source();
+        }
+        text
+    }
+}
+
+impl Manager {
+    /// Starts a unit, unless it is active, and returns its main process.
+    ///
+    /// # Errors
+    /// When the start failed, or the unit has ended since.
+    pub async fn start(&self, unit: &str) -> Result<u32, Error> {
+        let what = format!("start {unit}");
+        let manager = self.manager().await?;
+        run_job(&manager, &what, unit, JOB, || manager.start_unit(unit, "replace")).await?;
+        let state = self.state(unit).await?;
+        state.main_pid.ok_or(Error::Job { what, result: state.result })
+    }
+
+    /// Starts a program in a transient unit and waits until it has reported that it is ready. systemd forgets the unit
+    /// when it has ended, also when it failed.
+    ///
+    /// # Errors
+    /// When the start failed.
+    pub async fn start_transient(&self, service: &TransientService) -> Result<(), Error> {
+        let what = format!("start {}", service.name);
+        let manager = self.manager().await?;
+        let program = service.command.first().map_or("", String::as_str);
+        let timeout_us = u64::try_from(service.start_timeout.as_micros()).unwrap_or(u64::MAX);
+        let properties: [Property<'_>; 8] = [
+            ("Description", Value::from(service.description.as_str())),
+            ("Type", Value::from("notify")),
+            ("NotifyAccess", Value::from("main")),
+            ("KillMode", Value::from("control-group")),
+            ("TimeoutStartUSec", Value::from(timeout_us)),
+            ("Slice", Value::from(service.slice.as_str())),
+            ("CollectMode", Value::from("inactive-or-failed")),
+            // Program, arguments, and whether a failure of the program is ignored.
+            ("ExecStart", Value::from(vec![(program, service.command.clone(), false)])),
+        ];
+        run_job(&manager, &what, &service.name, service.start_timeout, || {
+            manager.start_transient_unit(&service.name, "fail", &properties, &[])
+        })
+        .await
+    }
+
+    /// Kills all processes of a unit.
+    ///
+    /// # Errors
+    /// When systemd refuses.
+    pub async fn kill(&self, unit: &str) -> Result<(), Error> {
+        let manager = self.manager().await?;
+        call(&format!("kill {unit}"), manager.kill_unit(unit, "all", Signal::SIGKILL as i32)).await
+    }
+
+    /// Lists the units with a matching name that run, start or stop.
+    ///
+    /// # Errors
+    /// When systemd refuses.
+    pub async fn running(&self, pattern: &str) -> Result<Vec<String>, Error> {
+        let states = ["active", "reloading", "activating", "deactivating"];
+        let manager = self.manager().await?;
+        let rows = call("list units", manager.list_units_by_patterns(&states, &[pattern])).await?;
+        Ok(rows.into_iter().map(|row| row.0).collect())
+    }
+
+    /// Returns how many processes a unit has.
+    ///
+    /// # Errors
+    /// When systemd refuses.
+    pub async fn processes(&self, unit: &str) -> Result<usize, Error> {
+        let manager = self.manager().await?;
+        Ok(call(&format!("list processes of {unit}"), manager.get_unit_processes(unit)).await?.len())
+    }
+
+    /// Makes systemd forget that a unit failed.
+    ///
+    /// # Errors
+    /// When systemd refuses. A unit that is not loaded has nothing to forget.
+    pub async fn reset_failed(&self, unit: &str) -> Result<(), Error> {
+        let manager = self.manager().await?;
+        match call(&format!("reset {unit}"), manager.reset_failed_unit(unit)).await {
+            Err(Error::Refused { name, .. }) if is_not_loaded(&name) => Ok(()),
+            answer => answer,
+        }
+    }
+
+    /// Returns a service unit as it is now.
+    ///
+    /// # Errors
+    /// When systemd refuses, or the unit is not a service.
+    pub async fn state(&self, unit: &str) -> Result<State, Error> {
+        let what = format!("read the state of {unit}");
+        let manager = self.manager().await?;
+        let properties = properties(&manager, &what, unit).await?;
+        State::of(&call(&what, properties.get_all("")).await?)
+    }
+
+    /// Returns a service unit once `is` accepts it, or as it is after `within`.
+    ///
+    /// # Errors
+    /// When systemd refuses, or the unit is not a service.
+    pub async fn wait_until(&self, unit: &str, within: Duration, is: impl Fn(&State) -> bool) -> Result<State, Error> {
+        let what = format!("read the state of {unit}");
+        let manager = self.manager().await?;
+        subscribe(&manager, &what).await?;
+        let properties = properties(&manager, &what, unit).await?;
+        // Before the first read, so that no change after it is missed.
+        let mut changes = properties.receive_properties_changed().await.map_err(Error::Bus)?;
+        let until = Instant::now() + within;
+        loop {
+            let state = State::of(&call(&what, properties.get_all("")).await?)?;
+            if is(&state) || Instant::now() >= until {
+                return Ok(state);
+            }
+            let next = until.min(Instant::now() + REREAD);
+            if let Ok(None) = timeout_at(next, changes.next()).await {
+                return Err(closed());
+            }
+        }
+    }
+
+    /// Returns a proxy on a connection that was alive a moment ago.
+    async fn manager(&self) -> Result<SystemManagerProxy<'static>, Error> {
+        let connection = self.alive().await?;
+        let builder = SystemManagerProxy::builder(&connection).cache_properties(CacheProperties::No);
+        builder.build().await.map_err(Error::Bus)
+    }
+
+    /// Returns the connection, or a new one when it is not alive.
+    async fn alive(&self) -> Result<Connection, Error> {
+        let mut connection = self.connection.lock().await;
+        if let Some(connection) = connection.as_ref()
+            && is_alive(connection).await
+        {
+            return Ok(connection.clone());
+        }
+        *connection = None;
+        let connected = timeout(ANSWER, Connection::system()).await;
+        let what = "answer a connection".to_owned();
+        let new = connected.map_err(|_| Error::Deadline { what, after: ANSWER })?.map_err(Error::Bus)?;
+        Ok(connection.insert(new).clone())
+    }
+}
+
+/// Asks the bus itself for its id: its policy refuses pings, and logs them.
+async fn is_alive(connection: &Connection) -> bool {
+    let asked = async { DBusProxy::new(connection).await?.get_id().await };
+    matches!(timeout(ANSWER, asked).await, Ok(Ok(_)))
+}
+
+/// Makes one call within its deadline.
+async fn call<T>(what: &str, answer: impl Future<Output = zbus::Result<T>>) -> Result<T, Error> {
+    match timeout(ANSWER, answer).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(zbus::Error::MethodError(name, message, _))) => {
+            Err(Error::Refused { what: what.to_owned(), name: name.to_string(), message: message.unwrap_or_default() })
+        }
+        Ok(Err(error)) => Err(Error::Bus(error)),
+        Err(_) => Err(Error::Deadline { what: what.to_owned(), after: ANSWER }),
+    }
+}
+
+/// Queues a job and waits for its end.
+async fn run_job<F>(
+    manager: &SystemManagerProxy<'_>,
+    what: &str,
+    unit: &str,
+    within: Duration,
+    queue: impl FnOnce() -> F,
+) -> Result<(), Error>
+where
+    F: Future<Output = zbus::Result<OwnedObjectPath>>,
+{
+    let run = async {
+        subscribe(manager, what).await?;
+        // Before the call: a job may end before its answer is read.
+        let mut ends = manager.receive_job_removed_with_args(&[(2, unit)]).await.map_err(Error::Bus)?;
+        let job = call(what, queue()).await?;
+        while let Some(signal) = ends.next().await {
+            let end = signal.args().map_err(Error::Bus)?;
+            if end.job == job {
+                let result = end.result.clone();
+                return if result == "done" { Ok(()) } else { Err(Error::Job { what: what.to_owned(), result }) };
+            }
+        }
+        Err(closed())
+    };
+    timeout(within, run).await.unwrap_or_else(|_| Err(Error::Deadline { what: what.to_owned(), after: within }))
+}
+
+/// Makes systemd send signals to this connection. It refuses the second time, which is as good.
+async fn subscribe(manager: &SystemManagerProxy<'_>, what: &str) -> Result<(), Error> {
+    match call(what, manager.subscribe()).await {
+        Err(Error::Refused { name, .. }) if name == "org.freedesktop.systemd1.AlreadySubscribed" => Ok(()),
+        answer => answer,
+    }
+}
+
+async fn properties(
+    manager: &SystemManagerProxy<'_>,
+    what: &str,
+    unit: &str,
+) -> Result<UnitPropertiesProxy<'static>, Error> {
+    let path = call(what, manager.load_unit(unit)).await?;
+    let connection = manager.inner().connection();
+    let builder = UnitPropertiesProxy::builder(connection).path(path).map_err(Error::Bus)?;
+    builder.cache_properties(CacheProperties::No).build().await.map_err(Error::Bus)
+}
+
+/// A unit that was never started, or that systemd no longer keeps in memory.
+fn is_not_loaded(name: &str) -> bool {
+    matches!(name, "org.freedesktop.systemd1.NoSuchUnit" | "org.freedesktop.systemd1.UnitNotLoaded")
+}
+
+fn closed() -> Error {
+    Error::Bus(zbus::Error::Failure("the connection was closed".to_owned()))
+}

@@ -1,0 +1,42 @@
+//! Processes with command lines of any length.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::Command,
+};
+
+use gpush_api::StrayStep;
+
+use super::{END, Job, OTHER, listed, start, told};
+
+/// Most memory that gpushd has had, KiB.
+fn peak_memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("gpushd's status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak memory");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// A command line of 32 MiB took gpushd to 1.4 GB at each look, and uid and command of every process were unknown, so
+/// that no process without a lease was ended.
+#[test]
+fn process_with_an_endless_command_line_is_ended_and_costs_no_memory() {
+    let Some((host, agent)) = start("endless command lines", END) else { return };
+    let before = peak_memory(agent.pid());
+    let mut listener = agent.listen("?kinds=stray", None);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_long_command_line"));
+    command.stdout(std::process::Stdio::piped());
+    let mut long = Job::start(&mut command, OTHER);
+    let mut line = String::new();
+    BufReader::new(long.0.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
+    if line.trim() != "ready" {
+        return println!("SKIPPED endless command lines: this kernel has no PR_SET_MM_MAP");
+    }
+    let long = long.on(&host, "--gpu 0 --kind compute");
+    let seen = agent.until("the process is listed", || listed(&agent, long.pid()));
+    assert_eq!(seen.process.uid, Some(OTHER));
+    assert!(seen.process.command.is_some_and(|command| command.starts_with("x x x")));
+    told(&mut listener, long.pid(), StrayStep::Asked);
+    let grown = peak_memory(agent.pid()) - before;
+    assert!(grown < 24 << 10, "gpushd has grown by {grown} KiB");
+}
