@@ -266,8 +266,44 @@ mod tests {
                 }
                 let whole = profile.compute.iter().find(|c| c.name == profile.name);
                 assert!(whole.is_some_and(|c| c.slices == profile.slices), "{key} {}", profile.name);
+                assert!(whole.is_some_and(|c| c.sm == profile.sm), "{key} {}", profile.name);
             }
         }
+    }
+
+    #[test]
+    fn compute_profile_ids_indexes_and_names_are_unique_within_a_gpu_profile() {
+        for key in KEYS {
+            for profile in model(key).unwrap().gi_profiles {
+                for (i, a) in profile.compute.iter().enumerate() {
+                    for b in &profile.compute[i + 1..] {
+                        assert!(a.id != b.id && a.index != b.index && a.name != b.name, "{key} {}", a.name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Double-memory `1g` instances from Hopper on: profile 0 is smaller than the GPU instance, profile 7 is all of it.
+    #[test]
+    fn double_memory_profiles_offer_two_compute_profiles_from_hopper_on() {
+        let mut models = 0;
+        for key in KEYS {
+            let model = model(key).unwrap();
+            let Some(double) = model.gi_profiles.iter().find(|p| p.index == 9) else { continue };
+            let offered: Vec<_> = double.compute.iter().map(|c| (c.id, c.name.clone())).collect();
+            let (part, whole) = (format!("1c.{}", double.name), double.name.clone());
+            match model.architecture {
+                Architecture::Hopper | Architecture::Blackwell => {
+                    assert_eq!(offered, [(0, part), (7, whole)], "{key}");
+                    // An H100 PCIe has as few in both.
+                    assert!(double.compute[0].sm <= double.compute[1].sm, "{key}");
+                    models += 1;
+                }
+                _ => assert_eq!(offered, [(0, whole)], "{key}"),
+            }
+        }
+        assert_eq!(models, 14);
     }
 
     #[test]

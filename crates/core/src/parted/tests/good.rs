@@ -92,7 +92,7 @@ fn every_feature_is_read() {
     assert_eq!(group("media", 0).want, layout("1g.10gb+me"));
     assert_eq!(group("graphics", 0).want, layout("1g.24gb+gfx,1g.24gb+me.all,1g.24gb-me*2"));
     assert_eq!(group("graphics", 0).filter, [DeviceId { id: 0x2bb5_10de, subsystem: None }]);
-    assert_eq!(group("shared", 0).want, layout("1c.3g.40gb*3,3g.40gb"));
+    assert_eq!(group("shared", 0).want, layout("1c.3g.40gb*3,3c.3g.40gb"));
     assert_eq!(group("custom", 1).devices, Devices::Listed(vec![4]));
     assert_eq!(group("custom", 2).devices, Devices::Listed(vec![5]));
     assert_eq!(group("balanced", 0).filter[1].to_string(), "0x233110DE:0x162610DE");
