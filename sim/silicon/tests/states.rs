@@ -70,6 +70,18 @@ fn other_seven_slice_parts_have_the_states_of_an_a100() {
 }
 
 #[test]
+fn the_driver_decides_how_much_memory_a_profile_has() {
+    use silicon::description::{Description, DriverVersion};
+    let memory = |driver| {
+        let machine = Machine::new(&Description::of_model("a100-40", driver)).unwrap();
+        let part = machine.part(0).unwrap();
+        part.profiles.iter().find(|profile| profile.data.name == "3g.20gb").unwrap().data.memory_mib
+    };
+    assert_eq!(memory(DriverVersion::new(470, 57, 2)), 20096);
+    assert_eq!(memory(DriverVersion::new(550, 163, 1)), 19968);
+}
+
+#[test]
 fn the_driver_decides_which_profiles_there_are() {
     use silicon::description::{Description, DriverVersion};
     let names = |driver| -> Vec<String> {
