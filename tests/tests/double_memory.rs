@@ -3,7 +3,7 @@
 
 use std::{
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output, Stdio},
 };
 
@@ -11,20 +11,9 @@ use gpush_geometry::{Architecture, Model};
 use gpush_tests::{
     agent::{Agent, gi_at, truth},
     host::{Host, program},
+    tools::{client_script, python_program},
 };
 use serde_json::Value;
-
-/// The Python environment with nvidia-ml-py; `None`, said, when it is not installed.
-fn python() -> Option<PathBuf> {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");
-    let venv = std::env::var_os("GPUSH_TEST_VENV").map_or_else(|| workspace.join("target/venv"), PathBuf::from);
-    let python = venv.join("bin/python");
-    if python.exists() {
-        return Some(python);
-    }
-    println!("SKIPPED nvidia-ml-py: not installed in {}", venv.display());
-    None
-}
 
 fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     let mut command = Command::new(program("gpushctl"));
@@ -61,8 +50,13 @@ fn double_memory(model: &Model) -> Option<&str> {
 /// Creates the devices of each label in turn, as mig-parted does; leaves those of the last one. Returns the compute
 /// profiles of each label.
 fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<Vec<u64>> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/mig_parted.py");
-    let output = host.command(python).arg(script).arg(gpu.to_string()).args(labels).output().expect("python starts");
+    let output = host
+        .command(python)
+        .arg(client_script("mig_parted.py"))
+        .arg(gpu.to_string())
+        .args(labels)
+        .output()
+        .expect("python starts");
     assert!(output.status.success(), "{labels:?}: {}", String::from_utf8_lossy(&output.stderr));
     let lines = String::from_utf8(output.stdout).expect("text");
     let profiles = |line: &str| -> Vec<u64> {
@@ -86,7 +80,7 @@ fn model_of(host: &Host, gpu: usize) -> Model {
 
 #[test]
 fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
-    let Some(python) = python() else { return };
+    let Some(python) = python_program("python") else { return };
     let (mut hosts_tried, mut labels_tried, mut double_memory_hosts) = (0, 0, 0);
     for description in hosts() {
         let host = Host::up(&description);
@@ -121,7 +115,7 @@ fn labels_that_mig_parted_ships_apply_on_every_part_and_preset() {
 
 #[test]
 fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
-    let Some(python) = python() else { return };
+    let Some(python) = python_program("python") else { return };
     let mut parts = 0;
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).expect("a model");
