@@ -27,7 +27,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(false);
     }
     let mut kills = workspace::cargo();
-    kills.args(["test", "--locked", "--package", "gpush-tests", "--test", "agent_mps_kills", "--", "--show-output"]);
+    kills.args(["test", "--locked", "--package", "gpush-tests", "--test", "mps", "--", "--show-output", "kills::"]);
     kills.env("GPUSH_TEST_KILLS", arguments.kills.to_string());
     if let Some(seed) = arguments.seed {
         kills.env("GPUSH_TEST_SEED", seed.to_string());
@@ -40,10 +40,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         "--package",
         "gpush-tests",
         "--test",
-        "systemd_mps",
+        "systemd",
         "--",
         "--show-output",
-        "kills::",
+        "mps::kills::",
     ]);
     // Each takes seconds, which systemd has.
     units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());

@@ -1,0 +1,13 @@
+//! gpushd as a service: start and stop, sockets, access, HTTP, events, the database, the clock, journald, GPU states.
+
+mod access;
+mod admin_socket;
+mod clock;
+mod durable;
+mod events;
+mod hangups;
+mod http;
+mod journald;
+mod lifecycle;
+mod reports;
+mod states;
