@@ -100,6 +100,9 @@ fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
     }
     if gpu.mig {
         std::fs::create_dir_all(dir.join("mig"))?;
+    } else if dir.is_dir() {
+        // Capabilities of a GPU exist in MIG mode only.
+        std::fs::remove_dir_all(dir)?;
     }
     remove_others(&dir.join("mig"), &wanted)?;
     for (path, text) in wanted {
