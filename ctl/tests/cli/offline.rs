@@ -198,7 +198,7 @@ fn plans_that_cannot_be() {
 fn hints_of_offline_plans_work_as_typed() {
     let host = Host::new();
     host.write("empty.toml", "");
-    let saved = saved(&host).to_owned();
+    let saved = saved(&host);
     let config = ["--config", "empty.toml"];
     let mut tried = 0;
     for offline in ["dgx-a100", "mixed", "rtx-pro-6000x2", &saved] {

@@ -66,7 +66,8 @@ fn a_shared_double_memory_entry_means_its_own_compute_profile_only() {
     put(&mut gpus[0], "1g.20gb", 2, &[("1g.20gb", 0)]);
     let shared = |layout: &str| -> Vec<String> {
         let layout = Layout::parse(layout).unwrap();
-        devices::shared(&layout, gpus[0].mig.as_ref().unwrap(), &BTreeSet::new()).iter().map(|d| d.words()).collect()
+        let shared = devices::shared(&layout, gpus[0].mig.as_ref().unwrap(), &BTreeSet::new());
+        shared.iter().map(devices::Device::words).collect()
     };
     assert_eq!(shared("1g.20gb:mps, 1c.1g.20gb"), ["1g.20gb@2"]);
     assert_eq!(shared("1c.1g.20gb:mps, 1g.20gb"), ["1c.1g.20gb@0/0"]);

@@ -184,7 +184,7 @@ pub(crate) fn main(called: &Path) -> ExitCode {
         };
     }
     match query::parse(&arguments) {
-        Some(Ok(query)) => return ended(host(called).and_then(|host| query::act(&host, query))),
+        Some(Ok(query)) => return ended(host(called).and_then(|host| query::act(&host, &query))),
         Some(Err(why)) => return invalid(&why),
         None => {}
     }

@@ -76,7 +76,7 @@ fn split(text: &str) -> Vec<String> {
 }
 
 /// Prints the answer.
-pub(super) fn act(host: &Host, query: Query) -> Result<ExitCode, HostError> {
+pub(super) fn act(host: &Host, query: &Query) -> Result<ExitCode, HostError> {
     let gpus = match super::gpus(host, query.ids.clone()) {
         Ok(gpus) => gpus,
         Err(code) => return Ok(code),
