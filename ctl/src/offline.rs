@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Gpu, LayoutSource, PlanRequest, Plans};
-use gpush_core::{config::Config, desired, preset};
+use gpush_core::{config::Config, desired, layout::Layout, preset};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::exit;
@@ -69,12 +69,58 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
             Some(path) => load(&path)?,
             None => {
                 let what = "an offline plan by rule or by a layout's name needs a config";
+                let layout = match selectable(gpus, &request.gpus) {
+                    Some(selected) => format!("; or give GPUs and a layout: {selected}"),
+                    None => String::new(),
+                };
                 return Err(ApiError::new(Code::BadRequest, what)
-                    .hint(format!("--config {DEFAULT_CONFIG}; or give entries: --layout 3g.40gb,2g.20gb")));
+                    .hint(format!("--config FILE, such as --config {DEFAULT_CONFIG}{layout}")));
             }
         },
     };
+    // Without rules nothing selects GPUs. The planner's hint is about an agent's config. It still reports a layout
+    // that is wrong.
+    let (by_rules, has_layout) = match &request.layout {
+        LayoutSource::PerGpu(_) => (false, true),
+        LayoutSource::Config | LayoutSource::Wanted => (true, false),
+        LayoutSource::Named(name) => (config.layout(name.trim()).is_some(), true),
+        LayoutSource::Entries(entries) => (Layout::parse_list(entries).is_ok(), true),
+    };
+    if by_rules && request.gpus.is_empty() && config.rules.is_empty() {
+        let error = ApiError::new(Code::BadRequest, "no GPU of the offline host is selected");
+        return Err(match (indexes(gpus), selectable(gpus, &request.gpus)) {
+            (Some(indexes), _) if has_layout => error.hint(format!("select GPUs: --gpu {indexes}")),
+            (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),
+            (_, None) => error.cause("none of its GPUs has MIG").hint("name another host: `gpushctl mig plan --help`"),
+        });
+    }
     desired::plan_host(&config, gpus, request)
+}
+
+/// The indexes of the GPUs with MIG, `0-3,5`; `None` when there are none.
+fn indexes(gpus: &[Gpu]) -> Option<String> {
+    let mut spans: Vec<(u32, u32)> = Vec::new();
+    for gpu in gpus.iter().filter(|gpu| gpu.mig.is_some()) {
+        match spans.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(gpu.index) => *last = gpu.index,
+            Some(_) | None => spans.push((gpu.index, gpu.index)),
+        }
+    }
+    let text = |(from, to): &(u32, u32)| if from == to { from.to_string() } else { format!("{from}-{to}") };
+    let texts: Vec<String> = spans.iter().map(text).collect();
+    (!texts.is_empty()).then(|| texts.join(","))
+}
+
+/// Flags that select a GPU with MIG and a layout that it can have: the GPUs already selected, else the first one.
+fn selectable(gpus: &[Gpu], selected: &[String]) -> Option<String> {
+    let (gpu, mig) = gpus.iter().find_map(|gpu| Some((gpu, gpu.mig.as_ref()?)))?;
+    let profile = mig.profiles.iter().filter(|profile| profile.max > 1).max_by_key(|profile| profile.slices);
+    let profile = &profile.or(mig.profiles.first())?.name;
+    Some(if selected.is_empty() {
+        format!("--gpu {} --layout {profile}", gpu.index)
+    } else {
+        format!("--layout {profile}")
+    })
 }
 
 /// `GPUSH_CONFIG`.

@@ -12,3 +12,4 @@ pub mod mps;
 pub mod page;
 pub mod smi;
 pub mod strace;
+pub mod tools;

@@ -1,7 +1,8 @@
 //! Installs what the tests need beyond cargo, where that is possible, and says so where it is not.
 //!
-//! Two things: a private Python environment under `target/venv` with the independent NVML clients
-//! of `tests/clients/requirements.txt`, and programs from Debian. The system's Python is never
+//! Three things: a private Python environment under `target/venv` with the independent NVML clients
+//! of `tests/clients/requirements.txt`, and of `requirements-alone.txt` without their dependencies; programs from
+//! Debian; and Slurm's plugin for NVML, unpacked below `target/slurm-plugins`. The system's Python is never
 //! touched. Packages come through apt, and only as root; some live in Debian's `contrib` and `non-free`,
 //! which are asked for through package lists of our own, so that the machine's sources stay as they are.
 
@@ -20,16 +21,26 @@ pub(crate) fn venv() -> PathBuf {
     workspace::target().join("venv")
 }
 
+/// Slurm's plugins that tests load and Debian's `slurmd` does not have.
+pub(crate) fn slurm_plugins() -> PathBuf {
+    workspace::target().join("slurm-plugins")
+}
+
+/// The plugin for NVML, and its package. It is unpacked and not installed: its exact dependency on Slurm lags behind
+/// security updates.
+const SLURM_PLUGIN: (&str, &str) = ("gpu_nvml.so", "slurm-wlm-nvml-plugin");
+
 /// Programs that tests run, with their Debian packages: a client of the driver, what kills at system
 /// calls, what sets the clock of one program, NVIDIA's control daemon, what makes and boots a machine
-/// with a systemd of its own.
-const PROGRAMS: [(&str, &str); 6] = [
+/// with a systemd of its own, Slurm's node daemon.
+const PROGRAMS: [(&str, &str); 7] = [
     ("nvtop", "nvtop"),
     ("strace", "strace"),
     ("faketime", "faketime"),
     ("nvidia-cuda-mps-control", "nvidia-cuda-mps"),
     ("mmdebstrap", "mmdebstrap"),
     ("systemd-nspawn", "systemd-container"),
+    ("slurmd", "slurmd"),
 ];
 
 /// Installs what is missing; returns what could not be had, each as `what: why`.
@@ -45,6 +56,9 @@ pub(crate) fn all() -> Vec<String> {
     if let Err(error) = python() {
         missing.push(format!("Python clients: {error:#}"));
     }
+    if let Err(error) = slurm_plugin() {
+        missing.push(format!("Slurm's plugin for NVML: {error:#}"));
+    }
     missing
 }
 
@@ -57,20 +71,56 @@ pub(crate) fn absent() -> Vec<String> {
     if !venv().join("bin/python").is_file() {
         missing.push("Python clients: no target/venv, and --no-install was given".to_owned());
     }
+    if !slurm_plugins().join(SLURM_PLUGIN.0).is_file() {
+        missing.push("Slurm's plugin for NVML: not unpacked, and --no-install was given".to_owned());
+    }
     missing
 }
 
 fn on_path(program: &str) -> bool {
-    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Debian puts daemons where users do not look.
+    std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]).any(|dir| dir.join(program).is_file())
+}
+
+/// Downloads Slurm's plugin and unpacks it.
+fn slurm_plugin() -> Result<()> {
+    let (plugin, package) = SLURM_PLUGIN;
+    let folder = slurm_plugins();
+    if folder.join(plugin).is_file() {
+        return Ok(());
+    }
+    if !on_path("apt-get") || !is_root() {
+        bail!("not unpacked, and only root on Debian can; see `apt-cache show {package}` (contrib)");
+    }
+    let unpacked = folder.join("unpacked");
+    fs::create_dir_all(&unpacked).with_context(|| format!("cannot make {}", unpacked.display()))?;
+    let lists = Lists::with_all_components()?;
+    lists.apt(&["update"])?;
+    lists.apt_in(&folder, &["download", package])?;
+    let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
+    let package = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).find(is_package);
+    let package = package.context("apt-get downloaded nothing")?;
+    let output = Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked).output().context("dpkg-deb")?;
+    if !output.status.success() {
+        bail!("dpkg-deb cannot unpack it ({})", last_line(&output.stderr));
+    }
+    let libraries = fs::read_dir(unpacked.join("usr/lib"))?.flatten();
+    let found = libraries.map(|entry| entry.path().join("slurm-wlm").join(plugin)).find(|path| path.is_file());
+    fs::copy(found.with_context(|| format!("the package has no {plugin}"))?, folder.join(plugin))?;
+    Ok(())
 }
 
 fn python() -> Result<()> {
-    let wanted = workspace::root().join("tests/clients/requirements.txt");
+    let clients = workspace::root().join("tests/clients");
+    let wanted = clients.join("requirements.txt");
     if !wanted.is_file() {
         bail!("tests/clients/requirements.txt is not there");
     }
-    let text = fs::read_to_string(&wanted)?;
-    // What was installed is noted beside it: a second run costs nothing and works offline.
+    // Without their dependencies, of which the tests need none.
+    let alone = clients.join("requirements-alone.txt");
+    let text = fs::read_to_string(&wanted)? + &fs::read_to_string(&alone)?;
+    // What was installed is noted in the environment: a second run costs nothing and works offline.
     let note = venv().join("installed-requirements.txt");
     if fs::read_to_string(&note).is_ok_and(|installed| installed == text) {
         return Ok(());
@@ -81,16 +131,24 @@ fn python() -> Result<()> {
             bail!("`python3 -m venv` fails");
         }
     }
+    pip(&["--requirement"], &wanted)?;
+    pip(&["--no-deps", "--requirement"], &alone)?;
+    fs::write(&note, text).with_context(|| format!("cannot write {}", note.display()))
+}
+
+/// Installs what a file lists into the environment.
+fn pip(options: &[&str], wanted: &Path) -> Result<()> {
     let pip = Command::new(venv().join("bin/python"))
-        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--requirement"])
-        .arg(&wanted)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"])
+        .args(options)
+        .arg(wanted)
         .stdin(Stdio::null())
         .output()
         .context("pip cannot be started")?;
     if !pip.status.success() {
-        bail!("pip could not install them ({})", last_line(&pip.stderr));
+        bail!("pip could not install {} ({})", wanted.display(), last_line(&pip.stderr));
     }
-    fs::write(&note, text).with_context(|| format!("cannot write {}", note.display()))
+    Ok(())
 }
 
 fn make_venv() -> bool {
@@ -155,7 +213,13 @@ impl Lists {
     }
 
     fn apt(&self, arguments: &[&str]) -> Result<()> {
+        self.apt_in(Path::new("."), arguments)
+    }
+
+    /// The same in a directory, to which `download` writes.
+    fn apt_in(&self, directory: &Path, arguments: &[&str]) -> Result<()> {
         let output = Command::new("apt-get")
+            .current_dir(directory)
             .args(["-q", "-o", "Dir::Etc::SourceList=/dev/null", "-o"])
             .arg(option("Dir::Etc::SourceParts", &self.folder.join("parts")))
             .arg("-o")

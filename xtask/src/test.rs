@@ -90,6 +90,7 @@ fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--");
     // Output of tests that pass tells what they left out.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
+    command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
     step::run(name, command, verbose)
 }
 

@@ -172,11 +172,14 @@ pub struct Blocker {
     /// Compute instance id, when one is meant.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ci: Option<u32>,
-    /// Profile name.
+    /// Profile of the GPU instance.
     pub profile: String,
-    /// Where it is.
+    /// Profile of the compute instance, where it is not the whole GPU instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_profile: Option<String>,
+    /// Placement of the GPU instance.
     pub placement: Placement,
-    /// Who holds it, as far as the asker may know.
+    /// Processes that hold it, as far as the caller may see them.
     pub holders: Vec<Process>,
 }
 

@@ -102,19 +102,28 @@ impl Profile {
         self.compute.iter().find(|c| c.profile.id == id)
     }
 
-    /// The compute instance profile of this many slices.
+    /// The compute instance profile that `Nc.PROFILE` means, where N is `slices`.
+    ///
+    /// Several profiles can have the same number of slices: a double-memory `1g.20gb` offers `1c.1g.20gb` and
+    /// `1g.20gb` from Hopper on. The name decides; where no profile has it, the number of slices does.
     #[must_use]
     pub fn compute_of(&self, slices: u8) -> Option<&Compute> {
-        self.compute.iter().find(|c| c.profile.slices == slices)
+        let name = format!("{slices}c.{}", self.profile.name);
+        let named = self.compute.iter().find(|c| c.profile.name == name);
+        named.or_else(|| {
+            let whole = (slices == self.profile.slices).then(|| self.whole()).flatten();
+            whole.or_else(|| self.compute.iter().find(|c| c.profile.slices == slices))
+        })
     }
 
-    /// The compute instance profile that takes all of the GPU instance.
+    /// The compute instance profile that takes all of the GPU instance: the one of the same name, else the one
+    /// with as many slices and most streaming multiprocessors.
     #[must_use]
     pub fn whole(&self) -> Option<&Compute> {
-        self.compute
-            .iter()
-            .find(|c| c.profile.name == self.profile.name)
-            .or_else(|| self.compute_of(self.profile.slices))
+        self.compute.iter().find(|c| c.profile.name == self.profile.name).or_else(|| {
+            let all = self.compute.iter().filter(|c| c.profile.slices == self.profile.slices);
+            all.max_by_key(|c| (c.profile.sm, std::cmp::Reverse(c.profile.index)))
+        })
     }
 
     /// Memory slices of the smallest spot.

@@ -9,6 +9,7 @@
 //! 1g.10gb*2        two of them
 //! 1g.10gb@4        one that starts at memory slice 4
 //! 1c.3g.40gb*3     three one-slice compute instances, packed into as few 3g.40gb as hold them
+//! 1c.1g.20gb       the smaller of the two compute instances that a double-memory 1g offers from Hopper on
 //! 2g.20gb:mps      its MIG device is shared through MPS
 //! none             no instance at all
 //! ```
@@ -53,7 +54,8 @@ pub enum Share {
 /// One entry of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// Compute slices of the compute instance when it is not the whole GPU instance: the 1 of `1c.3g.40gb`.
+    /// Compute slices of the compute instance, as written: the 1 of `1c.3g.40gb`; `None` for the compute
+    /// instance that takes the whole GPU instance.
     pub compute_slices: Option<u8>,
     /// GPU instance profile, `3g.40gb`.
     pub profile: String,

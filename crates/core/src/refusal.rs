@@ -170,12 +170,15 @@ fn place(blocker: &Blocker) -> String {
     format!("{}@{}", blocker.profile, blocker.placement.start)
 }
 
-/// `3g.40gb@0 (GPU instance 2, compute instance 0)`.
+/// `3g.40gb@0 (GPU instance 2, compute instance 0)`, with the compute profile where it has another name.
 fn instance(blocker: &Blocker) -> String {
     let name = place(blocker);
-    match blocker.ci {
-        Some(ci) => format!("{name} (GPU instance {}, compute instance {ci})", blocker.gi),
-        None => format!("{name} (GPU instance {})", blocker.gi),
+    match (blocker.ci, &blocker.compute_profile) {
+        (Some(ci), None) => format!("{name} (GPU instance {}, compute instance {ci})", blocker.gi),
+        (Some(ci), Some(profile)) => {
+            format!("{name} (GPU instance {}, compute instance {ci} of profile {profile})", blocker.gi)
+        }
+        (None, _) => format!("{name} (GPU instance {})", blocker.gi),
     }
 }
 

@@ -89,6 +89,7 @@ fn plans_read_well() {
         ("a100-80", "3g.40gb, 3g.40gb", "1c.3g.40gb*2, 2c.3g.40gb*2"),
         ("h100-80-sxm", "none", "1c.7g.80gb, 2c.7g.80gb, 4c.7g.80gb"),
         ("h100-80-sxm", "none", "3c.7g.80gb*2"),
+        ("h100-80-sxm", "1g.20gb*2", "1c.1g.20gb*2, 1g.20gb"),
         ("a30-24", "none", "2g.12gb+me, 1c.2g.12gb*2"),
         ("rtxpro6000-96", "1g.24gb*4", "1g.24gb+me.all, 1g.24gb-me*2"),
     ];
@@ -99,6 +100,44 @@ fn plans_read_well() {
         writeln!(texts, "{key}: {before} -> {after}\n{}", text(&plan)).unwrap();
     }
     insta::assert_snapshot!(texts);
+}
+
+/// A double-memory `1g` offers two compute profiles from Hopper on. Each name means one of them.
+#[test]
+fn double_memory_names_mean_different_compute_profiles() {
+    let ids = |key: &str, layout: &str| -> Vec<Vec<u32>> {
+        let target = resolve(&geometry(key), layout);
+        target.instances.iter().map(|i| i.compute.iter().map(|c| c.profile_id).collect()).collect()
+    };
+    assert_eq!(ids("h100-80-sxm", "1g.20gb, 1c.1g.20gb"), [[7], [0]]);
+    // Two never share a GPU instance.
+    assert_eq!(ids("h100-80-sxm", "1c.1g.20gb*2"), [[0], [0]]);
+    // Before Hopper there is one profile: both names mean it.
+    assert_eq!(ids("a100-80", "1g.20gb, 1c.1g.20gb"), [[0], [0]]);
+    assert_eq!(ids("h100-80-sxm", "1c.1g.10gb, 3c.3g.40gb"), [[0], [2]]);
+}
+
+/// mig-parted and the DRA driver create compute profile 0 in a double-memory `1g`.
+#[test]
+fn double_memory_instances_are_kept_by_their_own_name_only() {
+    let h100 = geometry("h100-80-sxm");
+    for (there, other) in [("1c.1g.20gb", "1g.20gb"), ("1g.20gb", "1c.1g.20gb")] {
+        let mut instances = standing(&h100, &format!("{there}*4"));
+        assert_eq!(entries(&instances)[0], format!("{there}@0"));
+        // In use and wanted by its own name, at any placement: nothing to do.
+        instances.iter_mut().for_each(|i| i.compute[0].processes.push(process()));
+        for layout in [format!("{there}*4"), format!("{there}@6,{there}@2,{there}*2")] {
+            assert_eq!(text(&plan(&h100, &instances, &resolve(&h100, &layout)).unwrap()), "keeps [1, 2, 3, 4]\n");
+        }
+        let exact = Layout::parse_list(&entries(&instances)).unwrap();
+        assert!(plan(&h100, &instances, &Target::resolve(&h100, &exact).unwrap()).unwrap().steps.is_empty());
+        // Wanted by the other name: blocked while in use, replaced within its GPU instance when idle.
+        let target = resolve(&h100, &format!("{other}, {there}*3"));
+        assert!(matches!(plan(&h100, &instances, &target), Err(Refusal::Blocked { blockers }) if blockers.len() == 1));
+        instances[2].compute[0].processes.clear();
+        let steps = format!("keeps [1, 2, 3, 4]\n  - CI 3/0 {there}\n  + CI {other} any in 4:2\n");
+        assert_eq!(text(&plan(&h100, &instances, &target).unwrap()), steps);
+    }
 }
 
 #[test]

@@ -141,11 +141,21 @@ fn what_blocks_is_named_with_its_holder() {
     split[1].compute[1].processes.push(process(Some(99), Some("bob"), None));
     refuse("a compute instance in use", &split, "3g.40gb*2");
 
+    let h100 = self::geometry("h100-80-sxm");
+    let mut small = vec![instance(&h100, 3, "1g.20gb@0"), instance(&h100, 4, "1g.20gb@2")];
+    small[0].compute[0] = compute(0, 0, "1c.1g.20gb", Placement { start: 0, size: 1 });
+    small[0].compute[0].processes.push(process(Some(7), Some("dave"), Some("./fold")));
+    let whole = Target::resolve(&h100, &Layout::parse("1g.20gb*4").unwrap()).unwrap();
+    let error = explain(&plan(&h100, &small, &whole).unwrap_err(), 0, "GPU 0 (H100)");
+    let small_in_use =
+        format!("the smaller compute instance of a double-memory 1g in use: 1g.20gb*4\n{}", text(&error));
+
     let mut charged = standing();
     charged[1].processes.push(process(Some(5), Some("carol"), Some("./sim")));
     refuse("a process that is in the GPU instance, who knows where", &charged, "7g.80gb");
     charged[1].compute.clear();
     refuse("the same without a compute instance", &charged, "3g.40gb*2");
+    writeln!(texts, "{small_in_use}").unwrap();
     insta::assert_snapshot!(texts);
 }
 

@@ -89,6 +89,18 @@ pub struct ComputeProfile {
     pub confidence: Confidence,
 }
 
+/// A figure of a profile that another driver generation reports. Names, not sizes, identify a profile.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Variant {
+    /// Last driver branch that reports it, such as 470; `None` when the record does not tell the driver.
+    #[serde(default)]
+    pub until: Option<u32>,
+    /// Frame buffer in MiB.
+    pub memory_mib: u64,
+    /// The record.
+    pub source: String,
+}
+
 /// A GPU instance profile of one model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct GpuProfile {
@@ -117,6 +129,9 @@ pub struct GpuProfile {
     /// Fields that no transcript shows: filled by proportion.
     #[serde(default)]
     pub estimated: Vec<String>,
+    /// What other driver generations report.
+    #[serde(default)]
+    pub variants: Vec<Variant>,
     /// Compute instance profiles.
     pub compute: Vec<ComputeProfile>,
 }
@@ -151,6 +166,16 @@ pub struct Model {
     pub estimated: Vec<String>,
     /// GPU instance profiles; empty on parts without MIG.
     pub gi_profiles: Vec<GpuProfile>,
+}
+
+impl GpuProfile {
+    /// Frame buffer in MiB that a driver of this branch reports.
+    #[must_use]
+    pub fn memory_mib_under(&self, branch: u32) -> u64 {
+        let reports = |variant: &&Variant| variant.until.is_some_and(|until| branch <= until);
+        let oldest = self.variants.iter().filter(reports).min_by_key(|variant| variant.until);
+        oldest.map_or(self.memory_mib, |variant| variant.memory_mib)
+    }
 }
 
 impl Model {
@@ -266,8 +291,56 @@ mod tests {
                 }
                 let whole = profile.compute.iter().find(|c| c.name == profile.name);
                 assert!(whole.is_some_and(|c| c.slices == profile.slices), "{key} {}", profile.name);
+                assert!(whole.is_some_and(|c| c.sm == profile.sm), "{key} {}", profile.name);
             }
         }
+    }
+
+    #[test]
+    fn memory_follows_the_driver_branch_where_the_record_tells_it() {
+        let profile = |key: &str, name: &str| {
+            model(key).unwrap().gi_profiles.into_iter().find(|profile| profile.name == name).unwrap()
+        };
+        let three = profile("a100-40", "3g.20gb");
+        assert_eq!([450, 470, 525, 595].map(|branch| three.memory_mib_under(branch)), [20096, 20096, 19968, 19968]);
+        // A record without a driver is data, and decides nothing.
+        let one = profile("b200-180", "1g.23gb");
+        assert_eq!((one.variants.len(), one.memory_mib_under(570)), (1, one.memory_mib));
+    }
+
+    #[test]
+    fn compute_profile_ids_indexes_and_names_are_unique_within_a_gpu_profile() {
+        for key in KEYS {
+            for profile in model(key).unwrap().gi_profiles {
+                for (i, a) in profile.compute.iter().enumerate() {
+                    for b in &profile.compute[i + 1..] {
+                        assert!(a.id != b.id && a.index != b.index && a.name != b.name, "{key} {}", a.name);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Double-memory `1g` instances from Hopper on: profile 0 is smaller than the GPU instance, profile 7 is all of it.
+    #[test]
+    fn double_memory_profiles_offer_two_compute_profiles_from_hopper_on() {
+        let mut models = 0;
+        for key in KEYS {
+            let model = model(key).unwrap();
+            let Some(double) = model.gi_profiles.iter().find(|p| p.index == 9) else { continue };
+            let offered: Vec<_> = double.compute.iter().map(|c| (c.id, c.name.clone())).collect();
+            let (part, whole) = (format!("1c.{}", double.name), double.name.clone());
+            match model.architecture {
+                Architecture::Hopper | Architecture::Blackwell => {
+                    assert_eq!(offered, [(0, part), (7, whole)], "{key}");
+                    // An H100 PCIe has as few in both.
+                    assert!(double.compute[0].sm <= double.compute[1].sm, "{key}");
+                    models += 1;
+                }
+                _ => assert_eq!(offered, [(0, whole)], "{key}"),
+            }
+        }
+        assert_eq!(models, 14);
     }
 
     #[test]

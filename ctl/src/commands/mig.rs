@@ -76,24 +76,28 @@ impl Typed {
         }))
     }
 
-    fn request(self, wanted: &Wanted, gpus: &[Gpu]) -> Result<PlanRequest, ApiError> {
+    /// The request for a host with these GPUs. Says which GPUs a label leaves out.
+    fn request(self, wanted: &Wanted, gpus: &[Gpu], out: &Output) -> Result<PlanRequest, ApiError> {
         let only = wanted.which.gpus.clone();
         Ok(match self {
             Self::Layout(layout) => PlanRequest { gpus: only, layout },
             Self::Label(file, label) => {
-                let each = parted::resolve(&file, &label, gpus, &only)?;
-                PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) }
+                let resolved = parted::resolve(&file, &label, gpus, &only)?;
+                for remark in &resolved.remarks {
+                    out.remark(&format!("note: {}\n", out.look.clean(remark)));
+                }
+                PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(resolved.layouts) }
             }
         })
     }
 
     /// The request to an agent, which is asked for its GPUs only when they matter.
-    async fn ask(self, wanted: &Wanted, client: &mut Client) -> Result<PlanRequest, Failure> {
+    async fn ask(self, wanted: &Wanted, client: &mut Client, out: &Output) -> Result<PlanRequest, Failure> {
         let gpus = match &self {
             Self::Layout(_) => Vec::new(),
             Self::Label(..) => client.gpus(false).await?,
         };
-        Ok(self.request(wanted, &gpus)?)
+        Ok(self.request(wanted, &gpus, out)?)
     }
 }
 
@@ -132,12 +136,12 @@ fn ask_for(
 ) -> Outcome {
     if let Some(host) = &how.offline {
         let gpus = offline::host(host)?;
-        let request = typed.request(wanted, &gpus).map_err(|error| offline::about(host, error))?;
+        let request = typed.request(wanted, &gpus, out).map_err(|error| offline::about(host, error))?;
         let plans = offline::plan(host, &gpus, how.config.as_deref(), &request)?;
         return tell(&plans, &gpus, out);
     }
     super::ask(global, async |client| {
-        let mut request = typed.ask(wanted, client).await?;
+        let mut request = typed.ask(wanted, client, out).await?;
         let of_all = request.layout == LayoutSource::Wanted && request.gpus.is_empty();
         if of_all {
             // Whether all is as wanted concerns each GPU of which something is wanted, be it cordoned or uncut.
@@ -203,7 +207,7 @@ async fn apply(
     watched: &Watched,
     out: &Output,
 ) -> Outcome {
-    let PlanRequest { gpus, layout } = Typed::of(wanted)?.ask(wanted, client).await?;
+    let PlanRequest { gpus, layout } = Typed::of(wanted)?.ask(wanted, client, out).await?;
     let Lasting { once, reason, expires: expires_at } = lasting;
     let request = ApplyRequest { gpus, layout, reason, wait_s, once, expires_at };
     // Before, so that the result can tell new from kept. Not to have it is no reason not to apply.

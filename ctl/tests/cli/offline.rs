@@ -193,6 +193,51 @@ fn plans_that_cannot_be() {
     assert_snapshot!(text.join("\n"));
 }
 
+/// The flags that a hint names, added to the same command, give a plan.
+#[test]
+fn hints_of_offline_plans_work_as_typed() {
+    let host = Host::new();
+    host.write("empty.toml", "");
+    let saved = saved(&host);
+    let config = ["--config", "empty.toml"];
+    let mut tried = 0;
+    for offline in ["dgx-a100", "mixed", "rtx-pro-6000x2", &saved] {
+        let layout = if offline.starts_with("rtx") { "2g.48gb" } else { "none" };
+        for typed in [&[][..], &config, &["--layout", layout], &["--layout", layout, "--config", "empty.toml"]] {
+            let args = [&["--json", "mig", "plan", "--offline", offline][..], typed].concat();
+            let run = |args: &[&str]| -> (Option<i32>, serde_json::Value) {
+                let output = host.command(args).output().unwrap();
+                (output.status.code(), serde_json::from_slice(&output.stdout).unwrap())
+            };
+            let (code, answer) = run(&args);
+            assert_eq!(code, Some(2), "{args:?}: {answer}");
+            let hint = answer["error"]["hint"].as_str().unwrap();
+            assert!(!hint.contains("gpushctl mig apply") && !hint.contains("reload"), "{hint}");
+            let flags: Vec<&str> = hint.rsplit(": ").next().unwrap().split(' ').collect();
+            let (code, answer) = run(&[&args[..], &flags].concat());
+            // 4: a GPU of the saved host is in use.
+            assert!(code == Some(0) || code == Some(4), "{hint}: {answer}");
+            tried += 1;
+        }
+    }
+    println!("{tried} hints");
+}
+
+#[test]
+fn a_label_for_all_gpus_names_those_without_mig() {
+    let host = Host::new();
+    let on = "version: v1\nmig-configs:\n  on:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {}\n";
+    host.write("on.yaml", on);
+    let cases: &[&[&str]] = &[
+        &["mig", "plan", "--offline", "mixed", "-f", "on.yaml"],
+        &["mig", "assert", "--offline", "mixed", "-f", "on.yaml"],
+        &["mig", "plan", "--offline", "mixed", "-f", "on.yaml", "--gpu", "5"],
+        &["mig", "import", "on.yaml", "-c", "on"],
+    ];
+    let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
+    assert_snapshot!(text.join("\n"));
+}
+
 #[test]
 fn a_saved_host_is_read_from_stdin_and_plans_come_as_json() {
     let host = Host::new();

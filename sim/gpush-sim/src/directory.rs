@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, bail};
 use silicon::host::PROC;
@@ -62,6 +63,7 @@ pub(crate) fn lay(dir: &Path, description: &Description, trace: bool) -> anyhow:
                 Ok(()) | Err(_) => std::os::unix::fs::symlink(target, link)?,
             }
         }
+        host.create_driver_files()?;
         if host.hardware().fabric_manager {
             fabric_manager(&host.dir().join(PROC).join(FABRIC_MANAGER))?;
         }
@@ -110,6 +112,17 @@ impl Environment {
             ],
             prepended: [("LD_LIBRARY_PATH", dir.join("lib")), ("PATH", dir.join("bin"))],
         }
+    }
+
+    /// Adds it to a program's environment.
+    pub(crate) fn extend(self, command: &mut Command) -> anyhow::Result<()> {
+        command.envs(self.set);
+        for (name, first) in self.prepended {
+            let old = std::env::var_os(name).filter(|old| !old.is_empty());
+            let paths = std::iter::once(first).chain(old.iter().flat_map(std::env::split_paths));
+            command.env(name, std::env::join_paths(paths).with_context(|| format!("cannot extend ${name}"))?);
+        }
+        Ok(())
     }
 }
 

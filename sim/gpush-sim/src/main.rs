@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use silicon::{Description, Host};
 
 mod directory;
+mod exec;
 mod fault;
 mod mps;
 mod nvidia_smi;
@@ -61,6 +62,14 @@ enum Command {
         source: Source,
         /// Directory of the host
         dir: PathBuf,
+    },
+    /// Run a program on a simulated host, with the driver's files over /proc/driver (as root)
+    Exec {
+        /// Directory of the host
+        dir: PathBuf,
+        /// The program and its arguments
+        #[arg(last = true, required = true, value_name = "CMD")]
+        command: Vec<OsString>,
     },
     /// Print the environment of a simulated host, for the shell's eval
     Env {
@@ -197,6 +206,7 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
             println!("use it:  eval \"$(gpush-sim env {dir})\"    end it:  gpush-sim down {dir}");
             Ok(ExitCode::SUCCESS)
         }
+        Command::Exec { dir, command } => match exec::exec(&Host::open(&dir)?, &command)? {},
         Command::Env { dir } => {
             let host = Host::open(&dir)?;
             print(&directory::environment_script(host.dir()))?;

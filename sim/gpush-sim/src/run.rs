@@ -64,14 +64,9 @@ pub(crate) fn run(description: &Description, trace: bool, command: &[OsString]) 
 
 fn start(dir: &std::path::Path, command: &[OsString]) -> anyhow::Result<Child> {
     let (program, arguments) = command.split_first().context("no program is given")?;
-    let directory::Environment { set, prepended } = directory::Environment::of(dir);
     let mut child = Command::new(program);
-    child.args(arguments).envs(set);
-    for (name, first) in prepended {
-        let old = std::env::var_os(name).filter(|old| !old.is_empty());
-        let paths = std::iter::once(first).chain(old.iter().flat_map(std::env::split_paths));
-        child.env(name, std::env::join_paths(paths).with_context(|| format!("cannot extend ${name}"))?);
-    }
+    child.args(arguments);
+    directory::Environment::of(dir).extend(&mut child)?;
     child.spawn().with_context(|| format!("cannot run {}", program.display()))
 }
 

@@ -161,6 +161,33 @@ exports! {
     fn nvmlDeviceGetPerformanceState(device: Opaque, state: Ptr<u32>) |call| {
         state.put(call.gpu(device, reading)?.performance_state)
     }
+
+    /// The same by its old name.
+    fn nvmlDeviceGetPowerState(device: Opaque, state: Ptr<u32>) |call| {
+        state.put(call.gpu(device, reading)?.performance_state)
+    }
+
+    /// Energy since the driver was loaded, in mJ. Parts before Volta do not count it.
+    fn nvmlDeviceGetTotalEnergyConsumption(device: Opaque, millijoules: Ptr<u64>) |call| {
+        millijoules.put(call.gpu(device, |m, gpu| m.energy_mj(gpu, now_ms()))?)
+    }
+
+    /// Memory clocks that applications may choose, in MHz, highest first. A count of 0 asks for the number.
+    fn nvmlDeviceGetSupportedMemoryClocks(device: Opaque, count: Ptr<u32>, megahertz: Ptr<u32>) |call| {
+        let most = call.gpu(device, board)?;
+        megahertz.put_list(count, vec![most.max_memory_clock_mhz])
+    }
+
+    /// Core clocks that applications may choose at a memory clock, in MHz, highest first.
+    fn nvmlDeviceGetSupportedGraphicsClocks(
+        device: Opaque, memory: u32, count: Ptr<u32>, megahertz: Ptr<u32>,
+    ) |call| {
+        let most = call.gpu(device, board)?;
+        if memory != most.max_memory_clock_mhz {
+            return Err(Return::NotFound);
+        }
+        megahertz.put_list(count, most.core_clocks_mhz())
+    }
 }
 
 /// Now, in milliseconds since the epoch.

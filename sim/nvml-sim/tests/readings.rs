@@ -373,3 +373,40 @@ fn rows_wait_for_a_reset_and_a_part_without_a_remapper_says_so() {
     assert_eq!(rows(1), (0, [0, 0, 0, 1]));
     assert_eq!(rows(2).0, NOT_SUPPORTED);
 }
+
+/// What btop, slurmd's AutoDetect and codecarbon ask for.
+#[test]
+fn old_names_clocks_and_energy_are_answered() {
+    let client = Client::of(THREE);
+    let t4 = client.gpu(2);
+    let (mut now, mut by_old_name) = (u32::MAX, u32::MAX - 1);
+    ok!(client, nvmlDeviceGetPerformanceState(t4, &mut now));
+    ok!(client, nvmlDeviceGetPowerState(t4, &mut by_old_name));
+    assert_eq!(now, by_old_name);
+
+    let (mut before, mut after) = (0, 0);
+    ok!(client, nvmlDeviceGetTotalEnergyConsumption(t4, &mut before));
+    std::thread::yield_now();
+    ok!(client, nvmlDeviceGetTotalEnergyConsumption(t4, &mut after));
+    assert!(before > 0 && before <= after, "{before} {after}");
+
+    for index in 0..3 {
+        let gpu = client.gpu(index);
+        let mut most = 0;
+        ok!(client, nvmlDeviceGetMaxClockInfo(gpu, 2, &mut most));
+        let (mut count, mut memory) = (0, [0; 8]);
+        assert_eq!(rc!(client, nvmlDeviceGetSupportedMemoryClocks(gpu, &mut count, null_mut())), INSUFFICIENT_SIZE);
+        assert_eq!(count, 1);
+        ok!(client, nvmlDeviceGetSupportedMemoryClocks(gpu, &mut count, memory.as_mut_ptr()));
+        assert_eq!(memory[0], most);
+
+        let (mut count, mut core) = (0, [0; 256]);
+        let asked = rc!(client, nvmlDeviceGetSupportedGraphicsClocks(gpu, most, &mut count, null_mut()));
+        assert!(asked == INSUFFICIENT_SIZE && (10..=256).contains(&count), "{asked} {count}");
+        ok!(client, nvmlDeviceGetSupportedGraphicsClocks(gpu, most, &mut count, core.as_mut_ptr()));
+        let clocks = &core[..count as usize];
+        assert!(clocks.windows(2).all(|two| two[0] > two[1]) && clocks[0] > 1000, "{clocks:?}");
+        let other = rc!(client, nvmlDeviceGetSupportedGraphicsClocks(gpu, 1, &mut count, core.as_mut_ptr()));
+        assert_eq!(other, NOT_FOUND);
+    }
+}

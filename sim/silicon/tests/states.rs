@@ -70,6 +70,18 @@ fn other_seven_slice_parts_have_the_states_of_an_a100() {
 }
 
 #[test]
+fn the_driver_decides_how_much_memory_a_profile_has() {
+    use silicon::description::{Description, DriverVersion};
+    let memory = |driver| {
+        let machine = Machine::new(&Description::of_model("a100-40", driver)).unwrap();
+        let part = machine.part(0).unwrap();
+        part.profiles.iter().find(|profile| profile.data.name == "3g.20gb").unwrap().data.memory_mib
+    };
+    assert_eq!(memory(DriverVersion::new(470, 57, 2)), 20096);
+    assert_eq!(memory(DriverVersion::new(550, 163, 1)), 19968);
+}
+
+#[test]
 fn the_driver_decides_which_profiles_there_are() {
     use silicon::description::{Description, DriverVersion};
     let names = |driver| -> Vec<String> {
@@ -82,4 +94,60 @@ fn the_driver_decides_which_profiles_there_are() {
     assert!(middle.contains(&"1g.5gb+me".to_owned()) && !middle.contains(&"1g.10gb".to_owned()), "{middle:?}");
     let new = names(DriverVersion::new(550, 163, 1));
     assert!(new.contains(&"1g.5gb+me".to_owned()) && new.contains(&"1g.10gb".to_owned()), "{new:?}");
+}
+
+/// Number of states of the compute instances in one GPU instance of a profile.
+fn compute_states(model: &str, name: &str) -> usize {
+    let mut machine = Machine::of_model(model).unwrap();
+    let part = machine.part(0).unwrap();
+    let profile = part.profiles.iter().find(|profile| profile.data.name == name).unwrap();
+    machine.create_gpu_instance(0, profile.data.id, None).unwrap();
+    let handle = |machine: &Machine| machine.gpu_instance_handle(0, machine.gpu(0).unwrap().instances[0].id).unwrap();
+    let pairs: Vec<(u32, Placement)> = profile
+        .data
+        .compute
+        .iter()
+        .flat_map(|c| c.placements.iter().map(|&(start, size)| (c.id, Placement { start, size })))
+        .collect();
+    let mut seen: BTreeSet<State> = BTreeSet::from([State::new()]);
+    let mut open = vec![(State::new(), machine)];
+    while let Some((state, machine)) = open.pop() {
+        for &(profile, placement) in &pairs {
+            let mut next = machine.clone();
+            match next.create_compute_instance(handle(&next), profile, Some(placement)) {
+                Ok(_) => {
+                    let mut bigger = state.clone();
+                    assert!(bigger.insert((profile, placement)));
+                    if seen.insert(bigger.clone()) {
+                        invariants::check(&next);
+                        open.push((bigger, next));
+                    }
+                }
+                Err(rc) => assert_eq!(rc, Return::InsufficientResources),
+            }
+        }
+    }
+    seen.len()
+}
+
+#[test]
+fn compute_instances_have_the_states_of_their_parts() {
+    // Empty, profile 0, or profile 7: a double-memory 1g holds one of the two.
+    for key in gpush_geometry::KEYS {
+        let model = gpush_geometry::model(key).unwrap();
+        let Some(double) = model.gi_profiles.iter().find(|profile| profile.index == 9) else { continue };
+        let states = if key.starts_with("a100") { 2 } else { 3 };
+        assert_eq!(compute_states(key, &double.name), states, "{key}");
+    }
+    let counted = [
+        ("a100-80", "3g.40gb", 11),
+        ("h100-80-sxm", "3g.40gb", 11),
+        ("a100-80", "4g.40gb", 26),
+        ("h100-80-sxm", "4g.40gb", 26),
+        ("a30-24", "4g.24gb", 26),
+    ];
+    for (key, name, states) in counted {
+        println!("{key} {name}: {} states", compute_states(key, name));
+        assert_eq!(compute_states(key, name), states, "{key} {name}");
+    }
 }

@@ -4,6 +4,7 @@ mod changes;
 mod clients;
 mod compute_mode;
 mod faults;
+mod file_clients;
 mod gpu_checks;
 mod hardware_fixtures;
 mod reading;

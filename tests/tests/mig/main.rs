@@ -1,6 +1,7 @@
 //! MIG through the real gpushd and gpushctl: plans, layouts, MIG mode, rollback, recovery, overrides, mig-parted files.
 
 mod crash;
+mod double_memory;
 mod faults;
 mod layouts;
 mod mode;

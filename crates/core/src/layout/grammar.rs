@@ -236,16 +236,21 @@ fn entry(piece: &Piece<'_>) -> Result<Entry, LayoutError> {
         at = to;
     }
     match entry.start {
-        Some(start) if entry.count > 1 && entry.compute_slices.is_none() => Err(piece.error(
+        Some(start) if entry.count > 1 && !is_shared(&entry) => Err(piece.error(
             piece.span.clone(),
             format!("{} instances can't all start at slice {start}", entry.count),
-            format!("give each its own start, or none: {}*{}", entry.profile, entry.count),
+            format!("give each its own start, or none: {}", Entry { start: None, ..entry }),
         )),
         Some(_) | None => Ok(entry),
     }
 }
 
-/// Reads `[Nc.]PROFILE`, told apart from what surrounds it.
+/// Whether several compute instances of the entry can be in one GPU instance: each takes a part of its slices.
+fn is_shared(entry: &Entry) -> bool {
+    entry.compute_slices.is_some_and(|slices| gpu_slices(&entry.profile) != Some(slices))
+}
+
+/// Reads `[Nc.]PROFILE`, without what follows it.
 fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), LayoutError> {
     let trimmed = written.trim_end();
     let span = piece.at(0, trimmed.len().max(1).min(piece.content().len()));
@@ -267,9 +272,8 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     };
     let Some(compute) = compute else { return Ok((None, name.to_owned())) };
     match compute.parse::<u8>() {
-        Ok(n) if n > 0 && n < slices => Ok((Some(n), name.to_owned())),
-        // A compute instance that takes all of it is what the plain name means.
-        Ok(n) if n == slices => Ok((None, name.to_owned())),
+        // `1c.1g.20gb` and `1g.20gb` have one slice each and are two profiles from Hopper on.
+        Ok(n) if n > 0 && n <= slices => Ok((Some(n), name.to_owned())),
         Ok(_) | Err(_) => Err(piece.error(
             piece.at(0, compute.len() + 1),
             format!("a compute instance of {name} can't have {} slices", figure(compute)),

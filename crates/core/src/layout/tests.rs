@@ -13,7 +13,10 @@ const GOOD: &[(&str, &str)] = &[
     ("1c.3g.40gb*3", "1c.3g.40gb*3"),
     ("1c.3g.40gb@4*3", "1c.3g.40gb@4*3"),
     ("1c.3g.40gb*3@4", "1c.3g.40gb@4*3"),
-    ("3c.3g.40gb", "3g.40gb"),
+    ("3c.3g.40gb", "3c.3g.40gb"),
+    ("1c.1g.20gb", "1c.1g.20gb"),
+    ("1C.1G.20GB@2", "1c.1g.20gb@2"),
+    ("1c.1g.20gb*4:mps", "1c.1g.20gb*4:mps"),
     ("2g.20gb:mps", "2g.20gb:mps"),
     ("2g.20gb*2:MPS", "2g.20gb*2:mps"),
     ("1g.10gb+me", "1g.10gb+me"),
@@ -64,6 +67,7 @@ const BAD: &[&str] = &[
     "1g.10gb@4@5",
     "1g.10gb*2*2",
     "1g.10gb@4*2",
+    "1c.1g.20gb@4*2",
     "1g.10gb:foo",
     "1g.10gb:",
     "1g.10gb:mps:mps",
@@ -191,12 +195,12 @@ prop_compose! {
         count in 1u8..=8,
         shared in any::<bool>(),
     ) -> Entry {
-        let compute_slices = compute.filter(|c| *c < slices);
+        let compute_slices = compute.filter(|c| *c <= slices);
         Entry {
             compute_slices,
             profile: format!("{slices}g.{memory}gb{suffix}"),
             start,
-            count: if start.is_some() && compute_slices.is_none() { 1 } else { count },
+            count: if start.is_some() && compute_slices.is_none_or(|c| c == slices) { 1 } else { count },
             share: shared.then_some(Share::Mps),
         }
     }

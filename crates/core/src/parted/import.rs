@@ -194,6 +194,12 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
         }
         Devices::All if group.filter.is_empty() => {
             claimed.all = true;
+            if group.want != Want::Off {
+                remarks.push(format!(
+                    "{place}: the rule for all GPUs is refused on GPUs without MIG: where the host has some, put a rule \
+                     for them before it, such as match = [\"NVIDIA L4\"], mode = \"unmanaged\""
+                ));
+            }
             vec!["all".to_owned()]
         }
         Devices::All => {

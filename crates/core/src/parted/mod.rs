@@ -19,8 +19,9 @@
 //!         "3g.40gb": 1
 //! ```
 //!
-//! A file that mig-parted takes is taken unchanged, but for what it would carry out half or not at
-//! all: indexes of GPUs that there are not, filters that are none, counts of 0. `docs/migrating-from-mig-parted.md` lists the differences.
+//! A file that mig-parted accepts is accepted unchanged, except for parts that mig-parted ignores or carries out
+//! in half: indexes of GPUs that the host does not have, filters that are not PCI ids, counts of 0.
+//! `docs/migrating-from-mig-parted.md` lists the differences.
 
 use gpush_api::ApiError;
 
@@ -38,7 +39,7 @@ mod yaml;
 pub use device_id::DeviceId;
 pub use export::{Exported, export};
 pub use import::{Imported, import};
-pub use resolve::resolve;
+pub use resolve::{Resolved, resolve};
 
 /// Largest file that is read, in bytes: fifty times what NVIDIA ships.
 pub const MOST_BYTES: usize = 1 << 20;

@@ -11,13 +11,22 @@ use crate::{
     selector::{Selector, inventory},
 };
 
-/// The GPUs that `label` speaks of, in the host's order. `only` are selectors that leave out others;
-/// none leave out nothing.
+/// A label resolved for a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// The layout of each GPU that the label configures, in the host's order.
+    pub layouts: Vec<GpuLayout>,
+    /// GPUs that the label leaves out because they have no MIG, in one sentence each.
+    pub remarks: Vec<String>,
+}
+
+/// Resolves `label` for the GPUs of a host. `only` are selectors that limit it to some GPUs; an empty list means all.
+///
+/// As in mig-parted, a group with `devices: all` and MIG on leaves out GPUs without MIG, unless `only` selects them.
 ///
 /// # Errors
-/// The label names GPUs that there are not, speaks of none, or can't
-/// be judged since the host is not known well enough. Nothing is guessed.
-pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Result<Vec<GpuLayout>, ApiError> {
+/// The label names GPUs that the host does not have or configures none, or the host is not known well enough.
+pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Result<Resolved, ApiError> {
     let chosen = match only {
         [] => None,
         selectors => Some(Selector::resolve(selectors, gpus)?),
@@ -40,6 +49,18 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
         }
     }
     let meant = |at: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(at));
+    let left_out: Vec<usize> = (0..gpus.len())
+        .filter(|at| chosen.is_none() && wants[*at].is_some_and(|group| leaves_out(group, &gpus[*at])))
+        .collect();
+    left_out.iter().for_each(|at| wants[*at] = None);
+    if let Some(at) = left_out.first()
+        && wants.iter().all(Option::is_none)
+    {
+        let message = format!("label {} configures no GPU: no GPU that it selects has MIG", Quoted(&label.name));
+        return Err(ApiError::new(Code::Unsupported, message)
+            .cause(inventory(gpus))
+            .hint(format!("`gpushctl gpu show {}` shows what the GPU can do", gpus[*at].index)));
+    }
     let layouts: Vec<GpuLayout> = (0..gpus.len())
         .filter(meant)
         .filter_map(|at| {
@@ -66,7 +87,22 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
             .cause(format!("{} ({})", inventory(gpus), distinct.join(", ")))
             .hint("choose a label for these parts, or add a group with their id"));
     }
-    Ok(layouts)
+    let remark = |at: &usize| format!("GPU {} ({}) is left out: it has no MIG", gpus[*at].index, gpus[*at].name);
+    Ok(Resolved { layouts, remarks: left_out.iter().map(remark).collect() })
+}
+
+/// Whether the group asks a GPU without MIG for MIG only because it means all GPUs. A GPU that cannot be read may
+/// have MIG: its plan says what is wrong with it.
+fn leaves_out(group: &Group, gpu: &Gpu) -> bool {
+    let readable = match gpu.state {
+        GpuState::Ready | GpuState::Changing | GpuState::Cordoned | GpuState::Degraded | GpuState::Held => true,
+        GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => false,
+    };
+    let turns_mig_on = match group.want {
+        Want::On(_) => true,
+        Want::Off => false,
+    };
+    gpu.mig.is_none() && readable && turns_mig_on && group.devices == Devices::All
 }
 
 /// Positions of the GPUs that the filter lets through.

@@ -178,5 +178,8 @@ fn users(instance: &GpuInstance, positions: impl Iterator<Item = usize>) -> impl
 }
 
 fn blocker(instance: &GpuInstance, ci: Option<u32>, holders: Vec<Process>) -> Blocker {
-    Blocker { gi: instance.id, ci, profile: instance.profile.clone(), placement: instance.placement, holders }
+    let (profile, placement) = (instance.profile.clone(), instance.placement);
+    let compute = instance.compute.iter().find(|c| Some(c.id) == ci);
+    let compute_profile = compute.map(|c| c.profile.clone()).filter(|name| *name != profile);
+    Blocker { gi: instance.id, ci, profile, compute_profile, placement, holders }
 }

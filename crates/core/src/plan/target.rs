@@ -140,7 +140,6 @@ fn placement_at(profile: &Profile, start: u8) -> Result<Placement, Refusal> {
 fn wanted_compute(profile: &Profile, entry: &Entry) -> Result<WantedCompute, Refusal> {
     let found: Option<&Compute> = match entry.compute_slices {
         None => profile.whole(),
-        Some(slices) if slices == profile.profile.slices => profile.whole(),
         Some(slices) => profile.compute_of(slices),
     };
     match found {

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_api::{ComputeInstance, GpuInstance, Mig};
 
+use crate::geometry::{Geometry, Profile};
 use crate::layout::{Entry, Layout};
 
 /// A MIG device: a compute instance in its GPU instance.
@@ -17,8 +18,8 @@ pub(super) struct Device<'a> {
     pub(super) compute: &'a ComputeInstance,
 }
 
-/// The MIG device in words: `2g.20gb@2`, or `1c.3g.40gb@0/2` for a part of its GPU instance, with the slot
-/// that it stands at. Its neighbours come and go without its name changing.
+/// Display name of a MIG device: `2g.20gb@2`, or `1c.3g.40gb@0/2` for a part of its GPU instance, with its compute
+/// slot. The name does not depend on neighbouring devices.
 #[must_use]
 pub fn words(instance: &GpuInstance, compute: &ComputeInstance) -> String {
     let start = instance.placement.start;
@@ -49,24 +50,38 @@ impl Device<'_> {
     }
 
     fn kind(&self) -> Kind {
-        Kind::of(&self.instance.profile, part(&self.compute.profile))
+        Kind::new(&self.instance.profile, &self.compute.profile)
     }
 }
 
-/// Devices that are alike but for their place.
+/// Devices that differ only in their placement.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     /// Profile of the GPU instance.
     profile: String,
-    /// Compute slices, where they are not all of it.
-    part: Option<u8>,
+    /// Profile of the compute instance.
+    compute: String,
 }
 
 impl Kind {
-    fn of(profile: &str, part: Option<u8>) -> Self {
-        let profile = profile.to_ascii_lowercase();
-        let part = part.filter(|slices| whole(&profile) != Some(*slices));
-        Self { profile, part }
+    fn new(profile: &str, compute: &str) -> Self {
+        Self { profile: profile.to_ascii_lowercase(), compute: compute.to_ascii_lowercase() }
+    }
+
+    /// The kind that a layout entry means on a GPU.
+    fn of_entry(entry: &Entry, geometry: &Geometry) -> Self {
+        let profile = entry.profile.to_ascii_lowercase();
+        let known = geometry.named(&profile);
+        let compute = match entry.compute_slices {
+            None => known.and_then(Profile::whole),
+            Some(slices) => known.and_then(|profile| profile.compute_of(slices)),
+        };
+        let compute = match (compute, entry.compute_slices) {
+            (Some(compute), _) => compute.profile.name.clone(),
+            (None, Some(slices)) if whole(&profile) != Some(slices) => format!("{slices}c.{profile}"),
+            (None, Some(_) | None) => profile.clone(),
+        };
+        Self::new(&profile, &compute)
     }
 }
 
@@ -100,9 +115,10 @@ impl Wanted {
 
 /// The devices that stand and that the layout shares, by place.
 pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, had: &BTreeSet<String>) -> Vec<Device<'a>> {
+    let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
     let mut wanted: BTreeMap<Kind, BTreeMap<Option<u8>, Wanted>> = BTreeMap::new();
     for entry in &layout.entries {
-        let of_kind = wanted.entry(Kind::of(&entry.profile, entry.compute_slices)).or_default();
+        let of_kind = wanted.entry(Kind::of_entry(entry, &geometry)).or_default();
         of_kind.entry(entry.start).or_default().add(entry);
     }
     let mut chosen = Vec::new();

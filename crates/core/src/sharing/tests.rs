@@ -7,7 +7,7 @@ use gpush_api::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::preset;
+use crate::{layout::Layout, preset};
 
 mod named;
 
@@ -56,6 +56,22 @@ fn words_of(targets: &[Target]) -> Vec<String> {
 
 fn uuids(targets: &[Target]) -> BTreeSet<String> {
     targets.iter().map(|target| target.uuid.clone()).collect()
+}
+
+#[test]
+fn a_shared_double_memory_entry_means_its_own_compute_profile_only() {
+    let mut gpus = preset::gpus("dgx-h100").unwrap();
+    gpus.truncate(1);
+    put(&mut gpus[0], "1g.20gb", 0, &[("1c.1g.20gb", 0)]);
+    put(&mut gpus[0], "1g.20gb", 2, &[("1g.20gb", 0)]);
+    let shared = |layout: &str| -> Vec<String> {
+        let layout = Layout::parse(layout).unwrap();
+        let shared = devices::shared(&layout, gpus[0].mig.as_ref().unwrap(), &BTreeSet::new());
+        shared.iter().map(devices::Device::words).collect()
+    };
+    assert_eq!(shared("1g.20gb:mps, 1c.1g.20gb"), ["1g.20gb@2"]);
+    assert_eq!(shared("1c.1g.20gb:mps, 1g.20gb"), ["1c.1g.20gb@0/0"]);
+    assert_eq!(shared("1c.1g.20gb:mps, 1g.20gb:mps"), ["1c.1g.20gb@0/0", "1g.20gb@2"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
 
 mod dice;
+mod objective;
 mod part;
 mod sequences;
 mod splits;

@@ -1,7 +1,8 @@
 //! Compute instances within GPU instances, and leases on them: sampled, each sample tried in full.
 //!
-//! The oracle takes every final state of the GPU instances, every way to hand their places to the
-//! wanted ones, and for each that stands already every way its compute instances could end up.
+//! The oracle tries every final state of the GPU instances, every assignment of their placements to the wanted
+//! GPU instances, and for each existing one every final state of its compute instances. Which of them is best is
+//! the objective's to say (`objective`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -11,6 +12,7 @@ use gpush_core::geometry::Geometry;
 use gpush_core::plan::{Holds, Plan, Target, Wanted, WantedCompute, plan_around};
 
 use crate::dice::Dice;
+use crate::objective::{Objective, Toll, Worth};
 use crate::part::{Multiset, Part, Slot, State, compute_states, is_possible_compute, members, profiles};
 use crate::whole::Tally;
 use crate::wire::{gi_of, pair_of, process};
@@ -18,11 +20,9 @@ use crate::wire::{gi_of, pair_of, process};
 /// Compute instances wanted in one GPU instance: profile position and, maybe, a fixed start.
 type Split = Vec<(usize, Option<u8>)>;
 
-/// Destroyed: in use, held, GPU instances, compute instances in those that stay, memory slices.
-type Toll = [u32; 5];
-
-/// What two plans are compared by: the toll, then the room left, then what stands lowest.
-type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
+/// The least toll of assigning a placement to a wanted GPU instance, by placement and wanted one; `None` where it does
+/// not fit.
+type Tolls = Vec<Vec<Option<Toll>>>;
 
 fn sum(a: Toll, b: Toll) -> Toll {
     std::array::from_fn(|n| a[n] + b[n])
@@ -45,8 +45,9 @@ struct StandingGpu {
     held: bool,
 }
 
+/// One GPU with instances, processes and leases, and what it should have.
 #[derive(Debug)]
-struct Sample {
+pub(crate) struct Sample {
     state: State,
     /// By pair.
     standing: Vec<StandingGpu>,
@@ -56,19 +57,23 @@ struct Sample {
 }
 
 impl Sample {
-    fn roll(part: &Part, states: &[Vec<Vec<Slot>>], dice: &mut Dice) -> Self {
+    pub(crate) fn roll(part: &Part, states: &[Vec<Vec<Slot>>], dice: &mut Dice) -> Self {
         let state = part.states[dice.below(part.states.len())].state;
         let mut standing = vec![StandingGpu::default(); part.pairs.len()];
-        let quiet = dice.one_in(2);
+        let (quiet, unheld) = (dice.one_in(2), dice.one_in(2));
         for pair in members(state) {
             let compute = dice.pick(&states[part.pairs[pair].profile]).clone();
-            let stand = |slot| Standing { slot, busy: !quiet && dice.one_in(4), held: dice.one_in(4) };
+            let stand = |slot| Standing { slot, busy: !quiet && dice.one_in(4), held: !unheld && dice.one_in(4) };
             let compute = compute.into_iter().map(stand).collect();
-            standing[pair] = StandingGpu { compute, busy: !quiet && dice.one_in(10), held: dice.one_in(6) };
+            standing[pair] = StandingGpu { compute, busy: !quiet && dice.one_in(10), held: !unheld && dice.one_in(6) };
         }
-        // Half of the targets are of the state's own profiles, so that much can stay.
+        // Most targets have the state's own profiles or almost them, so that much can stay.
         let own = part.states[part.index[&state]].multiset;
-        let multiset = if dice.one_in(2) { own } else { *dice.pick(&part.multisets()) };
+        let multiset = match dice.below(4) {
+            0 => *dice.pick(&part.multisets()),
+            1 => own,
+            _ => neighbour(part, own, dice),
+        };
         let wanted = profiles(multiset)
             .map(|p| {
                 let here: Vec<usize> = members(state).filter(|n| part.pairs[*n].profile == p).collect();
@@ -85,7 +90,7 @@ impl Sample {
         Self { state, standing, multiset, wanted }
     }
 
-    fn instances(&self, part: &Part) -> (Vec<GpuInstance>, Holds) {
+    pub(crate) fn instances(&self, part: &Part) -> (Vec<GpuInstance>, Holds) {
         let mut holds = Holds::default();
         let processes = |busy: bool, pid| if busy { vec![process(pid)] } else { Vec::new() };
         let instances = members(self.state)
@@ -123,7 +128,7 @@ impl Sample {
         (instances, holds)
     }
 
-    fn target(&self, part: &Part) -> Target {
+    pub(crate) fn target(&self, part: &Part) -> Target {
         let wanted = |(p, start, split): &(usize, Option<u8>, Split)| {
             let profile = &part.model.gi_profiles[*p];
             let at = |start: &u8, placements: &[(u8, u8)]| {
@@ -164,12 +169,12 @@ impl Sample {
         )
     }
 
-    /// Least toll of the place of `pair` being given to a wanted GPU instance; `None` when that
-    /// can't hold its compute instances at all.
-    fn toll_of_giving(&self, part: &Part, states: &[Vec<Vec<Slot>>], pair: usize, split: &Split) -> Option<Toll> {
+    /// Tolls of the ways to assign the placement of `pair` to a wanted GPU instance; none when its compute instances
+    /// do not fit.
+    fn tolls_of_giving(&self, part: &Part, states: &[Vec<Vec<Slot>>], pair: usize, split: &Split) -> BTreeSet<Toll> {
         let ends = states[part.pairs[pair].profile].iter().filter(|end| is_split(end, split));
         if self.state >> pair & 1 == 0 {
-            return ends.map(|_| [0; 5]).next();
+            return ends.map(|_| [0; 5]).take(1).collect();
         }
         let standing = &self.standing[pair].compute;
         ends.map(|end| {
@@ -177,15 +182,44 @@ impl Sample {
             // A GPU instance that a process is charged to takes no further compute instance either.
             let only_adds = destroyed().count() == 0 && end.len() > standing.len();
             let in_use = u32::from(only_adds && self.standing[pair].busy);
-            let toll = sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0]);
-            // Destroyed and made again at the same place: never better, but a way.
-            toll.min(self.toll_of_all(part, pair))
+            sum(self.toll_of(pair, destroyed()), [in_use, 0, 0, destroyed().count() as u32, 0])
         })
-        .min()
+        .collect()
     }
 
-    /// Least toll of handing out the places of `pairs` to the wanted not yet `served`.
-    fn hand_out(&self, part: &Part, tolls: &[Vec<Option<Toll>>], pairs: &[usize], served: u32) -> Option<Toll> {
+    /// The tolls of all assignments of one placement to one wanted GPU instance.
+    pub(crate) fn ways(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Vec<Vec<BTreeSet<Toll>>> {
+        let of = |pair: usize| {
+            let ways = |(profile, _, split): &(usize, Option<u8>, Split)| match *profile == part.pairs[pair].profile {
+                true => self.tolls_of_giving(part, states, pair, split),
+                false => BTreeSet::new(),
+            };
+            self.wanted.iter().map(ways).collect()
+        };
+        (0..part.pairs.len()).map(of).collect()
+    }
+
+    /// The best way of each assignment. With `remakes`, an instance may also be destroyed and created again at its
+    /// placement, which is never better under the planner's objective.
+    fn best_ways(&self, part: &Part, ways: &[Vec<BTreeSet<Toll>>], objective: &Objective, remakes: bool) -> Tolls {
+        let best = |pair: usize, tolls: &BTreeSet<Toll>| -> Option<Toll> {
+            let stands = self.state >> pair & 1 == 1;
+            let again = (remakes && stands && !tolls.is_empty()).then(|| self.toll_of_all(part, pair));
+            tolls.iter().copied().chain(again).min_by(|a, b| objective.compare_tolls(a, b))
+        };
+        let of = |(pair, wanted): (usize, &Vec<BTreeSet<Toll>>)| wanted.iter().map(|tolls| best(pair, tolls)).collect();
+        ways.iter().enumerate().map(of).collect()
+    }
+
+    /// Least toll of assigning the placements of `pairs` to the wanted ones not yet `served`.
+    fn hand_out(
+        &self,
+        part: &Part,
+        objective: &Objective,
+        tolls: &Tolls,
+        pairs: &[usize],
+        served: u32,
+    ) -> Option<Toll> {
         let Some((pair, rest)) = pairs.split_first() else { return Some([0; 5]) };
         let place = part.pairs[*pair];
         let mut best: Option<Toll> = None;
@@ -197,38 +231,42 @@ impl Sample {
                 continue;
             }
             let Some(toll) = tolls[*pair][n] else { continue };
-            let Some(others) = self.hand_out(part, tolls, rest, served | 1 << n) else { continue };
-            best = best.into_iter().chain([sum(toll, others)]).min();
+            let Some(others) = self.hand_out(part, objective, tolls, rest, served | 1 << n) else { continue };
+            best = best.into_iter().chain([sum(toll, others)]).min_by(|a, b| objective.compare_tolls(a, b));
         }
         best
     }
 
-    /// The best toll and what decides between equals; `None` when no way exists.
-    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
-        let toll = |pair| self.wanted.iter().map(move |(_, _, split)| self.toll_of_giving(part, states, pair, split));
-        let tolls: Vec<Vec<Option<Toll>>> = (0..part.pairs.len())
-            .map(|pair| {
-                let suits = |n: usize| self.wanted[n].0 == part.pairs[pair].profile;
-                toll(pair).enumerate().map(|(n, t)| if suits(n) { t } else { None }).collect()
-            })
-            .collect();
-        let finals = &part.by_multiset[&self.multiset];
-        finals
-            .iter()
-            .filter_map(|n| {
-                let end = &part.states[*n];
-                let pairs: Vec<usize> = members(end.state).collect();
-                let mut toll = self.hand_out(part, &tolls, &pairs, 0)?;
-                for gone in members(self.state & !end.state) {
-                    toll = sum(toll, self.toll_of_all(part, gone));
-                }
-                Some((toll, Reverse(end.room), end.ranks.clone()))
-            })
-            .min()
+    /// The worth of the best way to each final state.
+    pub(crate) fn finals(
+        &self,
+        part: &Part,
+        ways: &[Vec<BTreeSet<Toll>>],
+        objective: &Objective,
+        remakes: bool,
+    ) -> Vec<Worth> {
+        let tolls = self.best_ways(part, ways, objective, remakes);
+        let worth = |n: &usize| {
+            let end = &part.states[*n];
+            let pairs: Vec<usize> = members(end.state).collect();
+            let mut toll = self.hand_out(part, objective, &tolls, &pairs, 0)?;
+            for gone in members(self.state & !end.state) {
+                toll = sum(toll, self.toll_of_all(part, gone));
+            }
+            Some((toll, Reverse(end.room), end.ranks.clone()))
+        };
+        part.by_multiset[&self.multiset].iter().filter_map(worth).collect()
     }
 
-    /// Follows the plan step by step, checks the end, and says what it took.
-    fn carry_out(&self, part: &Part, plan: &Plan) -> Worth {
+    /// The best worth under the planner's objective; `None` when no way exists.
+    fn best(&self, part: &Part, states: &[Vec<Vec<Slot>>]) -> Option<Worth> {
+        let objective = Objective::planners();
+        let finals = self.finals(part, &self.ways(part, states), &objective, true);
+        finals.into_iter().min_by(|a, b| objective.compare(a, b))
+    }
+
+    /// Follows the plan step by step, checks the end, and returns its worth.
+    pub(crate) fn carry_out(&self, part: &Part, plan: &Plan) -> Worth {
         let mut state = self.state;
         let mut slots: Vec<BTreeSet<Slot>> =
             self.standing.iter().map(|s| s.compute.iter().map(|c| c.slot).collect()).collect();
@@ -286,6 +324,25 @@ impl Sample {
         let end = &part.states[part.index[&state]];
         (toll, Reverse(end.room), end.ranks.clone())
     }
+}
+
+/// A feasible target that differs from a state's own profiles by one or two of them: something has to move or go, and
+/// there is a choice.
+fn neighbour(part: &Part, own: Multiset, dice: &mut Dice) -> Multiset {
+    for _ in 0..40 {
+        let mut multiset = own;
+        if own != 0 && dice.one_in(2) {
+            let there: Vec<usize> = profiles(own).collect();
+            multiset -= 1 << (4 * dice.pick(&there));
+        }
+        for _ in 0..=dice.below(2) {
+            multiset += 1 << (4 * dice.below(part.model.gi_profiles.len()));
+        }
+        if part.by_multiset.contains_key(&multiset) {
+            return multiset;
+        }
+    }
+    own
 }
 
 /// Whether compute instances are just those that a split wants.

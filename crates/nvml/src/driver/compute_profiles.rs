@@ -27,9 +27,13 @@ const SLICES: [(u32, u8); 5] = [
     (sys::NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE, 7),
 ];
 
-/// What `profile` will offer, by rule: spans start at multiples of their size rounded up to a power of
-/// two, and from Hopper on they take that much; three slices are offered where they are all there is, or in seven; streaming
-/// multiprocessors are those of the GPU instance profile of as many slices.
+/// What `profile` will offer, by rule.
+///
+/// - Spans start at multiples of their size rounded up to a power of two. From Hopper on they have that size.
+/// - Three slices are offered in GPU instances of three and of seven slices.
+/// - A compute instance has as many streaming multiprocessors as the GPU instance profile of as many slices.
+/// - From Hopper on a double-memory `1g` offers two profiles of one slice: index 0 with the multiprocessors of a
+///   plain `1g`, and index 7 with all of the GPU instance.
 pub(super) fn expected(profile: &GpuProfile, all: &[GpuProfile], architecture: Architecture) -> Vec<ComputeProfile> {
     let aligned = match architecture {
         Architecture::Hopper | Architecture::Blackwell | Architecture::Unknown => true,
@@ -40,31 +44,35 @@ pub(super) fn expected(profile: &GpuProfile, all: &[GpuProfile], architecture: A
         | Architecture::Ada => false,
     };
     let whole = profile.slices;
-    SLICES
+    let double_memory = aligned && profile.index == sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2;
+    let widened = double_memory.then_some((sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1, 1));
+    let mut profiles: Vec<ComputeProfile> = SLICES
         .iter()
+        .copied()
         .filter(|(_, slices)| *slices == whole || *slices < whole && (*slices != 3 || whole == 7))
+        .chain(widened)
         .map(|(index, slices)| {
-            // One slice with the memory of two, on Hopper and later, has a profile of its own.
-            let widened = aligned && profile.index == sys::NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2;
-            let index = if widened { sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 } else { *index };
+            let takes_all = slices == whole && (!double_memory || widened == Some((index, slices)));
             let step = slices.next_power_of_two();
-            let size = if aligned { step } else { *slices };
+            let size = if aligned { step } else { slices };
             let placements: Vec<_> = (0..whole)
                 .step_by(usize::from(step))
                 .filter(|start| start + slices <= whole)
                 .map(|start| Placement { start, size })
                 .collect();
             ComputeProfile {
-                name: names::compute_profile(*slices, whole, &profile.name),
+                name: String::new(),
                 id: index,
                 index,
-                slices: *slices,
+                slices,
                 max: narrow(u32::try_from(placements.len()).unwrap_or(u32::MAX), u8::MAX),
-                sm: if *slices == whole { profile.sm } else { of_slices(all, *slices).unwrap_or_default() },
+                sm: if takes_all { profile.sm } else { of_slices(all, slices).unwrap_or_default() },
                 placements,
             }
         })
-        .collect()
+        .collect();
+    names::compute_profiles(&mut profiles, profile);
+    profiles
 }
 
 fn of_slices(all: &[GpuProfile], slices: u8) -> Option<u32> {
@@ -81,9 +89,7 @@ impl OpenGpuInstance<'_> {
         for index in 0..INDEXES {
             match self.compute_figures(index) {
                 Ok((mut profile, name)) => {
-                    profile.name = name.unwrap_or_else(|| {
-                        names::compute_profile(profile.slices, gpu_profile.slices, &gpu_profile.name)
-                    });
+                    profile.name = name.unwrap_or_default();
                     profile.placements = self.compute_placements(profile.id)?;
                     profiles.push(profile);
                 }
@@ -92,6 +98,7 @@ impl OpenGpuInstance<'_> {
             }
         }
         profiles.sort_by_key(|p| (p.slices, p.index));
+        names::compute_profiles(&mut profiles, gpu_profile);
         Ok(profiles)
     }
 
@@ -224,6 +231,24 @@ mod tests {
                 compute: Vec::new(),
             })
             .collect()
+    }
+
+    /// Old drivers give no names.
+    #[test]
+    fn unnamed_or_ambiguous_profiles_get_the_names_of_the_rule() {
+        let model = gpush_geometry::model("h100-80-sxm").unwrap();
+        let all = api_profiles(&model);
+        let double = all.iter().find(|p| p.name == "1g.20gb").unwrap();
+        let expected = expected(double, &all, Architecture::Hopper);
+        assert_eq!(expected.iter().map(|c| (c.id, c.sm)).collect::<Vec<_>>(), [(0, 16), (7, 26)]);
+        for given in [["", ""], ["1g.20gb", "1g.20gb"], ["", "1g.20gb"]] {
+            let mut profiles = expected.clone();
+            for (profile, name) in profiles.iter_mut().zip(given) {
+                profile.name = name.to_owned();
+            }
+            names::compute_profiles(&mut profiles, double);
+            assert_eq!(profiles, expected, "{given:?}");
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The stand-in for `nvidia-smi`: it resets GPUs, switches their MIG and persistence modes, sets their
-//! time-slice level and lists them, and says of all else that it is a stand-in.
+//! time-slice level, lists and queries them, and manages MIG instances. It refuses all else as a stand-in.
 //!
 //! Exit codes are those of the nvidia-smi manual: 2 invalid argument, 3 not supported, 4 no permission, 6 not
 //! found, 9 driver not loaded, 15 GPU lost, 255 anything else.
@@ -11,6 +11,8 @@ use silicon::machine::Pid;
 use silicon::{Call, Host, HostError, Return, fault};
 
 mod compute_policy;
+mod mig;
+mod query;
 
 /// Resets a GPU through the fault rules. The outer error is of the host, the inner of the GPU.
 pub(crate) fn reset(host: &Host, gpu: u32) -> Result<Result<(), String>, HostError> {
@@ -152,23 +154,48 @@ fn exit_code(rc: Return) -> ExitCode {
     })
 }
 
+/// What the program is.
+const ABOUT: &str = "This is gpush-sim's stand-in for nvidia-smi on a simulated host.";
+
+/// What it can do.
+const KNOWN: &str = "It knows `nvidia-smi -L`, `nvidia-smi --query-gpu=FIELDS --format=csv`, \
+                     `nvidia-smi --query-compute-apps=FIELDS --format=csv`, `nvidia-smi mig`, \
+                     `nvidia-smi --gpu-reset -i N`, `nvidia-smi -i N -mig 0|1`, `nvidia-smi -i N -pm 0|1` and \
+                     `nvidia-smi compute-policy`; for the rest use gpushctl, nvitop or `gpush-sim show`.";
+
+/// Ends with the code for a command line that is not valid.
+fn invalid(why: &str) -> ExitCode {
+    println!("{why}");
+    ExitCode::from(2)
+}
+
 pub(crate) fn main(called: &Path) -> ExitCode {
     let arguments: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
     if let Some(("compute-policy", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
         return match compute_policy::parse(rest) {
             Ok(asked) => ended(host(called).and_then(|host| compute_policy::act(&host, asked))),
-            Err(why) => {
-                println!("{why}");
-                ExitCode::from(2)
-            }
+            Err(why) => invalid(&why),
         };
     }
+    if let Some(("mig", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return match mig::parse(rest) {
+            Ok(asked) => ended(host(called).and_then(|host| mig::act(&host, &asked))),
+            Err(why) => invalid(&why),
+        };
+    }
+    match query::parse(&arguments) {
+        Some(Ok(query)) => return ended(host(called).and_then(|host| query::act(&host, &query))),
+        Some(Err(why)) => return invalid(&why),
+        None => {}
+    }
+    if let [only] = arguments.as_slice()
+        && (only == "-h" || only == "--help")
+    {
+        println!("{ABOUT}\n{KNOWN}");
+        return ExitCode::SUCCESS;
+    }
     let Some(asked) = parse(&arguments) else {
-        eprintln!("This is gpush-sim's stand-in for nvidia-smi on a simulated host.");
-        eprintln!(
-            "It knows `nvidia-smi -L`, `nvidia-smi --gpu-reset -i N`, `nvidia-smi -i N -mig 0|1`, `nvidia-smi -i N -pm 0|1` \
-             and `nvidia-smi compute-policy`; for the rest use gpushctl, nvitop or `gpush-sim show`."
-        );
+        eprintln!("{ABOUT}\n{KNOWN}");
         return ExitCode::from(2);
     };
     let outcome = host(called).and_then(|host| match asked {

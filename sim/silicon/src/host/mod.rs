@@ -1,7 +1,8 @@
 //! One simulated host, shared by all processes that use it.
 //!
 //! Its directory holds `description.toml` (what was asked for), `state` (the mapped state, see
-//! [`region`]), `boot_id`, `faults.toml` (see [`crate::fault`]) and, if wanted, `trace`.
+//! [`region`]), `boot_id`, `faults.toml` (see [`crate::fault`]), `proc` (processes that have GPUs open, and the
+//! driver's files, see [`driver_files`]) and, if wanted, `trace`.
 //!
 //! Reads take no lock. Updates take it, read, change and publish; a closure that returns an error
 //! publishes nothing. Delays and hangs of faults wait outside the lock.
@@ -16,11 +17,13 @@ use crate::fault::Rules;
 use crate::machine::{Event, Hardware, Machine, Pid, State, uuid};
 use crate::returns::Return;
 
+mod driver_files;
 mod living;
 mod lock;
 mod processes;
 mod region;
 
+pub use driver_files::DRIVER;
 use living::Living;
 use lock::{Lock, PerProcess};
 pub use processes::PROC;
@@ -311,6 +314,8 @@ impl Host {
         let result = change(&mut after)?;
         if after.state != before.state {
             let generation = self.region.write(&encode(&after.state))?;
+            // The change is made: files that cannot be written are no reason to report that it failed.
+            let _best_effort = self.update_driver_files(&before, &after);
             let after = Arc::new(after);
             *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
         }

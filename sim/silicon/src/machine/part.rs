@@ -114,7 +114,8 @@ impl Part {
             let group = ids.get(id_group(data.index)?)?;
             let id_at = |start: u8| group.iter().find(|(_, at)| **at == start).and_then(|(id, _)| id.parse().ok());
             let ids = data.placements.iter().map(|&(start, _)| id_at(start)).collect::<Option<Vec<u32>>>()?;
-            profiles.push(Profile { data: data.clone(), ids });
+            let memory_mib = data.memory_mib_under(driver.branch());
+            profiles.push(Profile { data: GpuProfile { memory_mib, ..data.clone() }, ids });
         }
         let most = |of: fn(&Engines) -> u8| model.gi_profiles.iter().map(|p| of(&p.engines)).max().unwrap_or(0);
         let engines = Engines {

@@ -100,6 +100,20 @@ impl Board {
     }
 }
 
+impl Board {
+    /// Core clocks that applications may choose, in MHz, highest first.
+    #[must_use]
+    pub fn core_clocks_mhz(&self) -> Vec<u32> {
+        const LOWEST: u32 = 210;
+        const STEP: u32 = 15;
+        (0..)
+            .map(|n| n * STEP)
+            .take_while(|less| self.max_sm_clock_mhz >= LOWEST + less)
+            .map(|less| self.max_sm_clock_mhz - less)
+            .collect()
+    }
+}
+
 /// A smooth curve between 0 and 1 with a period of some tens of seconds.
 fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
     let mixed = (seed ^ of.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -110,6 +124,23 @@ fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
 }
 
 impl Machine {
+    /// Energy that a GPU has used since its driver was loaded, in mJ. It rises with the time alone, as of a GPU at
+    /// rest: a counter that followed the load would need a state that reading changes.
+    ///
+    /// # Errors
+    /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.
+    pub fn energy_mj(&self, gpu: u32, at_ms: u64) -> Result<u64, Return> {
+        /// Some moment before any simulated host was made: 2025-01-01.
+        const LOADED_MS: u64 = 1_735_689_600_000;
+        self.gpu(gpu)?;
+        let model = self.model(gpu)?;
+        if model.architecture == Architecture::Pascal {
+            return Err(Return::NotSupported);
+        }
+        let at_rest_mw = u64::from(Board::of(model).power_limit_mw) * 12 / 100;
+        Ok(at_ms.saturating_sub(LOADED_MS).saturating_mul(at_rest_mw) / 1000)
+    }
+
     /// What the sensors of a GPU say at a moment (milliseconds since the epoch). Load is how
     /// many processes compute, weighted by the part of the GPU they may use.
     ///

@@ -92,7 +92,7 @@ fn every_feature_is_read() {
     assert_eq!(group("media", 0).want, layout("1g.10gb+me"));
     assert_eq!(group("graphics", 0).want, layout("1g.24gb+gfx,1g.24gb+me.all,1g.24gb-me*2"));
     assert_eq!(group("graphics", 0).filter, [DeviceId { id: 0x2bb5_10de, subsystem: None }]);
-    assert_eq!(group("shared", 0).want, layout("1c.3g.40gb*3,3g.40gb"));
+    assert_eq!(group("shared", 0).want, layout("1c.3g.40gb*3,3c.3g.40gb"));
     assert_eq!(group("custom", 1).devices, Devices::Listed(vec![4]));
     assert_eq!(group("custom", 2).devices, Devices::Listed(vec![5]));
     assert_eq!(group("balanced", 0).filter[1].to_string(), "0x233110DE:0x162610DE");
@@ -159,12 +159,66 @@ fn of_several_groups_for_a_gpu_the_last_one_holds() {
     assert!(imported.remarks.iter().any(|remark| remark.contains("later groups have")), "{:?}", imported.remarks);
 }
 
+/// As mig-parted does it: `devices: all` configures the GPUs that have MIG.
+#[test]
+fn a_group_for_all_gpus_leaves_out_those_without_mig() {
+    let host = preset::gpus("mixed").unwrap();
+    let (on, off) = ("mig-enabled: true\n      mig-devices: {}", "mig-enabled: false");
+    let group = |devices: &str, want: &str| format!("    - devices: {devices}\n      {want}\n");
+    let resolved = |groups: &str, only: &[&str]| {
+        let file = file(&label(groups));
+        let only: Vec<String> = only.iter().map(|one| (*one).to_owned()).collect();
+        resolve(&file, file.select(None).unwrap(), &host, &only)
+    };
+    let all = resolved(&group("all", on), &[]).unwrap();
+    assert_eq!(
+        all.layouts.iter().map(|one| &one.gpu).collect::<Vec<_>>(),
+        host[..4].iter().map(|g| &g.uuid).collect::<Vec<_>>()
+    );
+    let left_out = ["GPU 4 (NVIDIA L4) is left out: it has no MIG", "GPU 5 (Tesla T4) is left out: it has no MIG"];
+    assert_eq!(all.remarks, left_out);
+
+    // GPUs that are listed or selected are not left out: their plans say what is wrong.
+    let listed = resolved(&group("[0, 4]", on), &[]).unwrap();
+    assert_eq!((listed.layouts.len(), listed.remarks.len()), (2, 0));
+    let selected = resolved(&group("all", on), &["0,4"]).unwrap();
+    assert_eq!((selected.layouts.len(), selected.remarks.len()), (2, 0));
+    // MIG off is what such a GPU has, and a later group for it holds.
+    assert_eq!(resolved(&group("all", off), &[]).unwrap().layouts.len(), 6);
+    let both = resolved(&(group("all", on) + &group("[4]", off)), &[]).unwrap();
+    assert_eq!(
+        (both.layouts.len(), both.remarks.as_slice()),
+        (5, &["GPU 5 (Tesla T4) is left out: it has no MIG".to_owned()][..])
+    );
+
+    let l4 = host[4].pci_id.as_deref().unwrap();
+    let only_l4 = format!("    - device-filter: \"{l4}\"\n      devices: all\n      {on}\n");
+    let error = resolved(&only_l4, &[]).unwrap_err();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (gpush_api::Code::Unsupported, "label `x` configures no GPU: no GPU that it selects has MIG")
+    );
+}
+
+/// A GPU that cannot be read shows no MIG and may have it.
+#[test]
+fn a_group_for_all_gpus_keeps_gpus_that_cannot_be_read() {
+    let mut host = preset::gpus("dgx-a100").unwrap();
+    for (gpu, state) in host.iter_mut().zip([GpuState::Unknown, GpuState::Lost, GpuState::Maintenance, GpuState::Ready])
+    {
+        (gpu.mig, gpu.state) = (None, state);
+    }
+    let file = file(&label("    - devices: all\n      mig-enabled: true\n      mig-devices: {}\n"));
+    let resolved = resolve(&file, file.select(None).unwrap(), &host, &[]).unwrap();
+    assert_eq!((resolved.layouts.len(), resolved.remarks.len()), (7, 1));
+}
+
 #[test]
 fn selectors_leave_out_the_other_gpus() {
     let host = preset::gpus("dgx-a100").unwrap();
     let file = file(FEATURES);
     let label = file.select(Some("custom")).unwrap();
-    let some = resolve(&file, label, &host, &["4-5".to_owned()]).unwrap();
+    let some = resolve(&file, label, &host, &["4-5".to_owned()]).unwrap().layouts;
     assert_eq!(some.iter().map(|one| one.gpu.as_str()).collect::<Vec<_>>(), [&host[4].uuid, &host[5].uuid]);
     let error = resolve(&file, label, &host, &["5-6".to_owned()]).unwrap_err();
     assert_eq!(error.message, "label `custom` says nothing about GPU 6");

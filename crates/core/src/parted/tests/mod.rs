@@ -19,7 +19,7 @@ fn only(text: &str) -> Label {
 fn meant(text: &str, gpus: &[Gpu]) -> Result<Vec<String>, gpush_api::ApiError> {
     let file = file(text);
     let label = file.select(None)?;
-    let layouts = resolve(&file, label, gpus, &[])?;
+    let layouts = resolve(&file, label, gpus, &[])?.layouts;
     let index = |uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid).unwrap().index;
     let words = |one: &GpuLayout| if one.mig { one.layout.join(",") } else { "off".to_owned() };
     Ok(layouts.iter().map(|one| format!("{} {}", index(&one.gpu), words(one))).collect())

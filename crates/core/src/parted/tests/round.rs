@@ -43,7 +43,7 @@ fn plans(gpus: &[Gpu], each: Vec<GpuLayout>) -> Vec<GpuPlan> {
 
 fn asserted(exported: &Exported, gpus: &[Gpu]) -> Vec<GpuPlan> {
     let file = file(&exported.text);
-    plans(gpus, resolve(&file, file.select(None).unwrap(), gpus, &[]).unwrap())
+    plans(gpus, resolve(&file, file.select(None).unwrap(), gpus, &[]).unwrap().layouts)
 }
 
 fn as_wanted(plan: &GpuPlan) -> bool {
@@ -54,7 +54,7 @@ fn as_wanted(plan: &GpuPlan) -> bool {
 fn entry(gpu: &Gpu, (profile, compute, count): (usize, usize, u8)) -> Entry {
     let profiles = &gpu.mig.as_ref().unwrap().profiles;
     let of = &profiles[profile % profiles.len()];
-    let slices = of.compute.get(compute).map(|c| c.slices).filter(|slices| *slices < of.slices);
+    let slices = of.compute.get(compute).filter(|c| c.name != of.name).map(|c| c.slices);
     Entry { compute_slices: slices, profile: of.name.clone(), start: None, count: count.clamp(1, MOST), share: None }
 }
 
@@ -63,7 +63,7 @@ proptest! {
 
     #[test]
     fn exporting_then_asserting_is_identity(
-        host in prop::sample::select(vec!["mixed", "dgx-a100", "dgx-h100", "a30x4", "rtx-pro-6000x2"]),
+        host in prop::sample::select(vec!["mixed", "dgx-a100", "dgx-h100", "dgx-b200", "a30x4", "rtx-pro-6000x2"]),
         wishes in prop::collection::vec((0..4_usize, prop::collection::vec((0..9_usize, 0..4_usize, 1..4_u8), 0..3)), 1..4),
         spread in prop::collection::vec(any::<prop::sample::Index>(), 8),
     ) {
@@ -117,6 +117,22 @@ fn equal_gpus_are_one_group_and_parts_are_told_apart_by_their_ids() {
     let some = export(&gpus, "current", |gpu| gpu.index < 2).unwrap();
     let mixed = export(&preset::gpus("mixed").unwrap(), "current", |_| true).unwrap();
     insta::assert_snapshot!([alike.text, one_differs.text, some.text, mixed.text].join("\n"));
+}
+
+/// mig-parted matches `1c.1g.20gb` and creates compute profile 0 for it.
+#[test]
+fn both_compute_profiles_of_a_double_memory_1g_are_exported() {
+    let mut gpus = preset::gpus("dgx-h100").unwrap();
+    gpus.truncate(1);
+    with(&mut gpus[0], "1c.1g.20gb*2,1g.20gb");
+    let exported = export(&gpus, "current", |_| true).unwrap();
+    assert_eq!(exported.remarks, Vec::<String>::new());
+    assert!(
+        exported.text.contains("\"1c.1g.20gb\": 2") && exported.text.contains("\"1g.20gb\": 1"),
+        "{}",
+        exported.text
+    );
+    assert!(asserted(&exported, &gpus).iter().all(as_wanted));
 }
 
 #[test]

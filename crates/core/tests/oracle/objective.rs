@@ -1,0 +1,197 @@
+//! What makes one plan better than another, as data: so that the tests can show what they would notice.
+//!
+//! A mutant is the planner's objective with one rule flipped, dropped or swapped with the next one. For generated cases
+//! the planner's plan is compared with the oracle's, which tries everything; and for each mutant the test counts the
+//! cases whose best plan is another one. A planner with that mistake would fail on each of them.
+
+use std::cmp::{Ordering, Reverse};
+use std::fmt;
+
+use gpush_core::geometry::Geometry;
+use gpush_core::plan::plan_around;
+
+use crate::dice::Dice;
+use crate::part::{Part, compute_states};
+use crate::splits::Sample;
+
+/// Destroyed: in use, held, GPU instances, compute instances in those that stay, memory slices.
+pub(crate) type Toll = [u32; 5];
+
+/// What plans are compared by: what they destroy, the placements still possible, and start and profile id of each
+/// GPU instance.
+pub(crate) type Worth = (Toll, Reverse<u32>, Vec<(u8, u32)>);
+
+/// A property of plans; the less the better, and the more the better for `Room`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Criterion {
+    /// Destroyed instances in use: a hard constraint, first in every objective.
+    InUse,
+    /// Destroyed instances with a lease or an MPS daemon.
+    Held,
+    /// Destroyed GPU instances.
+    GpuInstances,
+    /// Destroyed compute instances in GPU instances that stay.
+    ComputeInstances,
+    /// Destroyed memory slices.
+    MemorySlices,
+    /// (Profile, placement) pairs still possible.
+    Room,
+    /// Start and profile id of each GPU instance.
+    Rank,
+}
+
+/// The rules of the planner's objective, in order.
+const RULES: [Criterion; 6] = [
+    Criterion::Held,
+    Criterion::GpuInstances,
+    Criterion::ComputeInstances,
+    Criterion::MemorySlices,
+    Criterion::Room,
+    Criterion::Rank,
+];
+
+/// Criteria in order, each with whether it is flipped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Objective(Vec<(Criterion, bool)>);
+
+impl Objective {
+    /// The planner's own.
+    pub(crate) fn planners() -> Self {
+        let rules = RULES.iter().map(|rule| (*rule, false));
+        Self([(Criterion::InUse, false)].into_iter().chain(rules).collect())
+    }
+
+    /// Which of two plans is better: `Less` for the first.
+    pub(crate) fn compare(&self, a: &Worth, b: &Worth) -> Ordering {
+        let by = |criterion| match criterion {
+            Criterion::Room => a.1.cmp(&b.1),
+            Criterion::Rank => a.2.cmp(&b.2),
+            toll => compare_toll(toll, &a.0, &b.0),
+        };
+        self.first_difference(by)
+    }
+
+    /// The same for what they destroy alone.
+    pub(crate) fn compare_tolls(&self, a: &Toll, b: &Toll) -> Ordering {
+        self.first_difference(|criterion| compare_toll(criterion, a, b))
+    }
+
+    fn first_difference(&self, by: impl Fn(Criterion) -> Ordering) -> Ordering {
+        let ordered = |(criterion, flipped): &(Criterion, bool)| match flipped {
+            true => by(*criterion).reverse(),
+            false => by(*criterion),
+        };
+        self.0.iter().map(ordered).find(|order| *order != Ordering::Equal).unwrap_or(Ordering::Equal)
+    }
+}
+
+fn compare_toll(criterion: Criterion, a: &Toll, b: &Toll) -> Ordering {
+    let at = match criterion {
+        Criterion::InUse => 0,
+        Criterion::Held => 1,
+        Criterion::GpuInstances => 2,
+        Criterion::ComputeInstances => 3,
+        Criterion::MemorySlices => 4,
+        Criterion::Room | Criterion::Rank => return Ordering::Equal,
+    };
+    a[at].cmp(&b[at])
+}
+
+/// A mistake in the objective.
+#[derive(Debug, Clone, Copy)]
+enum Mutation {
+    Flipped(Criterion),
+    Dropped(Criterion),
+    Swapped(Criterion, Criterion),
+}
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flipped(rule) => write!(f, "{rule:?} flipped"),
+            Self::Dropped(rule) => write!(f, "{rule:?} dropped"),
+            Self::Swapped(first, second) => write!(f, "{first:?} and {second:?} swapped"),
+        }
+    }
+}
+
+impl Mutation {
+    fn all() -> Vec<Self> {
+        let each = RULES.iter().flat_map(|rule| [Self::Flipped(*rule), Self::Dropped(*rule)]);
+        each.chain(RULES.windows(2).map(|two| Self::Swapped(two[0], two[1]))).collect()
+    }
+
+    fn of(self, objective: &Objective) -> Objective {
+        let mut rules = objective.0.clone();
+        let position = |rule| objective.0.iter().position(|(known, _)| *known == rule).unwrap();
+        match self {
+            Self::Flipped(rule) => rules[position(rule)].1 = true,
+            Self::Dropped(rule) => {
+                rules.remove(position(rule));
+            }
+            Self::Swapped(first, second) => rules.swap(position(first), position(second)),
+        }
+        Objective(rules)
+    }
+}
+
+/// Whether a planner with the mutant's objective could return another plan than the right one.
+fn notices(mutant: &Objective, right: &Worth, finals: &[Worth]) -> bool {
+    // Better by the mutant; or as good by it, so that nothing says which one it returns.
+    finals.iter().any(|other| match mutant.compare(other, right) {
+        Ordering::Less => true,
+        Ordering::Equal => other != right,
+        Ordering::Greater => false,
+    })
+}
+
+/// Plans so many samples of one part, and counts for each mutation the samples that notice it.
+fn noticed(key: &str, samples: usize, seed: u64) -> Vec<(Mutation, usize)> {
+    let part = Part::of(key);
+    let geometry = Geometry::of_model(&part.model);
+    let states: Vec<_> = part.model.gi_profiles.iter().map(compute_states).collect();
+    let objective = Objective::planners();
+    let mut counts: Vec<_> = Mutation::all().into_iter().map(|mutation| (mutation, 0)).collect();
+    let mut dice = Dice::new(seed);
+    let mut planned = 0;
+    for _ in 0..samples {
+        let sample = Sample::roll(&part, &states, &mut dice);
+        let (instances, holds) = sample.instances(&part);
+        let ways = sample.ways(&part, &states);
+        let finals = sample.finals(&part, &ways, &objective, false);
+        let Some(right) = finals.iter().min_by(|a, b| objective.compare(a, b)) else { continue };
+        if right.0[0] > 0 {
+            // Blocked: there is no plan to compare.
+            continue;
+        }
+        let plan = plan_around(&geometry, &instances, &sample.target(&part), &holds).unwrap();
+        assert_eq!(&sample.carry_out(&part, &plan), right, "{key}: {sample:?} {plan:?}");
+        planned += 1;
+        for (mutation, count) in &mut counts {
+            let mutant = mutation.of(&objective);
+            let finals = sample.finals(&part, &ways, &mutant, false);
+            *count += usize::from(notices(&mutant, right, &finals));
+        }
+    }
+    println!("{key}: {samples} samples, {planned} planned");
+    counts
+}
+
+/// Cases that must notice each mutation, of all parts together.
+const FEWEST: usize = 10;
+
+#[test]
+fn each_rule_of_the_objective_decides_cases() {
+    let mut total: Vec<(Mutation, usize)> = Mutation::all().into_iter().map(|mutation| (mutation, 0)).collect();
+    for (seed, key) in ["a30-24", "a100-80", "h100-80-sxm", "rtxpro6000-96"].into_iter().enumerate() {
+        for ((_, sum), (_, count)) in total.iter_mut().zip(noticed(key, 8_000, seed as u64)) {
+            *sum += count;
+        }
+    }
+    for (mutation, count) in &total {
+        println!("{mutation}: noticed by {count} cases");
+    }
+    for (mutation, count) in &total {
+        assert!(*count >= FEWEST, "{mutation}: noticed by {count} cases only");
+    }
+}

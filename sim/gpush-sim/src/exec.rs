@@ -1,0 +1,36 @@
+//! `gpush-sim exec`: a program that sees a simulated host, also below `/proc/driver`.
+//!
+//! Slurm and container tools read the driver's files by absolute path. As root the program gets a mount namespace in
+//! which the host's directory is mounted over `/proc/driver`; nothing changes for other processes. Without root the
+//! program gets the environment alone, and that is reported.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::Context;
+use silicon::Host;
+use silicon::host::{DRIVER, PROC};
+
+use crate::directory;
+
+/// Mounts `$1` over `/proc/driver` and becomes the program in the other arguments. `unshare` keeps the mount private.
+const SCRIPT: &str = "mount --bind -- \"$1\" /proc/driver || exit 125; shift; exec \"$@\"";
+
+/// Replaces this process by the program.
+pub(crate) fn exec(host: &Host, command: &[OsString]) -> anyhow::Result<Infallible> {
+    let (program, arguments) = command.split_first().context("no program is given")?;
+    let mut child = if nix::unistd::geteuid().is_root() {
+        let mut child = Command::new("unshare");
+        child.args(["--mount", "--", "sh", "-c", SCRIPT, "sh"]).arg(host.dir().join(PROC).join(DRIVER)).arg(program);
+        child
+    } else {
+        eprintln!("gpush-sim: only root can mount {DRIVER} files over /proc/driver; the program does not see them");
+        Command::new(program)
+    };
+    child.args(arguments);
+    directory::Environment::of(host.dir()).extend(&mut child)?;
+    let error = child.exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}

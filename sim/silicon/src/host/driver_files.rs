@@ -1,0 +1,172 @@
+//! The driver's files below `/proc/driver`, in the host's directory as `proc/driver`.
+//!
+//! ```text
+//! nvidia-caps/mig-minors                        minor number of every capability that there can be; never changes
+//! nvidia/capabilities/mig/{config,monitor}      capabilities of the host
+//! nvidia/capabilities/gpuN/mig/giN/access       capabilities of the instances that exist
+//! nvidia/capabilities/gpuN/mig/giN/ciN/access
+//! ```
+//!
+//! Programs open them by absolute path: `gpush-sim exec` mounts the directory over `/proc/driver`. Whoever changes
+//! instances updates the files while it holds the host's lock. A host without them, as tests of the machine make it,
+//! is left without.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{Host, PROC};
+use crate::machine::{Gpu, Machine, capability};
+
+/// Name of the directory that stands for `/proc/driver`, below [`PROC`].
+pub const DRIVER: &str = "driver";
+
+/// GPUs that the driver has minor numbers for.
+const GPUS: u32 = 32;
+/// GPU instance ids of a GPU.
+const GPU_INSTANCES: u32 = 15;
+/// Compute instance ids of a GPU instance.
+const COMPUTE_INSTANCES: u32 = 8;
+
+/// Modes of the device files, octal, as the driver reports them.
+const ADMINISTRATORS: u32 = 0o400;
+const EVERYBODY: u32 = 0o444;
+
+impl Host {
+    /// Creates the files of a new host.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn create_driver_files(&self) -> io::Result<()> {
+        let root = self.dir().join(PROC).join(DRIVER);
+        std::fs::create_dir_all(root.join("nvidia-caps"))?;
+        std::fs::write(root.join("nvidia-caps/mig-minors"), minors())?;
+        let capabilities = root.join("nvidia/capabilities");
+        std::fs::create_dir_all(capabilities.join("mig"))?;
+        std::fs::write(capabilities.join("mig/config"), access(capability::CONFIG, ADMINISTRATORS))?;
+        std::fs::write(capabilities.join("mig/monitor"), access(capability::MONITOR, EVERYBODY))?;
+        let machine = self.read().map_err(io::Error::other)?;
+        for gpu in machine.gpus() {
+            write_gpu(&gpu_dir(&capabilities, &machine, gpu.index), &machine, gpu)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the files of the GPUs whose instances differ up to date.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(super) fn update_driver_files(&self, before: &Machine, after: &Machine) -> io::Result<()> {
+        let changed: Vec<&Gpu> = before
+            .gpus()
+            .iter()
+            .zip(after.gpus())
+            .filter(|(before, after)| (before.mig, ids(before)) != (after.mig, ids(after)))
+            .map(|(_, after)| after)
+            .collect();
+        if changed.is_empty() {
+            return Ok(());
+        }
+        let capabilities = self.dir().join(PROC).join(DRIVER).join("nvidia/capabilities");
+        if !capabilities.is_dir() {
+            return Ok(());
+        }
+        changed.into_iter().try_for_each(|gpu| write_gpu(&gpu_dir(&capabilities, after, gpu.index), after, gpu))
+    }
+}
+
+/// Ids of the instances of a GPU.
+fn ids(gpu: &Gpu) -> Vec<(u32, Vec<u32>)> {
+    gpu.instances.iter().map(|gi| (gi.id, gi.instances.iter().map(|ci| ci.id).collect())).collect()
+}
+
+fn gpu_dir(capabilities: &Path, machine: &Machine, gpu: u32) -> PathBuf {
+    let minor = machine.identity(gpu).map_or(gpu, |identity| identity.minor);
+    capabilities.join(format!("gpu{minor}"))
+}
+
+/// Makes the directory of a GPU hold exactly the files of its instances.
+fn write_gpu(dir: &Path, machine: &Machine, gpu: &Gpu) -> io::Result<()> {
+    let minor = machine.identity(gpu.index).map_or(gpu.index, |identity| identity.minor);
+    let mut wanted: BTreeMap<PathBuf, String> = BTreeMap::new();
+    for gi in &gpu.instances {
+        let at = dir.join(format!("mig/gi{}", gi.id));
+        wanted.insert(at.join("access"), access(capability::gpu_instance(minor, gi.id), EVERYBODY));
+        for ci in &gi.instances {
+            let number = capability::compute_instance(minor, gi.id, ci.id);
+            wanted.insert(at.join(format!("ci{}/access", ci.id)), access(number, EVERYBODY));
+        }
+    }
+    if gpu.mig {
+        std::fs::create_dir_all(dir.join("mig"))?;
+    } else if dir.is_dir() {
+        // Capabilities of a GPU exist in MIG mode only.
+        std::fs::remove_dir_all(dir)?;
+    }
+    remove_others(&dir.join("mig"), &wanted)?;
+    for (path, text) in wanted {
+        if !path.is_file() {
+            path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+            std::fs::write(path, text)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the directories of instances that are gone.
+fn remove_others(dir: &Path, wanted: &BTreeMap<PathBuf, String>) -> io::Result<()> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        if !path.is_dir() {
+            continue;
+        }
+        if wanted.contains_key(&path.join("access")) {
+            remove_others(&path, wanted)?;
+        } else {
+            std::fs::remove_dir_all(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// What an access file says.
+fn access(minor: u32, mode: u32) -> String {
+    format!("DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n")
+}
+
+/// All of `mig-minors`.
+fn minors() -> String {
+    let mut text = format!("config {}\nmonitor {}\n", capability::CONFIG, capability::MONITOR);
+    for gpu in 0..GPUS {
+        for gi in 0..GPU_INSTANCES {
+            let _infallible = writeln!(text, "gpu{gpu}/gi{gi}/access {}", capability::gpu_instance(gpu, gi));
+            for ci in 0..COMPUTE_INSTANCES {
+                let minor = capability::compute_instance(gpu, gi, ci);
+                let _infallible = writeln!(text, "gpu{gpu}/gi{gi}/ci{ci}/access {minor}");
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minors_are_those_of_the_driver() {
+        let text = minors();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[..5],
+            ["config 1", "monitor 2", "gpu0/gi0/access 3", "gpu0/gi0/ci0/access 4", "gpu0/gi0/ci1/access 5"]
+        );
+        assert_eq!(lines.last(), Some(&"gpu31/gi14/ci7/access 4322"));
+        assert_eq!(lines.len(), 4322);
+    }
+}

@@ -1,0 +1,50 @@
+//! Programs that tests run and `cargo xtask test` installs: Python clients in a private environment, Slurm's plugin
+//! for NVML. What is missing is reported as `SKIPPED`.
+
+use std::path::{Path, PathBuf};
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
+}
+
+/// A file below a directory that a variable names, else below `target/`.
+fn below(variable: &str, directory: &str, file: &str) -> Option<PathBuf> {
+    let directory =
+        std::env::var_os(variable).map_or_else(|| workspace().join("target").join(directory), PathBuf::from);
+    let path = directory.join(file);
+    if path.exists() {
+        return Some(path);
+    }
+    println!("SKIPPED {file}: not in {}; install it with `cargo xtask test`", directory.display());
+    None
+}
+
+/// A program of the private Python environment; `None`, reported, when it is not installed.
+#[must_use]
+pub fn python_program(name: &str) -> Option<PathBuf> {
+    below("GPUSH_TEST_VENV", "venv", &format!("bin/{name}"))
+}
+
+/// Slurm's plugin for NVML; `None`, reported, when it is not installed.
+#[must_use]
+pub fn slurm_nvml_plugin() -> Option<PathBuf> {
+    below("GPUSH_TEST_SLURM_PLUGINS", "slurm-plugins", "gpu_nvml.so")
+}
+
+/// A program on PATH or in a directory of the administrator's programs; `None`, reported, when it is not installed.
+#[must_use]
+pub fn program_on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let administrators = [PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")];
+    let found = std::env::split_paths(&path).chain(administrators).map(|dir| dir.join(name)).find(|file| file.exists());
+    if found.is_none() {
+        println!("SKIPPED {name}: not on PATH; install it with `cargo xtask test`");
+    }
+    found
+}
+
+/// A script of `tests/clients`.
+#[must_use]
+pub fn client_script(name: &str) -> PathBuf {
+    workspace().join("tests/clients").join(name)
+}
