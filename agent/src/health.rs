@@ -56,7 +56,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
         (_, host) if maintenance.is_some() => {
             let gpus = host.map(|host| view::compose(agent, asker, host)).unwrap_or_default();
             count = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
-            causes.extend(agent.held.lost().map(|lost| held::health(&lost, &gpus)));
+            causes.extend(agent.held.unaccepted().map(|lost| held::health(&lost, &gpus)));
         }
         (Err(error), _) => causes.push(view::no_driver(error)),
         (Ok(_), Err(error)) => causes.push(error),
@@ -67,7 +67,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
             }
             let gpus = view::compose(agent, asker, host);
             count += gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
-            causes.extend(agent.held.lost().map(|lost| held::health(&lost, &gpus)));
+            causes.extend(agent.held.unaccepted().map(|lost| held::health(&lost, &gpus)));
             causes.extend(gpus.iter().filter_map(ill));
             if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
                 && let Some(rival) = rival::mig_manager(&agent.host_root)

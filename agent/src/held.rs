@@ -1,9 +1,13 @@
-//! GPUs that are held: the database was lost, so nobody knows what was promised about them.
+//! Loss of the database, and the GPUs that are `held` for it.
 //!
-//! Every GPU that the config manages is held then: neither reshaped nor handed out, until the host
-//! is rebooted, which ends what was promised, or an administrator accepts the loss. After that what
-//! stands is left as it is, MPS daemons where the config wants them too; the difference from the config shows as drift.
-//! Processes that were there by then may have had a share, and are never ended for having none.
+//! A database that was lost on this boot recorded promises that are still in effect. Every GPU that the
+//! config manages is held then: gpushd neither changes it nor grants shares of it, until the host is
+//! rebooted or an administrator accepts the loss. After that the hardware is left as it is, MPS daemons
+//! included; its difference from the config shows as drift. Processes that were running by then may have
+//! had a share, and are never ended for having none.
+//!
+//! A loss that is found on a new boot holds nothing: promises end with their boot. Health reports it until
+//! it is accepted or until the next boot, because overrides and cordons are gone.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -34,8 +38,13 @@ impl Held {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was lost and is not accepted.
+    /// The loss for which managed GPUs are held.
     pub(crate) fn lost(&self) -> Option<Lost> {
+        self.unaccepted().filter(|lost| lost.holds)
+    }
+
+    /// The loss that is not accepted yet, whether or not GPUs are held for it.
+    pub(crate) fn unaccepted(&self) -> Option<Lost> {
         self.state().lost.clone()
     }
 
@@ -57,8 +66,15 @@ fn is_managed(gpu: &Gpu) -> bool {
     }
 }
 
-/// The loss as a cause of ill health, with the GPUs that are held for it.
+/// The loss as a cause of degraded health, with the GPUs that are held for it.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
+    if !lost.holds {
+        let mut error = ApiError::new(Code::Unavailable, "the database was lost before this boot")
+            .cause(lost.cause.clone())
+            .cause("overrides and cordons that were set before are gone; the config applies");
+        error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged one is kept as {}", kept.display())));
+        return error.hint("set again what is missing, then acknowledge with `gpushctl recover`; a reboot does too");
+    }
     let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
     let mut error =
         ApiError::new(Code::Unavailable, "the database was lost: what was promised about GPUs is not known")
@@ -82,7 +98,10 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 /// When it can't be recorded.
 pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovered, ApiError> {
     let _turn = agent.turn.lock().await;
-    let Some(lost) = agent.held.lost() else { return Ok(Recovered::default()) };
+    let Some(lost) = agent.held.unaccepted() else { return Ok(Recovered::default()) };
+    if !lost.holds {
+        return acknowledge(agent, request, lost).await;
+    }
     let gpus = match view::gpus(agent, &Asker::agent()).await {
         Ok(gpus) => gpus,
         // Whose daemons stand there can't be told: they would be taken for nobody's.
@@ -118,4 +137,19 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
     agent.startup.look_again();
     let kept = lost.kept.map(|kept| kept.display().to_string());
     Ok(Recovered { cause: Some(lost.cause), kept, released })
+}
+
+/// Accepts a loss for which nothing is held.
+async fn acknowledge(agent: &Shared, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
+    let uid = request.by.uid;
+    let mut also = request.recorded("recover", "host".to_owned());
+    let accepted = agent.store.write_ending(move |tx| {
+        tx.accept_loss()?;
+        also(tx)
+    });
+    accepted.await?;
+    agent.held.state().lost = None;
+    tracing::info!(uid, "the loss of the database was acknowledged: {}", lost.cause);
+    let kept = lost.kept.map(|kept| kept.display().to_string());
+    Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })
 }

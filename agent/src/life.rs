@@ -87,7 +87,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
     let boot = startup::boot::id(&paths.boot_id_file);
     // Before the socket: the one that may not have the state directory must not be asked anything.
-    let remembered = durable::open(&paths.state_dir, boot.as_deref().unwrap_or(UNKNOWN_BOOT))?;
+    let remembered = durable::open(&durable::Origin {
+        directory: &paths.state_dir,
+        boot_id: boot.as_deref().unwrap_or(UNKNOWN_BOOT),
+        marker: &paths.store_marker,
+        host_root: &arguments.host_root,
+    })?;
     // The last handle waits for what is being recorded, so it is dropped here, off the runtime.
     let store = remembered.store.clone();
     let doors = doors(handed_over, &paths, &config)?;
@@ -207,7 +212,8 @@ async fn serve(
     } = remembered;
     let (reloads, mut inbox) = reload::channel();
     let read_only = durable::read_only(&notes);
-    let due = startup.due(&settings.config(), boot, last_boot, lost.is_some() || read_only.is_some());
+    let unknown = lost.as_ref().is_some_and(|lost| lost.holds) || read_only.is_some();
+    let due = startup.due(&settings.config(), boot, last_boot, unknown);
     let events = Events::new(store.instance());
     let agent = Arc::new(Agent {
         settings,

@@ -37,7 +37,7 @@ use crate::{
     record,
     reserve::Reserve,
     tx::{Tx, View},
-    watermark::Watermark,
+    watermark::Watermarks,
 };
 
 /// Most jobs that share a commit.
@@ -125,7 +125,7 @@ pub(crate) struct Engine {
     pub(crate) head: Head,
     pub(crate) condition: Condition,
     pub(crate) sealed: bool,
-    pub(crate) watermark: Watermark,
+    pub(crate) watermarks: Watermarks,
     pub(crate) reserve: Reserve,
     pub(crate) bounds: Bounds,
     pub(crate) clock: Clock,
@@ -334,10 +334,7 @@ impl Engine {
                 }),
             });
         }
-        if let Err(error) = self.watermark.set(self.head.sequence) {
-            // It stays behind, which costs a check and nothing else.
-            tracing::warn!(%error, "the watermark can't be written");
-        }
+        self.watermarks.set(self.head.sequence);
         if let Some(path) = self.files.gone() {
             return Err(Failure::Broken(StoreError::Gone { file: path.to_owned() }));
         }
@@ -376,9 +373,7 @@ impl Engine {
             self.commits_since_prune = 0;
             self.pruned = Some(Instant::now());
         }
-        if let Err(error) = self.watermark.sync() {
-            tracing::warn!(%error, "the watermark can't be synced");
-        }
+        self.watermarks.sync();
         self.checkpoint();
     }
 
