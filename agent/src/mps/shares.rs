@@ -290,7 +290,7 @@ async fn drop_share(
             action: "mps.share".to_owned(),
             object: format!("s{id}"),
             result: why.to_owned(),
-            detail: serde_json::json!({ "uuid": uuid }),
+            detail: serde_json::json!({ "uuid": uuid, "uid": uid }),
         })
         .map(|_| ())
     });

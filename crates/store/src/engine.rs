@@ -48,8 +48,10 @@ const QUIET: Duration = Duration::from_millis(200);
 const COMMITS_A_CHECKPOINT: u64 = 256;
 /// Housekeeping forgets old records at most so often, unless there were many commits.
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-/// Commits after which old records are forgotten at the next quiet moment.
+/// Commits after which old records are deleted at the next quiet moment.
 const COMMITS_A_PRUNE: u64 = 256;
+/// Commits after which old records are deleted even if it never gets quiet.
+const MOST_COMMITS_A_PRUNE: u64 = 1024;
 
 /// Between two looks for space on a full disk: whoever asks how the store is shall not have to
 /// write to be told.
@@ -189,7 +191,10 @@ impl Engine {
             }
             self.counters.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
             self.serve(batch);
-            if self.commits_since_checkpoint >= COMMITS_A_CHECKPOINT {
+            if self.commits_since_prune >= MOST_COMMITS_A_PRUNE {
+                // A user who keeps the store busy must not keep it from deleting old records.
+                self.tidy();
+            } else if self.commits_since_checkpoint >= COMMITS_A_CHECKPOINT {
                 self.checkpoint();
             }
         }
@@ -429,7 +434,7 @@ impl Tx<'_> {
     /// Forgets what is beyond the bounds; how many records.
     pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let operations = self.prune_operations(bounds.operations)?;
-        let answers = self.prune_answers(bounds.answers)?;
+        let answers = self.prune_answers(bounds)?;
         let audit = self.prune_audit(bounds)?;
         let forgotten = operations + answers + audit;
         if forgotten > 0 {

@@ -16,10 +16,14 @@ pub struct Bounds {
     pub reserve: u64,
     /// Operations that ended.
     pub operations: usize,
-    /// Answers kept under idempotency keys.
+    /// Answers kept under idempotency keys, of one user.
+    pub answers_per_uid: usize,
+    /// Answers kept of all users but root and the agent's own.
     pub answers: usize,
     /// Audit records, at most, but for those of shares.
     pub audit_most: usize,
+    /// Audit records of shares, at most, of one user.
+    pub audit_shares_per_uid: usize,
     /// Audit records of shares, at most.
     pub audit_shares: usize,
     /// Audit records that are kept whatever their age.
@@ -33,8 +37,10 @@ impl Default for Bounds {
         Self {
             reserve: 4 << 20,
             operations: 1000,
+            answers_per_uid: 1000,
             answers: 10_000,
             audit_most: 20_000,
+            audit_shares_per_uid: 1000,
             audit_shares: 10_000,
             audit_least: 1000,
             audit_age: SignedDuration::from_hours(24 * 400),
