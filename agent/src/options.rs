@@ -35,6 +35,9 @@ const FILES: [(&str, &str); 11] = [
     ("/var/lib/gpush/lock", "Held for life; the pid of the gpushd that has the directory"),
 ];
 
+/// State directory of the system's service.
+const SYSTEM_STATE: &str = "/var/lib/gpush";
+
 /// The gpush host agent: owns how the GPUs of this host are shared.
 #[derive(Debug, Parser)]
 #[command(name = "gpushd", version, about, long_about = None, after_help = NOTES, disable_help_subcommand = true, max_term_width = 100)]
@@ -155,6 +158,18 @@ pub(crate) struct Paths {
     pub(crate) boot_id_file: PathBuf,
     /// Directory of MPS daemons.
     pub(crate) mps_dir: PathBuf,
+    /// What the config file and the driver's library must be.
+    pub(crate) trust: Trust,
+}
+
+/// Which config files and libraries are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Only those that root alone can have written: this gpushd is the system's service, which runs as root with
+    /// the default state directory.
+    Required,
+    /// Any; what the system's service would refuse is logged. A user's own gpushd, or one on a simulated host.
+    Logged,
 }
 
 /// A default that can't be made out, with the option that replaces it.
@@ -211,7 +226,7 @@ impl Paths {
         };
         let state_dir = match &arguments.state_dir {
             Some(path) => path.clone(),
-            None if here.root => "/var/lib/gpush".into(),
+            None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
         };
         let socket = match &arguments.socket {
@@ -231,6 +246,8 @@ impl Paths {
             None => here.runtime_dir.as_ref().map_or_else(|| state_dir.join("mps"), |dir| dir.join("gpush-mps")),
         };
         let store_marker = store_marker(&socket, &state_dir);
+        let is_system = here.root && state_dir == Path::new(SYSTEM_STATE);
+        let trust = if is_system { Trust::Required } else { Trust::Logged };
         Ok(Self {
             config,
             config_named: arguments.config.is_some(),
@@ -240,6 +257,7 @@ impl Paths {
             store_marker,
             boot_id_file: arguments.boot_id_file.clone(),
             mps_dir,
+            trust,
         })
     }
 }
@@ -281,6 +299,9 @@ mod tests {
         assert_eq!(paths.socket, PathBuf::from("/run/gpush/gpushd.sock"));
         assert_eq!(paths.state_dir, PathBuf::from("/var/lib/gpush"));
         assert!(!paths.config_named);
+        assert_eq!(paths.trust, Trust::Required);
+        let simulated = Paths::resolve(&arguments(&["--state-dir", "/tmp/s"]), &here).unwrap();
+        assert_eq!(simulated.trust, Trust::Logged);
         // tmpfiles.d and the unit name the directory.
         assert_eq!(paths.store_marker.parent(), Some(Path::new("/run/gpush")));
     }

@@ -27,7 +27,7 @@
 
 pub(crate) mod keeper;
 mod place;
-mod trust;
+pub(crate) mod trust;
 
 use std::{
     collections::BTreeMap,

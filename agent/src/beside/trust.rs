@@ -1,5 +1,5 @@
-//! Which programs are run: those that nobody but root, or the user that gpushd runs as, can have
-//! put there.
+//! Trust in files: gpushd runs a program, loads a library or follows a config only if nobody but root, or
+//! the user that gpushd runs as, can have put it there.
 
 use std::{
     fs, io,
@@ -7,15 +7,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why a program is not run.
+/// Why a file is not trusted.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Untrusted {
+pub(crate) enum Untrusted {
     #[error("it is not an absolute path")]
     Relative,
     #[error("it can't be looked at: {0}")]
     Unreadable(#[from] io::Error),
     #[error("it is no program")]
     NotAProgram,
+    #[error("it is not a regular file")]
+    NotAFile,
     #[error("{} belongs to uid {owner}", path.display())]
     Foreign { path: PathBuf, owner: u32 },
     #[error("{} can be written by others", path.display())]
@@ -30,13 +32,35 @@ impl Untrusted {
                 "name a program that is there under [mode_change] in the config, then `systemctl reload gpushd`"
                     .to_owned()
             }
-            Self::Foreign { path, .. } => format!("what gpushd runs belongs to root: `chown root {}`", path.display()),
-            Self::Writable { path } => format!("take the right away: `chmod go-w {}`", path.display()),
+            Self::NotAFile | Self::Foreign { .. } | Self::Writable { .. } => self.remedy(),
+        }
+    }
+
+    /// The command that makes the file trusted.
+    pub(crate) fn remedy(&self) -> String {
+        match self {
+            Self::Foreign { path, .. } => format!("check its content, then `chown root {}`", path.display()),
+            Self::Writable { path } => format!("check its content, then `chmod go-w {}`", path.display()),
+            Self::Relative => "give an absolute path".to_owned(),
+            Self::Unreadable(_) | Self::NotAProgram | Self::NotAFile => "give the path of a regular file".to_owned(),
         }
     }
 }
 
-/// The file behind `program`, if it may be run for a gpushd of uid `own`.
+/// Checks a file that gpushd reads or loads, for a gpushd of uid `own`: the file, and every directory above it.
+///
+/// # Errors
+/// When another user owns one of them or can write to it, or there is no such file.
+pub(crate) fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
+    let path = std::path::absolute(path)?;
+    let file = fs::canonicalize(&path)?;
+    if !fs::metadata(&file)?.is_file() {
+        return Err(Untrusted::NotAFile);
+    }
+    alone(&path, &file, own)
+}
+
+/// Returns the file behind `program`, if it may be run for a gpushd of uid `own`.
 pub(super) fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !program.starts_with('/') {
         return Err(Untrusted::Relative);
@@ -46,14 +70,20 @@ pub(super) fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !meta.is_file() || meta.mode() & 0o111 == 0 {
         return Err(Untrusted::NotAProgram);
     }
+    alone(Path::new(program), &file, own)?;
+    Ok(file)
+}
+
+/// Checks `file`, which `path` resolves to, and the directories above both.
+fn alone(path: &Path, file: &Path, own: u32) -> Result<(), Untrusted> {
     for path in file.ancestors() {
         own_alone(path, own)?;
     }
-    // A link on the way is followed once, here; the directory it stands in must be safe as well.
-    for path in Path::new(program).ancestors().skip(1) {
+    // A link on the way is followed once, by the caller; its directory must be safe as well.
+    for path in path.ancestors().skip(1) {
         own_alone(path, own)?;
     }
-    Ok(file)
+    Ok(())
 }
 
 fn own_alone(path: &Path, own: u32) -> Result<(), Untrusted> {
@@ -102,5 +132,30 @@ mod tests {
         assert!(matches!(check("hooks/hook", own), Err(Untrusted::Relative)));
         assert!(matches!(check("/no/such/program", own), Err(Untrusted::Unreadable(_))));
         assert!(matches!(check("/bin", own), Err(Untrusted::NotAProgram)));
+    }
+
+    #[test]
+    fn file_that_another_user_could_have_written_is_not_trusted() {
+        let own = nix::unistd::geteuid().as_raw();
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("config.toml");
+        fs::write(&file, "").unwrap();
+        let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        mode(&file, 0o644);
+        check_file(&file, own).unwrap();
+        mode(&file, 0o666);
+        let error = check_file(&file, own).unwrap_err();
+        assert!(matches!(&error, Untrusted::Writable { path } if path.ends_with("config.toml")), "{error}");
+        assert!(error.remedy().contains("`chmod go-w "), "{}", error.remedy());
+        mode(&file, 0o644);
+        mode(scratch.path(), 0o777);
+        assert!(matches!(check_file(&file, own), Err(Untrusted::Writable { .. })));
+        mode(scratch.path(), 0o700);
+        assert!(matches!(check_file(scratch.path(), own), Err(Untrusted::NotAFile)));
+        if own == 0 {
+            std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+            let error = check_file(&file, own).unwrap_err();
+            assert!(matches!(error, Untrusted::Foreign { owner: 65534, .. }), "{error}");
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! The lock that goes with a socket path: one agent probes, removes and binds there at a time.
+//! A lock that goes with a path: one agent at a time uses a socket path, or the directory of MPS daemons.
 //!
-//! Of two agents started at the same moment each would find the other's file stale, or not there
-//! yet, and both would serve: one of them on a socket that has no name any more. The lock is an
-//! `flock` on `SOCKET.lock`, so it ends with its process however that ends. The file stays: to
-//! remove it would let a third agent lock another file of the same name.
+//! Of two agents that start at the same moment, each would find the other's socket stale or missing. Both
+//! would serve, one of them on a socket without a name. The lock is an `flock` on `PATH.lock`, so it ends with
+//! its process however that ends. The file stays: to remove it would let a third agent lock another file of
+//! the same name.
 
 use std::{
     ffi::OsString,
@@ -42,16 +42,16 @@ pub(crate) enum LockError {
     },
 }
 
-/// The lock of one socket path, ours until dropped.
+/// The lock of a path, ours until dropped.
 #[derive(Debug)]
-pub(crate) struct SocketLock {
+pub(crate) struct PathLock {
     _file: Flock<File>,
 }
 
-impl SocketLock {
-    /// Takes the lock of the socket at `socket`, whose directory exists.
-    pub(crate) fn take(socket: &Path) -> Result<Self, LockError> {
-        let mut path = OsString::from(socket);
+impl PathLock {
+    /// Takes the lock of a path, whose directory exists.
+    pub(crate) fn take(of: &Path) -> Result<Self, LockError> {
+        let mut path = OsString::from(of);
         path.push(".lock");
         let path = PathBuf::from(path);
         let unusable = |source| LockError::Unusable { path: path.clone(), source };
@@ -105,13 +105,13 @@ mod tests {
     fn a_second_one_is_told_who_has_it_and_may_have_it_afterwards() {
         let scratch = tempfile::tempdir().unwrap();
         let socket = scratch.path().join("gpushd.sock");
-        let first = SocketLock::take(&socket).unwrap();
+        let first = PathLock::take(&socket).unwrap();
         let mode = std::fs::metadata(scratch.path().join("gpushd.sock.lock")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let held = SocketLock::take(&socket).unwrap_err();
+        let held = PathLock::take(&socket).unwrap_err();
         assert!(matches!(held, LockError::Held { holder: Some(pid) } if pid == std::process::id()), "{held:?}");
         drop(first);
-        SocketLock::take(&socket).unwrap();
+        PathLock::take(&socket).unwrap();
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         let precious = scratch.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
         symlink(&precious, scratch.path().join("s.lock")).unwrap();
-        assert!(matches!(SocketLock::take(&scratch.path().join("s")), Err(LockError::Unusable { .. })));
+        assert!(matches!(PathLock::take(&scratch.path().join("s")), Err(LockError::Unusable { .. })));
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
     }
 }

@@ -5,7 +5,8 @@
 //! lock     one agent a socket path
 //! accept   the loop: credentials, caps, one task a connection
 //! peer     who is at the other end, by the kernel's word
-//! caps     connections per uid and in all
+//! accounts for whom a connection counts: owners of subordinate uids, admin groups
+//! caps     limits of connections by account and in all
 //! pace     the deadlines of one connection: its head, its idleness
 //! ```
 //!
@@ -13,8 +14,9 @@
 //! ready-made hands credentials to requests.
 
 pub(crate) mod accept;
+pub(crate) mod accounts;
 mod caps;
-mod lock;
+pub(crate) mod lock;
 pub(crate) mod pace;
 pub(crate) mod peer;
 pub(crate) mod socket;

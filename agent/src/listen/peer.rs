@@ -22,19 +22,23 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Asks the kernel.
+    /// The process at the other end, without its supplementary groups: one system call.
     pub(crate) fn of(stream: &impl AsFd) -> nix::Result<Self> {
         let credentials = getsockopt(stream, PeerCredentials)?;
         let pid = u32::try_from(credentials.pid()).ok().filter(|pid| *pid > 0);
-        let mut groups = vec![credentials.gid()];
+        Ok(Self { uid: credentials.uid(), pid, groups: vec![credentials.gid()] })
+    }
+
+    /// Adds its supplementary groups.
+    pub(crate) fn with_groups(mut self) -> Self {
         // Root may do everything anyway.
-        if credentials.uid() != 0
-            && let Some(pid) = pid
+        if self.uid != 0
+            && let Some(pid) = self.pid
             && let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status"))
         {
-            groups.extend(supplementary(&status, credentials.uid()));
+            self.groups.extend(supplementary(&status, self.uid));
         }
-        Ok(Self { uid: credentials.uid(), pid, groups })
+        self
     }
 }
 

@@ -42,6 +42,7 @@
 mod acl;
 mod act;
 mod admission;
+mod base_lock;
 mod clients;
 mod compute_mode;
 mod daemon;
@@ -83,6 +84,7 @@ use tokio::sync::Notify;
 
 pub(crate) use self::{
     act::{Act, act, set},
+    base_lock::take as lock_base,
     clients::{SharedTarget, sharing, terminate},
     moves::{aside, bring_up, devices_serve, idle, plan},
     records::Lasting,
