@@ -50,9 +50,46 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
         )
     )]
     struct Api;
-    let mut text = Api::openapi().to_pretty_json()?;
+    let mut document = Api::openapi();
+    constrain(&mut document);
+    let mut text = document.to_pretty_json()?;
     text.push('\n');
     Ok(text)
+}
+
+/// Adds what the types of parameters do not tell: ranges, lengths, and that a header is never `null`.
+#[cfg(feature = "openapi")]
+fn constrain(document: &mut utoipa::openapi::OpenApi) {
+    use utoipa::openapi::{
+        RefOr, Schema,
+        schema::{SchemaType, Type},
+    };
+
+    for (path, item) in &mut document.paths.paths {
+        for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
+            for parameter in operation.parameters.iter_mut().flatten() {
+                let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema else { continue };
+                if let SchemaType::Array(types) = &schema.schema_type
+                    && let Some(first) = types.iter().find(|one| **one != Type::Null)
+                {
+                    schema.schema_type = SchemaType::Type(first.clone());
+                }
+                match (parameter.name.as_str(), path.as_str()) {
+                    ("idempotency-key", _) => {
+                        (schema.min_length, schema.max_length) = (Some(1), Some(128));
+                        schema.pattern = Some("^[!-~]+$".to_owned());
+                    }
+                    ("limit", "/v1/operations") => {
+                        (schema.minimum, schema.maximum) = (Some(1.into()), Some(200.into()));
+                    }
+                    ("limit", _) => (schema.minimum, schema.maximum) = (Some(1.into()), Some(1000.into())),
+                    ("lines", _) => schema.maximum = Some(2000.into()),
+                    ("id" | "gpu" | "target", _) if path.contains('{') => schema.min_length = Some(1),
+                    _ => {}
+                }
+            }
+        }
+    }
 }
 
 #[cfg(all(test, feature = "openapi"))]

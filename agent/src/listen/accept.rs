@@ -47,7 +47,7 @@ use crate::{http::failure::Failure, watchdog::Knock};
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
 /// Largest request head; hyper's smallest buffer.
-const HEAD_BYTES: usize = 8 << 10;
+pub(crate) const HEAD_BYTES: usize = 8 << 10;
 
 /// How long a refusal may take, and how many may be written at once.
 const REFUSAL: Duration = Duration::from_millis(500);
