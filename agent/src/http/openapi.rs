@@ -62,13 +62,27 @@ pub(crate) fn from_code() -> Result<String, serde_json::Error> {
 fn constrain(document: &mut utoipa::openapi::OpenApi) {
     use utoipa::openapi::{
         RefOr, Schema,
-        schema::{SchemaType, Type},
+        path::ParameterBuilder,
+        schema::{SchemaFormat, SchemaType, Type},
     };
 
     for (path, item) in &mut document.paths.paths {
         for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
             for parameter in operation.parameters.iter_mut().flatten() {
+                let example: Option<&str> = match (parameter.name.as_str(), path.split('/').nth(2)) {
+                    ("gpu" | "target", _) if path.contains('{') => Some("0"),
+                    ("id", Some("operations")) => Some("op-1"),
+                    ("id", _) => Some("s1"),
+                    _ => None,
+                };
+                if let Some(example) = example {
+                    *parameter = ParameterBuilder::from(parameter.clone()).example(Some(example.into())).build();
+                }
                 let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema else { continue };
+                // All are unsigned.
+                if schema.minimum.is_some() && schema.format.is_some() {
+                    schema.format = Some(SchemaFormat::Custom("uint64".to_owned()));
+                }
                 if let SchemaType::Array(types) = &schema.schema_type
                     && let Some(first) = types.iter().find(|one| **one != Type::Null)
                 {

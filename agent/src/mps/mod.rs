@@ -122,6 +122,8 @@ pub(crate) struct Mps {
     moves: Mutex<BTreeMap<String, Moves>>,
     /// What the control daemon says of several users, once a rule wants them.
     many: Mutex<Option<many::Asked>>,
+    /// Whether the ends of shares can be recorded.
+    expiry: shares::Expiry,
     /// Of those who see to it which daemons there are, one at a time.
     settling: tokio::sync::Mutex<()>,
     wake: Arc<Notify>,
@@ -162,6 +164,7 @@ impl Mps {
             open: Mutex::default(),
             moves: Mutex::default(),
             many: Mutex::default(),
+            expiry: Default::default(),
             settling: tokio::sync::Mutex::default(),
             wake: Arc::default(),
         }

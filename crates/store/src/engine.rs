@@ -46,6 +46,8 @@ const LARGEST_BATCH: usize = 128;
 const QUIET: Duration = Duration::from_millis(200);
 /// Commits after which the log is brought into the database even if it never gets quiet.
 const COMMITS_A_CHECKPOINT: u64 = 256;
+/// The same on a full disk.
+const COMMITS_A_CHECKPOINT_WHEN_FULL: u64 = 8;
 /// Housekeeping forgets old records at most so often, unless there were many commits.
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 /// Commits after which old records are deleted at the next quiet moment.
@@ -101,8 +103,16 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Sets why writes are refused now. A disk that becomes full, or has space again, is logged once.
     pub(crate) fn trouble(&self, trouble: Option<StoreError>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        let is_full = |trouble: &Option<StoreError>| matches!(trouble, Some(StoreError::Full { .. }));
+        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        match (is_full(&known), &trouble) {
+            (false, Some(full @ StoreError::Full { .. })) => tracing::error!("{full}"),
+            (true, None) => tracing::info!("the disk of the state directory has space again"),
+            _ => {}
+        }
+        *known = trouble;
     }
 
     fn is_full(&self) -> bool {
@@ -194,7 +204,7 @@ impl Engine {
             if self.commits_since_prune >= MOST_COMMITS_A_PRUNE {
                 // A user who keeps the store busy must not keep it from deleting old records.
                 self.tidy();
-            } else if self.commits_since_checkpoint >= COMMITS_A_CHECKPOINT {
+            } else if self.commits_since_checkpoint >= self.commits_a_checkpoint() {
                 self.checkpoint();
             }
         }
@@ -250,8 +260,10 @@ impl Engine {
         if !entries.iter().any(|entry| entry.job.class() == Class::Ending) {
             return;
         }
-        tracing::warn!(directory = %self.files.directory.display(), "disk full: the reserve is used to record what ends");
+        tracing::debug!("the reserve of disk space is used to record what ends");
         self.reserve.release();
+        // Now there is space to bring the log into the database; then it is written from its beginning again.
+        self.checkpoint();
         let ending = |entry: &Entry| entry.job.class() == Class::Ending;
         match self.attempt(entries, ending, now) {
             Ok(()) => {}
@@ -350,6 +362,12 @@ impl Engine {
         Ok(())
     }
 
+    /// Commits after which the log is brought into the database. On a full disk it must not grow, so that the
+    /// reserve covers many endings.
+    fn commits_a_checkpoint(&self) -> u64 {
+        if self.counters.is_full() { COMMITS_A_CHECKPOINT_WHEN_FULL } else { COMMITS_A_CHECKPOINT }
+    }
+
     /// Finds out whether a disk that was full has space again.
     fn look_for_space(&mut self) {
         if matches!(self.condition, Condition::Fine) && self.reserve.restore() && self.reserve.has_room_beside() {
@@ -390,8 +408,10 @@ impl Engine {
         }
         let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         if let Err(error) = done {
-            tracing::warn!(%error, "the log can't be brought into the database");
-            if error.sqlite_error_code() != Some(ErrorCode::DiskFull) {
+            if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
+                tracing::debug!("no space to bring the log into the database");
+            } else {
+                tracing::warn!(%error, "cannot bring the log into the database");
                 // A later attempt might report success for pages that the kernel dropped.
                 let file = self.files.database.clone();
                 self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });
