@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use gpush_api::ApiError;
+use gpush_host::identity::Users;
 use gpush_nvml::Hardware;
 use gpush_store::{Note, Store};
 use tokio::sync::{Mutex, Notify};
@@ -20,7 +21,6 @@ use crate::{
     operation::Operations,
     outside::Outside,
     overrides::Overrides,
-    people::People,
     processes::Strays,
     reload::Reloads,
     settings::Settings,
@@ -52,7 +52,7 @@ pub(crate) struct Agent {
     /// Programs that run beside, and other processes.
     pub(crate) outside: Outside,
     /// Who processes belong to.
-    pub(crate) people: People,
+    pub(crate) users: Users,
     /// What happens, for those who listen.
     pub(crate) events: Events,
     /// Requests with a key that are being answered.

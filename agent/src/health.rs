@@ -6,11 +6,10 @@
 use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
+use gpush_host::other_managers;
 use gpush_nvml::DriverError;
 
-use crate::{
-    agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, processes, redact, request, rival, view,
-};
+use crate::{agent::Agent, apply, auth::Asker, durable, held, maintenance, mps, processes, redact, request, view};
 
 /// How long an asker waits for the driver to say who it is.
 const WAIT: Duration = Duration::from_millis(500);
@@ -70,7 +69,7 @@ pub(crate) async fn health(agent: &Agent, asker: &Asker) -> Health {
             causes.extend(agent.held.unaccepted().map(|lost| held::health(&lost, &gpus)));
             causes.extend(gpus.iter().filter_map(ill));
             if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
-                && let Some(rival) = rival::mig_manager(&agent.host_root)
+                && let Some(rival) = other_managers::mig_manager(&agent.host_root)
             {
                 causes.push(rival.error("GPUs that the config claims for MIG are not reshaped"));
             }

@@ -12,9 +12,10 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpush_api::{ApiError, Code, Gpu, Mode, Recovered};
+use gpush_host::proc;
 use gpush_store::{BootRecord, KnownSince, Lost};
 
-use crate::{agent::Shared, auth::Asker, mps, proc, request::Request, shared_gpus, view};
+use crate::{agent::Shared, auth::Asker, mps, request::Request, shared_gpus, view};
 
 /// What was lost.
 #[derive(Debug, Default)]

@@ -20,6 +20,15 @@ use std::{
 use anyhow::Context;
 use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
 use gpush_core::config::Config;
+use gpush_host::{
+    boot,
+    helper::{
+        Helpers,
+        trust::{self, Untrusted},
+    },
+    identity::Users,
+    notify::{self, Notification},
+};
 use gpush_nvml::{Hardware, Options};
 use tokio::{
     sync::{Notify, mpsc},
@@ -30,10 +39,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     agent::{Agent, Shared},
     apply,
-    beside::{
-        Beside,
-        trust::{self, Untrusted},
-    },
     conditions::Conditions,
     durable::{self, Remembered},
     events::{self, Events},
@@ -46,14 +51,12 @@ use crate::{
     },
     logging::{self, Log},
     maintenance,
-    manager::{self, Say, say},
     mps::{self, Mps},
     observe::Observer,
     operation::Operations,
     options::{Arguments, Paths, Surroundings, Trust},
     outside::Outside,
     overrides::{self, Overrides},
-    people::People,
     processes,
     reload::{self, Wish},
     settings::Settings,
@@ -89,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
-    let boot = startup::boot::id(&paths.boot_id_file);
+    let boot = boot::id(&paths.boot_id_file);
     // Before the socket: the one that may not have the state directory must not be asked anything.
     let remembered = durable::open(&durable::Origin {
         directory: &paths.state_dir,
@@ -110,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let options = driver(arguments, &config);
     check_trust(&paths, options.library.as_deref())?;
     let outside = Outside {
-        beside: Beside::new(&paths.state_dir, arguments.systemd_run.clone()),
+        helpers: Helpers::new(&paths.state_dir, arguments.systemd_run.clone()),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
         driverless: Default::default(),
@@ -219,7 +222,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen(early).context("signals can't be handled")?;
     let hardware = Hardware::start(options);
-    let people = People::start().context("a thread can't be started")?;
+    let users = Users::start().context("a thread can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let Remembered {
@@ -245,10 +248,10 @@ async fn serve(
     let events = Events::new(store.instance());
     let agent = Arc::new(Agent {
         settings,
-        observer: Observer::new(hardware.clone(), people.clone(), events.bell()),
+        observer: Observer::new(hardware.clone(), users.clone(), events.bell()),
         hardware,
         outside,
-        people,
+        users,
         operations: Operations::new(store.clone(), events.clone()),
         line: Default::default(),
         overrides: Overrides::of_the_store(generation, overrides, events.clone()),
@@ -294,12 +297,12 @@ async fn serve(
         (tokio::spawn(accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
-    let fed = manager::watchdog().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
+    let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
     let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, Door::Admin).0);
     let mut server = tokio::spawn(served(public, admin));
-    say(Say::Ready);
-    say(Say::Status(format!("serving on {name}")));
+    notify::send(Notification::Ready);
+    notify::send(Notification::Status(format!("serving on {name}")));
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_look = tokio::spawn(look(Arc::clone(&agent)));
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
@@ -322,13 +325,13 @@ async fn serve(
             ended = &mut server => break Some(ended),
         }
     };
-    say(Say::Stopping);
+    notify::send(Notification::Stopping);
     agent.stopping.cancel();
     drop(inbox);
     let unfinished = agent.operations.unfinished();
     if unfinished > 0 {
         tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
-        say(Say::Status("finishing operations".to_owned()));
+        notify::send(Notification::Status("finishing operations".to_owned()));
     }
     // It begins nothing more, and what it began is among the tasks.
     let _ = line.await;
@@ -424,14 +427,14 @@ async fn reload(
             let pending_restart = agent.settings.pending_restart().into_iter().map(|one| one.key).collect();
             agent.events.publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
             agent.events.look_again();
-            say(Say::Status("the config was read again".to_owned()));
+            notify::send(Notification::Status("the config was read again".to_owned()));
         }
         Err(error) => {
             let causes: String = error.causes.iter().map(|cause| format!("; {cause}")).collect();
             tracing::error!("{error}{causes}");
             let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
             agent.events.publish(Happening::Config(change));
-            say(Say::Status("the config is wrong and was not taken".to_owned()));
+            notify::send(Notification::Status("the config is wrong and was not taken".to_owned()));
         }
     }
     reloaded

@@ -19,7 +19,6 @@ mod agent;
 mod answers;
 mod apply;
 mod auth;
-mod beside;
 mod conditions;
 mod cordon;
 mod durable;
@@ -31,26 +30,21 @@ mod life;
 mod listen;
 mod logging;
 mod maintenance;
-mod manager;
 mod mps;
 mod observe;
 mod operation;
 mod options;
 mod outside;
 mod overrides;
-mod people;
-mod proc;
 mod processes;
 mod redact;
 mod reload;
 mod request;
-mod rival;
 mod settings;
 mod shared_gpus;
 mod signals;
 mod startup;
 mod state;
-mod systemd;
 mod timeslice;
 mod view;
 mod watch;
@@ -65,7 +59,7 @@ fn main() -> ExitCode {
     let arguments = options::Arguments::parse();
     match &arguments.command {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
-        Some(options::Command::Beside { dir }) => return beside::keeper::main(dir),
+        Some(options::Command::Beside { dir }) => return gpush_host::helper::keeper::main(dir),
         Some(options::Command::MpsDaemon { dir }) => return mps::exec::main(dir),
         #[cfg(feature = "man")]
         Some(options::Command::Man) => {

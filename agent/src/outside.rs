@@ -3,16 +3,15 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use gpush_core::config::ModeChange;
+use gpush_host::helper::Helpers;
 use gpush_store::OperationId;
 use tokio::sync::{Mutex, RwLock};
-
-use crate::beside::Beside;
 
 /// The outside.
 #[derive(Debug)]
 pub(crate) struct Outside {
     /// Programs that run beside.
-    pub(crate) beside: Beside,
+    pub(crate) helpers: Helpers,
     /// Where processes are looked for.
     pub(crate) proc: PathBuf,
     /// `nvidia-smi`, when the command line names another than the config's default.

@@ -53,7 +53,7 @@ impl Request {
         key: Option<Key>,
         why: Option<&str>,
     ) -> Result<Self, ApiError> {
-        let user = agent.people.user(asker.peer.uid).await;
+        let user = agent.users.user(asker.peer.uid).await;
         if !asker.admin {
             return Err(asker.denied(what, user.as_deref(), &agent.settings.config().access));
         }

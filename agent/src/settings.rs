@@ -13,10 +13,9 @@ use std::{
 use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::{Config, ConfigErrors, MOST_BYTES};
 
-use crate::{
-    beside::trust::{self, Untrusted},
-    options::Trust,
-};
+use gpush_host::helper::trust::{self, Untrusted};
+
+use crate::options::Trust;
 
 /// What to do about a file that is not there.
 const WITHOUT: &str = "copy config.example.toml there, or leave --config and GPUSH_CONFIG out; without a file at the \

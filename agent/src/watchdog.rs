@@ -11,13 +11,12 @@
 
 use std::time::Duration;
 
+use gpush_host::notify::{self, Notification};
 use gpush_store::Store;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{MissedTickBehavior, interval, timeout},
 };
-
-use crate::manager::{Say, say};
 
 /// Somebody who wants to know whether a loop comes round.
 pub(crate) type Knock = oneshot::Sender<()>;
@@ -29,7 +28,7 @@ pub(crate) async fn feed(period: Duration, door: mpsc::Sender<Knock>, store: Sto
     loop {
         ticks.tick().await;
         match timeout(period, alive(&door, &store)).await {
-            Ok(true) => say(Say::Alive),
+            Ok(true) => notify::send(Notification::Alive),
             Ok(false) => tracing::error!("the accept loop or the store has ended: the watchdog is not fed"),
             Err(_) => tracing::error!("the accept loop or the store does not answer: the watchdog is not fed"),
         }

@@ -35,8 +35,8 @@ enum Task {
     Man(generate::Arguments),
     /// Write gpushctl's shell completions to target/completions
     Completions(generate::Arguments),
-    /// Check who depends on whom, what no file may hold, and where links lead
-    Arrows,
+    /// Check which crate and which module of the agent uses which, what no file may contain, and links
+    Arrows(arrows::Arguments),
 }
 
 /// Prints the sentence of a task that is done.
@@ -54,8 +54,11 @@ fn main() -> ExitCode {
         Task::Openapi(arguments) => told(generate::openapi(&arguments)),
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),
-        Task::Arrows => arrows::check().and_then(|arrows| {
-            println!("arrows hold: {arrows}\ntree is clean: {}\n{}", tree::check()?, links::check()?);
+        Task::Arrows(arguments) => arrows::run(&arguments).and_then(|arrows| {
+            println!("{arrows}");
+            if !arguments.prints_only() {
+                println!("tree is clean: {}\n{}", tree::check()?, links::check()?);
+            }
             Ok(true)
         }),
     };

@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(false);
     }
     let mut kills = workspace::cargo();
-    kills.args(["test", "--locked", "--package", "gpush-tests", "--test", "agent_mps_kills", "--", "--show-output"]);
+    kills.args(["test", "--locked", "--package", "gpush-tests", "--test", "mps", "--", "--show-output", "kills::"]);
     kills.env("GPUSH_TEST_KILLS", arguments.kills.to_string());
     if let Some(seed) = arguments.seed {
         kills.env("GPUSH_TEST_SEED", seed.to_string());
@@ -44,10 +44,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         "--package",
         "gpush-tests",
         "--test",
-        "systemd_mps",
+        "systemd",
         "--",
         "--show-output",
-        "kills::",
+        "mps::kills::",
     ]);
     // Each takes seconds, which systemd has.
     units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     }
     let units = step::run("kills of units of systemd", units, true).outcome;
     let mut memory = workspace::cargo();
-    memory.args(["test", "--locked", "--package", "gpush-tests", "--test", "agent_memory", "--", "--show-output"]);
+    memory.args(["test", "--locked", "--package", "gpush-tests", "--test", "load", "--", "--show-output", "memory::"]);
     memory.env("GPUSH_TEST_REQUESTS", arguments.requests.to_string());
     let memory = step::run("memory of gpushd under mixed requests", memory, true).outcome;
     Ok([daemons, units, memory].iter().all(|outcome| *outcome == Outcome::Passed))

@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{Actor, ApiError, Code, GpuPlan, Mig, Operation, PlanRequest};
+use gpush_host::other_managers;
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
@@ -18,7 +19,7 @@ use crate::{
     auth::Asker,
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
-    request, rival, view,
+    request, view,
 };
 
 /// What somebody wants carried out.
@@ -90,7 +91,7 @@ async fn accept(agent: &Shared, asker: &Asker, order: Order) -> Result<Operation
     let gpus = view::freed(agent, asker).await?;
     let meant = planned(agent, &gpus, &order.request).await.map_err(|error| view::absent(agent, error))?;
     overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let by = asker.actor(agent.users.user(asker.peer.uid).await);
     let claimed = mode::not_resetting(agent).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
     let ready = match claimed {
         Ok(claim) => Ready::look(agent, asker, &order, &meant, claim).await,
@@ -164,7 +165,7 @@ impl Ready {
         let gpus = renewed(agent, asker, &readings).await?;
         let config = agent.settings.config();
         let mut plans = planned(agent, &gpus, &order.request).await?;
-        rival::refuse(&agent.host_root, &mut plans);
+        other_managers::refuse(&agent.host_root, &mut plans);
         // Nor is anything reset along that is not claimed.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));

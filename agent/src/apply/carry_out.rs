@@ -278,7 +278,7 @@ async fn end(
     shared.take_in(agent);
     ongoing.end(state, error, also, |effects| agent.overrides.take_in(&effects)).await;
     agent.mps.let_go(&id);
-    agent.outside.beside.forget(&id);
+    agent.outside.helpers.forget(&id);
 }
 
 /// Sees to the levels and compute modes of GPUs that are shared by turns from now on.

@@ -41,10 +41,11 @@ use gpush_core::{
     desired::{is_switched, needs_reset, plan_host, without_fabric_manager},
     plan,
 };
+use gpush_host::other_managers;
 use gpush_nvml::Reading;
 use gpush_store::GpuIntent;
 
-use crate::{agent::Shared, auth::Asker, mps, overrides::Lasting, rival, timeslice, view};
+use crate::{agent::Shared, auth::Asker, mps, overrides::Lasting, timeslice, view};
 
 /// One GPU's part of an operation.
 #[derive(Debug, Clone)]
@@ -159,7 +160,7 @@ pub(crate) async fn plan(agent: &Shared, asker: &Asker, request: &PlanRequest) -
     }
     let gpus = renewed(agent, asker, &fresh).await?;
     let mut plans = planned(agent, &gpus, request).await?;
-    rival::refuse(&agent.host_root, &mut plans);
+    other_managers::refuse(&agent.host_root, &mut plans);
     mode::preflight::examine(agent, asker, &gpus, &mut plans).await;
     for plan in &mut plans {
         // A change may have begun meanwhile.

@@ -63,7 +63,7 @@ pub(crate) async fn take_over(
             // All of it is done but what was to be undone around it.
             let (shared, (id, stage)) = (Arc::clone(agent), (left.record.id, left.record.stage));
             agent.tasks.spawn(async move {
-                shared.outside.beside.adopt(&id.to_string()).await;
+                shared.outside.helpers.adopt(&id.to_string()).await;
                 // What was stopped may open the GPUs, which maintenance is there to keep closed.
                 while shared.conditions.maintenance().is_some() {
                     tokio::select! {
@@ -73,7 +73,7 @@ pub(crate) async fn take_over(
                 }
                 mode::around::take_back(&shared, id, stage).await;
                 mode::around::look_after(&shared, id, stage).await;
-                shared.outside.beside.forget(&id.to_string());
+                shared.outside.helpers.forget(&id.to_string());
             });
             continue;
         }
@@ -132,8 +132,8 @@ fn outlived(id: &str, by: OperationId) -> ApiError {
 /// While a reset runs that the gpushd before began, no GPU is opened: not even to be looked at.
 async fn leave_resets_alone(agent: &Shared, unfinished: &[UnfinishedOperation]) {
     let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
-    agent.outside.beside.forget_others(&ids);
-    let resets = |id: &&String| agent.outside.beside.running(id).iter().any(|step| step == mode::RESET);
+    agent.outside.helpers.forget_others(&ids);
+    let resets = |id: &&String| agent.outside.helpers.running(id).iter().any(|step| step == mode::RESET);
     let resetting: Vec<String> = ids.iter().filter(resets).cloned().collect();
     if resetting.is_empty() {
         return;
@@ -145,7 +145,7 @@ async fn leave_resets_alone(agent: &Shared, unfinished: &[UnfinishedOperation]) 
     let shared = Arc::clone(agent);
     agent.tasks.spawn(async move {
         for id in &resetting {
-            shared.outside.beside.adopt(id).await;
+            shared.outside.helpers.adopt(id).await;
         }
         shared.hardware.unpause();
         drop(alone);
@@ -159,7 +159,7 @@ async fn recover(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperatio
     {
         tracing::warn!(op = ongoing.id(), "that it was interrupted can't be recorded: {error}");
     }
-    for told in agent.outside.beside.adopt(&ongoing.id()).await {
+    for told in agent.outside.helpers.adopt(&ongoing.id()).await {
         ongoing.note(told);
     }
     let Some(looks) = look(agent, &left.intent.gpus).await else { return };

@@ -45,7 +45,7 @@ pub(super) async fn list(
     Parameters(parameters): Parameters<AuditParameters>,
 ) -> Result<Response, Failure> {
     if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
+        let user = agent.users.user(asker.peer.uid).await;
         return Err(asker.denied("read the audit trail", user.as_deref(), &agent.settings.config().access).into());
     }
     let limit = parameters.limit.unwrap_or(PAGE.0);

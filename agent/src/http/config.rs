@@ -46,7 +46,7 @@ pub(super) async fn show(State(agent): State<Shared>, asker: Asker) -> Result<Re
 pub(super) async fn diff(State(agent): State<Shared>, asker: Asker) -> Result<Response, Failure> {
     if !asker.admin {
         // The file is its owner's to show until it is in force.
-        let user = agent.people.user(asker.peer.uid).await;
+        let user = agent.users.user(asker.peer.uid).await;
         return Err(asker.denied("read the config file", user.as_deref(), &agent.settings.config().access).into());
     }
     let diff =
@@ -66,7 +66,7 @@ pub(super) async fn reload(
     if_match: IfMatch,
     Body(request): Body<ReloadRequest>,
 ) -> Result<Response, Failure> {
-    let user = agent.people.user(asker.peer.uid).await;
+    let user = agent.users.user(asker.peer.uid).await;
     if !asker.admin {
         return Err(asker.denied("reload the config", user.as_deref(), &agent.settings.config().access).into());
     }

@@ -47,7 +47,7 @@ pub(super) async fn apply(
     Body(request): Body<ApplyRequest>,
 ) -> Result<Response, Failure> {
     if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
+        let user = agent.users.user(asker.peer.uid).await;
         return Err(asker.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
     }
     let key = header.of(asker.peer.uid, "/v1/mig/apply", &request);

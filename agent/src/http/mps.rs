@@ -205,7 +205,7 @@ pub(super) async fn logs(
     Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
     if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
+        let user = agent.users.user(asker.peer.uid).await;
         return Err(asker
             .denied("read the logs of MPS daemons", user.as_deref(), &agent.settings.config().access)
             .into());

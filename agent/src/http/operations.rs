@@ -115,10 +115,10 @@ pub(super) async fn cancel(
     Part(id): Part,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
     if !asker.admin {
-        let user = agent.people.user(asker.peer.uid).await;
+        let user = agent.users.user(asker.peer.uid).await;
         return Err(asker.denied("cancel operations", user.as_deref(), &agent.settings.config().access).into());
     }
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let by = asker.actor(agent.users.user(asker.peer.uid).await);
     let key = header.of(asker.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let shared = Arc::clone(&agent);
     // On record and in memory, whether or not the asker is still there.

@@ -48,7 +48,7 @@ pub(super) async fn end(
     if_match: IfMatch,
     Part(gpu): Part,
 ) -> Result<Response, Failure> {
-    let user = agent.people.user(asker.peer.uid).await;
+    let user = agent.users.user(asker.peer.uid).await;
     if !asker.admin {
         return Err(asker.denied("end overrides", user.as_deref(), &agent.settings.config().access).into());
     }

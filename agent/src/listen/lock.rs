@@ -15,12 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpush_host::proc;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg, OFlag},
 };
-
-use crate::proc;
 
 /// How long the loser waits for the winner to write down its pid.
 const NOTE: Duration = Duration::from_millis(500);

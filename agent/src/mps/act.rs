@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsSet, MpsSetRequest, MpsSettings};
 use gpush_core::{sharing, supervisor::State};
+use gpush_host::proc;
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
@@ -17,7 +18,7 @@ use super::{
     targets::Outlook,
     view,
 };
-use crate::{agent::Shared, auth::Asker, maintenance, proc, request::Request};
+use crate::{agent::Shared, auth::Asker, maintenance, request::Request};
 
 /// Longest time that clients may be given to go, seconds.
 const LONGEST: u64 = 30 * 24 * 3600;

@@ -6,13 +6,14 @@
 use std::{collections::BTreeMap, pin::Pin, sync::Arc, time::Duration};
 
 use gpush_api::{MpsClient, MpsServerState, ProcessKind};
+use gpush_host::proc;
 use gpush_store::MpsShare;
 
 use super::{
     daemon::{Do, Seen},
     health::Health,
 };
-use crate::{agent::Shared, auth::Asker, proc};
+use crate::{agent::Shared, auth::Asker};
 
 /// How long a daemon may take to be told to end the work of a client.
 const TERMINATE: Duration = Duration::from_secs(5);
@@ -84,7 +85,7 @@ pub(crate) async fn terminate(agent: &Shared, pid: u32) {
 /// The clients of a daemon, with who they are.
 pub(super) async fn of(agent: &Shared, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
-    let people = agent.people.processes(pids.clone()).await;
+    let people = agent.users.processes(pids.clone()).await;
     // Environments may be large, and their pages away.
     let reader = Arc::clone(agent);
     let named = tokio::task::spawn_blocking(move || {
@@ -164,11 +165,11 @@ pub(super) fn tell_stuck(target: &str, before: &Health, now: &Health) {
 pub(super) async fn waiting(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<String> {
     let stuck = stuck(&seen.servers, &seen.waiting);
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
-    let people = agent.people.processes(pids.clone()).await;
+    let people = agent.users.processes(pids.clone()).await;
     let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \
                those who are served have, whoever waits hangs";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| asker.may_see(Some(person.uid))) {
-        Some(person) => format!("{} waits: {why}", person.of_process(pid)),
+        Some(person) => format!("{} waits: {why}", person.describe(pid)),
         None => format!("a client waits: {why}"),
     };
     let mut told: Vec<String> = pids.into_iter().map(sentence).collect();

@@ -10,11 +10,10 @@
 //!
 //! Where the kernel does not tell, the log does, as far as it is not mute.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
+use gpush_host::proc;
 use gpush_mps::holder::{self, Guests};
-
-use crate::proc;
 
 /// Who waits at a daemon's doors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,8 +48,7 @@ fn at(guests: Guests, named: impl Iterator<Item = i32>) -> Door {
 
 /// Whether a process is in another network namespace than we.
 fn is_elsewhere(pid: i32) -> bool {
-    let of = |whose: &str| fs::read_link(format!("/proc/{whose}/ns/net")).ok();
-    of(&pid.to_string()).is_some_and(|theirs| Some(theirs) != of("self"))
+    proc::is_in_our_network(pid) == Some(false)
 }
 
 #[cfg(test)]

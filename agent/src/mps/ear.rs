@@ -4,10 +4,11 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use gpush_host::{identity::ProcessIdentity, proc};
 use gpush_mps::{control::ControlError, holder, session::SessionError};
 
 use super::daemon::Seen;
-use crate::{agent::Shared, auth::Asker, people::Person, proc};
+use crate::{agent::Shared, auth::Asker};
 
 /// Said to everybody.
 pub(super) const SOMEBODY: &str = "another process is connected to it and keeps it from answering";
@@ -61,13 +62,13 @@ fn may_be_had(error: &ControlError) -> bool {
 /// Those of them whom somebody may see, a sentence each.
 pub(super) async fn named(agent: &Shared, asker: &Asker, seen: &Seen) -> Vec<String> {
     let pids: Vec<u32> = seen.ear.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
-    let people = agent.people.processes(pids.clone()).await;
+    let people = agent.users.processes(pids.clone()).await;
     let known = pids.into_iter().filter_map(|pid| Some((pid, people.get(&pid)?)));
     known.filter(|(_, person)| asker.may_see(Some(person.uid))).map(|(pid, person)| sentence(pid, person)).collect()
 }
 
-fn sentence(pid: u32, person: &Person) -> String {
-    format!("{} has its ear: once that process has ended, it answers", person.of_process(pid))
+fn sentence(pid: u32, person: &ProcessIdentity) -> String {
+    format!("{} has its ear: once that process has ended, it answers", person.describe(pid))
 }
 
 #[cfg(test)]
@@ -76,8 +77,11 @@ mod tests {
 
     #[test]
     fn who_has_it_is_named_with_pid_and_user() {
-        let mut person =
-            Person { uid: 0, user: Some("root".to_owned()), command: Some("nvidia-cuda-mps-control".to_owned()) };
+        let mut person = ProcessIdentity {
+            uid: 0,
+            user: Some("root".to_owned()),
+            command: Some("nvidia-cuda-mps-control".to_owned()),
+        };
         assert_eq!(
             sentence(4711, &person),
             "nvidia-cuda-mps-control (pid 4711, root) has its ear: once that process has ended, it answers"

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use gpush_core::supervisor::{Event, State};
+use gpush_host::proc;
 use gpush_mps::{
     command::Command,
     control::{Control, ControlError},
@@ -16,7 +17,6 @@ use super::{
     health::Health,
     life::{DEADLINE, Life},
 };
-use crate::proc;
 
 /// Before a daemon is told once more to end.
 const AGAIN: Duration = Duration::from_millis(20);

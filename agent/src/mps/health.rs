@@ -4,6 +4,7 @@
 use std::{path::Path, time::Duration};
 
 use gpush_api::MpsServerState;
+use gpush_host::proc;
 use gpush_mps::{
     control::{Control, ControlError},
     session::SessionError,
@@ -16,7 +17,6 @@ use super::{
     said::Said,
     settings::Has,
 };
-use crate::proc;
 
 /// What was seen at one look.
 #[derive(Debug, Clone, Default)]

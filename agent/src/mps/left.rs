@@ -5,13 +5,13 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use gpush_core::supervisor::State;
+use gpush_host::proc;
 use tokio::time::{Instant, sleep};
 
 use super::{
     hands::{self, Part, Process},
     life::Life,
 };
-use crate::proc;
 
 /// How long what was killed may take to be gone, and between two looks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn what_is_left_is_told_for_what_it_is() {
         let scratch = tempfile::NamedTempFile::new().unwrap();
-        let lock = crate::mps::place::FileId::of(&scratch.as_file().metadata().unwrap());
+        let lock = gpush_host::proc::FileId::of(&scratch.as_file().metadata().unwrap());
         let part = |pid, is_daemon, is_stray| Part { pid, lock, is_daemon, is_stray };
         assert_eq!(in_words(&[]), "a server, which the daemon before left behind");
         assert_eq!(in_words(&[part(7, false, false)]), "server 7, which the daemon before left behind");

@@ -22,6 +22,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, MpsSettings};
 use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
+use gpush_host::proc;
 use gpush_mps::control::{Control, ControlError, Protocol};
 use jiff::Timestamp;
 use tokio::{
@@ -40,7 +41,6 @@ use super::{
     look::{Found, Looking, found_by},
     place::{Place, Spec},
 };
-use crate::proc;
 
 /// How long one question to a daemon may take.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);

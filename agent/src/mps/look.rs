@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use gpush_core::supervisor::{Event, State};
+use gpush_host::proc;
 use gpush_mps::control::ControlError;
 use tokio::{task::JoinHandle, time::Instant};
 
@@ -26,7 +27,6 @@ use super::{
     protocol,
     settings::{self, Put},
 };
-use crate::proc;
 
 /// A look that goes on.
 #[derive(Debug)]

@@ -9,10 +9,9 @@ use std::{
 };
 
 use gpush_api::{MpsPolicy, MpsUsers};
+use gpush_host::helper::Helpers;
 use gpush_mps::version;
 use tokio::process::Command;
-
-use crate::beside::Beside;
 
 /// How long it may take to print its help.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -48,7 +47,7 @@ pub(super) async fn ask(program: &Path, before: Option<Asked>) -> Asked {
 }
 
 async fn says(program: &Path) -> Says {
-    if Beside::may_run(&program.to_string_lossy()).is_err() {
+    if Helpers::may_run(&program.to_string_lossy()).is_err() {
         return Says::Nothing;
     }
     let mut help = Command::new(program);
@@ -93,7 +92,7 @@ mod tests {
         assert_eq!(nothing.says, Says::Nothing);
         assert!(why(&nothing).contains("does not say"), "{}", why(&nothing));
         write("Copyright");
-        if Beside::may_run(&program.to_string_lossy()).is_err() {
+        if Helpers::may_run(&program.to_string_lossy()).is_err() {
             println!("SKIPPED programs that answer: {} is not ours alone", dir.path().display());
             return;
         }

@@ -39,7 +39,6 @@
 //! | `act` | what people may do with a daemon |
 //! | `view` | as the API shows it |
 
-mod acl;
 mod act;
 mod admission;
 mod base_lock;

@@ -19,16 +19,17 @@ use std::{
     io::{self, Write},
     os::unix::{
         ffi::OsStrExt,
-        fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+        fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use gpush_api::{ApiError, Code, MpsSettings};
+use gpush_host::{acl, proc::FileId};
 use serde::{Deserialize, Serialize};
 
-use super::{acl, hands};
+use super::hands;
 
 /// Longest path of a pipe directory in bytes: at one more the daemon ends without a word.
 pub(super) const LONGEST: usize = 87;
@@ -64,16 +65,6 @@ pub(crate) struct Spec {
     pub(crate) logs: PathBuf,
     /// What its clients may have from the first one on. The memory limit is set once it answers.
     pub(crate) settings: MpsSettings,
-}
-
-/// A file whatever it is called, such as the lock of a place: device and inode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct FileId(u64, u64);
-
-impl FileId {
-    pub(super) fn of(meta: &fs::Metadata) -> Self {
-        Self(meta.dev(), meta.ino())
-    }
 }
 
 /// A target's directory.

@@ -1,10 +1,8 @@
 //! How a daemon is spoken to, in words; and what it is, when it is one that can't be spoken to yet.
 
-use std::{
-    fs::{self, File},
-    io::Read,
-};
+use std::{fs::File, io::Read};
 
+use gpush_host::proc;
 use gpush_mps::{
     control::{Control, Protocol},
     version::{self, Known, TRIED},
@@ -46,7 +44,7 @@ fn of_process(pid: i32) -> Option<String> {
 
 /// Why a daemon that does not answer as it should can't, if it is for the way that it was started.
 pub(super) fn unsupported(pid: i32) -> Option<String> {
-    let of = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
+    let of = |what: &str| proc::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
     version::unsupported(&of("cmdline"), &of("environ")).map(|what| what.to_string())
 }
 

@@ -13,10 +13,10 @@ use std::{
     time::Duration,
 };
 
+use gpush_host::proc;
 use tokio::time::Instant;
 
 use super::{exec::CONTROL_LOG, keep::BEFORE};
-use crate::proc;
 
 /// Servers that end with an error so often …
 const DEATHS: usize = 3;

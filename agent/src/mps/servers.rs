@@ -9,12 +9,10 @@
 use std::fs;
 
 use gpush_api::ProcessKind;
+use gpush_host::proc::{self, FileId};
 
-use super::{
-    place::{FileId, Place},
-    view,
-};
-use crate::{agent::Shared, proc};
+use super::{place::Place, view};
+use crate::agent::Shared;
 
 /// File name of NVIDIA's server.
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -70,13 +68,13 @@ impl Servers {
         if let Some(target) = self.holds(pid).or_else(|| self.holds(parent()?)) {
             return Some(Server::Of(target));
         }
-        let runs = fs::metadata(format!("/proc/{pid}/exe")).ok().map(|meta| FileId::of(&meta))?;
+        let runs = proc::executable_id(pid)?;
         (kind != ProcessKind::MpsClient && self.programs.contains(&runs)).then_some(Server::Foreign)
     }
 
     /// The target whose lock a process holds.
     fn holds(&self, pid: u32) -> Option<&str> {
-        let input = FileId::of(&fs::metadata(format!("/proc/{pid}/fd/0")).ok()?);
+        let input = FileId::of(&proc::open_file_metadata(pid, 0)?);
         self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target.as_str())
     }
 }

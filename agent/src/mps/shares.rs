@@ -17,11 +17,12 @@ use std::{
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsSettings, MpsShare as Shown, MpsShareRequest, MpsShareTaken, MpsUsers};
 use gpush_core::sharing;
+use gpush_host::proc;
 use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId, StoreError};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Entry, daemon::Do, targets::Outlook, view};
-use crate::{agent::Shared, answers::Key, auth::Asker, proc, request::who, work};
+use crate::{agent::Shared, answers::Key, auth::Asker, request::who, work};
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;
@@ -73,7 +74,7 @@ pub(crate) async fn take(
     let expires_at = request.for_s.map(until).transpose()?;
     work::admits(agent, asker, &entry.gpu_uuid, &label).await?;
     room(agent, asker, &label, &uuid, &entry, &policy, &settings)?;
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let by = asker.actor(agent.users.user(asker.peer.uid).await);
     let uid = by.uid;
     // First: another user's clients may be in the way, and then nothing is on record.
     let before: BTreeSet<u32> = agent.mps.shares_of(&uuid).iter().map(|share| share.by.uid).collect();
@@ -198,7 +199,7 @@ fn process(asker: &Asker, pid: u32) -> Result<ProcessId, ApiError> {
         Err(ApiError::new(Code::BadRequest, format!("a share can't end with process {pid}: {why}"))
             .hint("name a process of yours that lasts as long as the share is needed, or a time"))
     };
-    let pid = match proc::from_there(asker.peer.pid, pid) {
+    let pid = match proc::local_pid(asker.peer.pid, pid) {
         Ok(pid) => pid,
         Err(why) => return bad(why),
     };
@@ -265,7 +266,7 @@ pub(crate) async fn end(agent: &Shared, asker: &Asker, id: &str) -> Result<Shown
     let _turn = turn.lock().await;
     // It may have ended by itself meanwhile.
     let share = find(agent, share.id).ok_or_else(|| no_share(id))?;
-    let by = asker.actor(agent.people.user(asker.peer.uid).await);
+    let by = asker.actor(agent.users.user(asker.peer.uid).await);
     drop_share(agent, &share, Some(by), "given back").await?;
     Ok(shown(&share, &entry.map_or_else(|| share.target.clone(), |entry| entry.short)))
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, MpsUsers};
 use gpush_core::supervisor::Event;
+use gpush_host::{helper::Helpers, proc};
 use gpush_mps::control::Control;
 use tokio::time::Instant;
 
@@ -23,7 +24,6 @@ use super::{
     life::{LOOK, Life},
     place::Spec,
 };
-use crate::{beside::Beside, proc};
 
 /// Said to everybody; the log says who it is.
 const FOREIGN: &str =
@@ -147,8 +147,8 @@ impl Life {
         let internal =
             |what: &str, error: &dyn std::fmt::Display| ApiError::new(Code::Internal, what).cause(error.to_string());
         self.place.is_short()?;
-        let control = Beside::may_run(&wanted.control.to_string_lossy())?;
-        Beside::may_run(&wanted.server.to_string_lossy())?;
+        let control = Helpers::may_run(&wanted.control.to_string_lossy())?;
+        Helpers::may_run(&wanted.server.to_string_lossy())?;
         // Who was to be let in before there was a directory has not been noted as its user.
         let many = wanted.policy.users == MpsUsers::Many;
         let first = self.users.first().copied().filter(|_| !many);

@@ -7,6 +7,7 @@ use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
+use gpush_host::proc;
 use jiff::Unit;
 
 use super::{
@@ -18,7 +19,7 @@ use super::{
 use crate::{
     agent::{Agent, Shared},
     auth::Asker,
-    proc, redact, work,
+    redact, work,
 };
 
 /// How old what is shown of daemons may be.
@@ -351,7 +352,7 @@ async fn shown(
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| asker.may_see(Some(*uid)));
         server.user = match server.uid {
-            Some(uid) => agent.people.user(uid).await,
+            Some(uid) => agent.users.user(uid).await,
             None => None,
         };
     }
@@ -368,7 +369,7 @@ async fn shown(
     let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
-        Some(uid) => agent.people.user(uid).await,
+        Some(uid) => agent.users.user(uid).await,
         None => None,
     };
     let rule = agent.mps.record(uuid).set.map(|set| set.rule);

@@ -12,6 +12,7 @@
 //! agent ends: who had it in use wants to know what became of it.
 
 mod cached;
+mod identify;
 
 use std::{
     collections::BTreeMap,
@@ -19,12 +20,15 @@ use std::{
     time::Duration,
 };
 
+use gpush_host::identity::Users;
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Identity, Listed, Reading};
 use tokio::sync::Notify;
 
 pub(crate) use self::cached::Moment;
-use self::cached::{Cached, Known};
-use crate::people::People;
+use self::{
+    cached::{Cached, Known},
+    identify::identify,
+};
 
 /// How long a newer reading may take before askers get the last one.
 const WAIT: Duration = Duration::from_millis(75);
@@ -66,7 +70,7 @@ pub(crate) struct Observer(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     hardware: Hardware,
-    people: People,
+    users: Users,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Entry>>,
     /// Rung when something was read, or could not be.
@@ -81,9 +85,9 @@ struct Entry {
 
 impl Observer {
     /// Knows nothing yet, and asks nothing before it is asked. Rings `bell` whenever it knows more.
-    pub(crate) fn new(hardware: Hardware, people: People, bell: Arc<Notify>) -> Self {
+    pub(crate) fn new(hardware: Hardware, users: Users, bell: Arc<Notify>) -> Self {
         let list = Cached::ringing(Arc::clone(&bell));
-        Self(Arc::new(Inner { hardware, people, list, gpus: Mutex::new(BTreeMap::new()), bell }))
+        Self(Arc::new(Inner { hardware, users, list, gpus: Mutex::new(BTreeMap::new()), bell }))
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -199,7 +203,7 @@ impl Observer {
 
     async fn read(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
         let mut reading = self.0.hardware.read(uuid).await?;
-        self.0.people.name(&mut reading).await;
+        identify(&self.0.users, &mut reading).await;
         Ok(Arc::new(reading))
     }
 

@@ -10,10 +10,11 @@
 //! Gpushd's unit hides /home, /root and /run/user, and a network file system may keep root out. A path is what
 //! the process's own mounts make of it, so it allows nothing; but who has it is not ended.
 
-use std::{fs, io, os::unix::fs::MetadataExt, path::PathBuf};
+use std::{fs, io, path::PathBuf};
 
 use gpush_api::{ApiError, Code, StrayPolicy};
 use gpush_core::config::{Allowed, Config};
+use gpush_host::proc::FileId;
 
 use super::held::Facts;
 
@@ -47,7 +48,7 @@ struct Entry {
 struct Exe {
     path: PathBuf,
     /// Device and inode, or why they can't be seen.
-    file: Result<(u64, u64), io::Error>,
+    file: Result<FileId, io::Error>,
 }
 
 impl Allow {
@@ -85,7 +86,7 @@ impl Entry {
     fn of(allowed: Allowed) -> Self {
         let exe = allowed.exe.map(|path| {
             let path = PathBuf::from(path);
-            Exe { file: fs::metadata(&path).map(|meta| (meta.dev(), meta.ino())), path }
+            Exe { file: fs::metadata(&path).map(|meta| FileId::of(&meta)), path }
         });
         Self { uid: allowed.uid, exe }
     }

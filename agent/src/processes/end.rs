@@ -16,7 +16,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{GpuProcess, ProcessKind, StrayPolicy, StrayStep};
 use gpush_core::config::Config;
-use rustix::process::Signal;
+use gpush_host::proc;
+use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use super::{
@@ -27,7 +28,7 @@ use super::{
     strays::Stage,
     told,
 };
-use crate::{agent::Shared, mps, proc};
+use crate::{agent::Shared, mps};
 
 /// Between two looks, and the least where one is due that could not be killed.
 const LOOK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(100));
@@ -142,8 +143,8 @@ async fn step(agent: &Shared, Due { process, step, gpu }: Due) {
     // Both took a while.
     let Some(one) = still(agent, &process, &gpu).await else { return };
     let (signal, done) = match step {
-        StrayStep::Asked => (Signal::TERM, "; asked to end"),
-        StrayStep::Killed => (Signal::KILL, "; killed"),
+        StrayStep::Asked => (Signal::SIGTERM, "; asked to end"),
+        StrayStep::Killed => (Signal::SIGKILL, "; killed"),
     };
     if let Err(error) = process.signal(signal) {
         leave(agent, &one, &process, &format!("gpushd can't signal it: {error}"));

@@ -5,19 +5,13 @@
 //! pidfd opened ─► who it is, what it runs, when it began: read through /proc ─► it still lives ─► all of it is its own
 //! ```
 
-use std::{
-    fs,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::MetadataExt,
-    },
-    path::PathBuf,
+use std::{io, path::PathBuf};
+
+use gpush_host::{
+    pidfd::PidFd,
+    proc::{self, FileId},
 };
-
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-
-use crate::proc;
+use nix::sys::signal::Signal;
 
 /// What the kernel says of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +20,8 @@ pub(super) struct Facts {
     pub(super) start: u64,
     /// Its real, effective, saved and file system uid.
     pub(super) uids: [u32; 4],
-    /// Device and inode of the file that it runs.
-    pub(super) file: (u64, u64),
+    /// The file that it runs.
+    pub(super) file: FileId,
     /// The path of that, as it is seen from where the process is; ends with ` (deleted)` when it is not there
     /// any more.
     pub(super) path: PathBuf,
@@ -38,9 +32,7 @@ impl Facts {
     fn of(pid: u32) -> Option<Self> {
         let start = proc::start(pid)?;
         let uids = proc::uids(pid)?;
-        let exe = format!("/proc/{pid}/exe");
-        let meta = fs::metadata(&exe).ok()?;
-        Some(Self { start, uids, file: (meta.dev(), meta.ino()), path: fs::read_link(exe).ok()? })
+        Some(Self { start, uids, file: proc::executable_id(pid)?, path: proc::executable(pid)? })
     }
 
     /// Who the kernel lets it be.
@@ -58,14 +50,14 @@ impl Facts {
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) pid: u32,
-    process: OwnedFd,
+    process: PidFd,
     pub(super) facts: Facts,
 }
 
 impl Held {
     /// The process that has this pid now; `None` when there is none, or too little of it can be seen.
     pub(super) fn take(pid: u32) -> Option<Self> {
-        let process = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()?;
+        let process = PidFd::open(pid).ok()??;
         let held = Self { pid, process, facts: Facts::of(pid)? };
         // As long as it lives nobody else has its pid, so what was read was its own.
         held.lives().then_some(held)
@@ -77,13 +69,12 @@ impl Held {
     }
 
     fn lives(&self) -> bool {
-        // A pidfd can be read once its process has ended.
-        poll(&mut [PollFd::new(self.process.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(0)
+        !self.process.has_ended()
     }
 
     /// Sends it a signal.
-    pub(super) fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
-        pidfd_send_signal(&self.process, signal)
+    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
+        self.process.signal(signal)
     }
 }
 
@@ -97,7 +88,7 @@ mod tests {
         let held = Held::take(child.id()).unwrap();
         assert_eq!(held.facts.uid(), nix::unistd::geteuid().as_raw());
         assert!(held.lives());
-        held.signal(Signal::KILL).unwrap();
+        held.signal(Signal::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(!held.is_unchanged() && Held::take(child.id()).is_none());
     }

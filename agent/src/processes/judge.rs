@@ -13,12 +13,12 @@
 //! ```
 
 use gpush_api::{Gpu, GpuProcess, GpuState, Mode, Process, ProcessKind};
+use gpush_host::proc;
 
 use super::share::{Told, ancestors};
 use crate::{
     agent::Shared,
     mps::{self, Server, Servers, SharedTarget},
-    proc,
 };
 
 /// Why a stray is not ended whose user was given something: it may be a job of the share before, or one whose

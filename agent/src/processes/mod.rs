@@ -22,7 +22,6 @@
 //! | `told` | who is told of it: log, events, audit trail |
 
 mod allow;
-mod cgroup;
 mod end;
 mod held;
 mod judge;
@@ -34,6 +33,7 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN};
 use gpush_core::sharing;
+use gpush_host::cgroup;
 
 use self::{
     allow::{Allow, Verdict},

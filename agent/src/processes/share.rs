@@ -16,18 +16,12 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
-    io::Read,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{
-    mps,
-    proc::{self, Image},
-};
+use gpush_host::proc::{self, Environment, Image};
 
-/// Most of an environment that is read, bytes. The kernel takes less than 6 MiB of words for a program.
-const MOST: u64 = 8 << 20;
+use crate::mps;
 
 /// How many ancestors are looked at.
 const ANCESTORS: usize = 64;
@@ -142,26 +136,13 @@ pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 fn named(pid: u32) -> Named {
-    let mut environment = Vec::new();
-    let read =
-        File::open(format!("/proc/{pid}/environ")).and_then(|file| file.take(MOST).read_to_end(&mut environment));
-    match read {
-        Ok(read) if (read as u64) < MOST => parse(&environment),
-        Ok(_) | Err(_) => Named::Unsure,
+    match proc::environment(pid, mps::SHARE_VARIABLE) {
+        Environment::Set(name) => {
+            String::from_utf8(name).ok().filter(|name| is_name(name)).map_or(Named::Unsure, Named::Share)
+        }
+        Environment::Unset => Named::Nothing,
+        Environment::Unknown => Named::Unsure,
     }
-}
-
-fn parse(environment: &[u8]) -> Named {
-    let prefix = format!("{}=", mps::SHARE_VARIABLE);
-    // One without its end was written over.
-    let Some(words) = environment.strip_suffix(b"\0") else { return Named::Unsure };
-    let words = || words.split(|byte| *byte == 0);
-    if let Some(name) = words().find_map(|word| word.strip_prefix(prefix.as_bytes())) {
-        let name = std::str::from_utf8(name).ok().filter(|name| is_name(name));
-        return name.map_or(Named::Unsure, |name| Named::Share(name.to_owned()));
-    }
-    let is_whole = words().all(|word| word.iter().position(|byte| *byte == b'=').is_some_and(|at| at > 0));
-    if is_whole { Named::Nothing } else { Named::Unsure }
 }
 
 /// Whether it is the name of a share: what others read has no other words of the process's own in it.
@@ -175,19 +156,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_environment_that_is_whole_says_that_there_is_no_share() {
-        let share = |name: &str| Named::Share(name.to_owned());
-        assert_eq!(parse(b"HOME=/\0GPUSH_MPS_SHARE=s12\0"), share("s12"));
-        assert_eq!(parse(b"HOME=/\0PATH=/bin\0"), Named::Nothing);
-        // Beyond what most programs have.
-        let long = [b"X=".to_vec(), vec![b'x'; 200 << 10], b"\0GPUSH_MPS_SHARE=s3\0".to_vec()].concat();
-        assert_eq!(parse(&long), share("s3"));
-        // Overwritten, in part too, or being executed.
-        for damaged in [&b"\0\0\0\0"[..], b"worker 3\0\0PATH=/bin\0", b"HOME=/\0PATH=/b", b"", b"\0", b"=x\0"] {
-            assert_eq!(parse(damaged), Named::Unsure, "{damaged:?}");
-        }
+    fn share_is_named_by_s_and_a_number() {
+        assert!(is_name("s12") && is_name("s0"));
         for name in ["", "s", "12", "s1\n", "s123456789012345678901"] {
-            assert_eq!(parse(format!("GPUSH_MPS_SHARE={name}\0").as_bytes()), Named::Unsure, "{name:?}");
+            assert!(!is_name(name), "{name:?}");
         }
     }
 

@@ -16,10 +16,10 @@ use std::{
 };
 
 use gpush_api::{ApiError, GpuProcess};
+use gpush_host::proc;
 use tokio::time::Instant;
 
 use super::{held::Held, share::Remembered};
-use crate::proc;
 
 /// What was done about each stray, by pid, and what it is judged by.
 #[derive(Debug, Default)]

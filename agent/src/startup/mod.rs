@@ -14,11 +14,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `boot` | the boot in which the agent runs |
 //! | `layouts` | the layouts of a boot, GPU by GPU, until each has its verdict |
 //! | `give` | one GPU given its layout, and what came of it |
 
-pub(crate) mod boot;
 mod give;
 mod layouts;
 

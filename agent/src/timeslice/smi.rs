@@ -8,11 +8,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, TimesliceLevel};
 use gpush_core::compute_policy::{self, Named, Told};
+use gpush_host::helper::{End, Ended, Job};
 
-use crate::{
-    agent::Shared,
-    beside::{End, Ended, Job},
-};
+use crate::agent::Shared;
 
 /// On whose behalf it runs.
 const BEHALF: &str = "timeslice";
@@ -31,8 +29,8 @@ pub(super) enum NotSet {
 
 /// Waits for what a gpushd before has begun.
 pub(super) async fn adopt(agent: &Shared) {
-    agent.outside.beside.adopt(BEHALF).await;
-    agent.outside.beside.forget(BEHALF);
+    agent.outside.helpers.adopt(BEHALF).await;
+    agent.outside.helpers.forget(BEHALF);
 }
 
 /// What it is told of the level of each GPU.
@@ -86,7 +84,7 @@ pub(super) async fn set(agent: &Shared, gpu: &Gpu, level: TimesliceLevel) -> Res
 }
 
 async fn run(agent: &Shared, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
-    let beside = &agent.outside.beside;
+    let beside = &agent.outside.helpers;
     let program = agent.outside.nvidia_smi(&agent.settings.config().mode_change);
     // While it runs it has the driver open: nothing is reset meanwhile, and maintenance waits for it.
     let _open = agent.outside.driverless.read().await;

@@ -41,16 +41,6 @@ const KNOWN: &[(&str, Way)] = &[
 /// The service that looks after a host's NVSwitches. It has part in resets: it is not in their way.
 pub const FABRIC_MANAGER: &str = "nvidia-fabricmanager";
 
-/// Service of a process by its control groups (`/proc/PID/cgroup`): the innermost that is one,
-/// without `.service`.
-#[must_use]
-pub fn service(cgroups: &str) -> Option<String> {
-    let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let innermost = |path: &str| path.rsplit('/').find_map(|part| part.strip_suffix(".service").map(str::to_owned));
-    // Users' own services hang below their `user@1000.service`: who they are says more.
-    paths.filter(|path| !path.contains("/user.slice/")).find_map(innermost)
-}
-
 /// Those that stay in the way when `stopped` services are stopped.
 #[must_use]
 pub fn obstacles(found: Vec<Holder>, stopped: &[String]) -> Vec<Holder> {
@@ -120,20 +110,6 @@ mod tests {
             command: Some(command.to_owned()),
             service: service.map(str::to_owned),
             devices: vec!["/dev/nvidia0".to_owned()],
-        }
-    }
-
-    #[test]
-    fn a_process_belongs_to_its_innermost_service() {
-        for (cgroups, wanted) in [
-            ("0::/system.slice/nvidia-dcgm.service\n", Some("nvidia-dcgm")),
-            ("12:devices:/system.slice/kubelet.service\n0::/\n", Some("kubelet")),
-            ("0::/system.slice/docker.service/payload/x.service/deep\n", Some("x")),
-            ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/foo.service\n", None),
-            ("0::/system.slice/slurmstepd.scope/job_7\n", None),
-            ("", None),
-        ] {
-            assert_eq!(service(cgroups).as_deref(), wanted, "{cgroups}");
         }
     }
 

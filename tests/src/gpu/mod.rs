@@ -11,7 +11,7 @@
 //!
 //! Nothing here changes a setting of a GPU: the rule says `compute_mode = "keep"`, a GPU in MIG mode is left alone,
 //! and [`ground::Ground::unchanged`] reads it back. All errors are sentences: they become the line of a check.
-//! A test runs all of it on a simulated host (`tests/tests/gpu_checks.rs`).
+//! A test runs all of it on a simulated host (`tests/tests/driver/gpu_checks.rs`).
 
 pub mod checks;
 pub mod client;

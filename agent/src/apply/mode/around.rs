@@ -20,13 +20,13 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, OperationState};
+use gpush_host::helper::{End, Ended, Job};
 use gpush_store::{OperationId, UnfinishedOperation, View};
 use serde::{Deserialize, Serialize};
 
 use super::Part;
 use crate::{
     agent::{Agent, Shared},
-    beside::{End, Ended, Job},
     operation::Ongoing,
 };
 
@@ -107,7 +107,7 @@ pub(in crate::apply) async fn prepare(agent: &Shared, ongoing: &Ongoing, parts: 
         note(agent, ongoing.number(), &Undo::Hook { program: program.clone(), env: env("after") }).await?;
     }
     let Some(program) = &change.before else { return Ok(()) };
-    if agent.outside.beside.ended_well(&ongoing.id(), HOOK_BEFORE) {
+    if agent.outside.helpers.ended_well(&ongoing.id(), HOOK_BEFORE) {
         return Ok(());
     }
     let ended = hook(agent, &ongoing.id(), HOOK_BEFORE, program, env("before")).await?;
@@ -305,7 +305,7 @@ async fn systemctl(agent: &Shared, operation: &str, verb: &str, service: &str) -
         deadline: Duration::from_secs(config.mode_change.service_s.into()),
         routine: false,
     };
-    agent.outside.beside.run(job).await
+    agent.outside.helpers.run(job).await
 }
 
 async fn hook(
@@ -324,7 +324,7 @@ async fn hook(
         deadline: Duration::from_secs(agent.settings.config().mode_change.hook_s.into()),
         routine: false,
     };
-    agent.outside.beside.run(job).await
+    agent.outside.helpers.run(job).await
 }
 
 /// Where what a program printed is to be found. It may name anybody's processes, so it goes to the log,

@@ -27,6 +27,7 @@ pub(super) mod around;
 mod holders;
 pub(super) mod preflight;
 
+use gpush_host::helper::{End, Job};
 pub(super) use holders::fabric_manager_runs;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -37,11 +38,7 @@ use super::{
     Part,
     step::{self, Switched, Trouble},
 };
-use crate::{
-    agent::Shared,
-    beside::{End, Job},
-    operation::Ongoing,
-};
+use crate::{agent::Shared, operation::Ongoing};
 
 /// The step under which resets run.
 pub(super) const RESET: &str = "reset";
@@ -213,7 +210,7 @@ async fn reset(agent: &Shared, operation: &str, parts: &[&Part], until: Option<&
         deadline: Duration::from_secs(change.reset_s.into()),
         routine: false,
     };
-    let ended = agent.outside.beside.run(job).await?;
+    let ended = agent.outside.helpers.run(job).await?;
     match ended.end {
         End::Exited(0) => Ok(()),
         ref end @ (End::Exited(_)

@@ -3,9 +3,10 @@
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal, Reset};
 use gpush_core::{holders as judged, refusal};
+use gpush_host::helper::Helpers;
 
 use super::holders;
-use crate::{agent::Shared, auth::Asker, beside::Beside};
+use crate::{agent::Shared, auth::Asker};
 
 /// Refuses those plans with a reset that can't be carried out now. `gpus` are the host's.
 pub(in crate::apply) async fn examine(agent: &Shared, asker: &Asker, gpus: &[Gpu], plans: &mut [GpuPlan]) {
@@ -52,7 +53,7 @@ fn programs(agent: &Shared, reset: &Reset) -> Result<(), ApiError> {
     let change = &agent.settings.config().mode_change;
     let systemctl = (!reset.services.is_empty()).then(|| change.systemctl.clone());
     let programs = reset.hooks.iter().cloned().chain(systemctl).chain([agent.outside.nvidia_smi(change)]);
-    programs.into_iter().try_for_each(|program| Beside::may_run(&program).map(|_| ()))
+    programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
 }
 
 /// Whether this is a virtual machine: the processor says so to whoever runs in one.

@@ -20,17 +20,11 @@ mod ours;
 mod rebuilt;
 mod unit;
 
-use std::{
-    collections::BTreeSet,
-    io,
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
-    process::ExitStatus,
-};
+use std::{collections::BTreeSet, io, path::Path, process::ExitStatus};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::process::Signal;
-use tokio::{io::unix::AsyncFd, task::JoinHandle};
+use gpush_host::{pidfd::AsyncPidFd, systemd};
+use nix::sys::signal::Signal;
+use tokio::task::JoinHandle;
 
 use self::unit::Units;
 pub(super) use self::{
@@ -38,7 +32,6 @@ pub(super) use self::{
     rebuilt::spec as rebuilt,
 };
 use super::{SYSTEM, place::Place};
-use crate::systemd;
 
 /// Why a daemon was not started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -129,61 +122,40 @@ impl Hands {
     }
 }
 
-/// A process that can be waited for, whoever's child it is.
+/// The process of a daemon, whether or not it is a child of gpushd.
 #[derive(Debug)]
 pub(super) struct Process {
     /// Its pid.
     pub(super) pid: i32,
-    fd: AsyncFd<OwnedFd>,
-    /// How it ended, where it is a child of ours.
+    handle: AsyncPidFd,
+    /// The exit status, where the process is a child of this gpushd.
     status: Option<JoinHandle<io::Result<ExitStatus>>>,
 }
 
 impl Process {
-    /// The process of a pid; `None` when there is none.
+    /// Opens the process of a pid; `None` when there is none.
     pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
-        // The kernel has -1 and 0 for those that it does not name.
-        let Some(own) = Some(pid).filter(|pid| *pid > 0).and_then(rustix::process::Pid::from_raw) else {
-            return Ok(None);
-        };
-        match rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()) {
-            Ok(fd) => {
-                #[expect(deprecated, reason = "its successor is not safe where a type may change its descriptor")]
-                let fd = AsyncFd::with_interest(fd, tokio::io::Interest::READABLE)?;
-                Ok(Some(Self { pid, fd, status: None }))
-            }
-            Err(rustix::io::Errno::SRCH) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        Ok(AsyncPidFd::open(pid)?.map(|handle| Self { pid, handle, status: None }))
     }
 
-    /// Returns once it has ended.
+    /// Waits until the process has ended.
     pub(super) async fn ended(&self) {
-        // A pidfd is readable for ever then; an error can't come from a process that goes on.
-        let _ = self.fd.readable().await;
+        self.handle.ended().await;
     }
 
-    /// Tells it to end: it, and not another that has its pid by then.
+    /// Sends SIGTERM to the process.
     fn terminate(&self) -> io::Result<()> {
-        self.signal(Signal::TERM)
+        self.handle.signal(Signal::SIGTERM)
     }
 
-    /// Kills it; one that has ended is no error.
+    /// Kills the process. A process that has ended is not an error.
     fn kill(&self) -> io::Result<()> {
-        match self.signal(Signal::KILL) {
-            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(()),
-            other => other,
-        }
+        self.handle.kill()
     }
 
-    fn signal(&self, signal: Signal) -> io::Result<()> {
-        Ok(rustix::process::pidfd_send_signal(self.fd.get_ref(), signal)?)
-    }
-
-    /// Whether it has ended.
+    /// Returns whether the process has ended.
     pub(super) fn has_ended(&self) -> bool {
-        let mut polled = [PollFd::new(self.fd.get_ref().as_fd(), PollFlags::POLLIN)];
-        !matches!(poll(&mut polled, PollTimeout::ZERO), Ok(0))
+        self.handle.has_ended()
     }
 }
 

@@ -19,20 +19,15 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
+use gpush_host::proc::{self, Environment, FileId, pids, program};
 use gpush_mps::lock::{self, Holder};
 
 use super::Process;
-use crate::{
-    mps::place::{FileId, Place, Spec},
-    proc,
-};
-
-/// What `/proc` appends to the path of a file that was deleted or replaced.
-const DELETED: &[u8] = b" (deleted)";
+use crate::mps::place::{Place, Spec};
 
 /// How often those are looked for that one which was killed had started meanwhile.
 const ROUNDS: u32 = 4;
@@ -70,13 +65,12 @@ struct Input {
 
 impl Input {
     fn of(pid: i32) -> Option<Self> {
-        let link = format!("/proc/{pid}/fd/0");
-        let path = undeleted(&fs::read_link(&link).ok()?);
+        let path = proc::open_file(pid, 0)?;
         // Asked first: nearly every process has another.
         if path.file_name()? != "lock" {
             return None;
         }
-        let meta = fs::metadata(link).ok()?;
+        let meta = proc::open_file_metadata(pid, 0)?;
         meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
     }
 
@@ -165,34 +159,17 @@ pub(super) fn has_lock_of(place: &Place, pid: i32) -> bool {
 
 /// Whether what has our lock is the control daemon, and not a server of root's.
 pub(super) fn is_daemon(pid: i32) -> bool {
-    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    effective_user(pid) == Some(own_uid())
-        && namespace(&pid.to_string()).is_some_and(|its| Some(its) == namespace("self"))
-        && command.split(|byte| *byte == 0).nth(1) == Some(b"-f")
+    proc::owner(pid) == Some(own_uid())
+        && proc::is_in_our_pid_namespace(pid)
+        && proc::words(pid).is_some_and(|words| words.get(1).is_some_and(|word| word == b"-f"))
 }
 
-/// The program that a process runs: where it was when it was started.
-pub(super) fn program(pid: i32) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| undeleted(&path))
-}
-
-/// Effective user of a process. Its directory in `/proc` is root's when it may not be looked into.
-pub(super) fn effective_user(pid: i32) -> Option<u32> {
-    proc::uids(pid).map(|[_, effective, ..]| effective)
-}
-
-/// What a process's environment says of a name.
+/// Returns a variable of a process's environment.
 pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let value =
-        environment.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-    String::from_utf8(value.to_vec()).ok()
-}
-
-pub(super) fn pids() -> impl Iterator<Item = i32> {
-    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    match proc::environment(pid, name) {
+        Environment::Set(value) => String::from_utf8(value).ok(),
+        Environment::Unset | Environment::Unknown => None,
+    }
 }
 
 fn serves(pid: i32, uuid: &str) -> bool {
@@ -214,19 +191,12 @@ fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-fn undeleted(path: &Path) -> PathBuf {
-    let bytes = path.as_os_str().as_bytes();
-    std::ffi::OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)).into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_was_deleted_is_where_it_was() {
-        assert_eq!(undeleted(Path::new("/run/g1/lock (deleted)")), Path::new("/run/g1/lock"));
-        assert_eq!(undeleted(Path::new("/run/g1/lock")), Path::new("/run/g1/lock"));
+    fn path_of_a_missing_file_is_resolved() {
         let scratch = tempfile::tempdir().unwrap();
         let there = fs::canonicalize(scratch.path()).unwrap();
         assert_eq!(canonical(&scratch.path().join("a/b")), there.join("a/b"));
@@ -235,7 +205,7 @@ mod tests {
     #[test]
     fn a_process_that_has_no_lock_of_ours_is_no_part_and_no_daemon() {
         let me = std::process::id().cast_signed();
-        assert_eq!(effective_user(me), Some(own_uid()));
+        assert_eq!(proc::owner(me), Some(own_uid()));
         assert!(program(me).is_some() && !is_daemon(me));
         let scratch = tempfile::tempdir().unwrap();
         let place = Place::of(scratch.path(), "g1");

@@ -2,9 +2,10 @@
 //!
 //! It has it as its environment, which nobody but root can have given to what has our lock.
 
-use std::{fs, os::unix::ffi::OsStringExt, path::PathBuf};
+use std::{os::unix::ffi::OsStringExt, path::PathBuf};
 
 use gpush_api::MpsSettings;
+use gpush_host::proc;
 use gpush_mps::lock;
 
 use super::ours;
@@ -15,7 +16,7 @@ pub(in crate::mps) fn spec(place: &Place) -> Option<Spec> {
     if !place.is_taken() {
         return None;
     }
-    let parts: Vec<i32> = ours::pids().filter(|pid| ours::has_lock_of(place, *pid)).collect();
+    let parts: Vec<i32> = proc::pids().filter(|pid| ours::has_lock_of(place, *pid)).collect();
     let daemons = parts.iter().copied().filter(|pid| ours::is_daemon(*pid));
     daemons.filter_map(|daemon| of(place, daemon, &parts)).next()
 }
@@ -28,9 +29,8 @@ fn of(place: &Place, daemon: i32, parts: &[i32]) -> Option<Spec> {
         return None;
     }
     let uuid = ours::variable(daemon, "CUDA_VISIBLE_DEVICES")?;
-    let command = fs::read(format!("/proc/{daemon}/cmdline")).ok()?;
-    let name = command.split(|byte| *byte == 0).next()?.to_vec();
-    let server = parts.iter().filter(|pid| **pid != daemon).find_map(|server| ours::effective_user(*server));
+    let name = proc::words(daemon)?.swap_remove(0);
+    let server = parts.iter().filter(|pid| **pid != daemon).find_map(|server| proc::owner(*server));
     let admitted = || place.admitted(tenure).unwrap_or_default().into_iter().next();
     Some(Spec {
         target: place.dir().file_name()?.to_str()?.to_owned(),
@@ -39,8 +39,8 @@ fn of(place: &Place, daemon: i32, parts: &[i32]) -> Option<Spec> {
         uuid,
         tenure,
         // Where that can't be told it is nobody's who may come: the next user gets another directory.
-        user: server.or_else(admitted).or_else(|| ours::effective_user(daemon)),
-        control: ours::program(daemon)?,
+        user: server.or_else(admitted).or_else(|| proc::owner(daemon)),
+        control: proc::program(daemon)?,
         name: std::ffi::OsString::from_vec(name).into(),
         servers: ours::variable(daemon, "PATH")?.into(),
         logs: ours::variable(daemon, "CUDA_MPS_LOG_DIRECTORY")?.into(),

@@ -13,13 +13,11 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use gpush_host::systemd::{Error, Manager, State};
 use tokio::time::sleep;
 
 use super::{NotStarted, Process};
-use crate::{
-    mps::place::Place,
-    systemd::{Error, Manager, State},
-};
+use crate::mps::place::Place;
 
 /// How long systemd may take to see an end that was seen here, and to clean up after it.
 const TOLD: Duration = Duration::from_secs(2);

@@ -1,0 +1,215 @@
+//! The systemd unit and the Slurm job of a process, by its cgroup.
+//!
+//! A user can create cgroups with any name below a unit that systemd delegated to that user, such as
+//! `user@1000.service`. So only the part of a path that belongs to the system manager counts:
+//!
+//! ```text
+//! /user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_42
+//!  └──── slices ────────────┘ └─── unit ──────┘ └── the user's: says nothing ───┘
+//! /system.slice/slurmstepd.scope/job_42/step_0       Slurm, unified hierarchy; also NODE_slurmstepd.scope
+//! /slurm/uid_1000/job_42/step_0                      Slurm, other hierarchies; also slurm_NODE
+//! ```
+//!
+//! In addition root must own the directory in which the unit or the job was created.
+
+use std::{fs, os::unix::fs::MetadataExt, path::Path};
+
+use gpush_api::text;
+
+use crate::proc;
+
+/// Where cgroup hierarchies are mounted.
+const MOUNTS: &str = "/sys/fs/cgroup";
+
+/// Kinds of units that have processes.
+const KINDS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
+
+/// What the cgroup of a process says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Membership {
+    /// Path of the cgroup, cleaned for display.
+    pub path: String,
+    /// Unit of the system manager, cleaned for display.
+    pub unit: Option<String>,
+    /// Slurm job.
+    pub slurm_job: Option<u64>,
+}
+
+impl Membership {
+    /// Returns the unit's name without `.service`; `None` for other units and for the services of users.
+    pub fn service(&self) -> Option<&str> {
+        self.unit.as_deref()?.strip_suffix(".service").filter(|name| !name.starts_with("user@"))
+    }
+
+    /// Parses the text of a `/proc/PID/cgroup`; `None` when it has no path.
+    pub fn parse(cgroups: &str) -> Option<Self> {
+        Self::parse_with(cgroups, created_by)
+    }
+
+    /// `created_by` returns who owns the parent directory of a cgroup of a hierarchy; `None` when that is not visible.
+    fn parse_with(cgroups: &str, created_by: impl Fn(Hierarchy<'_>, &str) -> Option<u32>) -> Option<Self> {
+        let lines = || cgroups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        let is_roots = |hierarchy: &str, path: &str| matches!(created_by(Hierarchy(hierarchy), path), Some(0) | None);
+        let of = |wanted: &str| lines().find(|(hierarchy, path)| *hierarchy == wanted && *path != "/");
+        // systemd manages the unified hierarchy or its own named one.
+        let (hierarchy, path) = of("").or_else(|| of("name=systemd")).or_else(|| lines().next())?;
+        let unit = unit_path(path).filter(|unit| is_roots(hierarchy, unit));
+        let job = |(hierarchy, path): (&str, &str)| {
+            let (job_path, job) = slurm_job(path)?;
+            is_roots(hierarchy, job_path).then_some(job)
+        };
+        Some(Self {
+            path: text::plain(path),
+            unit: unit.and_then(|unit| unit.rsplit('/').next()).map(|name| text::plain(unescaped(name))),
+            slurm_job: lines().find_map(job),
+        })
+    }
+}
+
+/// Returns what the cgroup of a process says; `None` when it cannot be read.
+pub fn of(pid: impl proc::AnyPid) -> Option<Membership> {
+    Membership::parse(&proc::cgroups(pid)?)
+}
+
+/// A hierarchy as `/proc/PID/cgroup` names it: its controllers, or nothing for the unified one.
+#[derive(Debug, Clone, Copy)]
+struct Hierarchy<'a>(&'a str);
+
+/// Returns the owner of the directory in which a cgroup was created: only that user can have created it.
+fn created_by(hierarchy: Hierarchy<'_>, path: &str) -> Option<u32> {
+    let parent = Path::new(path.strip_prefix('/')?).parent()?;
+    let mounts = match hierarchy.0.strip_prefix("name=").unwrap_or(hierarchy.0) {
+        "" => [Path::new(MOUNTS).join("unified"), MOUNTS.into()],
+        name => [Path::new(MOUNTS).join(name), Path::new(MOUNTS).join(name)],
+    };
+    mounts.iter().find_map(|mount| fs::metadata(mount.join(parent)).ok()).map(|meta| meta.uid())
+}
+
+/// Returns the beginning of a path up to the unit of the system manager: slices, then the unit.
+fn unit_path(path: &str) -> Option<&str> {
+    let mut end = 0;
+    for name in path.strip_prefix('/')?.split('/') {
+        end += 1 + name.len();
+        let is_unit = KINDS.iter().any(|kind| name.strip_suffix(kind).is_some_and(|name| !name.is_empty()));
+        if is_unit {
+            return Some(&path[..end]);
+        }
+        if !name.ends_with(".slice") {
+            return None;
+        }
+    }
+    None
+}
+
+/// systemd puts `_` before names that would collide with files of the kernel.
+fn unescaped(name: &str) -> &str {
+    name.strip_prefix('_').unwrap_or(name)
+}
+
+/// Returns the beginning of a path up to the Slurm job, and the job.
+fn slurm_job(path: &str) -> Option<(&str, u64)> {
+    let mut names = path.strip_prefix('/')?.split('/');
+    let (first, second, third) = (names.next()?, names.next()?, names.next()?);
+    let is_unified = first == "system.slice" && (second == "slurmstepd.scope" || second.ends_with("_slurmstepd.scope"));
+    let is_uid = second.strip_prefix("uid_").is_some_and(|uid| uid.parse::<u32>().is_ok());
+    let is_other = (first == "slurm" || first.starts_with("slurm_")) && is_uid;
+    if !is_unified && !is_other {
+        return None;
+    }
+    let job = third.strip_prefix("job_")?.parse().ok()?;
+    Some((&path[..first.len() + second.len() + third.len() + 3], job))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(cgroups: &str, owner: u32) -> (Option<String>, Option<u64>) {
+        let found = Membership::parse_with(cgroups, |_, _| Some(owner)).unwrap();
+        (found.unit, found.slurm_job)
+    }
+
+    fn unit(name: &str) -> Option<String> {
+        Some(name.to_owned())
+    }
+
+    #[test]
+    fn unit_of_the_system_manager_is_found_in_either_hierarchy() {
+        for (cgroups, expected) in [
+            ("0::/user.slice/user-1000.slice/session-4.scope\n", unit("session-4.scope")),
+            ("0::/system.slice/nvidia-dcgm.service\n", unit("nvidia-dcgm.service")),
+            ("0::/system.slice/system-gpushd\\x2dmps.slice/gpushd-mps@g1.service\n", unit("gpushd-mps@g1.service")),
+            ("5:devices:/a\n1:name=systemd:/system.slice/slurmd.service\n0::/\n", unit("slurmd.service")),
+            ("0::/system.slice/_memory.service\n", unit("memory.service")),
+            ("0::/docker/4711/x.service\n", None),
+            ("0::/../../x.service\n", None),
+            ("0::/\n", None),
+        ] {
+            assert_eq!(parsed(cgroups, 0).0, expected, "{cgroups}");
+        }
+        assert_eq!(Membership::parse(""), None);
+    }
+
+    #[test]
+    fn slurm_job_is_found_at_the_paths_that_slurm_creates() {
+        for (cgroups, expected) in [
+            ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n", Some(42)),
+            ("0::/system.slice/node1_slurmstepd.scope/job_42\n", Some(42)),
+            ("5:devices:/slurm/uid_1000/job_7/step_0\n0::/\n", Some(7)),
+            ("5:devices:/slurm_node1/uid_1000/job_7\n0::/\n", Some(7)),
+            ("0::/slurm/job_9\n", None),
+            ("0::/home/job_9\n", None),
+            ("0::/system.slice/slurmstepd.scope/system\n", None),
+        ] {
+            assert_eq!(parsed(cgroups, 0).1, expected, "{cgroups}");
+        }
+    }
+
+    /// A user may create all of these below the part that systemd delegated.
+    #[test]
+    fn names_below_a_delegated_unit_say_nothing() {
+        const HOME: &str = "0::/user.slice/user-1000.slice/user@1000.service";
+        for below in [
+            "/app.slice/slurmstepd.scope/job_42",
+            "/system.slice/slurmstepd.scope/job_42/step_0",
+            "/slurm/uid_1000/job_42",
+            "/nvidia-dcgm.service",
+        ] {
+            assert_eq!(parsed(&format!("{HOME}{below}\n"), 0), (unit("user@1000.service"), None), "{below}");
+        }
+        let payload = Membership::parse_with("0::/system.slice/docker.service/nvidia-dcgm.service\n", |_, _| None);
+        assert_eq!(payload.unwrap().service(), Some("docker"));
+    }
+
+    #[test]
+    fn cgroup_in_a_directory_of_a_user_says_nothing() {
+        for cgroups in ["0::/system.slice/slurmstepd.scope/job_42\n", "3:devices:/slurm/uid_1000/job_42\n"] {
+            assert_eq!(parsed(cgroups, 1000), (None, None), "{cgroups}");
+        }
+        // The check is made for the job's own directory, not for the unit alone.
+        let is_jobs = |_: Hierarchy<'_>, path: &str| Some(if path.contains("job") { 1000 } else { 0 });
+        let found = Membership::parse_with("0::/system.slice/slurmstepd.scope/job_42\n", is_jobs).unwrap();
+        assert_eq!((found.unit.as_deref(), found.slurm_job), (Some("slurmstepd.scope"), None));
+    }
+
+    #[test]
+    fn services_of_users_are_not_services_of_the_host() {
+        let service = |cgroups: &str| Membership::parse_with(cgroups, |_, _| None)?.service().map(str::to_owned);
+        assert_eq!(service("0::/system.slice/nvidia-dcgm.service\n"), unit("nvidia-dcgm"));
+        assert_eq!(service("12:name=systemd:/system.slice/kubelet.service\n0::/\n"), unit("kubelet"));
+        assert_eq!(service("0::/user.slice/user-1000.slice/user@1000.service/app.slice/foo.service\n"), None);
+        assert_eq!(service("0::/system.slice/slurmstepd.scope/job_7\n"), None);
+    }
+
+    #[test]
+    fn deceptive_characters_are_replaced() {
+        let found = Membership::parse_with("0::/system.slice/a\u{202e}b.service/\u{1b}[2J\n", |_, _| None).unwrap();
+        assert_eq!((found.path.as_str(), found.unit), ("/system.slice/a?b.service/?[2J", unit("a?b.service")));
+    }
+
+    #[test]
+    fn owner_of_the_parent_directory_is_read_from_the_mounted_hierarchy() {
+        assert!(matches!(created_by(Hierarchy(""), "/anything.service"), Some(0) | None));
+        assert_eq!(created_by(Hierarchy("no-such-hierarchy"), "/a/b"), None);
+    }
+}

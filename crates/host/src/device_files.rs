@@ -1,0 +1,173 @@
+//! Processes that have a GPU's device node open.
+//!
+//! The driver lists only processes that compute. A monitor, or a service that merely keeps the device open, blocks a
+//! reset as well. Nothing here reads the memory of a process, so no process can delay the search.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use gpush_api::{Holder, text};
+use gpush_core::holders::FABRIC_MANAGER;
+
+use crate::{
+    cgroup::Membership,
+    proc::{Status, read},
+};
+
+/// Name of the fabric manager's process: the kernel keeps 15 characters.
+const FABRIC_MANAGER_NAME: &str = "nv-fabricmanage";
+
+/// First capability node of GPU instances, and how many each GPU has: `/dev/nvidia-caps/nvidia-cap<minor>`.
+const CAPS: (u32, u32) = (3, 135);
+
+/// Finds the processes that have one of the GPUs with these minor numbers open. `except` are left out. The command
+/// and the name of the user are not looked up.
+///
+/// # Errors
+/// When `proc` cannot be listed.
+pub fn holders(proc: &Path, minors: &[u32], except: &[u32]) -> io::Result<Vec<Holder>> {
+    let mut found = BTreeMap::new();
+    for (pid, dir) in processes(proc)? {
+        // The process has ended, or gpushd is not root and may not look into it.
+        let Ok(open) = fs::read_dir(dir.join("fd")) else { continue };
+        if except.contains(&pid) {
+            continue;
+        }
+        let targets = open.filter_map(Result::ok).filter_map(|fd| fs::read_link(fd.path()).ok());
+        let mut devices: Vec<String> =
+            targets.filter(|target| is_of(target, minors)).map(|node| node.to_string_lossy().into_owned()).collect();
+        devices.sort();
+        devices.dedup();
+        if !devices.is_empty() {
+            found.insert(pid, holder(&dir, pid, devices));
+        }
+    }
+    Ok(found.into_values().flatten().collect())
+}
+
+/// Returns whether root, or the user that gpushd runs as, runs a fabric manager.
+///
+/// # Errors
+/// When `proc` cannot be listed.
+pub fn fabric_manager_runs(proc: &Path) -> io::Result<bool> {
+    let own = nix::unistd::geteuid().as_raw();
+    let is_one = |dir: &Path| {
+        // Any user's process may have that name.
+        uid(dir).is_some_and(|uid| uid == 0 || uid == own)
+            && (text_of(dir, "comm").trim_end() == FABRIC_MANAGER_NAME
+                || membership(dir).is_some_and(|one| one.service() == Some(FABRIC_MANAGER)))
+    };
+    Ok(processes(proc)?.any(|(_, dir)| is_one(&dir)))
+}
+
+fn processes(proc: &Path) -> io::Result<impl Iterator<Item = (u32, PathBuf)>> {
+    let entries = fs::read_dir(proc)?.filter_map(Result::ok);
+    Ok(entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path()))))
+}
+
+/// Returns whether a node is that of one of these GPUs, or of one of their GPU instances.
+fn is_of(node: &Path, minors: &[u32]) -> bool {
+    let Some(node) = node.to_str().and_then(|node| node.strip_prefix("/dev/")) else { return false };
+    if let Some(cap) = node.strip_prefix("nvidia-caps/nvidia-cap").and_then(|cap| cap.parse::<u32>().ok()) {
+        return cap.checked_sub(CAPS.0).is_some_and(|cap| minors.contains(&(cap / CAPS.1)));
+    }
+    node.strip_prefix("nvidia").and_then(|minor| minor.parse().ok()).is_some_and(|minor| minors.contains(&minor))
+}
+
+/// Describes a process; `None` when it has ended.
+fn holder(dir: &Path, pid: u32, devices: Vec<String>) -> Option<Holder> {
+    let service = membership(dir).and_then(|one| one.service().map(text::plain));
+    Some(Holder { pid: Some(pid), uid: Some(uid(dir)?), user: None, command: None, service, devices })
+}
+
+/// Returns the effective user id. A simulated host has no `status` files: there the owner of the directory counts.
+fn uid(dir: &Path) -> Option<u32> {
+    match read(dir.join("status")) {
+        Ok(status) => Some(Status::parse(&String::from_utf8_lossy(&status))?.uid()),
+        Err(_) => Some(fs::metadata(dir).ok()?.uid()),
+    }
+}
+
+fn membership(dir: &Path) -> Option<Membership> {
+    Membership::parse(&text_of(dir, "cgroup"))
+}
+
+fn text_of(dir: &Path, name: &str) -> String {
+    String::from_utf8_lossy(&read(dir.join(name)).unwrap_or_default()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn node_belongs_to_the_gpu_with_its_minor_number() {
+        let of = |node: &str, minor: u32| is_of(Path::new(node), &[minor]);
+        assert!(of("/dev/nvidia0", 0) && of("/dev/nvidia12", 12));
+        assert!(!of("/dev/nvidia1", 0) && !of("/dev/nvidia12", 1) && !of("/dev/nvidiactl", 0));
+        assert!(!of("/dev/nvidia-uvm", 0) && !of("/tmp/nvidia0", 0));
+        // Minors 1 and 2 are MIG's config and monitor; GPU 1 begins at 3 + 135.
+        assert!(of("/dev/nvidia-caps/nvidia-cap3", 0) && of("/dev/nvidia-caps/nvidia-cap137", 0));
+        assert!(!of("/dev/nvidia-caps/nvidia-cap138", 0) && of("/dev/nvidia-caps/nvidia-cap138", 1));
+        assert!(!of("/dev/nvidia-caps/nvidia-cap2", 0));
+    }
+
+    /// A `/proc` with these processes: pid, open nodes, cgroup, `status`.
+    fn proc_with(processes: &[(u32, &[&str], &str, Option<&str>)]) -> tempfile::TempDir {
+        let proc = tempfile::tempdir().unwrap();
+        for (pid, nodes, cgroup, status) in processes {
+            let dir = proc.path().join(pid.to_string());
+            fs::create_dir_all(dir.join("fd")).unwrap();
+            for (fd, node) in nodes.iter().enumerate() {
+                symlink(node, dir.join("fd").join(fd.to_string())).unwrap();
+            }
+            fs::write(dir.join("cgroup"), cgroup).unwrap();
+            if let Some(status) = status {
+                fs::write(dir.join("status"), status).unwrap();
+            }
+        }
+        fs::write(proc.path().join("cpuinfo"), "").unwrap();
+        proc
+    }
+
+    #[test]
+    fn holders_are_found_by_their_open_files() {
+        let dcgm = "0::/system.slice/nvidia-dcgm.service\n";
+        let proc = proc_with(&[
+            (10, &["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia0"], dcgm, Some("Uid:\t1\t7\t1\t1\nPid:\t")),
+            (11, &["/dev/nvidia1", "socket:[7]"], "0::/\n", None),
+            (12, &["/dev/nvidia-caps/nvidia-cap4"], "0::/\n", None),
+            (13, &["/dev/nvidia0"], "0::/\n", None),
+        ]);
+        let found = holders(proc.path(), &[0], &[13]).unwrap();
+        let found: Vec<_> =
+            found.iter().map(|one| (one.pid.unwrap(), one.service.as_deref(), one.devices.join(" "))).collect();
+        let expected = [
+            (10, Some("nvidia-dcgm"), "/dev/nvidia0".to_owned()),
+            (12, None, "/dev/nvidia-caps/nvidia-cap4".to_owned()),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!(holders(proc.path(), &[0], &[]).unwrap()[0].uid, Some(7));
+        assert!(holders(&proc.path().join("none"), &[0], &[]).is_err());
+    }
+
+    #[test]
+    fn fabric_manager_counts_only_when_a_trusted_user_runs_it() {
+        let service = "0::/system.slice/nvidia-fabricmanager.service\n";
+        let own = nix::unistd::geteuid().as_raw();
+        let status = |uid: u32| format!("Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+        let runs = |uid: u32, cgroup: &str, comm: &str| {
+            let proc = proc_with(&[(10, &[], cgroup, Some(&status(uid)))]);
+            fs::write(proc.path().join("10/comm"), comm).unwrap();
+            fabric_manager_runs(proc.path()).unwrap()
+        };
+        assert!(runs(0, service, "x\n") && runs(own, "0::/\n", "nv-fabricmanage\n"));
+        assert!(!runs(own + 1, service, "nv-fabricmanage\n") && !runs(0, "0::/\n", "bash\n"));
+    }
+}

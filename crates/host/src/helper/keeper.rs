@@ -1,0 +1,137 @@
+//! The keeper: `gpushd beside DIR`. It takes the lock, runs the program of the spec, holds it to
+//! its deadline, and writes down how it ended. It knows nothing of gpushd and outlives it.
+
+use std::{
+    io::{self, PipeReader, Read, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::Path,
+    process::{Command, ExitCode, ExitStatus},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+
+use super::run_dir::{End, Ended, Place, Spec};
+
+/// Bytes of output that are kept: so many from the beginning.
+const KEPT: usize = 32 * 1024;
+
+/// How long output may still come once the program has ended: somebody else may have its end.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Where programs are looked for by what is run.
+const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Runs the program of the spec in `dir`.
+pub fn main(dir: &Path) -> ExitCode {
+    // Fails where systemd has made a session already.
+    let _ = nix::unistd::setsid();
+    match keep(&Place::at(dir)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpushd beside {}: {error}", dir.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn keep(place: &Place) -> io::Result<()> {
+    let Some(lock) = place.lock()? else { return Err(io::Error::other("somebody has its lock")) };
+    if place.outcome().is_some() {
+        return Err(io::Error::other("it is not wanted any more"));
+    }
+    let spec = place.spec().ok_or_else(|| io::Error::other("there is no spec"))?;
+    place.begin()?;
+    let _ = sd_notify::notify(true, &[sd_notify::NotifyState::Ready]);
+    let mut out = io::stdout();
+    let _ = out.write_all(b"begun\n").and_then(|()| out.flush());
+    place.conclude(&run(&spec, &lock)?)
+}
+
+fn run(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
+    let (reader, writer) = io::pipe()?;
+    let mut command = Command::new(&spec.program);
+    command
+        .arg0(&spec.name)
+        .args(&spec.args)
+        .env_clear()
+        .env("PATH", SEARCH)
+        .env("LANG", "C.UTF-8")
+        .envs(&spec.env)
+        .current_dir("/")
+        // An empty file to read from, and the lock: while the program is there it is held.
+        .stdin(lock.try_clone()?)
+        .stdout(writer.try_clone()?)
+        .stderr(writer)
+        .process_group(0);
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Ok(Ended { end: End::NotStarted(error.to_string()), output: String::new() }),
+    };
+    // With it goes our end of the pipe for writing.
+    drop(command);
+    let kept = listen(reader);
+    let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
+    let (tx, ended) = mpsc::channel();
+    thread::spawn(move || tx.send(child.wait()));
+    let mut timed_out = false;
+    let status = match ended.recv_timeout(Duration::from_millis(spec.deadline_ms)) {
+        Ok(status) => status,
+        Err(_) => {
+            timed_out = true;
+            let _ = killpg(group, Signal::SIGTERM);
+            match ended.recv_timeout(Duration::from_millis(spec.grace_ms)) {
+                Ok(status) => status,
+                Err(_) => {
+                    let _ = killpg(group, Signal::SIGKILL);
+                    ended.recv().map_err(io::Error::other)?
+                }
+            }
+        }
+    };
+    // What it left behind in its group ends with it.
+    let _ = killpg(group, Signal::SIGKILL);
+    let end = if timed_out { End::TimedOut } else { end_of(status?) };
+    Ok(Ended { end, output: kept.output() })
+}
+
+fn end_of(status: ExitStatus) -> End {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => End::Exited(code),
+        (None, Some(signal)) => End::Signalled(signal),
+        (None, None) => End::Lost,
+    }
+}
+
+/// What a program says, up to a bound; the rest is read and dropped, so that it is not held up.
+struct Kept {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    closed: mpsc::Receiver<()>,
+}
+
+fn listen(mut from: PipeReader) -> Kept {
+    let (bytes, (tx, closed)) = (Arc::new(Mutex::new(Vec::new())), mpsc::channel());
+    let kept = Arc::clone(&bytes);
+    thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(read @ 1..) = from.read(&mut buffer) {
+            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let room = KEPT.saturating_sub(kept.len()).min(read);
+            kept.extend_from_slice(&buffer[..room]);
+        }
+        let _ = tx.send(());
+    });
+    Kept { bytes, closed }
+}
+
+impl Kept {
+    fn output(self) -> String {
+        let _ = self.closed.recv_timeout(LAST_WORDS);
+        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}

@@ -1,0 +1,223 @@
+//! Who runs the processes on the GPUs, and what they run: uid, user name, command line.
+//!
+//! ```text
+//! uid       /proc/PID/status    always: it needs nothing of the process
+//! user      the name service    within 50 ms
+//! command   the process's memory, which may not answer    within 50 ms, one user's processes apart from another's
+//! ```
+//!
+//! So processes are judged by their uid even when their command is unknown, and a process whose memory does not answer
+//! costs its own user's commands alone.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
+
+use crate::{proc, users::NameService};
+
+/// How long a request waits for command lines.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// Users whose command lines are read at the same time. Each may hold a thread for as long as one of its processes
+/// decides.
+const MOST_USERS: usize = 32;
+
+/// A process, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessIdentity {
+    /// Effective user id.
+    pub uid: u32,
+    /// Name of the user.
+    pub user: Option<String>,
+    /// Command line, cleaned for display and cut.
+    pub command: Option<String>,
+}
+
+impl ProcessIdentity {
+    /// Describes the process: what it runs, its pid and its user.
+    pub fn describe(&self, pid: u32) -> String {
+        let user = self.user.clone().unwrap_or_else(|| format!("uid {}", self.uid));
+        let command = self.command.as_deref().unwrap_or("a process without a command line");
+        format!("{command} (pid {pid}, {user})")
+    }
+}
+
+/// Looks up who runs processes, and what. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Users {
+    names: NameService,
+    commands: Commands,
+}
+
+impl Users {
+    /// Starts the threads of the name service.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start() -> std::io::Result<Self> {
+        Ok(Self { names: NameService::start()?, commands: Commands::new(proc::command_line) })
+    }
+
+    /// Returns the name of a user; `None` when it has none, or none was found in time.
+    pub async fn user(&self, uid: u32) -> Option<String> {
+        self.names.user(uid).await
+    }
+
+    /// Returns whether one of the groups with these names has one of these numbers.
+    pub async fn is_in_one_of(&self, gids: &[u32], groups: &[String]) -> bool {
+        for group in groups {
+            if self.names.group(group).await.is_some_and(|gid| gids.contains(&gid)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns the command lines of processes, given with their users, that were read within 50 ms. `proc` is `/proc`,
+    /// or that of a simulated host.
+    pub async fn commands(&self, proc: &Path, processes: &[(u32, u32)]) -> HashMap<u32, String> {
+        let mut by_user = BTreeMap::<u32, Vec<u32>>::new();
+        for (pid, uid) in processes {
+            by_user.entry(*uid).or_default().push(*pid);
+        }
+        self.commands.of(proc, by_user).await
+    }
+
+    /// Returns who runs these processes. Those that have ended are left out.
+    pub async fn processes(&self, pids: Vec<u32>) -> HashMap<u32, ProcessIdentity> {
+        if pids.is_empty() {
+            return HashMap::new();
+        }
+        let read = tokio::task::spawn_blocking(move || {
+            pids.into_iter().filter_map(|pid| Some((pid, proc::owner(pid)?))).collect::<Vec<_>>()
+        });
+        let uids = read.await.unwrap_or_default();
+        let mut users = HashMap::new();
+        for (_, uid) in &uids {
+            if !users.contains_key(uid) {
+                users.insert(*uid, self.names.user(*uid).await);
+            }
+        }
+        let mut commands = self.commands(Path::new("/proc"), &uids).await;
+        let identity = |(pid, uid): (u32, u32)| {
+            let user = users.get(&uid).cloned().flatten();
+            (pid, ProcessIdentity { uid, user, command: commands.remove(&pid) })
+        };
+        uids.into_iter().map(identity).collect()
+    }
+}
+
+/// Reads command lines, each user's apart.
+#[derive(Clone)]
+struct Commands {
+    read: Arc<Read>,
+    /// A lock for each user: it is held while that user's processes are read.
+    locks: Arc<Mutex<HashMap<u32, Arc<Lock<()>>>>>,
+}
+
+/// Reads the command line of a process below a `/proc`.
+type Read = dyn Fn(&Path, u32) -> Option<String> + Send + Sync;
+
+impl fmt::Debug for Commands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Commands").finish_non_exhaustive()
+    }
+}
+
+type Found = Arc<Mutex<HashMap<u32, String>>>;
+
+impl Commands {
+    fn new(read: impl Fn(&Path, u32) -> Option<String> + Send + Sync + 'static) -> Self {
+        Self { read: Arc::new(read), locks: Arc::default() }
+    }
+
+    /// Returns the command lines that were read within [`WAIT`].
+    async fn of(&self, proc: &Path, by_user: BTreeMap<u32, Vec<u32>>) -> HashMap<u32, String> {
+        let found = Found::default();
+        let mut reads = tokio::task::JoinSet::new();
+        for (uid, pids) in by_user {
+            let (commands, found, proc) = (self.clone(), Arc::clone(&found), proc.to_owned());
+            reads.spawn(async move {
+                let Some(lock) = commands.lock(uid) else { return };
+                let turn = lock.lock_owned().await;
+                let read = move || commands.fill(&proc, &pids, &found, turn);
+                let _ = tokio::task::spawn_blocking(read).await;
+            });
+        }
+        let _ = tokio::time::timeout(WAIT, async { while reads.join_next().await.is_some() {} }).await;
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *found)
+    }
+
+    fn fill(&self, proc: &Path, pids: &[u32], found: &Found, turn: OwnedMutexGuard<()>) {
+        for pid in pids {
+            // The request has gone: the next one reads them anew.
+            if Arc::strong_count(found) == 1 {
+                break;
+            }
+            if let Some(command) = (self.read)(proc, *pid) {
+                found.lock().unwrap_or_else(PoisonError::into_inner).insert(*pid, command);
+            }
+        }
+        drop(turn);
+    }
+
+    /// The lock of a user; `None` when too many users' processes are being read.
+    fn lock(&self, uid: u32) -> Option<Arc<Lock<()>>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+        if locks.len() >= MOST_USERS && !locks.contains_key(&uid) {
+            return None;
+        }
+        Some(Arc::clone(locks.entry(uid).or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn own_process_is_known() {
+        let (me, own) = (std::process::id(), nix::unistd::geteuid().as_raw());
+        let known = Users::start().unwrap().processes(vec![me, u32::MAX - 1]).await;
+        assert_eq!((known.len(), known[&me].uid), (1, own));
+        assert!(known[&me].command.as_deref().unwrap().contains("gpush_host"), "{known:?}");
+        assert!(known[&me].describe(me).contains(&format!("(pid {me}, ")));
+    }
+
+    /// A command line may lie on a file system that never answers.
+    #[tokio::test]
+    async fn process_that_does_not_answer_hides_no_other_users_command() {
+        let (answer, never) = std::sync::mpsc::channel::<()>();
+        let never = Mutex::new(never);
+        let commands = Commands::new(move |_, pid| {
+            if pid == 1 {
+                let _ = never.lock().unwrap().recv();
+            }
+            Some(format!("command {pid}"))
+        });
+        let by_user = || BTreeMap::from([(1000, vec![2, 1, 3]), (1001, vec![4])]);
+        let first = commands.of(Path::new("/proc"), by_user()).await;
+        assert_eq!(first, HashMap::from([(2, "command 2".to_owned()), (4, "command 4".to_owned())]));
+        // The first read still hangs: no second thread is spent on this user.
+        let second = commands.of(Path::new("/proc"), by_user()).await;
+        assert_eq!(second, HashMap::from([(4, "command 4".to_owned())]));
+        drop(answer);
+    }
+
+    #[tokio::test]
+    async fn users_beyond_the_limit_get_no_thread() {
+        let commands = Commands::new(|_, pid| Some(pid.to_string()));
+        let taken: Vec<_> = (0..32).map(|uid| commands.lock(uid).unwrap()).collect();
+        assert!(commands.lock(32).is_none() && commands.lock(31).is_some());
+        drop(taken);
+        assert!(commands.lock(32).is_some());
+    }
+}

@@ -1,0 +1,31 @@
+//! Access of gpushd to the operating system.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`proc`] | processes, from `/proc`, with bounded reads |
+//! | [`pidfd`] | a process held by its pidfd: signals and its end |
+//! | [`users`] | users and groups, from the name service |
+//! | [`identity`] | who runs a process, and what |
+//! | [`device_files`] | processes that have a GPU's device node open |
+//! | [`cgroup`] | the systemd unit and the Slurm job of a process |
+//! | [`acl`] | POSIX access lists of directories |
+//! | [`boot`] | the boot id |
+//! | [`systemd`] | units, through D-Bus |
+//! | [`notify`] | notifications to the service manager |
+//! | [`helper`] | helper units: programs that run outside gpushd's own unit |
+//! | [`other_managers`] | other managers of MIG layouts on this host |
+//!
+//! This crate knows `gpush-api` and `gpush-core` only: no store, no driver, no state of the agent.
+
+pub mod acl;
+pub mod boot;
+pub mod cgroup;
+pub mod device_files;
+pub mod helper;
+pub mod identity;
+pub mod notify;
+pub mod other_managers;
+pub mod pidfd;
+pub mod proc;
+pub mod systemd;
+pub mod users;

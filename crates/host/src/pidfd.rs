@@ -1,0 +1,161 @@
+//! A process held by its pidfd: a signal reaches this process, and never another one that has its pid by then.
+
+use std::{
+    io,
+    ops::Deref,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::signal::Signal,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, pidfd_send_signal};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::proc::AnyPid;
+
+/// A process and its pidfd.
+///
+/// The pid was that of this process when the pidfd was opened. While [`PidFd::has_ended`] is false, no other process
+/// has that pid.
+#[derive(Debug)]
+pub struct PidFd {
+    pid: i32,
+    fd: OwnedFd,
+}
+
+impl PidFd {
+    /// Opens the process that has this pid now; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the kernel refuses for another reason, such as too many open files.
+    pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
+        // The kernel uses 0 and -1 for processes that it cannot name.
+        let Some(pid) = pid.try_into().ok().filter(|pid| *pid > 0) else { return Ok(None) };
+        let Some(named) = Pid::from_raw(pid) else { return Ok(None) };
+        match pidfd_open(named, PidfdFlags::empty()) {
+            Ok(fd) => Ok(Some(Self { pid, fd })),
+            Err(rustix::io::Errno::SRCH) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns the pid under which the process was opened.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Returns whether the process has ended. A zombie has ended.
+    pub fn has_ended(&self) -> bool {
+        // A pidfd becomes readable when its process ends.
+        !matches!(poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO), Ok(0))
+    }
+
+    /// Sends a signal to the process.
+    ///
+    /// # Errors
+    /// `ESRCH` when the process has ended, `EPERM` when gpushd may not signal it.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        let named = rustix::process::Signal::from_named_raw(signal as i32)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(pidfd_send_signal(&self.fd, named)?)
+    }
+
+    /// Kills the process. A process that has ended is not an error.
+    ///
+    /// # Errors
+    /// `EPERM` when gpushd may not signal it.
+    pub fn kill(&self) -> io::Result<()> {
+        match self.signal(Signal::SIGKILL) {
+            Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for PidFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+/// A [`PidFd`] whose end a task can wait for, whether or not the process is a child of gpushd.
+#[derive(Debug)]
+pub struct AsyncPidFd(AsyncFd<PidFd>);
+
+impl AsyncPidFd {
+    /// Opens the process that has this pid now; `None` when there is none. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// When the kernel refuses for another reason, such as too many open files.
+    pub fn open(pid: impl AnyPid) -> io::Result<Option<Self>> {
+        let Some(process) = PidFd::open(pid)? else { return Ok(None) };
+        #[expect(deprecated, reason = "its successor is unsafe for a type that might change its descriptor")]
+        let process = AsyncFd::with_interest(process, Interest::READABLE)?;
+        Ok(Some(Self(process)))
+    }
+
+    /// Waits until the process has ended.
+    pub async fn ended(&self) {
+        // A pidfd stays readable after that. An error cannot come from a process that is alive.
+        let _ = self.0.readable().await;
+    }
+}
+
+impl Deref for AsyncPidFd {
+    type Target = PidFd;
+
+    fn deref(&self) -> &PidFd {
+        self.0.get_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    #[test]
+    fn pid_without_process_gives_none() {
+        for pid in [i64::from(i32::MAX), 0, -1, i64::MAX] {
+            assert!(PidFd::open(pid).unwrap().is_none(), "{pid}");
+        }
+    }
+
+    #[test]
+    fn killed_process_has_ended_before_it_is_reaped() {
+        let mut child = sleeper();
+        let process = PidFd::open(child.id()).unwrap().unwrap();
+        assert_eq!((process.pid(), process.has_ended()), (child.id().cast_signed(), false));
+        process.kill().unwrap();
+        poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+        assert!(process.has_ended());
+        child.wait().unwrap();
+        process.kill().unwrap();
+        let error = process.signal(Signal::SIGTERM).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::ESRCH as i32));
+    }
+
+    #[tokio::test]
+    async fn end_of_a_process_wakes_the_task_that_waits() {
+        let mut child = sleeper();
+        let process = AsyncPidFd::open(child.id()).unwrap().unwrap();
+        process.signal(Signal::SIGTERM).unwrap();
+        process.ended().await;
+        assert!(process.has_ended());
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,125 @@
+//! Environment of a process, from `/proc/PID/environ`.
+//!
+//! The owner of a process decides what this file says and how long it is. Nothing may be granted by it.
+
+use std::io::Read;
+
+use super::{AnyPid, LIMIT, open};
+
+/// Most bytes of an environment that are read, in pieces of [`LIMIT`]. The kernel accepts less than 6 MiB of words when
+/// it executes a program.
+const MOST: u64 = 8 << 20;
+
+/// Longest variable that is kept, bytes.
+const LONGEST: usize = 4096;
+
+/// What an environment says of one variable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Environment {
+    /// The variable has this value.
+    Set(Vec<u8>),
+    /// The environment is complete, and the variable is not in it.
+    Unset,
+    /// The environment cannot be read, is too long, or was overwritten.
+    Unknown,
+}
+
+/// Looks a variable up in the environment that a process was executed with.
+///
+/// Reads the memory of the process, so it may block for as long as the process decides.
+pub fn environment(pid: impl AnyPid, name: &str) -> Environment {
+    let file = open(pid).and_then(|process| process.open_relative("environ").ok());
+    file.map_or(Environment::Unknown, |file| search(file, name, MOST))
+}
+
+/// Searches an environment piece by piece, so that its length costs no memory.
+fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
+    let prefix = format!("{name}=").into_bytes();
+    let (mut piece, mut word, mut read) = (vec![0; piece_size()], Vec::new(), 0);
+    // Whether each word so far was NAME=VALUE, and whether the last one had its end.
+    let (mut is_whole, mut is_ended, mut found) = (true, false, None);
+    loop {
+        let length = match file.read(&mut piece) {
+            Ok(0) => break,
+            Ok(length) => length,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) => return Environment::Unknown,
+        };
+        read += length as u64;
+        if read >= most {
+            return Environment::Unknown;
+        }
+        for byte in &piece[..length] {
+            is_ended = *byte == 0;
+            if !is_ended {
+                if word.len() < LONGEST {
+                    word.push(*byte);
+                }
+                continue;
+            }
+            is_whole &= word.iter().position(|byte| *byte == b'=').is_some_and(|at| at > 0);
+            if found.is_none()
+                && let Some(value) = word.strip_prefix(prefix.as_slice())
+            {
+                // A value that was cut is not the value.
+                found = Some(if word.len() < LONGEST { value.to_vec() } else { return Environment::Unknown });
+            }
+            word.clear();
+        }
+    }
+    match found {
+        _ if !is_ended => Environment::Unknown,
+        Some(value) => Environment::Set(value),
+        None if is_whole => Environment::Unset,
+        None => Environment::Unknown,
+    }
+}
+
+fn piece_size() -> usize {
+    usize::try_from(LIMIT).unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(environment: &[u8]) -> Environment {
+        search(environment, "SHARE", 1 << 20)
+    }
+
+    fn set(value: &[u8]) -> Environment {
+        Environment::Set(value.to_vec())
+    }
+
+    #[test]
+    fn complete_environment_says_whether_a_variable_is_set() {
+        assert_eq!(of(b"HOME=/\0SHARE=s12\0"), set(b"s12"));
+        assert_eq!(of(b"HOME=/\0PATH=/bin\0"), Environment::Unset);
+        assert_eq!(of(b"XSHARE=1\0SHARED=2\0"), Environment::Unset);
+        assert_eq!(of(b"SHARE=a\0SHARE=b\0"), set(b"a"));
+    }
+
+    #[test]
+    fn variable_is_found_behind_a_long_one() {
+        let long = |bytes: usize| [b"X=".to_vec(), vec![b'x'; bytes], b"\0SHARE=s3\0".to_vec()].concat();
+        for bytes in [200 << 10, LONGEST, (64 << 10) - 3, (64 << 10) - 10] {
+            assert_eq!(of(&long(bytes)), set(b"s3"), "{bytes}");
+        }
+        assert_eq!(of(&long(1 << 20)), Environment::Unknown, "too long");
+    }
+
+    #[test]
+    fn overwritten_environment_says_nothing() {
+        for damaged in [&b"\0\0\0\0"[..], b"worker 3\0\0PATH=/bin\0", b"HOME=/\0PATH=/b", b"", b"\0", b"=x\0"] {
+            assert_eq!(of(damaged), Environment::Unknown, "{damaged:?}");
+        }
+        let cut = [b"SHARE=".to_vec(), vec![b's'; LONGEST], b"\0".to_vec()].concat();
+        assert_eq!(of(&cut), Environment::Unknown);
+    }
+
+    #[test]
+    fn endless_environment_is_not_read_to_its_end() {
+        assert_eq!(search(std::io::repeat(b'x'), "SHARE", 1 << 20), Environment::Unknown);
+        assert_eq!(environment(i32::MAX, "PATH"), Environment::Unknown);
+    }
+}

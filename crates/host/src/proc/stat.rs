@@ -1,0 +1,184 @@
+//! Start, state, parent and resource use of a process, from `/proc/PID/stat`.
+
+use std::time::Duration;
+
+use procfs::{
+    Current, FromRead, Uptime,
+    process::{ProcState, Stat},
+};
+
+use super::{AnyPid, open, read};
+
+/// Both the start time of a process and the time since the boot are rounded.
+const ROUNDING: Duration = Duration::from_millis(50);
+
+fn stat(pid: impl AnyPid) -> Option<Stat> {
+    let bytes = read::up_to_limit(open(pid)?.open_relative("stat").ok()?).ok()?;
+    Stat::from_read(bytes.as_slice()).ok()
+}
+
+/// A zombie has ended, unless only its first thread has.
+fn is_living(stat: &Stat) -> bool {
+    let has_ended = matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_));
+    !has_ended || stat.num_threads > 1
+}
+
+fn living(pid: impl AnyPid) -> Option<Stat> {
+    stat(pid).filter(is_living)
+}
+
+/// Returns whether a process is alive.
+pub fn is_alive(pid: impl AnyPid) -> bool {
+    living(pid).is_some()
+}
+
+/// Returns whether a process is alive that began at least `ago` ago: a younger one has the pid of another.
+pub fn is_alive_since(pid: impl AnyPid, ago: Duration) -> bool {
+    let Some(stat) = living(pid) else { return false };
+    let ticks = now().saturating_sub(stat.starttime);
+    Duration::from_secs(ticks) / ticks_per_second() + ROUNDING >= ago
+}
+
+/// Returns the time since the boot in clock ticks, the unit of [`start`]; `u64::MAX` when it is unknown.
+pub fn now() -> u64 {
+    let Ok(uptime) = Uptime::current() else { return u64::MAX };
+    (uptime.uptime_duration() * ticks_per_second()).as_secs() + 1
+}
+
+/// Returns the start of a process in clock ticks since the boot; `None` when there is no such process.
+pub fn start(pid: impl AnyPid) -> Option<u64> {
+    living(pid).map(|stat| stat.starttime)
+}
+
+/// Identifies the program that a process executes: its start, and where the kernel put its environment. Both stay the
+/// same until the process executes another program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Image {
+    start: u64,
+    environment: (u64, u64),
+}
+
+/// Returns the image of a process; `None` when there is no process, or gpushd may not see its addresses.
+pub fn image(pid: impl AnyPid) -> Option<Image> {
+    let stat = living(pid)?;
+    let environment = (stat.env_start?, stat.env_end?);
+    // The kernel gives 0 for both to readers without the right to see them.
+    (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
+}
+
+/// Returns whether a process is stopped (SIGSTOP) or traced, so that it executes nothing.
+pub fn is_suspended(pid: impl AnyPid) -> bool {
+    stat(pid).is_some_and(|stat| matches!(stat.state(), Ok(ProcState::Stopped | ProcState::Tracing)))
+}
+
+/// Returns the parent of a process.
+pub fn parent(pid: impl AnyPid) -> Option<u32> {
+    u32::try_from(stat(pid)?.ppid).ok()
+}
+
+/// Returns what a process was charged with for children that have ended: page faults plus clock ticks. No program
+/// runs and ends without some.
+pub fn charged(pid: impl AnyPid) -> Option<u64> {
+    let stat = stat(pid)?;
+    let time = u64::try_from(stat.cutime).ok()? + u64::try_from(stat.cstime).ok()?;
+    Some(stat.cminflt + stat.cmajflt + time)
+}
+
+fn ticks_per_second() -> u32 {
+    u32::try_from(procfs::ticks_per_second()).unwrap_or(100)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Child, Command, Stdio},
+    };
+
+    use nix::{
+        sys::{
+            signal::{Signal, kill},
+            wait::{Id, WaitPidFlag, waitid},
+        },
+        unistd::Pid,
+    };
+
+    use super::*;
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("600").spawn().unwrap()
+    }
+
+    fn waited(child: &Child, flag: WaitPidFlag) {
+        let id = Id::Pid(Pid::from_raw(child.id().cast_signed()));
+        waitid(id, flag | WaitPidFlag::WNOWAIT).unwrap();
+    }
+
+    #[test]
+    fn own_process_has_a_start_and_a_parent() {
+        let me = std::process::id();
+        assert!(start(me).is_some() && is_alive(me) && !is_suspended(me));
+        assert_eq!(parent(me), Some(std::os::unix::process::parent_id()));
+    }
+
+    #[test]
+    fn pid_without_process_gives_nothing() {
+        for pid in [i32::MAX, 0, -1, i32::MIN] {
+            assert_eq!((start(pid), parent(pid), charged(pid)), (None, None, None), "{pid}");
+            assert!(!is_alive(pid) && !is_suspended(pid), "{pid}");
+        }
+        assert_eq!(start(u32::MAX), None);
+    }
+
+    #[test]
+    fn zombie_is_not_alive() {
+        let mut child = sleeper();
+        let pid = child.id();
+        assert!(is_alive(pid) && is_alive_since(pid, Duration::ZERO));
+        // An hour ago the pid belonged to another process, unless this host is slower than that.
+        assert!(start(pid).unwrap() <= now());
+        assert!(!is_alive_since(pid, Duration::from_secs(3600)) || start(pid).unwrap() < 100 * 3600);
+        child.kill().unwrap();
+        waited(&child, WaitPidFlag::WEXITED);
+        assert!(!is_alive(pid) && start(pid).is_none());
+        child.wait().unwrap();
+        assert!(!is_alive(pid));
+    }
+
+    #[test]
+    fn process_without_its_first_thread_is_alive() {
+        const SCRIPT: &str = "import ctypes, threading, time\n\
+            def stay():\n    print('up', flush=True)\n    time.sleep(600)\n\
+            threading.Thread(target=stay).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let child = Command::new("python3").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn();
+        let Ok(mut child) = child else { return eprintln!("SKIPPED: no python3") };
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = child.id();
+        while !matches!(stat(pid).unwrap().state(), Ok(ProcState::Zombie)) {
+            std::thread::yield_now();
+        }
+        assert!(is_alive(pid) && start(pid).is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_alive(pid));
+    }
+
+    #[test]
+    fn stopped_process_is_suspended() {
+        let mut child = sleeper();
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGSTOP).unwrap();
+        waited(&child, WaitPidFlag::WSTOPPED);
+        assert!(is_suspended(child.id()) && is_alive(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn process_is_charged_for_children_that_ended() {
+        let before = charged(std::process::id()).unwrap();
+        assert!(Command::new("true").status().unwrap().success());
+        assert!(charged(std::process::id()).unwrap() > before);
+    }
+}

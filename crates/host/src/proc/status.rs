@@ -1,0 +1,117 @@
+//! User ids, groups and pids in nested namespaces, from `/proc/PID/status`.
+//!
+//! This is the only parser of that file. `procfs` has one, but it needs the whole file, and a process may have
+//! 65,536 groups. The user ids come before the groups, so the first [`super::LIMIT`] bytes always have them.
+
+use super::{AnyPid, open, read};
+
+/// What `/proc/PID/status` says about a process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Real, effective, saved and file system user id.
+    pub uids: [u32; 4],
+    /// Supplementary groups; empty when the file is longer than gpushd reads.
+    pub groups: Vec<u32>,
+    /// Pids from the namespace of gpushd's `/proc` inwards; empty when unknown. One entry means that the process is
+    /// in the pid namespace of that `/proc`.
+    pub pids: Vec<u32>,
+}
+
+impl Status {
+    /// Reads the status of a process; `None` when there is none.
+    pub fn of(pid: impl AnyPid) -> Option<Self> {
+        Self::parse(&read::text(open(pid)?.open_relative("status").ok()?).ok()?)
+    }
+
+    /// Parses the beginning of a `status` file; `None` when it has no user ids.
+    pub fn parse(text: &str) -> Option<Self> {
+        // What follows the last line break may be cut.
+        let whole = text.rsplit_once('\n')?.0;
+        let field = |name: &str| -> Option<Vec<u32>> {
+            let line = whole.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            line.split_whitespace().map(|word| word.parse().ok()).collect()
+        };
+        Some(Self {
+            uids: field("Uid")?.try_into().ok()?,
+            groups: field("Groups").unwrap_or_default(),
+            pids: field("NSpid").unwrap_or_default(),
+        })
+    }
+
+    /// Returns the effective user id: the one by which the kernel decides what the process may do.
+    pub fn uid(&self) -> u32 {
+        self.uids[1]
+    }
+}
+
+/// Returns the real, effective, saved and file system user id of a process.
+pub fn uids(pid: impl AnyPid) -> Option<[u32; 4]> {
+    Status::of(pid).map(|status| status.uids)
+}
+
+/// Returns the effective user id of a process.
+///
+/// The owner of its directory in `/proc` says less: it is root for every process that is not dumpable.
+pub fn owner(pid: impl AnyPid) -> Option<u32> {
+    Status::of(pid).map(|status| status.uid())
+}
+
+/// Translates a pid that a peer named into the pid that gpushd knows.
+///
+/// # Errors
+/// The reason, as a clause: the peer has ended, or the pid is of another pid namespace and not the peer's own.
+pub fn local_pid(peer: Option<u32>, named: u32) -> Result<u32, &'static str> {
+    const ELSEWHERE: &str = "it is in another pid namespace (a container); from there only the caller itself is known";
+    let peer = peer.ok_or(ELSEWHERE)?;
+    let status = Status::of(peer).ok_or("the caller has ended")?;
+    match status.pids.as_slice() {
+        [_] => Ok(named),
+        [.., own] if *own == named => Ok(peer),
+        _ => Err(ELSEWHERE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATUS: &str = "Name:\tbash\nUid:\t1000\t1001\t1002\t1003\nGid:\t1\t1\t1\t1\nGroups:\t4 27 1000 \n\
+                          NStgid:\t70\t3\nNSpid:\t70\t3\n";
+
+    #[test]
+    fn status_gives_uids_groups_and_pids() {
+        let status = Status::parse(STATUS).unwrap();
+        let expected = Status { uids: [1000, 1001, 1002, 1003], groups: vec![4, 27, 1000], pids: vec![70, 3] };
+        assert_eq!((status.uid(), &status), (1001, &expected));
+        assert_eq!(Status::parse(""), None);
+        assert_eq!(Status::parse("Uid:\t1\t2\t3\n"), None);
+        // No newer kernel leaves the field out; without it the namespace is unknown.
+        assert_eq!(Status::parse("Uid:\t1\t1\t1\t1\n").unwrap().pids, [] as [u32; 0]);
+    }
+
+    #[test]
+    fn status_cut_in_its_groups_still_gives_the_uids() {
+        let cut = &STATUS[..STATUS.find("1000 \n").unwrap() + 2];
+        let expected = Status { uids: [1000, 1001, 1002, 1003], ..Status::default() };
+        assert_eq!(Status::parse(cut), Some(expected));
+    }
+
+    #[test]
+    fn own_status_has_our_uids() {
+        let me = std::process::id();
+        let (real, effective) = (nix::unistd::getuid().as_raw(), nix::unistd::geteuid().as_raw());
+        assert_eq!(uids(me).unwrap()[..2], [real, effective]);
+        assert_eq!(owner(me), Some(effective));
+        for pid in [i64::from(i32::MAX), 0, -1, i64::MAX] {
+            assert_eq!((uids(pid), owner(pid)), (None, None), "{pid}");
+        }
+    }
+
+    #[test]
+    fn pid_named_by_a_peer_is_local_only_in_our_namespace() {
+        let me = std::process::id();
+        assert_eq!(local_pid(Some(me), 4711), Ok(4711));
+        assert!(local_pid(None, me).is_err());
+        assert!(local_pid(Some(u32::MAX), me).is_err() && local_pid(Some(i32::MAX.cast_unsigned()), me).is_err());
+    }
+}

@@ -1,0 +1,212 @@
+//! Users and groups by the name service (NSS), which may be slow: LDAP, SSSD.
+//!
+//! ```text
+//! async task ─► cache ── fresh ─────────────────────────────► answer
+//!                 └ missing, old ─► thread of its own: NSS ─► cache ─► answer, if it came within the deadline
+//! ```
+//!
+//! No lookup runs on an async thread. An old entry is used while a newer one is looked up.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpush_api::text;
+use nix::unistd::{Group, Uid, User};
+use tokio::sync::oneshot;
+
+/// How long an entry is fresh.
+const FRESH: Duration = Duration::from_secs(300);
+
+/// How long a request waits for the name of a user. Without it the user is shown by number.
+const USER_WAIT: Duration = Duration::from_millis(50);
+
+/// How long a request waits for an admin group that was never looked up. Without it the caller is denied.
+const GROUP_WAIT: Duration = Duration::from_secs(5);
+
+/// Most entries of a cache: callers may come with any number of user ids.
+const MOST: usize = 1024;
+
+/// Most lookups that wait for a thread.
+const MOST_WAITING: usize = 64;
+
+/// Names of users and numbers of groups. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub struct NameService {
+    users: Cache<u32, String>,
+    groups: Cache<String, u32>,
+}
+
+impl NameService {
+    /// Starts the threads that ask the name service: one for users, one for groups, as admin groups decide about
+    /// access and must not wait for names.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start() -> std::io::Result<Self> {
+        Self::with(
+            |uid| Some(User::from_uid(Uid::from_raw(*uid)).ok()?.map(|user| text::plain(&user.name))),
+            |name| Some(Group::from_name(name).ok()?.map(|group| group.gid.as_raw())),
+        )
+    }
+
+    fn with(
+        user: impl Fn(&u32) -> Option<Option<String>> + Send + 'static,
+        group: impl Fn(&String) -> Option<Option<u32>> + Send + 'static,
+    ) -> std::io::Result<Self> {
+        Ok(Self { users: Cache::start("users", user)?, groups: Cache::start("groups", group)? })
+    }
+
+    /// Returns the name of a user; `None` when it has none, or none was found within 50 ms.
+    pub async fn user(&self, uid: u32) -> Option<String> {
+        self.users.get(uid, USER_WAIT).await
+    }
+
+    /// Returns the number of a group; `None` when it does not exist, or was not found within 5 s.
+    pub async fn group(&self, name: &str) -> Option<u32> {
+        self.groups.get(name.to_owned(), GROUP_WAIT).await
+    }
+}
+
+/// An answer of the name service and its time. The answer may be that there is no such entry.
+type Entry<V> = (Instant, Option<V>);
+
+type Lookup<K, V> = (K, oneshot::Sender<Option<V>>);
+
+#[derive(Debug)]
+struct Cache<K, V> {
+    entries: Arc<Mutex<HashMap<K, Entry<V>>>>,
+    lookups: SyncSender<Lookup<K, V>>,
+}
+
+impl<K, V> Clone for Cache<K, V> {
+    fn clone(&self) -> Self {
+        Self { entries: Arc::clone(&self.entries), lookups: self.lookups.clone() }
+    }
+}
+
+impl<K, V> Cache<K, V>
+where
+    K: Clone + Eq + std::hash::Hash + Send + 'static,
+    V: Clone + Send + 'static,
+{
+    /// `look_up` returns `None` when the name service does not answer: that is not remembered.
+    fn start(name: &str, look_up: impl Fn(&K) -> Option<Option<V>> + Send + 'static) -> std::io::Result<Self> {
+        let (lookups, waiting) = sync_channel::<Lookup<K, V>>(MOST_WAITING);
+        let entries = Arc::<Mutex<HashMap<K, Entry<V>>>>::default();
+        let found = Arc::clone(&entries);
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            for (key, answer) in waiting {
+                // Another request may have asked the same meanwhile.
+                let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < FRESH).cloned();
+                let value = match known {
+                    Some((_, value)) => value,
+                    None => {
+                        let Some(value) = look_up(&key) else { continue };
+                        let mut entries = locked(&found);
+                        if entries.len() >= MOST {
+                            entries.clear();
+                        }
+                        entries.insert(key, (Instant::now(), value.clone()));
+                        value
+                    }
+                };
+                let _ = answer.send(value);
+            }
+        })?;
+        Ok(Self { entries, lookups })
+    }
+
+    async fn get(&self, key: K, wait: Duration) -> Option<V> {
+        let known = locked(&self.entries).get(&key).cloned();
+        if let Some((at, value)) = &known
+            && at.elapsed() < FRESH
+        {
+            return value.clone();
+        }
+        let (answer, found) = oneshot::channel();
+        let is_asked = self.lookups.try_send((key, answer)).is_ok();
+        match known {
+            Some((_, old)) => old,
+            None if is_asked => tokio::time::timeout(wait, found).await.ok()?.ok()?,
+            None => None,
+        }
+    }
+}
+
+fn locked<K, V>(entries: &Mutex<HashMap<K, Entry<V>>>) -> MutexGuard<'_, HashMap<K, Entry<V>>> {
+    entries.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Barrier, atomic::AtomicUsize, atomic::Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn own_user_and_group_are_found() {
+        let names = NameService::start().unwrap();
+        // Both exist everywhere.
+        assert_eq!(names.users.get(0, GROUP_WAIT).await.as_deref(), Some("root"));
+        let root = Group::from_gid(0.into()).unwrap().unwrap().name;
+        assert_eq!(names.group(&root).await, Some(0));
+        assert_eq!(names.group("no-such-group").await, None);
+    }
+
+    #[tokio::test]
+    async fn slow_name_service_blocks_no_async_thread() {
+        let gate = Arc::new(Barrier::new(2));
+        let (slow, lookups) = (Arc::clone(&gate), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&lookups);
+        let group = move |_: &String| {
+            count.fetch_add(1, Ordering::SeqCst);
+            slow.wait();
+            Some(Some(7))
+        };
+        let names = NameService::with(|_| Some(None), group).unwrap();
+        // Of this thread alone: another task runs while the lookup is pending.
+        let (found, ()) = tokio::join!(names.group("admins"), async {
+            tokio::task::spawn_blocking(move || gate.wait()).await.unwrap();
+        });
+        assert_eq!(found, Some(7));
+        for _ in 0..100 {
+            assert_eq!(names.group("admins").await, Some(7));
+        }
+        assert_eq!(lookups.load(Ordering::SeqCst), 1, "one lookup, then the cache");
+    }
+
+    #[tokio::test]
+    async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
+        let (told, answers) = std::sync::mpsc::channel::<Option<u32>>();
+        let answers = Mutex::new(answers);
+        let names = NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap())).unwrap();
+        told.send(Some(7)).unwrap();
+        assert_eq!(names.group("admins").await, Some(7));
+        let Some(past) = Instant::now().checked_sub(FRESH) else {
+            return println!("SKIPPED: the host has just started");
+        };
+        locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));
+        // No answer comes until the next line, so this one is the old.
+        assert_eq!(names.group("admins").await, Some(7));
+        told.send(Some(8)).unwrap();
+        while names.group("admins").await != Some(8) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn name_service_that_is_down_is_asked_again() {
+        let calls = AtomicUsize::new(0);
+        let group = move |_: &String| (calls.fetch_add(1, Ordering::SeqCst) > 0).then_some(Some(7));
+        let names = NameService::with(|_| Some(None), group).unwrap();
+        assert_eq!(names.group("admins").await, None);
+        assert_eq!(names.group("admins").await, Some(7));
+    }
+}

@@ -1,0 +1,16 @@
+//! gpushd as a service: start and stop, sockets, access, HTTP, events, the database, the clock, journald, GPU states.
+
+mod access;
+mod admin_socket;
+mod api_fuzz;
+mod clock;
+mod durable;
+mod events;
+mod fair_accept;
+mod hangups;
+mod http;
+mod journald;
+mod lifecycle;
+mod reports;
+mod state_loss;
+mod states;

@@ -1,0 +1,8 @@
+//! gpushctl against the real gpushd, and the documents whose commands are run as written.
+
+mod api_page;
+mod commands;
+mod documents;
+mod event_kinds;
+mod requests;
+mod states;

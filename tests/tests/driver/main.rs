@@ -1,0 +1,10 @@
+//! The driver layer and the simulated library: readings, changes, faults, independent clients, recorded hardware.
+
+mod changes;
+mod clients;
+mod compute_mode;
+mod faults;
+mod gpu_checks;
+mod hardware_fixtures;
+mod reading;
+mod sigkill;

@@ -1,0 +1,15 @@
+//! MPS through the real gpushd and gpushctl. The control daemon is the stand-in, or NVIDIA's own where it is
+//! installed; the servers and clients are stand-ins.
+
+mod access;
+mod adopt;
+mod compute_modes;
+mod control_connection;
+mod daemons;
+mod drains;
+mod eligibility;
+mod events;
+mod faults;
+mod kills;
+mod mode_changes;
+mod shares;

@@ -1,0 +1,5 @@
+//! gpushd on a real systemd, in a container: units, sandbox, MPS daemons as services.
+
+mod host;
+mod mps;
+mod units;

@@ -1,0 +1,248 @@
+//! The arrows between the agent's top-level modules.
+//!
+//! The table in ARCHITECTURE.md lists the modules from the highest layer to the lowest, each with the modules that it
+//! uses. A module may only use modules further down, so there is no cycle. `exceptions.txt` lists the arrows that
+//! still point upwards. It may only shrink: an exception that the code no longer needs is an error too.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    source::{self, Source},
+    table::Table,
+};
+use crate::workspace;
+
+const DOCUMENT: &str = "ARCHITECTURE.md";
+const EXCEPTIONS: &str = "xtask/src/arrows/exceptions.txt";
+const SRC: &str = "agent/src";
+
+/// Arrows, as the module that uses and the module that is used.
+type Arrows = BTreeSet<(String, String)>;
+
+/// Checks the modules of the agent; returns a summary.
+///
+/// # Errors
+/// If the code, the table and the exceptions do not agree; names every difference.
+pub(crate) fn check() -> Result<String> {
+    let (source, table, exceptions) = (source()?, Table::find(&read(DOCUMENT)?)?, exceptions(&read(EXCEPTIONS)?)?);
+    let wrong = violations(&source, &table, &exceptions);
+    if !wrong.is_empty() {
+        bail!("the agent's modules do not match the table in {DOCUMENT}:\n  {}", wrong.join("\n  "));
+    }
+    Ok(format!(
+        "{} modules of the agent, {} arrows between them, {} of them exceptions; {} modules in the largest cycle",
+        source.modules.len(),
+        source.uses.len(),
+        exceptions.len(),
+        largest_cycle(&source)
+    ))
+}
+
+/// Returns the exceptions that the code needs, in the format of the file.
+pub(crate) fn needed_exceptions() -> Result<String> {
+    let (source, table) = (source()?, Table::find(&read(DOCUMENT)?)?);
+    let needed: Vec<String> = upward(&source, &table).iter().map(|(from, to)| format!("{from} -> {to}")).collect();
+    Ok(needed.join("\n"))
+}
+
+/// Updates the lists of used modules in the table.
+///
+/// # Errors
+/// If a module has no row; a row's place is a decision.
+pub(crate) fn write_table() -> Result<()> {
+    let (source, text) = (source()?, read(DOCUMENT)?);
+    let table = updated(&source, Table::find(&text)?);
+    fs::write(path(DOCUMENT), table.replace_in(&text)?).with_context(|| format!("cannot write {DOCUMENT}"))
+}
+
+fn path(name: &str) -> PathBuf {
+    workspace::root().join(name)
+}
+
+fn read(name: &str) -> Result<String> {
+    fs::read_to_string(path(name)).with_context(|| format!("cannot read {name}"))
+}
+
+fn source() -> Result<Source> {
+    source::read(&path(SRC))
+}
+
+fn exceptions(text: &str) -> Result<Arrows> {
+    let arrow = |line: &str| -> Result<(String, String)> {
+        let (from, to) = line.split_once(" -> ").with_context(|| format!("{EXCEPTIONS}: `{line}` is not an arrow"))?;
+        Ok((from.to_owned(), to.to_owned()))
+    };
+    text.lines().filter(|line| !line.is_empty()).map(arrow).collect()
+}
+
+/// The arrows that do not point down in the table.
+fn upward(source: &Source, table: &Table) -> Arrows {
+    let points_down =
+        |from: &str, to: &str| table.rank(from).is_none_or(|from| table.rank(to).is_none_or(|to| from < to));
+    source.uses.keys().filter(|(from, to)| !points_down(from, to)).cloned().collect()
+}
+
+/// The table with the used modules as they are in the code. Modules that no longer exist lose their rows.
+fn updated(source: &Source, mut table: Table) -> Table {
+    let upward = upward(source, &table);
+    table.rows.retain(|row| source.modules.contains(&row.module));
+    for row in &mut table.rows {
+        let own = source.uses.keys().filter(|arrow| arrow.0 == row.module && !upward.contains(*arrow));
+        row.uses = own.map(|(_, to)| to.clone()).collect();
+    }
+    table
+}
+
+fn violations(source: &Source, table: &Table, exceptions: &Arrows) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for module in source.modules.iter().filter(|module| table.rank(module).is_none()) {
+        wrong.push(format!("`{module}` has no row: add one above the modules that it uses"));
+    }
+    let upward = upward(source, table);
+    for ((from, to), place) in &source.uses {
+        let place = format!("{SRC}/{}:{}: `{from}` uses `{to}`", place.file.display(), place.line);
+        let arrow = (from.clone(), to.clone());
+        if exceptions.contains(&arrow) {
+            continue;
+        }
+        if upward.contains(&arrow) {
+            let cycle = path_between(source, to, from)
+                .map_or(String::new(), |path| format!(", and closes the cycle {from} → {}", path.join(" → ")));
+            wrong.push(format!("{place}, which is further up{cycle}"));
+        } else if table.rows.iter().any(|row| row.module == *from && !row.uses.contains(to)) {
+            wrong.push(format!("{place}, which its row does not list: `cargo xtask arrows --write` adds it"));
+        }
+    }
+    for row in &table.rows {
+        if !source.modules.contains(&row.module) {
+            wrong.push(format!("`{}` has a row, but there is no such module in {SRC}", row.module));
+            continue;
+        }
+        for to in &row.uses {
+            let arrow = (row.module.clone(), to.clone());
+            if !source.uses.contains_key(&arrow) || upward.contains(&arrow) {
+                let why = if upward.contains(&arrow) { "which is further up" } else { "but does not use it" };
+                wrong.push(format!(
+                    "the row of `{}` lists `{to}`, {why}: `cargo xtask arrows --write` removes it",
+                    arrow.0
+                ));
+            }
+        }
+    }
+    for (from, to) in exceptions.difference(&upward) {
+        wrong.push(format!("{EXCEPTIONS}: `{from} -> {to}` is no longer needed: remove the line"));
+    }
+    wrong
+}
+
+/// The modules that a module uses.
+fn used_by<'a>(source: &'a Source, module: &'a str) -> impl Iterator<Item = &'a str> {
+    source.uses.keys().filter(move |(from, _)| from == module).map(|(_, to)| to.as_str())
+}
+
+/// A shortest path from one module to another along the arrows, both included.
+fn path_between<'a>(source: &'a Source, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
+    let mut came_from: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
+    let mut open = std::collections::VecDeque::from([from]);
+    while let Some(module) = open.pop_front() {
+        if module == to {
+            let mut path: Vec<&str> = std::iter::successors(Some(module), |at| came_from[at]).collect();
+            path.reverse();
+            return Some(path);
+        }
+        for next in used_by(source, module) {
+            came_from.entry(next).or_insert_with(|| {
+                open.push_back(next);
+                Some(module)
+            });
+        }
+    }
+    None
+}
+
+/// Number of modules in the largest cycle, exceptions included; 0 without a cycle.
+fn largest_cycle(source: &Source) -> usize {
+    let reaches = |from: &str, to: &str| path_between(source, from, to).is_some();
+    let in_cycle_with = |module: &String| {
+        source.modules.iter().filter(|other| reaches(module, other) && reaches(other, module)).count()
+    };
+    source.modules.iter().map(in_cycle_with).max().filter(|size| *size > 1).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arrows::source::Place;
+
+    const TABLE: &str = "| layer | module | uses |\n|---|---|---|\n| top | `main` | `http` |\n| | `http` | `state` |\n\
+                         | low | `state` | |\n";
+
+    fn crate_with(arrows: &[(&str, &str)]) -> Source {
+        let place = Place { file: "x.rs".into(), line: 7 };
+        Source {
+            modules: ["main", "http", "state"].map(str::to_owned).into(),
+            uses: arrows.iter().map(|(from, to)| (((*from).to_owned(), (*to).to_owned()), place.clone())).collect(),
+        }
+    }
+
+    fn wrong(arrows: &[(&str, &str)], exceptions_file: &str) -> Vec<String> {
+        violations(&crate_with(arrows), &Table::find(TABLE).unwrap(), &exceptions(exceptions_file).unwrap())
+    }
+
+    const SOUND: [(&str, &str); 2] = [("main", "http"), ("http", "state")];
+
+    #[test]
+    fn modules_of_the_agent_match_the_table() {
+        println!("{}", check().unwrap());
+    }
+
+    #[test]
+    fn a_planted_cycle_is_an_error() {
+        assert_eq!(wrong(&SOUND, ""), Vec::<String>::new());
+        let planted = [SOUND[0], SOUND[1], ("state", "http")];
+        assert_eq!(
+            wrong(&planted, ""),
+            ["agent/src/x.rs:7: `state` uses `http`, which is further up, and closes the cycle state → http → state"]
+        );
+        assert_eq!((largest_cycle(&crate_with(&SOUND)), largest_cycle(&crate_with(&planted))), (0, 2));
+    }
+
+    #[test]
+    fn an_exception_allows_an_upward_arrow_until_it_is_unused() {
+        let planted = [SOUND[0], SOUND[1], ("state", "http")];
+        assert_eq!(wrong(&planted, "state -> http\n"), Vec::<String>::new());
+        assert!(wrong(&SOUND, "state -> http\n")[0].contains("no longer needed"));
+        assert!(wrong(&SOUND, "main -> http\n")[0].contains("no longer needed"), "it points down");
+        assert!(exceptions("state\n").is_err());
+    }
+
+    #[test]
+    fn an_arrow_the_table_does_not_list_is_an_error() {
+        let arrows = [SOUND[0], SOUND[1], ("main", "state")];
+        assert_eq!(wrong(&arrows, "").len(), 1);
+        let table = updated(&crate_with(&arrows), Table::find(TABLE).unwrap());
+        assert_eq!(violations(&crate_with(&arrows), &table, &Arrows::new()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_unused_entry_and_a_missing_module_are_errors() {
+        assert!(wrong(&SOUND[..1], "")[0].contains("lists `state`, but does not use it"));
+        let mut source = crate_with(&SOUND);
+        source.modules.insert("new".to_owned());
+        let table = Table::find(TABLE).unwrap();
+        assert_eq!(
+            violations(&source, &table, &Arrows::new()),
+            ["`new` has no row: add one above the modules that it uses"]
+        );
+        source = crate_with(&SOUND[..1]);
+        source.modules.remove("state");
+        assert!(violations(&source, &table, &Arrows::new())[0].contains("lists `state`"));
+        assert!(violations(&source, &table, &Arrows::new())[1].contains("there is no such module"));
+    }
+}
