@@ -290,7 +290,9 @@ async fn serve(
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
     let accounts = Accounts::default();
-    let following = tokio::spawn(accounts::follow(accounts.clone(), Arc::clone(&agent), agent.stopping.clone()));
+    let access = Arc::clone(&agent);
+    let admin_groups = move || access.settings.config().access.admin_groups.clone();
+    let following = tokio::spawn(accounts::follow(accounts.clone(), admin_groups, agent.stopping.clone()));
     let open = |listener, door| {
         let (knock, knocks) = mpsc::channel(1);
         let router = http::router(Arc::clone(&agent));

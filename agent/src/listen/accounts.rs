@@ -16,8 +16,6 @@ use std::{
 use nix::unistd::{Group, User};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::Shared;
-
 /// Ranges of subordinate uids, see subuid(5).
 const SUBUID: &str = "/etc/subuid";
 
@@ -82,10 +80,10 @@ impl Accounts {
     }
 }
 
-/// Keeps `accounts` up to date until `stopping`.
-pub(crate) async fn follow(accounts: Accounts, agent: Shared, stopping: CancellationToken) {
+/// Keeps `accounts` up to date until `stopping`; `admin_groups` are those of the config in effect.
+pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<String>, stopping: CancellationToken) {
     loop {
-        let groups = agent.settings.config().access.admin_groups.clone();
+        let groups = admin_groups();
         let looked_up = tokio::task::spawn_blocking(move || {
             let text = fs::read_to_string(SUBUID).unwrap_or_default();
             let uid = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());

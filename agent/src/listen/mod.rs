@@ -2,7 +2,6 @@
 //!
 //! ```text
 //! socket   makes or takes over the listening sockets; stale files replaced, live ones refused
-//! lock     one agent a socket path
 //! accept   the loop: credentials, caps, one task a connection
 //! peer     who is at the other end, by the kernel's word
 //! accounts for whom a connection counts: owners of subordinate uids, admin groups
@@ -16,7 +15,6 @@
 pub(crate) mod accept;
 pub(crate) mod accounts;
 mod caps;
-pub(crate) mod lock;
 pub(crate) mod pace;
 pub(crate) mod peer;
 pub(crate) mod socket;

@@ -18,7 +18,7 @@ use std::{
 
 use nix::unistd::{Gid, Group};
 
-use super::lock::{LockError, PathLock};
+use gpush_host::path_lock::{LockError, PathLock};
 
 /// Who may connect.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use gpush_host::path_lock::{LockError, PathLock};
+
 use super::place;
-use crate::listen::lock::{LockError, PathLock};
 
 /// Another gpushd has the directory of MPS daemons.
 #[derive(Debug, thiserror::Error)]

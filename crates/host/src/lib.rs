@@ -3,6 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`proc`] | processes, from `/proc`, with bounded reads |
+//! | [`path_lock`] | a lock that goes with a path |
 //! | [`pidfd`] | a process held by its pidfd: signals and its end |
 //! | [`users`] | users and groups, from the name service |
 //! | [`identity`] | who runs a process, and what |
@@ -25,6 +26,7 @@ pub mod helper;
 pub mod identity;
 pub mod notify;
 pub mod other_managers;
+pub mod path_lock;
 pub mod pidfd;
 pub mod proc;
 pub mod systemd;

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_host::proc;
+use crate::proc;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg, OFlag},
@@ -26,7 +26,7 @@ const NOTE: Duration = Duration::from_millis(500);
 
 /// Why there is no lock.
 #[derive(Debug)]
-pub(crate) enum LockError {
+pub enum LockError {
     /// Another process has it.
     Held {
         /// Its pid, when it could be read.
@@ -43,13 +43,16 @@ pub(crate) enum LockError {
 
 /// The lock of a path, ours until dropped.
 #[derive(Debug)]
-pub(crate) struct PathLock {
+pub struct PathLock {
     _file: Flock<File>,
 }
 
 impl PathLock {
     /// Takes the lock of a path, whose directory exists.
-    pub(crate) fn take(of: &Path) -> Result<Self, LockError> {
+    ///
+    /// # Errors
+    /// When another process has it, or the file cannot be opened or locked.
+    pub fn take(of: &Path) -> Result<Self, LockError> {
         let mut path = OsString::from(of);
         path.push(".lock");
         let path = PathBuf::from(path);
