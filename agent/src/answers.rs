@@ -156,7 +156,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Header {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
         let Some(value) = parts.headers.get(HEADER) else { return Ok(Self(None)) };
         let key = value.to_str().unwrap_or_default();
-        if key.is_empty() || key.len() > LONGEST {
+        if key.is_empty() || key.len() > LONGEST || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
             let message = format!("the header {HEADER} is not 1 to {LONGEST} visible ASCII characters");
             return Err(Failure::from(ApiError::new(Code::BadRequest, message).hint("a UUID does well")));
         }

@@ -2,11 +2,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::Path,
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, text};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
     BootRecord, Bounds, Condition, Intent, Lost, MpsShare, MpsTarget, NewAudit, Note, OpenError, Opened, OperationId,
@@ -53,15 +54,43 @@ pub(crate) struct Remembered {
     pub(crate) known_since: Option<u64>,
 }
 
-/// Opens the store of a state directory, which is this process's until the last handle is gone.
-/// Blocks: it is for the time before there is a runtime.
+/// Where the store is opened.
+#[derive(Debug)]
+pub(crate) struct Origin<'a> {
+    /// State directory.
+    pub(crate) directory: &'a Path,
+    /// This boot's id.
+    pub(crate) boot_id: &'a str,
+    /// Marker of the database, in a directory that a reboot clears.
+    pub(crate) marker: &'a Path,
+    /// Root of the host's file system, with `etc/machine-id`.
+    pub(crate) host_root: &'a Path,
+}
+
+/// The machine's id; `None` when it has none, as in an image that was not booted yet.
+fn machine_id(host_root: &Path) -> Option<String> {
+    let text = fs::read_to_string(host_root.join("etc/machine-id")).ok()?;
+    let id = text.trim();
+    (!id.is_empty() && id != "uninitialized").then(|| text::plain(id))
+}
+
+/// Opens the store of a state directory, which belongs to this process until the last handle is dropped.
+/// Blocks: call it before there is a runtime.
 ///
 /// # Errors
-/// When it can't be had, above all because another agent has it.
-pub(crate) fn open(directory: &Path, boot_id: &str) -> Result<Remembered, OpenError> {
-    let options = Options { boot_id: boot_id.to_owned(), bounds: Bounds::default(), ..Options::default() };
-    let Opened { store, mut notes } = Store::open(directory, options)?;
+/// When it cannot be opened, above all because another agent has it.
+pub(crate) fn open(origin: &Origin<'_>) -> Result<Remembered, OpenError> {
+    let boot_id = origin.boot_id;
+    let options = Options {
+        boot_id: boot_id.to_owned(),
+        bounds: Bounds::default(),
+        marker: Some(origin.marker.to_owned()),
+        machine_id: machine_id(origin.host_root),
+        ..Options::default()
+    };
+    let Opened { store, mut notes } = Store::open(origin.directory, options)?;
     let lost = accept_of_another_boot(&store, &mut notes, boot_id);
+    record_other_host(&store, &notes);
     for note in &notes {
         if is_trouble(note) {
             tracing::warn!("{note}");
@@ -134,6 +163,7 @@ fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -
         | Note::Volatile { .. }
         | Note::Opaque { .. }
         | Note::NewerSchema { .. }
+        | Note::OtherHost { .. }
         | Note::NoReserve { .. }
         | Note::ClockBack { .. } => None,
     })?;
@@ -164,6 +194,24 @@ fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -
     }
 }
 
+/// Records in the new database that the one of another host was set aside.
+fn record_other_host(store: &Store, notes: &[Note]) {
+    let Some(note @ Note::OtherHost { kept, .. }) = notes.iter().find(|note| matches!(note, Note::OtherHost { .. }))
+    else {
+        return;
+    };
+    let audit = NewAudit {
+        by: None,
+        action: "recover".to_owned(),
+        object: "host".to_owned(),
+        result: "done".to_owned(),
+        detail: serde_json::json!({ "cause": note.to_string(), "kept": kept }),
+    };
+    if let Err(error) = store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())).wait() {
+        tracing::error!("cannot record that the database of another host was set aside: {error}");
+    }
+}
+
 /// Why nothing can be changed, when a newer gpushd wrote the database.
 pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
     notes.iter().find_map(|note| match note {
@@ -175,6 +223,7 @@ pub(crate) fn read_only(notes: &[Note]) -> Option<ApiError> {
         | Note::Volatile { .. }
         | Note::Opaque { .. }
         | Note::Lost(_)
+        | Note::OtherHost { .. }
         | Note::NoReserve { .. }
         | Note::ClockBack { .. } => None,
     })
@@ -225,6 +274,7 @@ fn is_trouble(note: &Note) -> bool {
         | Note::Opaque { .. }
         | Note::NewerSchema { .. }
         | Note::Lost(_)
+        | Note::OtherHost { .. }
         | Note::NoReserve { .. }
         | Note::ClockBack { .. } => true,
     }
@@ -243,6 +293,7 @@ pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
             | Note::Volatile { .. }
             | Note::Opaque { .. }
             | Note::Lost(_)
+            | Note::OtherHost { .. }
             | Note::ClockBack { .. } => return None,
         };
         let text = note.to_string();
@@ -279,7 +330,9 @@ mod tests {
     #[test]
     fn who_got_a_gpu_later_proves_that_those_before_had_ended() {
         let state = tempfile::tempdir().unwrap();
-        let open = || open(state.path(), "a boot").unwrap();
+        let marker = state.path().join("marker");
+        let origin = Origin { directory: state.path(), boot_id: "a boot", marker: &marker, host_root: state.path() };
+        let open = || open(&origin).unwrap();
         let Remembered { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();
         let end = |id| store.write_ending(move |tx| tx.end(id, OperationState::Done, None)).wait().map(drop).unwrap();

@@ -12,7 +12,7 @@
 //! it at once, whatever it is doing.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -22,7 +22,10 @@ use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloade
 use gpush_core::config::Config;
 use gpush_host::{
     boot,
-    helper::Helpers,
+    helper::{
+        Helpers,
+        trust::{self, Untrusted},
+    },
     identity::Users,
     machine,
     notify::{self, Notification},
@@ -39,6 +42,7 @@ use crate::{
     http,
     listen::{
         accept::{self, Door},
+        accounts::{self, Accounts},
         socket::{Access, HandedOver, Listening, SocketError, SocketFile},
     },
     logging::{self, Log},
@@ -46,7 +50,7 @@ use crate::{
     monitor::Monitor,
     mps::{self, Mps},
     operation::Operations,
-    options::{Arguments, Paths, Surroundings},
+    options::{Arguments, Paths, Surroundings, Trust},
     outside::Outside,
     overrides, processes,
     reload::{self, Wish},
@@ -80,22 +84,30 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let handed_over = Listening::handed_over()?;
     let early = signals::arm().context("signals can't be handled")?;
     let paths = Paths::resolve(arguments, &Surroundings::of_this_process())?;
-    let settings = Settings::load(&paths.config, paths.config_named)?;
+    let settings = Settings::load(&paths.config, paths.config_named, paths.trust)?;
     let config = settings.config();
     let filter = arguments.log.clone().unwrap_or_else(|| config.log.level.name().to_owned());
     let log = logging::start(&filter).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
     // Before the socket: the one that may not have the state directory must not be asked anything.
-    let remembered = durable::open(&paths.state_dir, boot.as_deref().unwrap_or(UNKNOWN_BOOT))?;
+    let remembered = durable::open(&durable::Origin {
+        directory: &paths.state_dir,
+        boot_id: boot.as_deref().unwrap_or(UNKNOWN_BOOT),
+        marker: &paths.store_marker,
+        host_root: &arguments.host_root,
+    })?;
     // The last handle waits for what is being recorded, so it is dropped here, off the runtime.
     let store = remembered.store.clone();
     let doors = doors(handed_over, &paths, &config)?;
+    // Before anything is looked for in it.
+    let _mps_lock = mps::lock_base(&paths.mps_dir)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("the runtime can't be started")?;
     let options = driver(arguments, &config);
+    check_trust(&paths, options.library.as_deref())?;
     let outside = Outside {
         helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
@@ -175,6 +187,27 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     options
 }
 
+/// Refuses a driver library that another user could have written, or logs it where trust is not required. The
+/// config file was checked as it was read. A library without a path is found by the dynamic linker, whose
+/// directories are root's.
+fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
+    let own = nix::unistd::geteuid().as_raw();
+    let library = library.filter(|library| library.components().count() > 1);
+    for (what, path) in [("config file", Some(paths.config.as_path())), ("driver library", library)] {
+        let Some(why) = path.and_then(|path| trust::check_file(path, own).err()) else { continue };
+        // The loader says what is wrong with a library that is not there, and health tells it.
+        if matches!(why, Untrusted::Unreadable(_)) {
+            continue;
+        }
+        let path = path.unwrap_or(Path::new("")).display();
+        match paths.trust {
+            Trust::Required => anyhow::bail!("the {what} {path} is not trusted: {why}; {}", why.remedy()),
+            Trust::Logged => tracing::warn!("the {what} {path} would not be trusted by the system's service: {why}"),
+        }
+    }
+    Ok(())
+}
+
 async fn serve(
     settings: Settings,
     Here { boot, host_root, outside, early, mps_dir, mps_programs }: Here,
@@ -206,7 +239,8 @@ async fn serve(
     } = remembered;
     let (reloads, mut inbox) = reload::channel();
     let read_only = durable::read_only(&notes);
-    let due = startup.due(&settings.config(), boot, last_boot, lost.is_some() || read_only.is_some());
+    let unknown = lost.as_ref().is_some_and(|lost| lost.holds) || read_only.is_some();
+    let due = startup.due(&settings.config(), boot, last_boot, unknown);
     let initial = Initial {
         config: settings.config(),
         conditions: Conditions::new(conditions, noticed),
@@ -257,10 +291,14 @@ async fn serve(
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
+    let accounts = Accounts::default();
+    let access = Arc::clone(&agent);
+    let admin_groups = move || access.settings.config().access.admin_groups.clone();
+    let following = tokio::spawn(accounts::follow(accounts.clone(), admin_groups, agent.stopping.clone()));
     let open = |listener, door| {
         let (knock, knocks) = mpsc::channel(1);
         let router = http::router(Arc::clone(&agent));
-        (tokio::spawn(accept::serve(listener, door, router, closing.clone(), knocks)), knock)
+        (tokio::spawn(accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
     let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
@@ -310,6 +348,7 @@ async fn serve(
     }
     let _ = tokio::join!(startup, expiry, mps, turns, leftover, strays);
     first_look.abort();
+    following.abort();
     let _ = fed.map(|fed| fed.abort());
     // Those who listen hear how the operations ended, and that this is the end.
     agent.state.events().close();

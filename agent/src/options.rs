@@ -1,6 +1,6 @@
 //! What the command line and the environment say, with the defaults of root and of a user.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
 
@@ -20,7 +20,7 @@ Signals:
            comes a tenth of a second later or more ends it at once";
 
 /// Where its files are, for gpushd(8).
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 11] = [
     ("/etc/gpush/config.toml", "Config. Without it no GPU is managed"),
     ("/run/gpush/gpushd.sock", "Socket for everybody"),
     ("/run/gpush/admin.sock", "Socket for root and hooks"),
@@ -28,10 +28,14 @@ const FILES: [(&str, &str); 10] = [
     ("/var/log/gpush-mps", "A directory for each MPS daemon: its log and that of its servers"),
     ("/var/lib/gpush/gpush.db", "Database: operations, overrides, states of GPUs, audit trail"),
     ("/var/lib/gpush/gpush.db-wal", "Its log, which belongs to it: copy both, with gpushd stopped"),
-    ("/var/lib/gpush/watermark", "How far the database had come: commits that are lost are noticed"),
+    ("/var/lib/gpush/watermark", "Progress of the database, by which lost commits are detected"),
+    ("/run/gpush/store-*", "Progress of the database on this boot, by which an emptied state directory is detected"),
     ("/var/lib/gpush/reserve", "4 MiB kept back, so that what was begun can be recorded as ended on a full disk"),
     ("/var/lib/gpush/lock", "Held for life; the pid of the gpushd that has the directory"),
 ];
+
+/// State directory of the system's service.
+const SYSTEM_STATE: &str = "/var/lib/gpush";
 
 /// The gpush host agent: owns how the GPUs of this host are shared.
 #[derive(Debug, Parser)]
@@ -137,10 +141,24 @@ pub(crate) struct Paths {
     pub(crate) admin_socket: Option<PathBuf>,
     /// State directory.
     pub(crate) state_dir: PathBuf,
+    /// Marker of the database: a file beside the socket, in a directory that a reboot clears.
+    pub(crate) store_marker: PathBuf,
     /// File with the boot id.
     pub(crate) boot_id_file: PathBuf,
     /// Directory of MPS daemons.
     pub(crate) mps_dir: PathBuf,
+    /// What the config file and the driver's library must be.
+    pub(crate) trust: Trust,
+}
+
+/// Which config files and libraries are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// Only those that root alone can have written: this gpushd is the system's service, which runs as root with
+    /// the default state directory.
+    Required,
+    /// Any; what the system's service would refuse is logged. A user's own gpushd, or one on a simulated host.
+    Logged,
 }
 
 /// A default that can't be made out, with the option that replaces it.
@@ -197,7 +215,7 @@ impl Paths {
         };
         let state_dir = match &arguments.state_dir {
             Some(path) => path.clone(),
-            None if here.root => "/var/lib/gpush".into(),
+            None if here.root => SYSTEM_STATE.into(),
             None => below_home(&here.state_home, ".local/state", "the state directory", "HOME", "--state-dir DIR")?,
         };
         let socket = match &arguments.socket {
@@ -216,16 +234,29 @@ impl Paths {
             // Beside the socket, where its user's own things are.
             None => here.runtime_dir.as_ref().map_or_else(|| state_dir.join("mps"), |dir| dir.join("gpush-mps")),
         };
+        let store_marker = store_marker(&socket, &state_dir);
+        let is_system = here.root && state_dir == Path::new(SYSTEM_STATE);
+        let trust = if is_system { Trust::Required } else { Trust::Logged };
         Ok(Self {
             config,
             config_named: arguments.config.is_some(),
             socket,
             admin_socket: arguments.admin_socket.clone(),
             state_dir,
+            store_marker,
             boot_id_file: arguments.boot_id_file.clone(),
             mps_dir,
+            trust,
         })
     }
+}
+
+/// The marker of the database in `state_dir`. Its name differs between state directories, because agents may
+/// share the directory of their sockets.
+fn store_marker(socket: &Path, state_dir: &Path) -> PathBuf {
+    let state_dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned());
+    let name = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_URL, state_dir.as_os_str().as_encoded_bytes());
+    socket.with_file_name(format!("store-{}", name.simple()))
 }
 
 #[cfg(test)]
@@ -257,6 +288,19 @@ mod tests {
         assert_eq!(paths.socket, PathBuf::from("/run/gpush/gpushd.sock"));
         assert_eq!(paths.state_dir, PathBuf::from("/var/lib/gpush"));
         assert!(!paths.config_named);
+        assert_eq!(paths.trust, Trust::Required);
+        let simulated = Paths::resolve(&arguments(&["--state-dir", "/tmp/s"]), &here).unwrap();
+        assert_eq!(simulated.trust, Trust::Logged);
+        // tmpfiles.d and the unit name the directory.
+        assert_eq!(paths.store_marker.parent(), Some(Path::new("/run/gpush")));
+    }
+
+    #[test]
+    fn store_marker_differs_between_state_directories() {
+        let here = Surroundings { root: true, ..Surroundings::default() };
+        let marker = |state: &str| Paths::resolve(&arguments(&["--state-dir", state]), &here).unwrap().store_marker;
+        assert_eq!(marker("/a"), marker("/a"));
+        assert_ne!(marker("/a"), marker("/b"));
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! Every GPU that the config manages is held until then: neither changed nor granted. A reboot, which ends what was
 //! promised, ends that too. Afterwards instances and MPS daemons are left as they are; the difference from the
 //! config shows as drift. Processes that ran by then may have had a share, and are never ended for having none.
+//!
+//! A loss that is found on a new boot holds nothing: promises end with their boot. Health reports it until it is
+//! accepted or until the next boot, because overrides and cordons are gone.
 
 use gpush_api::{ApiError, Code, Gpu, Recovered};
 use gpush_host::proc;
@@ -12,6 +15,13 @@ use crate::{agent::Shared, caller::Viewer, mps, request::Request, shared_gpus, s
 
 /// The loss as a cause of degraded health, with the GPUs that are held.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
+    if !lost.holds {
+        let mut error = ApiError::new(Code::Unavailable, "the database was lost before this boot")
+            .cause(lost.cause.clone())
+            .cause("overrides and cordons that were set before are gone; the config applies");
+        error.causes.extend(lost.kept.iter().map(|kept| format!("the damaged one is kept as {}", kept.display())));
+        return error.hint("set again what is missing, then acknowledge with `gpushctl recover`; a reboot does too");
+    }
     let held: Vec<String> = gpus.iter().filter(|gpu| is_managed(gpu)).map(|gpu| gpu.index.to_string()).collect();
     let mut error =
         ApiError::new(Code::Unavailable, "the database was lost: what was promised about GPUs is not known")
@@ -36,6 +46,9 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovered, ApiError> {
     let _turn = agent.turn.lock().await;
     let Some(lost) = agent.state.now().lost.clone() else { return Ok(Recovered::default()) };
+    if !lost.holds {
+        return acknowledge(agent, request, lost).await;
+    }
     let gpus = match agent.readings.host().await {
         Ok(observed) => observed.gpus(Viewer::Agent),
         // Whose daemons stand there can't be told: they would be taken for nobody's.
@@ -70,4 +83,19 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
     let kept = lost.kept.map(|kept| kept.display().to_string());
     Ok(Recovered { cause: Some(lost.cause), kept, released })
+}
+
+/// Accepts a loss for which nothing is held.
+async fn acknowledge(agent: &Shared, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
+    let uid = request.by.uid;
+    let mut also = request.recorded("recover", "host".to_owned());
+    let accepted = agent.store.write_ending(move |tx| {
+        tx.accept_loss()?;
+        also(tx)
+    });
+    accepted.await?;
+    agent.state.acknowledge_loss();
+    tracing::info!(uid, "the loss of the database was acknowledged: {}", lost.cause);
+    let kept = lost.kept.map(|kept| kept.display().to_string());
+    Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })
 }

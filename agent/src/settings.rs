@@ -13,11 +13,15 @@ use std::{
 use gpush_api::{ApiError, Code, PendingRestart};
 use gpush_core::config::{Config, ConfigErrors, MOST_BYTES};
 
+use gpush_host::helper::trust::{self, Untrusted};
+
+use crate::options::Trust;
+
 /// What to do about a file that is not there.
 const WITHOUT: &str = "copy config.example.toml there, or leave --config and GPUSH_CONFIG out; without a file at the \
                        default path gpushd runs and manages no GPU";
 
-/// Why a config can't be had.
+/// Why a config cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigTrouble {
     /// It was named, and is not there.
@@ -34,6 +38,14 @@ pub(crate) enum ConfigTrouble {
         /// Why.
         source: io::Error,
     },
+    /// Another user could have written it.
+    #[error("the config file {} is not trusted: {why}; {}", path.display(), why.remedy())]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: Untrusted,
+    },
     /// It says something wrong.
     #[error("{0}")]
     Wrong(ConfigErrors),
@@ -49,6 +61,11 @@ impl ConfigTrouble {
             Self::Unreadable { path, source } => ApiError::new(Code::ConfigInvalid, self.to_string())
                 .cause(source.to_string())
                 .hint(format!("make {} readable for gpushd, or name another file with --config", path.display())),
+            Self::Untrusted { path, why } => {
+                ApiError::new(Code::ConfigInvalid, format!("the config file {} is not trusted", path.display()))
+                    .cause(why.to_string())
+                    .hint(format!("{}, then `systemctl reload gpushd`", why.remedy()))
+            }
             Self::Wrong(errors) => {
                 let located = errors.located();
                 let path = located.first().map_or("the config", |first| first.path.as_str());
@@ -72,6 +89,7 @@ impl ConfigTrouble {
 pub(crate) struct Settings {
     path: PathBuf,
     must_exist: bool,
+    trust: Trust,
     state: RwLock<State>,
 }
 
@@ -98,10 +116,10 @@ pub(crate) struct Candidate {
 
 impl Settings {
     /// Reads the config at start.
-    pub(crate) fn load(path: &Path, must_exist: bool) -> Result<Self, ConfigTrouble> {
-        let (config, from_file) = read(path, must_exist)?;
+    pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigTrouble> {
+        let (config, from_file) = read(path, must_exist, trust)?;
         let state = State { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
-        Ok(Self { path: path.to_owned(), must_exist, state: RwLock::new(state) })
+        Ok(Self { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })
     }
 
     /// Reads the file again, without putting it into force.
@@ -109,7 +127,7 @@ impl Settings {
     /// # Errors
     /// When it is wrong or can't be read.
     pub(crate) fn candidate(&self) -> Result<Candidate, ApiError> {
-        let (in_file, from_file) = read(&self.path, self.must_exist).map_err(|trouble| trouble.to_api())?;
+        let (in_file, from_file) = read(&self.path, self.must_exist, self.trust).map_err(|trouble| trouble.to_api())?;
         let in_force = self.config();
         let mut config = Config { driver: in_force.driver.clone(), ..in_file.clone() };
         config.api.admin_socket.clone_from(&in_force.api.admin_socket);
@@ -159,7 +177,7 @@ impl Settings {
     }
 }
 
-fn read(path: &Path, must_exist: bool) -> Result<(Config, bool), ConfigTrouble> {
+fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, bool), ConfigTrouble> {
     use io::Read;
     let unreadable = |source| ConfigTrouble::Unreadable { path: path.to_owned(), source };
     let file = match std::fs::File::open(path) {
@@ -172,6 +190,10 @@ fn read(path: &Path, must_exist: bool) -> Result<(Config, bool), ConfigTrouble> 
         }
         Err(error) => return Err(unreadable(error)),
     };
+    if trust == Trust::Required {
+        let own = nix::unistd::geteuid().as_raw();
+        trust::check_file(path, own).map_err(|why| ConfigTrouble::Untrusted { path: path.to_owned(), why })?;
+    }
     let mut bytes = Vec::new();
     // One more than is allowed: the parser says that it is too large.
     file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
@@ -187,12 +209,31 @@ mod tests {
     fn no_file_is_no_error_unless_it_was_named() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
-        let settings = Settings::load(&path, false).unwrap();
+        let settings = Settings::load(&path, false, Trust::Required).unwrap();
         assert_eq!(*settings.config(), Config::default());
         assert_eq!(settings.file(), None);
-        let error = Settings::load(&path, true).unwrap_err();
+        let error = Settings::load(&path, true, Trust::Logged).unwrap_err();
         assert!(error.to_string().contains("copy config.example.toml there"), "{error}");
         assert!(error.to_api().message.contains("there is no config file"), "{error}");
+    }
+
+    #[test]
+    fn system_service_refuses_a_config_that_others_can_write() {
+        use std::os::unix::fs::PermissionsExt;
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("config.toml");
+        std::fs::write(&path, "auto_reconcile = true\n").unwrap();
+        let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o777);
+        let error = Settings::load(&path, true, Trust::Required).unwrap_err();
+        assert!(error.to_string().contains("is not trusted") && error.to_string().contains("`chmod go-w "), "{error}");
+        assert!(Settings::load(&path, true, Trust::Logged).unwrap().config().auto_reconcile);
+        mode(0o644);
+        let settings = Settings::load(&path, true, Trust::Required).unwrap();
+        // A reload follows the same rule.
+        mode(0o666);
+        let error = settings.candidate().unwrap_err();
+        assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`chmod go-w ")), "{error:?}");
     }
 
     #[test]
@@ -200,7 +241,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("config.toml");
         std::fs::write(&path, "auto_reconcile = true\n").unwrap();
-        let settings = Settings::load(&path, true).unwrap();
+        let settings = Settings::load(&path, true, Trust::Logged).unwrap();
         assert!(settings.config().auto_reconcile);
         std::fs::write(&path, b"auto_reconcile = false\n\xff").unwrap();
         let error = settings.refuse(settings.candidate().unwrap_err());

@@ -1,7 +1,7 @@
 //! Installs what the tests need beyond cargo, where that is possible, and says so where it is not.
 //!
 //! Three things: a private Python environment under `target/venv` with the independent NVML clients
-//! of `tests/clients/requirements.txt`, and of `requirements-alone.txt` without their dependencies; programs from
+//! and the API fuzzer of `tests/clients/requirements.txt`, and of `requirements-alone.txt` without their dependencies; programs from
 //! Debian; and Slurm's plugin for NVML, unpacked below `target/slurm-plugins`. The system's Python is never
 //! touched. Packages come through apt, and only as root; some live in Debian's `contrib` and `non-free`,
 //! which are asked for through package lists of our own, so that the machine's sources stay as they are.

@@ -1,5 +1,6 @@
 //! `cargo xtask soak`: what a usual run does a hundred times, a thousand times: MPS daemons, their servers,
-//! clients and gpushd killed at random; and a fifth as often their units, on a systemd.
+//! clients and gpushd killed at random; and a fifth as often their units, on a systemd. Then ten thousand mixed
+//! requests, after which gpushd must not take more memory than before.
 
 use anyhow::Result;
 
@@ -14,6 +15,9 @@ pub(crate) struct Arguments {
     /// How often something is killed
     #[arg(long, default_value = "1000", value_name = "NUMBER")]
     kills: u64,
+    /// Number of mixed requests between two measurements of resident memory
+    #[arg(long, default_value = "10000", value_name = "NUMBER")]
+    requests: u64,
     /// Begin with this number in place of the usual one
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
@@ -51,5 +55,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         units.env("GPUSH_TEST_SEED", seed.to_string());
     }
     let units = step::run("kills of units of systemd", units, true).outcome;
-    Ok(daemons == Outcome::Passed && units == Outcome::Passed)
+    let mut memory = workspace::cargo();
+    memory.args(["test", "--locked", "--package", "gpush-tests", "--test", "load", "--", "--show-output", "memory::"]);
+    memory.env("GPUSH_TEST_REQUESTS", arguments.requests.to_string());
+    let memory = step::run("memory of gpushd under mixed requests", memory, true).outcome;
+    Ok([daemons, units, memory].iter().all(|outcome| *outcome == Outcome::Passed))
 }

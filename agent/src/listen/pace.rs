@@ -28,6 +28,10 @@ use tokio::{
     time::Instant,
 };
 
+use axum::http::StatusCode;
+
+use crate::http::failure::Failure;
+
 /// For a request's head, from its first byte (from the connection, for the first one).
 const HEAD: Duration = Duration::from_secs(1);
 
@@ -117,17 +121,38 @@ impl Pace {
     }
 }
 
-/// A stream that tells its pace when bytes come, and when they are taken.
+/// A stream that reports to its pace when bytes come and when they are taken, and that gives hyper's own
+/// answers a body.
 #[derive(Debug)]
 pub(crate) struct Paced {
     stream: UnixStream,
     pace: Pace,
+    /// An answer in place of hyper's own.
+    replaced: Option<Replaced>,
+}
+
+/// An answer that is written in place of another one.
+#[derive(Debug)]
+struct Replaced {
+    bytes: Vec<u8>,
+    written: usize,
+    /// Length of what hyper wrote.
+    original: usize,
+}
+
+/// hyper's own answer to a head that it refuses, recognized by its status line and its empty body: an answer of
+/// the API to what is wrong has a body always.
+fn refused_head(written: &[u8]) -> Option<StatusCode> {
+    let head = written.strip_prefix(b"HTTP/1.1 ")?;
+    let status = StatusCode::from_bytes(head.get(..3)?).ok().filter(StatusCode::is_client_error)?;
+    let is_empty = head.windows(17).any(|window| window.eq_ignore_ascii_case(b"content-length: 0"));
+    is_empty.then_some(status)
 }
 
 impl Paced {
     /// Wraps a stream.
     pub(crate) fn new(stream: UnixStream, pace: Pace) -> Self {
-        Self { stream, pace }
+        Self { stream, pace, replaced: None }
     }
 
     fn told(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
@@ -135,6 +160,30 @@ impl Paced {
             self.pace.bytes_taken();
         }
         written
+    }
+
+    /// Writes the answer in place of hyper's own; `None` when there is none.
+    fn poll_replaced(&mut self, cx: &mut Context<'_>) -> Option<Poll<io::Result<usize>>> {
+        let replaced = self.replaced.as_mut()?;
+        while replaced.written < replaced.bytes.len() {
+            match Pin::new(&mut self.stream).poll_write(cx, &replaced.bytes[replaced.written..]) {
+                Poll::Ready(Ok(0)) => return Some(Poll::Ready(Err(io::ErrorKind::WriteZero.into()))),
+                Poll::Ready(Ok(count)) => replaced.written += count,
+                other => return Some(other),
+            }
+        }
+        let original = replaced.original;
+        self.replaced = None;
+        Some(Poll::Ready(Ok(original)))
+    }
+
+    fn replace(&mut self, first: &[u8], original: usize) {
+        if self.replaced.is_none()
+            && let Some(status) = refused_head(first)
+        {
+            let bytes = Failure::refused_head(status).as_http();
+            self.replaced = Some(Replaced { bytes, written: 0, original });
+        }
     }
 }
 
@@ -151,7 +200,8 @@ impl AsyncRead for Paced {
 
 impl AsyncWrite for Paced {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.replace(buf, buf.len());
+        let written = self.poll_replaced(cx).unwrap_or_else(|| Pin::new(&mut self.stream).poll_write(cx, buf));
         self.told(written)
     }
 
@@ -168,7 +218,11 @@ impl AsyncWrite for Paced {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        if let Some(first) = bufs.first() {
+            self.replace(first, bufs.iter().map(|buf| buf.len()).sum());
+        }
+        let written =
+            self.poll_replaced(cx).unwrap_or_else(|| Pin::new(&mut self.stream).poll_write_vectored(cx, bufs));
         self.told(written)
     }
 
@@ -180,6 +234,21 @@ impl AsyncWrite for Paced {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answer_of_hyper_is_told_from_one_of_the_api() {
+        let own = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        assert_eq!(refused_head(own).map(|status| status.as_u16()), Some(431));
+        for other in [
+            &b"HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: 10\r\n\r\n{}"[..],
+            b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+            b"HTTP/1.1 4",
+            b"{\"code\": 1}",
+            b"",
+        ] {
+            assert_eq!(refused_head(other), None, "{}", String::from_utf8_lossy(other));
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_is_kept_while_its_peer_takes_it() {

@@ -18,7 +18,7 @@ use std::{
 
 use nix::unistd::{Gid, Group};
 
-use super::lock::{LockError, SocketLock};
+use gpush_host::path_lock::{LockError, PathLock};
 
 /// Who may connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,7 +160,7 @@ pub(crate) struct Listening {
 struct Ours {
     path: PathBuf,
     inode: u64,
-    _lock: SocketLock,
+    _lock: PathLock,
 }
 
 impl Listening {
@@ -206,7 +206,7 @@ impl Listening {
                 option,
             })?;
         }
-        let lock = SocketLock::take(path).map_err(|error| match error {
+        let lock = PathLock::take(path).map_err(|error| match error {
             LockError::Held { holder } => SocketError::Held { path: here(), holder, option },
             LockError::Unusable { path, source } => SocketError::Lock { path, source, option },
         })?;

@@ -1,47 +1,40 @@
 //! The ends of the logs of a daemon and its servers, as they are shown.
 
 use std::{
+    collections::VecDeque,
     fs::File,
-    io::{self, Read, Seek, SeekFrom},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     path::Path,
-    time::Duration,
 };
 
 use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
 
 use super::{
     exec::{CONTROL_LOG, SERVER_LOG},
-    polls,
+    polls::Filter,
 };
 
-/// Most of a log that is looked at for its last lines, bytes: as it is, and where most of it is left out.
+/// Most bytes of a log that are read for its last lines: without a filter, and where checks are left out.
 const MOST: (u64, u64) = (256 << 10, 4 << 20);
 
-/// The last lines of each; without what gpushd's own looks at the daemon leave there, unless `all` are wanted.
+/// Most bytes of a line that are shown. Users can write into these logs.
+const LONGEST_LINE: usize = 4096;
+
+/// The last lines of each log; without what gpushd's own checks leave there, unless `all` are wanted. Reads line
+/// by line: memory is bounded by what is shown. Blocks.
 pub(super) fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
     let file = |name: &str| {
         let path = dir.join(name);
         let shown = path.display().to_string();
-        let polled = name == CONTROL_LOG && !all;
-        match end_of(&path, if polled { MOST.1 } else { MOST.0 }) {
-            Ok(end) => {
-                let said: Vec<&str> = end.said.lines().collect();
-                let told = if polled { polls::without(&said, end.begins, end.silent) } else { said.clone() };
-                let last = &told[told.len().saturating_sub(lines)..];
-                let left_out = said.len() - told.len();
-                MpsLog {
-                    path: shown,
-                    lines: last.iter().map(|line| text::plain(line)).collect(),
-                    left_out,
-                    error: None,
-                }
-            }
-            // Servers have said nothing yet.
+        let filtered = name == CONTROL_LOG && !all;
+        match end_of(&path, lines, filtered) {
+            Ok(End { lines, left_out }) => MpsLog { path: shown, lines: lines.into(), left_out, error: None },
+            // Servers have written nothing yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: None }
             }
             Err(error) => {
-                let error = ApiError::new(Code::Internal, format!("{shown} can't be read")).cause(error.to_string());
+                let error = ApiError::new(Code::Internal, format!("cannot read {shown}")).cause(error.to_string());
                 MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: Some(error) }
             }
         }
@@ -51,25 +44,66 @@ pub(super) fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
 
 /// The end of a log.
 struct End {
-    said: String,
-    /// Whether that is all of it.
-    begins: bool,
-    /// For how long nothing was added.
-    silent: Duration,
+    lines: VecDeque<String>,
+    left_out: usize,
 }
 
-fn end_of(path: &Path, most: u64) -> io::Result<End> {
+fn end_of(path: &Path, most: usize, filtered: bool) -> io::Result<End> {
     let mut file = File::open(path)?;
     let meta = file.metadata()?;
-    let from = meta.len().saturating_sub(most);
+    let bytes = if filtered { MOST.1 } else { MOST.0 };
+    let from = meta.len().saturating_sub(bytes);
     file.seek(SeekFrom::Start(from))?;
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes)?;
-    let said = String::from_utf8_lossy(&bytes).into_owned();
+    let mut reader = BufReader::new(file.take(bytes));
+    let mut last = VecDeque::new();
+    let mut show = |line: String| {
+        if last.len() == most {
+            last.pop_front();
+        }
+        if most > 0 {
+            last.push_back(text::plain(&line));
+        }
+    };
     // The first line is cut where it was not read from its beginning.
     let begins = from == 0;
-    let said = if begins { said } else { said.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_owned()) };
-    Ok(End { said, begins, silent: meta.modified()?.elapsed().unwrap_or_default() })
+    if !begins {
+        next_line(&mut reader)?;
+    }
+    let mut filter = filtered.then(|| Filter::new(begins));
+    while let Some(line) = next_line(&mut reader)? {
+        match &mut filter {
+            Some(filter) => filter.line(line, &mut show),
+            None => show(line),
+        }
+    }
+    let silent = meta.modified()?.elapsed().unwrap_or_default();
+    let left_out = filter.map_or(0, |filter| filter.end(silent, &mut show));
+    Ok(End { lines: last, left_out })
+}
+
+/// Reads a line without its end; `None` at the end of the file. What is beyond [`LONGEST_LINE`] is skipped.
+fn next_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let mut is_any = false;
+    loop {
+        let buffer = reader.fill_buf()?;
+        if buffer.is_empty() {
+            break;
+        }
+        is_any = true;
+        let end = buffer.iter().position(|byte| *byte == b'\n');
+        let piece = &buffer[..end.unwrap_or(buffer.len())];
+        line.extend(&piece[..piece.len().min(LONGEST_LINE - line.len())]);
+        let read = end.map_or(buffer.len(), |end| end + 1);
+        reader.consume(read);
+        if end.is_some() {
+            break;
+        }
+    }
+    if line.last() == Some(&b'\r') {
+        line.pop();
+    }
+    Ok(is_any.then(|| String::from_utf8_lossy(&line).into_owned()))
 }
 
 #[cfg(test)]
@@ -89,6 +123,16 @@ mod tests {
         }
         fs::write(dir.path().join(SERVER_LOG), "x".repeat(300 << 10) + "\nlast\n").unwrap();
         assert_eq!(last(dir.path(), 5, false).files[1].lines, ["last"]);
+    }
+
+    #[test]
+    fn long_line_is_cut_and_the_next_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(SERVER_LOG), "x".repeat(100 << 10) + "\r\nlast\r\nunfinished").unwrap();
+        let lines = last(dir.path(), 5, false).files.remove(1).lines;
+        let lengths: Vec<usize> = lines.iter().map(String::len).collect();
+        assert_eq!((lengths, lines[1].as_str(), lines[2].as_str()), (vec![LONGEST_LINE, 4, 10], "last", "unfinished"));
+        assert_eq!(last(dir.path(), 0, false).files.remove(1).lines.len(), 0);
     }
 
     #[test]

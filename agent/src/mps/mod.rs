@@ -41,6 +41,7 @@
 
 mod act;
 mod admission;
+mod base_lock;
 mod clients;
 mod compute_mode;
 mod daemon;
@@ -82,6 +83,7 @@ use tokio::sync::Notify;
 
 pub(crate) use self::{
     act::{Act, act, set},
+    base_lock::take as lock_base,
     clients::{SharedTarget, sharing, terminate},
     moves::{aside, bring_up, devices_serve, idle, plan},
     records::Lasting,
@@ -119,6 +121,8 @@ pub(crate) struct Mps {
     moves: Mutex<BTreeMap<String, Moves>>,
     /// What the control daemon says of several users, once a rule wants them.
     many: Mutex<Option<many::Asked>>,
+    /// Whether the ends of shares can be recorded.
+    expiry: shares::Expiry,
     /// Of those who see to it which daemons there are, one at a time.
     settling: tokio::sync::Mutex<()>,
     wake: Arc<Notify>,
@@ -159,6 +163,7 @@ impl Mps {
             open: Mutex::default(),
             moves: Mutex::default(),
             many: Mutex::default(),
+            expiry: Default::default(),
             settling: tokio::sync::Mutex::default(),
             wake: Arc::default(),
         }

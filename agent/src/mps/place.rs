@@ -241,7 +241,7 @@ impl Place {
 }
 
 /// Makes a directory of ours with this mode, or gives it to one that is there.
-fn directory(path: &Path, mode: u32) -> io::Result<()> {
+pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

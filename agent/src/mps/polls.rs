@@ -1,5 +1,5 @@
-//! What of a control daemon's log is only gpushd asking how it is: sessions of nothing but questions, each
-//! of which is some five lines there, and a look several sessions.
+//! Filter for a control daemon's log that leaves out gpushd's own checks: sessions of nothing but questions.
+//! Each is some five lines there, and a check is several sessions.
 //!
 //! ```text
 //! Accepting connection…            ┐
@@ -37,53 +37,103 @@ enum Line {
     Event,
 }
 
-/// The lines that tell more than that gpushd asked. `begins`: whether the first one is the log's. `silent`: how
-/// long ago the last was written.
-pub(super) fn without<'a>(lines: &[&'a str], begins: bool, silent: Duration) -> Vec<&'a str> {
-    let mut told = Vec::with_capacity(lines.len().min(4096));
-    // A session that was cut off before its first line here is taken for one that has been opened.
-    let mut session = Session { from: 0, is_open: !begins, quiet: !begins, asked: !begins };
-    for (at, line) in lines.iter().enumerate() {
-        let what = what(line);
-        session.quiet &= at == session.from || at.checked_sub(1).is_some_and(|before| is_quick(lines[before], line));
-        match what {
-            Line::Connects => {
-                session.end(lines, at, &mut told);
-                session = Session { from: at, is_open: false, quiet: true, asked: false };
-            }
-            // A log that is cut may begin there.
-            Line::Opens if at == session.from + 1 && !session.is_open || at == 0 && !begins => session.is_open = true,
-            Line::Question if session.is_open => session.asked = true,
-            Line::Answer if session.asked => {}
-            Line::Closes if session.is_open => {
-                session.quiet &= session.asked;
-                session.end(lines, at + 1, &mut told);
-                session = Session { from: at + 1, is_open: false, quiet: false, asked: false };
-            }
-            Line::Opens | Line::Question | Line::Answer | Line::Closes | Line::Event => session.quiet = false,
-        }
-    }
-    // The one that goes on.
-    session.quiet &= silent < QUICK;
-    session.end(lines, lines.len(), &mut told);
-    told
+/// Most lines of a session that are kept back while it may still turn out to be a check of gpushd's. A longer
+/// one is shown: whoever writes into the log must not decide how much memory this takes.
+const LONGEST_SESSION: usize = 256;
+
+/// Leaves out gpushd's own checks, line by line.
+#[derive(Debug)]
+pub(super) struct Filter {
+    /// Whether the first line is the first line of the log.
+    begins: bool,
+    lines: usize,
+    left_out: usize,
+    session: Session,
+    /// Time of the line before.
+    before: Option<DateTime>,
 }
 
 /// Lines that belong together.
 #[derive(Debug)]
 struct Session {
-    from: usize,
+    /// Lines of it so far.
+    lines: usize,
+    /// Those that were not shown, as long as it is quiet.
+    kept_back: Vec<String>,
     is_open: bool,
-    /// Whether it tells nothing, as far as it was read.
+    /// Whether it consists of checks only, as far as it was read.
     quiet: bool,
     asked: bool,
 }
 
 impl Session {
-    fn end<'a>(&self, lines: &[&'a str], to: usize, told: &mut Vec<&'a str>) {
+    fn new(quiet: bool) -> Self {
+        Self { lines: 0, kept_back: Vec::new(), is_open: false, quiet, asked: false }
+    }
+
+    fn add(&mut self, line: String, show: &mut impl FnMut(String)) {
+        self.lines += 1;
+        self.kept_back.push(line);
+        self.quiet &= self.kept_back.len() <= LONGEST_SESSION;
         if !self.quiet {
-            told.extend(&lines[self.from..to]);
+            self.kept_back.drain(..).for_each(show);
         }
+    }
+
+    /// Shows what was kept back unless it consists of checks only. Returns how many lines are left out.
+    fn end(&mut self, show: &mut impl FnMut(String)) -> usize {
+        if self.quiet {
+            return std::mem::take(&mut self.kept_back).len();
+        }
+        self.kept_back.drain(..).for_each(show);
+        0
+    }
+}
+
+impl Filter {
+    /// A filter for a log. `begins` says whether its first line will be the first line of the log.
+    pub(super) fn new(begins: bool) -> Self {
+        // A session whose beginning was cut off is taken for one that has been opened.
+        let session = Session { is_open: !begins, quiet: !begins, asked: !begins, ..Session::new(false) };
+        Self { begins, lines: 0, left_out: 0, session, before: None }
+    }
+
+    /// Takes the next line, and shows it and those before it once they are known not to be checks.
+    pub(super) fn line(&mut self, line: String, mut show: impl FnMut(String)) {
+        let is_first = self.lines == 0;
+        self.lines += 1;
+        let time = parts(&line).0;
+        let session = &mut self.session;
+        session.quiet &= session.lines == 0 || is_quick(self.before, time);
+        self.before = time;
+        match what(&line) {
+            Line::Connects => {
+                self.left_out += session.end(&mut show);
+                *session = Session::new(true);
+            }
+            // A log that is cut may begin there.
+            Line::Opens if session.lines == 1 && !session.is_open || is_first && !self.begins => {
+                session.is_open = true;
+            }
+            Line::Question if session.is_open => session.asked = true,
+            Line::Answer if session.asked => {}
+            Line::Closes if session.is_open => {
+                session.quiet &= session.asked;
+                session.add(line, &mut show);
+                self.left_out += session.end(&mut show);
+                *session = Session::new(false);
+                return;
+            }
+            Line::Opens | Line::Question | Line::Answer | Line::Closes | Line::Event => session.quiet = false,
+        }
+        session.add(line, &mut show);
+    }
+
+    /// Ends the log, to which nothing was added for `silent`. Returns how many lines were left out.
+    pub(super) fn end(mut self, silent: Duration, mut show: impl FnMut(String)) -> usize {
+        // The session that goes on.
+        self.session.quiet &= silent < QUICK;
+        self.left_out + self.session.end(&mut show)
     }
 }
 
@@ -97,15 +147,11 @@ fn parts(line: &str) -> (Option<DateTime>, &str) {
     (time, said.trim_end())
 }
 
-fn is_quick(before: &str, line: &str) -> bool {
-    match (parts(before).0, parts(line).0) {
-        (Some(before), Some(now)) => {
-            let between = now.duration_since(before);
-            // A clock that was set back tells nothing.
-            Duration::try_from(between).is_ok_and(|between| between < QUICK)
-        }
-        (Some(_) | None, None) | (None, Some(_)) => false,
-    }
+fn is_quick(before: Option<DateTime>, now: Option<DateTime>) -> bool {
+    // After the clock was set back the times tell nothing.
+    before.zip(now).is_some_and(|(before, now)| {
+        Duration::try_from(now.duration_since(before)).is_ok_and(|between| between < QUICK)
+    })
 }
 
 fn what(line: &str) -> Line {
@@ -147,6 +193,27 @@ mod tests {
 
     const NOW: Duration = Duration::ZERO;
 
+    fn without(lines: &[&str], begins: bool, silent: Duration) -> Vec<String> {
+        let mut told = Vec::new();
+        let mut filter = Filter::new(begins);
+        lines.iter().for_each(|line| filter.line((*line).to_owned(), |line| told.push(line)));
+        let left_out = filter.end(silent, |line| told.push(line));
+        assert_eq!(told.len() + left_out, lines.len());
+        told
+    }
+
+    #[test]
+    fn endless_session_of_questions_is_shown_and_not_kept_back() {
+        let mut filter = Filter::new(true);
+        let mut shown = 0;
+        let session = ["Accepting connection...", "NEW UI"].into_iter().chain(std::iter::repeat("Cmd:get_server_list"));
+        for said in session.take(100_000) {
+            filter.line(format!("[2026-11-22 08:57:50.000 Control 7] {said}"), |_| shown += 1);
+            assert!(filter.session.kept_back.len() <= LONGEST_SESSION);
+        }
+        assert_eq!((filter.end(NOW, |_| shown += 1), shown), (0, 100_000));
+    }
+
     /// A log with a millisecond between two lines; `~` before a line: ten seconds.
     fn log(said: &[&str]) -> Vec<String> {
         let mut ms = 0;
@@ -161,7 +228,7 @@ mod tests {
     fn told(said: &[&str], begins: bool, silent: Duration) -> Vec<String> {
         let log = log(said);
         let lines: Vec<&str> = log.iter().map(String::as_str).collect();
-        without(&lines, begins, silent).into_iter().map(|line| parts(line).1.to_owned()).collect()
+        without(&lines, begins, silent).into_iter().map(|line| parts(&line).1.to_owned()).collect()
     }
 
     const ASKED: [&str; 5] = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4711", "UI closed"];

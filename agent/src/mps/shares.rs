@@ -10,12 +10,15 @@
 //! What is handed out is an environment that cooperating clients keep. Who is let in is kept by the
 //! directory; how much they take beyond their share, by nobody but the daemon's own ceiling.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsSettings, MpsShare as Shown, MpsShareRequest, MpsShareTaken, MpsUsers};
 use gpush_core::sharing;
 use gpush_host::proc;
-use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
+use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId, StoreError};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Entry, daemon::Do, targets::Outlook, view};
@@ -284,19 +287,35 @@ async fn drop_share(
     by: Option<gpush_api::Actor>,
     why: &'static str,
 ) -> Result<(), ApiError> {
-    let (id, uuid, uid) = (share.id, share.target.clone(), share.by.uid);
+    record_ends(agent, vec![(share.clone(), why)], by).await?;
+    forget(agent, share, why).await
+}
+
+/// Records the ends of shares, all in one transaction.
+async fn record_ends(
+    agent: &Shared,
+    ended: Vec<(MpsShare, &'static str)>,
+    by: Option<gpush_api::Actor>,
+) -> Result<(), StoreError> {
     let written = agent.store.write_ending(move |tx| {
-        tx.end_mps_share(id)?;
-        tx.audit(NewAudit {
-            by: by.clone(),
-            action: "mps.share".to_owned(),
-            object: format!("s{id}"),
-            result: why.to_owned(),
-            detail: serde_json::json!({ "uuid": uuid }),
+        ended.iter().try_for_each(|(share, why)| {
+            tx.end_mps_share(share.id)?;
+            tx.audit(NewAudit {
+                by: by.clone(),
+                action: "mps.share".to_owned(),
+                object: format!("s{}", share.id),
+                result: (*why).to_owned(),
+                detail: serde_json::json!({ "uuid": share.target, "uid": share.by.uid }),
+            })
+            .map(|_| ())
         })
-        .map(|_| ())
     });
-    written.await?;
+    written.await
+}
+
+/// Forgets a share whose end is recorded, and revokes the access of its user.
+async fn forget(agent: &Shared, share: &MpsShare, why: &'static str) -> Result<(), ApiError> {
+    let (id, uid) = (share.id, share.by.uid);
     agent.mps.shares().retain(|one| one.id != id);
     tracing::info!(uid, "share s{id} ended: {why}");
     let entry = agent.mps.entries().get(&share.target).cloned();
@@ -335,20 +354,67 @@ pub(super) async fn expire(agent: &Shared) -> bool {
         }
     };
     let ended: Vec<_> = agent.mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
-    let mut some = false;
-    for (share, why) in ended {
-        let entry = agent.mps.entries().get(&share.target).cloned();
-        let turn = entry.map(|entry| entry.turn).unwrap_or_default();
-        // Who only looks does not wait for that.
-        let Ok(_turn) = turn.try_lock() else { continue };
-        some = true;
-        // Somebody may have given it back meanwhile.
-        if find(agent, share.id).is_none() {
-            continue;
-        }
-        if let Err(error) = drop_share(agent, &share, None, why).await {
-            tracing::error!("share s{} can't be ended: {error}", share.id);
+    // One lock a target, held until all is recorded: two shares of it may have ended.
+    let mut turns = BTreeMap::new();
+    for target in ended.iter().map(|(share, _)| &share.target) {
+        let entry = agent.mps.entries().get(target).cloned();
+        // A check does not wait for those who change the shares of a target.
+        if let Ok(turn) = entry.map(|entry| entry.turn).unwrap_or_default().try_lock_owned() {
+            turns.entry(target.clone()).or_insert(turn);
         }
     }
-    some
+    // It may have been released meanwhile.
+    let ended: Vec<_> = ended
+        .into_iter()
+        .filter(|(share, _)| turns.contains_key(&share.target) && find(agent, share.id).is_some())
+        .collect();
+    if ended.is_empty() {
+        return false;
+    }
+    let recorded = record_ends(agent, ended.clone(), None).await;
+    agent.mps.expiry.report(recorded.as_ref().err(), ended.len());
+    if recorded.is_err() {
+        return false;
+    }
+    for (share, why) in ended {
+        if let Err(error) = forget(agent, &share, why).await {
+            tracing::error!("cannot revoke the access of the user of share s{}: {error}", share.id);
+        }
+    }
+    true
+}
+
+/// Whether the ends of shares can be recorded; logged when that changes.
+#[derive(Debug, Default)]
+pub(super) struct Expiry(Mutex<Option<String>>);
+
+impl Expiry {
+    /// Takes what came of recording the ends of `count` shares. Returns whether it was logged.
+    fn report(&self, error: Option<&StoreError>, count: usize) -> bool {
+        let mut failing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = error.map(ToString::to_string);
+        if *failing == error {
+            return false;
+        }
+        match &error {
+            Some(error) => tracing::error!("cannot record that {count} shares have ended, retrying: {error}"),
+            None => tracing::info!("the ends of shares can be recorded again"),
+        }
+        *failing = error;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failing_expiry_is_logged_once_per_change() {
+        let expiry = Expiry::default();
+        let full = StoreError::Full { path: "/var/lib/gpush".into() };
+        let logged = [None, Some(&full), Some(&full), Some(&full), Some(&StoreError::Closed), None, None]
+            .map(|error| expiry.report(error, 160));
+        assert_eq!(logged, [false, true, false, false, true, true, false]);
+    }
 }

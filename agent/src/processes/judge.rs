@@ -56,7 +56,11 @@ pub(super) struct Judge<'a> {
 impl<'a> Judge<'a> {
     /// By what is known now.
     pub(super) fn of(agent: &'a Shared) -> Self {
-        Self { agent, servers: Servers::of(agent), lost: agent.state.now().lost.is_some() }
+        Self {
+            agent,
+            servers: Servers::of(agent),
+            lost: agent.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
+        }
     }
 
     /// What is to be said of a process on a GPU or MIG device.

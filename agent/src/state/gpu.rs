@@ -126,7 +126,7 @@ impl GpuSnapshot {
         desired::describe(&known.config, known.claims.get(uuid).copied().flatten(), &mut gpu);
         gpu.drift.extend(sharing_drift(&gpu, known.shared.contains(uuid)));
         let mut reasons = reasons;
-        if let Some(lost) = known.loss.lost.as_ref().filter(|_| is_managed(&gpu)) {
+        if let Some(lost) = known.loss.lost.as_ref().filter(|lost| lost.holds && is_managed(&gpu)) {
             if matches!(gpu.state, GpuState::Changing) || is_usable(gpu.state) {
                 gpu.state = GpuState::Held;
             }

@@ -480,6 +480,14 @@ impl State {
         });
     }
 
+    /// Ends the report of a loss for which no GPU is held.
+    pub(crate) fn acknowledge_loss(&self) {
+        self.update(|known| {
+            known.loss.lost = None;
+            (Touched::All, ())
+        });
+    }
+
     /// Whether a share that was granted to a process, or to one that it descends from, may have been lost with the
     /// database; `start` is the start of the process in clock ticks since boot.
     pub(crate) fn may_have_forgotten(&self, start: u64) -> bool {

@@ -36,7 +36,10 @@ use crate::{
 /// Largest answer that is read, in bytes: 64 GPUs with all profiles and processes are well below.
 const LARGEST_ANSWER: usize = 64 << 20;
 
-/// Longest wait for `connect`, which blocks while the agent's backlog is full.
+/// Between two tries to connect while the agent's backlog is full.
+const BACKLOG_FULL: Duration = Duration::from_millis(2);
+
+/// Longest wait for a connection.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How long a change is sent again while nobody answers it: an agent that restarts is back by then.
@@ -255,6 +258,10 @@ impl Wire {
                 match UnixStream::connect(path).await {
                     // One that starts just now is there in a moment.
                     Err(error) if is_absent(&error) && Instant::now() < give_up => tokio::time::sleep(LOOK).await,
+                    // Its backlog is full. A socket that does not block is refused at once, so wait here.
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                        tokio::time::sleep(BACKLOG_FULL).await;
+                    }
                     other => break other,
                 }
             }

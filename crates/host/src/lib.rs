@@ -3,6 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`proc`] | processes, from `/proc`, with bounded reads |
+//! | [`path_lock`] | a lock that goes with a path |
 //! | [`pidfd`] | a process held by its pidfd: signals and its end |
 //! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
@@ -28,6 +29,7 @@ pub mod identity;
 pub mod machine;
 pub mod notify;
 pub mod other_managers;
+pub mod path_lock;
 pub mod peer;
 pub mod pidfd;
 pub mod proc;

@@ -38,16 +38,23 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Asks the kernel who is at the other end of a connected socket.
+    /// Asks the kernel who is at the other end of a connected socket: one system call. Supplementary groups and
+    /// namespaces are not known before [`Peer::identify`].
     ///
     /// # Errors
     /// When the socket has no peer.
     pub fn of(stream: &impl AsFd) -> nix::Result<Self> {
         let credentials = getsockopt(stream, PeerCredentials)?;
-        let (uid, gid) = (credentials.uid(), credentials.gid());
         let pid = u32::try_from(credentials.pid()).ok().filter(|pid| *pid > 0);
-        let mut peer = Self { uid, pid, groups: vec![gid], is_on_this_host: false };
-        let Some(pid) = pid else { return Ok(peer) };
+        Ok(Self { uid: credentials.uid(), pid, groups: vec![credentials.gid()], is_on_this_host: false })
+    }
+
+    /// Adds the supplementary groups, and whether the process is in gpushd's own namespaces. `stream` is the socket
+    /// that the peer was read from.
+    #[must_use]
+    pub fn identify(self, stream: &impl AsFd) -> Self {
+        let mut peer = self;
+        let Some(pid) = peer.pid else { return peer };
         let process = match getsockopt(stream, PeerPidfd) {
             Ok(fd) => Some(PidFd::of(pid.cast_signed(), fd)),
             Err(_) => PidFd::open(pid).ok().flatten(),
@@ -55,10 +62,10 @@ impl Peer {
         let (status, is_on_this_host) = (Status::of(pid), proc::is_on_this_host(pid));
         // While the process is alive, no other has its pid: all of this was read from the peer.
         if process.is_some_and(|process| !process.has_ended()) {
-            peer.groups.extend(status.map(|status| supplementary(status, uid)).unwrap_or_default());
+            peer.groups.extend(status.map(|status| supplementary(status, peer.uid)).unwrap_or_default());
             peer.is_on_this_host = is_on_this_host;
         }
-        Ok(peer)
+        peer
     }
 }
 
@@ -87,7 +94,7 @@ mod tests {
     #[test]
     fn peer_of_our_own_connection_is_this_process() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        let peer = Peer::of(&ours).unwrap();
+        let peer = Peer::of(&ours).unwrap().identify(&ours);
         let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
         assert_eq!((peer.uid, peer.pid, peer.groups[0]), (uid, Some(std::process::id()), gid));
         assert!(peer.is_on_this_host);
@@ -106,7 +113,7 @@ mod tests {
             Command::new("env").args(words).arg(&path).stderr(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
         loop {
             if let Ok((stream, _)) = listener.accept() {
-                let peer = Peer::of(&stream).unwrap();
+                let peer = Peer::of(&stream).unwrap().identify(&stream);
                 drop(stream);
                 return Some((peer, child));
             }

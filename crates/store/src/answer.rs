@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::{
     error::StoreError,
+    note::Bounds,
     operation::OperationId,
     record::{self, Columns, Record, digest},
     tx::{Tx, View},
@@ -148,11 +149,31 @@ impl Tx<'_> {
         record::put(self.connection, &kept)
     }
 
-    /// Forgets answers that expired, and the oldest beyond `keep`.
-    pub(crate) fn prune_answers(&mut self, keep: usize) -> Result<usize, StoreError> {
+    /// Deletes answers that expired, and the oldest beyond the budgets.
+    ///
+    /// Each user has a budget. Where the answers of all users are too many, the users with most of them lose
+    /// theirs first: a request of one user never makes the answer of another user be forgotten as long as that
+    /// user has fewer. Answers to root and to the agent's own user count towards neither total.
+    pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;
-        let rest = "WHERE sequence IN (SELECT sequence FROM answers ORDER BY sequence DESC LIMIT -1 OFFSET ?1)";
-        Ok(expired + record::delete::<StoredAnswer>(self.connection, rest, [i64::try_from(keep).unwrap_or(i64::MAX)])?)
+        let ranked = "SELECT uid, sequence, row_number() OVER (PARTITION BY uid ORDER BY sequence DESC) AS age \
+                      FROM answers";
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let per_user = record::delete::<StoredAnswer>(
+            self.connection,
+            &format!("WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE age > ?1)"),
+            [number(bounds.answers_per_uid)],
+        )?;
+        let own = i64::from(nix::unistd::geteuid().as_raw());
+        let in_all = record::delete::<StoredAnswer>(
+            self.connection,
+            &format!(
+                "WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE uid NOT IN (0, ?1) \
+                 ORDER BY age, sequence DESC LIMIT -1 OFFSET ?2)"
+            ),
+            [own, number(bounds.answers)],
+        )?;
+        Ok(expired + per_user + in_all)
     }
 }

@@ -1,8 +1,8 @@
 //! The audit trail: one record for each mutation, in the transaction of the mutation itself.
 //! Nothing changes a record; the oldest are forgotten by number and age.
 //!
-//! Every user may take shares and give them back, as often as they like. So those records are counted by
-//! themselves: they push out each other, and never what an administrator did.
+//! Every user may take and release shares, as often as they like. So records of shares have a budget per user:
+//! they replace older ones of the same user, and never a record of what an administrator did.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -148,16 +148,43 @@ impl Tx<'_> {
         Ok(sequence)
     }
 
-    /// Forgets the oldest beyond the bounds, and those older than their age, of which at least
-    /// `audit_least` stay: a clock that is wrong must not empty the trail. Records of shares and all others
-    /// are counted apart.
+    /// Deletes the oldest records beyond the bounds, and those older than their age, of which at least
+    /// `audit_least` stay: a wrong clock must not empty the trail. Records of shares are counted apart from
+    /// all others, and by user.
     pub(crate) fn prune_audit(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
+        let users = self.prune_shares(bounds)?;
         let shares = self.prune_audit_of("action = ?1", bounds.audit_shares, bounds)?;
         let others = self.prune_audit_of("action <> ?1", bounds.audit_most, bounds)?;
-        Ok(shares + others)
+        Ok(users + shares + others)
     }
 
-    /// Those whose action is as `of` says.
+    /// Deletes the oldest records of shares beyond each user's budget; then, where those of all users are too
+    /// many, first those of the users with most of them. The user is the one who asked, or whose share it was.
+    fn prune_shares(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        // Damaged JSON must not end it: a record that is read has a seal.
+        let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
+        let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
+        let ranked = format!(
+            "SELECT sequence, row_number() OVER (PARTITION BY {user} ORDER BY sequence DESC) AS age \
+             FROM audit WHERE action = ?1"
+        );
+        let per_user = record::delete::<AuditRecord>(
+            self.connection,
+            &format!("WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE age > ?2)"),
+            (SHARE, number(bounds.audit_shares_per_uid)),
+        )?;
+        let in_all = record::delete::<AuditRecord>(
+            self.connection,
+            &format!(
+                "WHERE sequence IN (SELECT sequence FROM ({ranked}) ORDER BY age, sequence DESC LIMIT -1 OFFSET ?2)"
+            ),
+            (SHARE, number(bounds.audit_shares)),
+        )?;
+        Ok(per_user + in_all)
+    }
+
+    /// Deletes those whose action is as `of` says.
     fn prune_audit_of(&mut self, of: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let beyond = format!("(SELECT sequence FROM audit WHERE {of} ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");

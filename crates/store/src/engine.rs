@@ -37,7 +37,7 @@ use crate::{
     record,
     reserve::Reserve,
     tx::{Tx, View},
-    watermark::Watermark,
+    watermark::Watermarks,
 };
 
 /// Most jobs that share a commit.
@@ -46,10 +46,14 @@ const LARGEST_BATCH: usize = 128;
 const QUIET: Duration = Duration::from_millis(200);
 /// Commits after which the log is brought into the database even if it never gets quiet.
 const COMMITS_A_CHECKPOINT: u64 = 256;
+/// The same on a full disk.
+const COMMITS_A_CHECKPOINT_WHEN_FULL: u64 = 8;
 /// Housekeeping forgets old records at most so often, unless there were many commits.
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
-/// Commits after which old records are forgotten at the next quiet moment.
+/// Commits after which old records are deleted at the next quiet moment.
 const COMMITS_A_PRUNE: u64 = 256;
+/// Commits after which old records are deleted even if it never gets quiet.
+const MOST_COMMITS_A_PRUNE: u64 = 1024;
 
 /// Between two looks for space on a full disk: whoever asks how the store is shall not have to
 /// write to be told.
@@ -99,8 +103,16 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Sets why writes are refused now. A disk that becomes full, or has space again, is logged once.
     pub(crate) fn trouble(&self, trouble: Option<StoreError>) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        let is_full = |trouble: &Option<StoreError>| matches!(trouble, Some(StoreError::Full { .. }));
+        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        match (is_full(&known), &trouble) {
+            (false, Some(full @ StoreError::Full { .. })) => tracing::error!("{full}"),
+            (true, None) => tracing::info!("the disk of the state directory has space again"),
+            _ => {}
+        }
+        *known = trouble;
     }
 
     fn is_full(&self) -> bool {
@@ -125,7 +137,7 @@ pub(crate) struct Engine {
     pub(crate) head: Head,
     pub(crate) condition: Condition,
     pub(crate) sealed: bool,
-    pub(crate) watermark: Watermark,
+    pub(crate) watermarks: Watermarks,
     pub(crate) reserve: Reserve,
     pub(crate) bounds: Bounds,
     pub(crate) clock: Clock,
@@ -189,7 +201,10 @@ impl Engine {
             }
             self.counters.waiting.fetch_sub(batch.len(), Ordering::Relaxed);
             self.serve(batch);
-            if self.commits_since_checkpoint >= COMMITS_A_CHECKPOINT {
+            if self.commits_since_prune >= MOST_COMMITS_A_PRUNE {
+                // A user who keeps the store busy must not keep it from deleting old records.
+                self.tidy();
+            } else if self.commits_since_checkpoint >= self.commits_a_checkpoint() {
                 self.checkpoint();
             }
         }
@@ -245,8 +260,10 @@ impl Engine {
         if !entries.iter().any(|entry| entry.job.class() == Class::Ending) {
             return;
         }
-        tracing::warn!(directory = %self.files.directory.display(), "disk full: the reserve is used to record what ends");
+        tracing::debug!("the reserve of disk space is used to record what ends");
         self.reserve.release();
+        // Now there is space to bring the log into the database; then it is written from its beginning again.
+        self.checkpoint();
         let ending = |entry: &Entry| entry.job.class() == Class::Ending;
         match self.attempt(entries, ending, now) {
             Ok(()) => {}
@@ -334,10 +351,7 @@ impl Engine {
                 }),
             });
         }
-        if let Err(error) = self.watermark.set(self.head.sequence) {
-            // It stays behind, which costs a check and nothing else.
-            tracing::warn!(%error, "the watermark can't be written");
-        }
+        self.watermarks.set(self.head.sequence);
         if let Some(path) = self.files.gone() {
             return Err(Failure::Broken(StoreError::Gone { file: path.to_owned() }));
         }
@@ -346,6 +360,12 @@ impl Engine {
         self.commits_since_checkpoint += 1;
         self.commits_since_prune += 1;
         Ok(())
+    }
+
+    /// Commits after which the log is brought into the database. On a full disk it must not grow, so that the
+    /// reserve covers many endings.
+    fn commits_a_checkpoint(&self) -> u64 {
+        if self.counters.is_full() { COMMITS_A_CHECKPOINT_WHEN_FULL } else { COMMITS_A_CHECKPOINT }
     }
 
     /// Finds out whether a disk that was full has space again.
@@ -376,9 +396,7 @@ impl Engine {
             self.commits_since_prune = 0;
             self.pruned = Some(Instant::now());
         }
-        if let Err(error) = self.watermark.sync() {
-            tracing::warn!(%error, "the watermark can't be synced");
-        }
+        self.watermarks.sync();
         self.checkpoint();
     }
 
@@ -390,8 +408,10 @@ impl Engine {
         }
         let done = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         if let Err(error) = done {
-            tracing::warn!(%error, "the log can't be brought into the database");
-            if error.sqlite_error_code() != Some(ErrorCode::DiskFull) {
+            if error.sqlite_error_code() == Some(ErrorCode::DiskFull) {
+                tracing::debug!("no space to bring the log into the database");
+            } else {
+                tracing::warn!(%error, "cannot bring the log into the database");
                 // A later attempt might report success for pages that the kernel dropped.
                 let file = self.files.database.clone();
                 self.refuse_from_now_on(StoreError::Broken { file, cause: error.to_string() });
@@ -434,7 +454,7 @@ impl Tx<'_> {
     /// Forgets what is beyond the bounds; how many records.
     pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let operations = self.prune_operations(bounds.operations)?;
-        let answers = self.prune_answers(bounds.answers)?;
+        let answers = self.prune_answers(bounds)?;
         let audit = self.prune_audit(bounds)?;
         let forgotten = operations + answers + audit;
         if forgotten > 0 {

@@ -78,8 +78,7 @@ impl Record for Head {
     }
 }
 
-/// That a database was lost. While this stands, nobody knows what was promised about the GPUs: the
-/// managed ones are `held`.
+/// A loss of recorded state that is not accepted yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
     /// When it was noticed.
@@ -90,6 +89,15 @@ pub struct Lost {
     pub cause: String,
     /// Where the damaged database is kept, if there was one.
     pub kept: Option<PathBuf>,
+    /// Whether promises of the boot may be among it: then the managed GPUs are `held`. A loss that is found
+    /// on a new boot concerns overrides, cordons and the audit trail only.
+    #[serde(default = "held_by_default")]
+    pub holds: bool,
+}
+
+/// Older databases recorded only losses that hold GPUs.
+fn held_by_default() -> bool {
+    true
 }
 
 /// Since when it is known who was given what, where a loss was accepted in this boot.
@@ -122,6 +130,10 @@ impl BootRecord {
 }
 
 pub(crate) const LOST: &str = "lost";
+/// Id of the database.
+pub(crate) const STORE: &str = "store_id";
+/// Id of the machine on which the database was last open.
+pub(crate) const MACHINE: &str = "machine_id";
 const BOOT: &str = "boot";
 const NOTICED: &str = "noticed";
 const KNOWN_SINCE: &str = "known_since";

@@ -22,12 +22,13 @@
 //! | disk full | ordinary writes are refused; endings ([`Store::write_ending`]) use the [`reserve`] |
 //! | a sync or write fails | the store is [`StoreError::Broken`] until it is opened anew: what the disk holds is not known before it is read again |
 //! | deleted or replaced under us | [`StoreError::Gone`] before anybody is told of success |
-//! | damaged, or older than it was | set aside under a dated name, [`Note::Lost`] until [`Tx::accept_loss`] |
+//! | damaged, deleted, or older than it was | set aside under a dated name, [`Note::Lost`] until [`Tx::accept_loss`] |
+//! | of another machine (cloned disk) | set aside under a dated name, [`Note::OtherHost`] |
 //! | written by a newer gpushd | opened read-only, [`Note::NewerSchema`] |
 //! | clock set back | order is by sequence number; [`Note::ClockBack`] says so |
 //!
 //! Damage is found by SQLite's integrity check, a seal over every row ([`record`]), a comparison
-//! of the whole schema, and a [`watermark`] beside the file, which notices commits that are gone.
+//! of the whole schema, and its progress recorded in a [`watermark`] and a marker outside of the file.
 
 mod answer;
 mod aside;
@@ -46,6 +47,7 @@ mod open;
 mod operation;
 mod overrides;
 mod own;
+mod provenance;
 mod record;
 mod reserve;
 mod schema;

@@ -16,10 +16,14 @@ pub struct Bounds {
     pub reserve: u64,
     /// Operations that ended.
     pub operations: usize,
-    /// Answers kept under idempotency keys.
+    /// Answers kept under idempotency keys, of one user.
+    pub answers_per_uid: usize,
+    /// Answers kept of all users but root and the agent's own.
     pub answers: usize,
     /// Audit records, at most, but for those of shares.
     pub audit_most: usize,
+    /// Audit records of shares, at most, of one user.
+    pub audit_shares_per_uid: usize,
     /// Audit records of shares, at most.
     pub audit_shares: usize,
     /// Audit records that are kept whatever their age.
@@ -33,8 +37,10 @@ impl Default for Bounds {
         Self {
             reserve: 4 << 20,
             operations: 1000,
+            answers_per_uid: 1000,
             answers: 10_000,
             audit_most: 20_000,
+            audit_shares_per_uid: 1000,
             audit_shares: 10_000,
             audit_least: 1000,
             audit_age: SignedDuration::from_hours(24 * 400),
@@ -49,13 +55,24 @@ pub struct Options {
     pub boot_id: String,
     /// How much is kept.
     pub bounds: Bounds,
+    /// File in a directory that a reboot clears, by which an emptied state directory is told from a first
+    /// start. Without one, only the state directory itself is checked.
+    pub marker: Option<PathBuf>,
+    /// Id of the machine, where it has one: the database of a cloned file system is not used.
+    pub machine_id: Option<String>,
     /// Where the time comes from.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { boot_id: String::new(), bounds: Bounds::default(), clock: Arc::new(Timestamp::now) }
+        Self {
+            boot_id: String::new(),
+            bounds: Bounds::default(),
+            marker: None,
+            machine_id: None,
+            clock: Arc::new(Timestamp::now),
+        }
     }
 }
 
@@ -110,8 +127,15 @@ pub enum Note {
         /// Newest that this build knows.
         known: u32,
     },
-    /// What was promised is not known any more: managed GPUs are to be `held`.
+    /// Recorded state was lost; managed GPUs are `held` if [`Lost::holds`].
     Lost(Lost),
+    /// The database belonged to another machine: the file system was cloned or moved. It was set aside.
+    OtherHost {
+        /// The file as it was called.
+        file: PathBuf,
+        /// The file as it is called now.
+        kept: Option<PathBuf>,
+    },
     /// There is no space for the reserve: only endings are recorded until there is.
     NoReserve {
         /// The directory.
@@ -150,7 +174,17 @@ impl fmt::Display for Note {
                 if let Some(kept) = &lost.kept {
                     write!(f, "; it is kept as {}", kept.display())?;
                 }
-                write!(f, "; managed GPUs are held until `gpushctl recover` or a reboot")
+                match lost.holds {
+                    true => write!(f, "; managed GPUs are held until `gpushctl recover` or a reboot"),
+                    false => write!(f, "; overrides and cordons are lost; `gpushctl recover` acknowledges this"),
+                }
+            }
+            Self::OtherHost { file, kept } => {
+                write!(f, "the database {} belongs to another host (another machine-id)", file.display())?;
+                if let Some(kept) = kept {
+                    write!(f, "; it is kept as {}", kept.display())?;
+                }
+                write!(f, "; gpushd starts with an empty one")
             }
             Self::NoReserve { directory } => write!(
                 f,

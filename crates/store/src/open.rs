@@ -1,17 +1,18 @@
-//! Opening: what is there, whether it can be trusted, and what to say about it.
+//! Opening the store: what is there, whether it can be trusted, and what to report.
 //!
 //! ```text
-//! directory ─► ours alone? ─► file system fit? ─► lock ─► reserve, watermark ─► database?
-//!   none, no watermark ─────────────────────────────► made            Note::Created
-//!   none or empty, but a watermark ─────────────────► made            Note::Lost
-//!   file, schema, seals or watermark do not agree ──► set aside, made Note::Lost
-//!   older schema ───────────────────────────────────► migrated        Note::Migrated
-//!   newer schema ───────────────────────────────────► read-only       Note::NewerSchema
-//!   can't be read for another reason ───────────────► OpenError: it is left as it is
+//! directory ─► ours alone? ─► file system fit? ─► lock ─► reserve, watermark, marker ─► database?
+//!   none, never used ───────────────────────────────► created          Note::Created
+//!   none or empty, but used before ─────────────────► created          Note::Lost
+//!   file, schema, seals or progress do not agree ───► set aside        Note::Lost
+//!   sound, of another machine ──────────────────────► set aside        Note::OtherHost
+//!   older schema ───────────────────────────────────► migrated         Note::Migrated
+//!   newer schema ───────────────────────────────────► read-only        Note::NewerSchema
+//!   cannot be read for another reason ──────────────► OpenError: it is left as it is
 //! ```
 //!
-//! A loss is recorded in the new database as it is made, so it is said again at every start until
-//! it is accepted.
+//! A loss is recorded in the new database as it is created, so every start reports it again until it
+//! is accepted. [`provenance`](crate::provenance) judges the progress.
 
 use std::{
     fs, io,
@@ -21,22 +22,25 @@ use std::{
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OpenFlags, config::DbConfig};
+use uuid::Uuid;
 
 use crate::{
     aside,
     engine::{Condition, Counters, Engine},
     error::{OpenError, StoreError, from_sqlite},
-    fact::{Fact, Head, LOST, Lost},
+    fact::{Fact, Head, LOST, Lost, MACHINE, STORE},
     files::Files,
     filesystem::{self, Verdict},
     lock::Lock,
     note::{Clock, Note, Opened, Options},
-    own, record,
+    own,
+    provenance::{Evidence, Identity, Verdict as Provenance},
+    record,
     reserve::Reserve,
     schema,
     store::Store,
     tx::View,
-    watermark::Watermark,
+    watermark::{Origin, ProgressFile, Recorded, Watermarks, boot_digest},
 };
 
 /// File name of the database in the state directory.
@@ -60,8 +64,15 @@ enum Found {
     /// Trusted, of the schema that this build knows after migration from this one.
     Ours(Connection, Head, u32),
     Newer(Connection, Head, u32),
-    /// Not to be trusted, and why.
-    Damaged(String),
+    /// Not to be trusted, and why. `on_this_boot` says whether promises of this boot may be lost with it,
+    /// `sequence` how far it came, where that can be read.
+    Damaged {
+        cause: String,
+        on_this_boot: bool,
+        sequence: Option<u64>,
+    },
+    /// Sound, and of another machine.
+    OtherHost,
 }
 
 /// As [`Store::open`]; `magic` stands in for the file system's own number.
@@ -83,7 +94,11 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
     }
     let lock = Lock::take(directory)?;
     let mut reserve = Reserve::open(directory, options.bounds.reserve)?;
-    let (watermark, mark) = Watermark::open(directory)?;
+    let (watermark, recorded) = ProgressFile::open(&directory.join("watermark"))?;
+    let boot = boot_digest(&options.boot_id);
+    let (marker, marked) = open_marker(options.marker.as_deref());
+    let evidence = Evidence::new(recorded, marked, boot, options.machine_id.clone());
+    let mark = evidence.highest_sequence();
     let clock: Clock = {
         let clock = Arc::clone(&options.clock);
         // What is recorded comes back as it was: the tables keep milliseconds.
@@ -97,8 +112,9 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
 
     let mut condition = Condition::Fine;
     let mut sealed = true;
-    let lost = |cause: String, kept| Lost { at: now, boot_id: options.boot_id.clone(), cause, kept };
-    let (connection, head) = match inspect(&database, mark)? {
+    let lost = |cause: String, kept, holds| Lost { at: now, boot_id: options.boot_id.clone(), cause, kept, holds };
+    let set_aside = || aside::set_aside(&database, now).map_err(unusable(&database));
+    let (connection, head) = match inspect(&database, &evidence, &options.boot_id)? {
         Found::Ours(connection, head, from) => {
             if from < schema::KNOWN {
                 notes.push(Note::Migrated { from, to: schema::KNOWN });
@@ -113,22 +129,35 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
             (connection, head)
         }
         Found::Nothing => {
-            let loss = mark.map(|_| lost(format!("{} was deleted", database.display()), None));
+            let cause = format!("{} was deleted", database.display());
+            let used = evidence.of_an_earlier_database();
+            let loss = used.then(|| lost(cause, None, evidence.used_on_this_boot()));
             if loss.is_none() {
                 notes.push(Note::Created);
             }
             make(&database, &mut reserve, mark, now, loss.as_ref())?
         }
-        Found::Damaged(cause) => {
-            let kept = aside::set_aside(&database, now).map_err(unusable(&database))?;
-            let loss = lost(format!("{}: {cause}", database.display()), kept);
-            make(&database, &mut reserve, mark, now, Some(&loss))?
+        Found::Damaged { cause, on_this_boot, sequence } => {
+            let loss = lost(format!("{}: {cause}", database.display()), set_aside()?, on_this_boot);
+            make(&database, &mut reserve, mark.max(sequence), now, Some(&loss))?
+        }
+        Found::OtherHost => {
+            notes.push(Note::OtherHost { file: database.clone(), kept: set_aside()? });
+            make(&database, &mut reserve, mark, now, None)?
         }
     };
     fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(unusable(directory))?;
-    if sealed && let Err(error) = watermark.set(head.sequence) {
-        // It stays behind, which costs a check and nothing else.
-        tracing::warn!(%error, "the watermark can't be written");
+    let origin = if sealed {
+        identify(&connection, &mut reserve, boot, options.machine_id.as_deref())
+            .map_err(|error| database_error(&database, &error))?
+    } else {
+        // Nothing is written, so this id goes nowhere.
+        Origin { store: Uuid::nil(), boot }
+    };
+    let watermarks = Watermarks { watermark, marker, origin };
+    if sealed {
+        watermarks.set(head.sequence);
+        watermarks.sync();
     }
 
     let view = View { connection: &connection, head: &head, now, sealed };
@@ -144,14 +173,14 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         notes.push(Note::NoReserve { directory: directory.to_owned() });
         counters.trouble(Some(StoreError::Full { path: directory.to_owned() }));
     }
-    let instance = uuid::Uuid::new_v4().to_string();
+    let instance = Uuid::new_v4().to_string();
     let engine = Engine {
         files: Files::of(directory, &database),
         connection,
         head,
         condition,
         sealed,
-        watermark,
+        watermarks,
         reserve,
         bounds: options.bounds,
         clock,
@@ -169,6 +198,61 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         .spawn(move || engine.run(&jobs))
         .map_err(unusable(directory))?;
     Ok(Opened { store: Store::new(sender, thread, counters, directory.to_owned(), instance), notes })
+}
+
+/// Opens the marker. A gpushd that cannot have one starts all the same: it knows less at its next start.
+fn open_marker(path: Option<&Path>) -> (Option<ProgressFile>, Recorded) {
+    let Some(path) = path else { return (None, Recorded::Missing) };
+    match ProgressFile::open_marker(path) {
+        Ok((file, recorded)) => (Some(file), recorded),
+        Err(error) => {
+            let cause = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
+            tracing::warn!(
+                path = %path.display(),
+                "cannot use the marker of the database, so an emptied state directory would be taken for a first \
+                 start: {error}{cause}"
+            );
+            (None, Recorded::Missing)
+        }
+    }
+}
+
+/// Gives the database an id if it has none, and records the machine. Returns its origin.
+fn identify(
+    connection: &Connection,
+    reserve: &mut Reserve,
+    boot: u64,
+    machine: Option<&str>,
+) -> Result<Origin, StoreError> {
+    let known = store_id(connection)?;
+    let store = known.unwrap_or_else(Uuid::new_v4);
+    let is_new_machine = machine.is_some() && fact(connection, MACHINE)?.as_deref() != machine;
+    let write = || -> Result<(), StoreError> {
+        if known.is_none() {
+            record::put(connection, &Fact { name: STORE.to_owned(), value: store.to_string() })?;
+        }
+        if let Some(machine) = machine.filter(|_| is_new_machine) {
+            record::put(connection, &Fact { name: MACHINE.to_owned(), value: machine.to_owned() })?;
+        }
+        Ok(())
+    };
+    let mut written = write();
+    if matches!(written, Err(StoreError::Full { .. })) {
+        reserve.release();
+        written = write();
+    }
+    written.map(|()| Origin { store, boot })
+}
+
+fn fact(connection: &Connection, name: &str) -> Result<Option<String>, StoreError> {
+    let facts = record::select::<Fact>(connection, "WHERE name = ?1", [name], true)?;
+    Ok(facts.into_iter().next().map(|fact| fact.value))
+}
+
+fn store_id(connection: &Connection) -> Result<Option<Uuid>, StoreError> {
+    let Some(text) = fact(connection, STORE)? else { return Ok(None) };
+    let id = Uuid::parse_str(&text);
+    id.map(Some).map_err(|error| StoreError::Corrupt { table: STORE.to_owned(), what: error.to_string() })
 }
 
 fn database_error(file: &Path, error: &StoreError) -> OpenError {
@@ -196,7 +280,7 @@ fn keep_log_at_close(connection: &Connection, keep: bool) -> Result<(), StoreErr
     set.map(|_| ()).map_err(|error| from_sqlite(&error))
 }
 
-fn inspect(file: &Path, mark: Option<u64>) -> Result<Found, OpenError> {
+fn inspect(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, OpenError> {
     // SQLite opens them by name.
     for companion in aside::COMPANIONS {
         own::look(Path::new(&format!("{}{companion}", file.display())))?;
@@ -208,37 +292,39 @@ fn inspect(file: &Path, mark: Option<u64>) -> Result<Found, OpenError> {
         }
         Err(error) => return Err(error),
     }
-    match examine(file, mark) {
+    let damaged = |cause| Found::Damaged { cause, on_this_boot: evidence.used_on_this_boot(), sequence: None };
+    match examine(file, evidence, boot_id) {
         Ok(found) => Ok(found),
-        Err(StoreError::Corrupt { table, what }) => Ok(Found::Damaged(format!("{table}: {what}"))),
+        Err(StoreError::Corrupt { table, what }) => Ok(damaged(format!("{table}: {what}"))),
         // A statement of ours that the file's own content makes impossible.
-        Err(StoreError::Internal(what)) => Ok(Found::Damaged(what)),
+        Err(StoreError::Internal(what)) => Ok(damaged(what)),
         Err(error) => Err(database_error(file, &error)),
     }
 }
 
-fn examine(file: &Path, mark: Option<u64>) -> Result<Found, StoreError> {
+fn examine(file: &Path, evidence: &Evidence, boot_id: &str) -> Result<Found, StoreError> {
+    let damaged = |cause: &str| {
+        Ok(Found::Damaged { cause: cause.to_owned(), on_this_boot: evidence.used_on_this_boot(), sequence: None })
+    };
     let sqlite = |error: rusqlite::Error| from_sqlite(&error);
     let connection = connect(file)?;
     let tables: i64 =
         connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sqlite)?;
     let version = schema::version(&connection)?;
     if version == 0 && tables == 0 {
-        return Ok(match mark {
-            // A first start that did not get far.
-            None => Found::Nothing,
-            Some(_) => Found::Damaged("it is empty".to_owned()),
-        });
+        // A first start that did not get far leaves an empty file.
+        return if evidence.of_an_earlier_database() { damaged("it is empty") } else { Ok(Found::Nothing) };
     }
     let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0)).map_err(sqlite)?;
     if mode != "wal" || connection.is_readonly("main").map_err(sqlite)? {
-        return Ok(Found::Damaged("its header is not the one that was written".to_owned()));
+        return damaged("its header is not the one that was written");
     }
     schema::check_file(&connection, version)?;
     if version > schema::KNOWN {
         connection.execute_batch("PRAGMA query_only = ON").map_err(sqlite)?;
         // How far it came is for its own gpushd to say.
-        let head = Head { sequence: mark.unwrap_or(0), operation: 0, generation: 0, at: Timestamp::MIN };
+        let sequence = evidence.highest_sequence().unwrap_or(0);
+        let head = Head { sequence, operation: 0, generation: 0, at: Timestamp::MIN };
         let head = head_of(&connection, false).unwrap_or(head);
         return Ok(Found::Newer(connection, head, version));
     }
@@ -250,11 +336,18 @@ fn examine(file: &Path, mark: Option<u64>) -> Result<Found, StoreError> {
     let view = View { connection: &connection, head: &head, now: Timestamp::MIN, sealed: true };
     view.check_records()?;
     view.unfinished()?;
-    if let Some(mark) = mark.filter(|mark| head.sequence < *mark) {
-        return Ok(Found::Damaged(format!(
-            "it ends at change {}, yet {mark} was recorded: part of it is damaged, or an old copy was put back",
-            head.sequence
-        )));
+    let identity = Identity {
+        sequence: head.sequence,
+        store: store_id(&connection)?,
+        machine: fact(&connection, MACHINE)?,
+        of_this_boot: view.last_boot()?.is_some_and(|boot| boot.boot_id == boot_id),
+    };
+    match evidence.judge(&identity) {
+        Provenance::Current => {}
+        Provenance::Lost { cause, on_this_boot } => {
+            return Ok(Found::Damaged { cause, on_this_boot, sequence: Some(head.sequence) });
+        }
+        Provenance::OtherHost => return Ok(Found::OtherHost),
     }
     keep_log_at_close(&connection, false)?;
     Ok(Found::Ours(connection, head, version))

@@ -1,64 +1,186 @@
-//! How far the database had come, kept beside it.
+//! Progress of the database, recorded outside of it.
 //!
-//! SQLite takes a damaged tail of its log for a write that a crash tore, and goes on without it:
-//! right for what nobody was told of, silent loss for the rest. So the sequence number of each
-//! commit is noted here after its sync and before its reply. The note itself is not synced at each
-//! commit; it can therefore be older than the database, never newer. A database that is behind it
-//! has lost commits: a damaged log, a log or a database that was deleted, an old copy put back.
+//! SQLite takes a damaged tail of its log for a write that a crash tore, and continues without it.
+//! That is right for a commit that was never reported, and silent loss for any other. So the sequence
+//! number of each commit is written to two files, after its sync and before its reply:
 //!
-//! After a power failure the note may be as old as the last quiet moment, when it is synced: then
+//! - the **watermark** in the state directory, which survives a reboot;
+//! - the **marker** in the runtime directory (`/run/gpush`), which a reboot removes. It still exists
+//!   when the whole state directory was emptied, and it proves that gpushd ran on this boot.
+//!
+//! Both name the database and the boot. Neither is synced at each commit: they can be older than the
+//! database, never newer. A database that is behind one of them has lost commits.
+//!
+//! After a power failure the watermark may be as old as the last quiet moment, when it is synced. Then
 //! damage to the last commits' log alone can still be taken for a torn write.
 
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{
+    fs::{DirBuilder, File},
+    io,
+    os::unix::fs::{DirBuilderExt, FileExt},
+    path::Path,
+};
+
+use uuid::Uuid;
 
 use crate::{error::OpenError, own, record::digest};
 
-const MAGIC: &[u8; 8] = b"gpushwm1";
-const LENGTH: usize = 24;
+/// Format 1: magic, sequence, checksum. It named neither database nor boot.
+const MAGIC_1: &[u8; 8] = b"gpushwm1";
+const LENGTH_1: usize = 24;
+/// Format 2: magic, sequence, database, boot, checksum.
+const MAGIC: &[u8; 8] = b"gpushwm2";
+const LENGTH: usize = 48;
 
-/// The note.
+/// A database and the boot on which it was last open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Id of the database.
+    pub(crate) store: Uuid,
+    /// Digest of the boot id.
+    pub(crate) boot: u64,
+}
+
+/// How far a database has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Sequence number of the last commit.
+    pub(crate) sequence: u64,
+    /// Which database; `None` in format 1.
+    pub(crate) origin: Option<Origin>,
+}
+
+/// Content of a watermark or marker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Recorded {
+    /// There is no file, or it is empty.
+    Missing,
+    /// The file is not what was written.
+    Damaged,
+    /// The file is sound.
+    Progress(Progress),
+}
+
+impl Recorded {
+    /// The progress of a sound file.
+    pub(crate) fn progress(&self) -> Option<&Progress> {
+        match self {
+            Self::Progress(progress) => Some(progress),
+            Self::Missing | Self::Damaged => None,
+        }
+    }
+}
+
+/// Digest of a boot id, as a [`Origin::boot`].
+pub(crate) fn boot_digest(boot_id: &str) -> u64 {
+    digest(boot_id.as_bytes())
+}
+
+/// One of the two files.
 #[derive(Debug)]
-pub(crate) struct Watermark {
+pub(crate) struct ProgressFile {
     file: File,
 }
 
-impl Watermark {
-    /// Opens it. `None` as the number when there is none or it can't be trusted.
-    pub(crate) fn open(directory: &Path) -> Result<(Self, Option<u64>), OpenError> {
-        let path = directory.join("watermark");
-        let file = own::file(&path, true)?;
+impl ProgressFile {
+    /// Opens the file, creates it if there is none, and reads it.
+    ///
+    /// # Errors
+    /// When it cannot be opened or read, or belongs to another user.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Recorded), OpenError> {
+        let file = own::file(path, true)?;
         let mut bytes = [0; LENGTH];
-        let sequence = match file.read_exact_at(&mut bytes, 0) {
-            Ok(()) => decode(&bytes),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
-            Err(source) => return Err(OpenError::Unusable { path, source }),
-        };
-        Ok((Self { file }, sequence))
+        let mut length = 0;
+        while length < LENGTH {
+            match file.read_at(&mut bytes[length..], length as u64) {
+                Ok(0) => break,
+                Ok(read) => length += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(OpenError::Unusable { path: path.to_owned(), source }),
+            }
+        }
+        Ok((Self { file }, decode(&bytes[..length])))
     }
 
-    /// Notes a sequence number.
-    pub(crate) fn set(&self, sequence: u64) -> io::Result<()> {
-        self.file.write_all_at(&encode(sequence), 0)
+    /// Opens the marker, in a directory that is created if need be.
+    ///
+    /// # Errors
+    /// As [`ProgressFile::open`].
+    pub(crate) fn open_marker(path: &Path) -> Result<(Self, Recorded), OpenError> {
+        if let Some(parent) = path.parent() {
+            let made = DirBuilder::new().recursive(true).mode(0o755).create(parent);
+            made.map_err(|source| OpenError::Unusable { path: parent.to_owned(), source })?;
+        }
+        Self::open(path)
     }
 
-    /// Makes the last note durable.
+    /// Records progress.
+    pub(crate) fn set(&self, sequence: u64, origin: Origin) -> io::Result<()> {
+        self.file.write_all_at(&encode(sequence, origin), 0)
+    }
+
+    /// Makes the last progress durable.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }
 
-fn encode(sequence: u64) -> [u8; LENGTH] {
+/// The watermark, and the marker where there is one, of an open database.
+#[derive(Debug)]
+pub(crate) struct Watermarks {
+    pub(crate) watermark: ProgressFile,
+    pub(crate) marker: Option<ProgressFile>,
+    pub(crate) origin: Origin,
+}
+
+impl Watermarks {
+    /// Records progress in both files. A failure is logged: a file that stays behind proves less, and
+    /// nothing wrong.
+    pub(crate) fn set(&self, sequence: u64) {
+        for (name, file) in [("watermark", Some(&self.watermark)), ("marker", self.marker.as_ref())] {
+            if let Some(Err(error)) = file.map(|file| file.set(sequence, self.origin)) {
+                tracing::warn!(%error, "cannot write the {name} of the database");
+            }
+        }
+    }
+
+    /// Makes the watermark durable. The marker need not be: a power failure ends its boot.
+    pub(crate) fn sync(&self) {
+        if let Err(error) = self.watermark.sync() {
+            tracing::warn!(%error, "cannot sync the watermark of the database");
+        }
+    }
+}
+
+fn encode(sequence: u64, origin: Origin) -> [u8; LENGTH] {
     let mut bytes = [0; LENGTH];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..16].copy_from_slice(&sequence.to_le_bytes());
-    let sum = digest(&bytes[..16]);
-    bytes[16..].copy_from_slice(&sum.to_le_bytes());
+    bytes[16..32].copy_from_slice(origin.store.as_bytes());
+    bytes[32..40].copy_from_slice(&origin.boot.to_le_bytes());
+    let sum = digest(&bytes[..40]);
+    bytes[40..].copy_from_slice(&sum.to_le_bytes());
     bytes
 }
 
-fn decode(bytes: &[u8; LENGTH]) -> Option<u64> {
-    let sequence = u64::from_le_bytes(bytes[8..16].try_into().ok()?);
-    (*bytes == encode(sequence)).then_some(sequence)
+fn decode(bytes: &[u8]) -> Recorded {
+    let number = |at: usize| bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok()).map(u64::from_le_bytes);
+    let sum = |at: usize| bytes.get(..at).map(digest);
+    if bytes.is_empty() {
+        return Recorded::Missing;
+    }
+    let decoded = if bytes.starts_with(MAGIC_1) {
+        let at = LENGTH_1 - 8;
+        number(8).filter(|_| number(at).is_some() && number(at) == sum(at)).map(|sequence| (sequence, None))
+    } else if bytes.starts_with(MAGIC) {
+        let at = LENGTH - 8;
+        let store = bytes.get(16..32).and_then(|id| Uuid::from_slice(id).ok());
+        let origin = store.zip(number(32)).map(|(store, boot)| Origin { store, boot });
+        number(8).filter(|_| number(at).is_some() && number(at) == sum(at)).map(|sequence| (sequence, origin))
+    } else {
+        None
+    };
+    decoded.map_or(Recorded::Damaged, |(sequence, origin)| Recorded::Progress(Progress { sequence, origin }))
 }
 
 #[cfg(test)]
@@ -66,13 +188,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_damaged_note_is_no_note() {
-        let good = encode(77);
-        assert_eq!(decode(&good), Some(77));
+    fn progress_with_any_bit_flipped_is_damaged() {
+        let origin = Origin { store: Uuid::from_u128(7), boot: boot_digest("boot") };
+        let good = encode(77, origin);
+        assert_eq!(decode(&good), Recorded::Progress(Progress { sequence: 77, origin: Some(origin) }));
         for bit in 0..LENGTH * 8 {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(decode(&bad), None, "bit {bit}");
+            assert_eq!(decode(&bad), Recorded::Damaged, "bit {bit}");
         }
+        for length in 1..LENGTH {
+            assert_eq!(decode(&good[..length]), Recorded::Damaged, "{length} bytes");
+        }
+        assert_eq!(decode(&[]), Recorded::Missing);
+    }
+
+    #[test]
+    fn progress_of_format_1_is_read_without_origin() {
+        let mut old = [0; LENGTH_1];
+        old[..8].copy_from_slice(MAGIC_1);
+        old[8..16].copy_from_slice(&5u64.to_le_bytes());
+        let sum = digest(&old[..16]);
+        old[16..].copy_from_slice(&sum.to_le_bytes());
+        let expected = Recorded::Progress(Progress { sequence: 5, origin: None });
+        assert_eq!(decode(&old), expected);
+        // An older gpushd wrote over a file of format 2.
+        assert_eq!(decode(&[&old[..], &[9; 24]].concat()), expected);
     }
 }

@@ -224,15 +224,15 @@ fn no_damage_to_the_log_goes_unnoticed_and_matters() {
     let mut gone = whole.clone();
     gone.remove(log);
     assert_eq!(judge(&target, &gone, &recorded, "log deleted"), Outcome::Said);
-    // Damage to the watermark costs the check, not the store.
+    // Without its watermark nothing proves that the database is complete.
     let mut marks = Counts::default();
-    for bit in 0..24 * 8 {
+    for bit in (0..48 * 8).step_by(2) {
         let mut bad = whole.clone();
         bad.get_mut(Path::new("watermark")).unwrap()[bit / 8] ^= 1 << (bit % 8);
         marks.add(&judge(&target, &bad, &recorded, &format!("watermark bit {bit}")));
     }
-    println!("watermark, each of 192 bits: {marks:?}");
-    assert_eq!((marks.harmless, cut.harmless), (192, 0));
+    println!("watermark, every other of 384 bits: {marks:?}");
+    assert_eq!((marks.said, cut.harmless), (192, 0));
     drop(store);
 }
 

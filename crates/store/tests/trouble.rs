@@ -353,6 +353,19 @@ fn on_a_full_disk_nothing_is_lost_and_what_was_begun_can_be_ended() {
     }
     println!("disk full with 0 to {} pages left: {refused} refusals, {LEFT} ends recorded", LEFT - 1);
 
+    // The reserve covers many endings: the log that they fill is used again.
+    let directory = disk.0.join("endings");
+    let store = small(&directory).unwrap().store;
+    disk.fill(0);
+    while store.write(|tx| tx.audit(audit("x", &"y".repeat(1000)))).wait().is_ok() {}
+    for n in 0..600u64 {
+        let ended = store.write_ending(move |tx| tx.audit(audit("mps.share", &n.to_string())));
+        ended.wait().unwrap_or_else(|error| panic!("ending {n}: {error}"));
+    }
+    drop(store);
+    disk.free();
+    fs::remove_dir_all(&directory).unwrap();
+
     let directory = disk.0.join("told");
     let store = small(&directory).unwrap().store;
     assert_eq!(store.trouble(), None);

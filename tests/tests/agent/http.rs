@@ -13,6 +13,31 @@ use gpush_tests::{
 use serde_json::{Value, json};
 
 #[test]
+fn head_that_is_not_http_is_answered_in_json() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let long = format!("GET /v1/version HTTP/1.1\r\nhost: x\r\nx-long: {}\r\n\r\n", "x".repeat(20_000));
+    let many = format!("GET /v1/version HTTP/1.1\r\nhost: x\r\n{}\r\n", "a: b\r\n".repeat(200));
+    let path = format!("GET /{} HTTP/1.1\r\nhost: x\r\n\r\n", "x".repeat(70_000));
+    for (bytes, statuses) in [
+        (&b"this is not HTTP\r\n\r\n"[..], &[400][..]),
+        (b"GET /v1/version HTTP/1.1\r\nho st: x\r\n\r\n", &[400]),
+        (b"GET /v1/version HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n", &[400]),
+        (long.as_bytes(), &[431]),
+        (many.as_bytes(), &[431]),
+        (path.as_bytes(), &[414, 431]),
+    ] {
+        let answer = parse(&agent.raw(bytes)).unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(bytes)));
+        assert!(statuses.contains(&answer.status), "{}", answer.head);
+        let error = answer.error();
+        assert!(error.code == Code::BadRequest && error.hint.is_some(), "{error:?}");
+    }
+    // After an answer on the same connection.
+    let mixed = b"GET /v1/version HTTP/1.1\r\nhost: x\r\n\r\nnot HTTP\r\n\r\n";
+    assert!(agent.raw(mixed).starts_with(b"HTTP/1.1 200 "));
+}
+
+#[test]
 fn every_mistake_is_answered_in_json_with_its_status() {
     let host = Host::up("a30x4");
     let agent = Agent::start(&host, "");

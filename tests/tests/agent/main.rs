@@ -2,12 +2,15 @@
 
 mod access;
 mod admin_socket;
+mod api_fuzz;
 mod clock;
 mod durable;
 mod events;
+mod fair_accept;
 mod hangups;
 mod http;
 mod journald;
 mod lifecycle;
 mod reports;
+mod state_loss;
 mod states;

@@ -1,5 +1,7 @@
 //! What it costs others that somebody asks for much: light reads go on beside heavy ones.
 
+mod memory;
+
 use std::{
     sync::{
         Mutex,

@@ -266,3 +266,16 @@ fn a_layout_blocked_at_start_tells_nobody_but_the_log_who_blocks_it() {
     // The log is root's.
     agent.wait_for_log(&format!("is held by pid {pid} ("));
 }
+
+/// Two agents would adopt and end each other's daemons.
+#[test]
+fn second_agent_on_the_same_mps_directory_is_refused() {
+    let host = Host::up("a30x4");
+    let agent = Agent::start(&host, "");
+    let (status, log) = Setup::on(&host).named("second").refused();
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(log.contains(&format!("another gpushd (pid {}) has the directory of MPS daemons", agent.pid())), "{log}");
+    assert!(log.contains("--mps-dir"), "{log}");
+    agent.stop();
+    let _own = Setup::on(&host).named("second").start();
+}

@@ -224,7 +224,7 @@ fn a_target_whose_rule_is_gone_is_drained_ended_and_forgotten() {
     client.end();
     agent.await_that("it is forgotten", || daemons(&agent).is_empty());
     assert_eq!((parts(&base(&host)), compute_mode(&host, 0)), (Vec::new(), json!(0)));
-    assert_eq!(names(&base(&host)), ["logs"], "its directory goes with it");
+    assert_eq!(names(&base(&host)), ["agent.lock", "logs"], "its directory goes with it");
 
     // Wanted once more, it comes back by an operation.
     agent.reload(config(""));

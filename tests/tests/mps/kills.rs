@@ -167,7 +167,7 @@ impl World {
         // One that gpushd goes on with answers before it is known whom it is to let in.
         let door = ready.pipe_directory.as_deref().expect("a directory");
         self.agent().await_that("the door open", || is_open(door.as_ref()));
-        assert_eq!(names(&base(&self.host)).len(), 2, "one target, and the logs");
+        assert_eq!(names(&base(&self.host)).len(), 3, "one target, the lock, and the logs");
         assert_eq!(ready.shares.len(), 1);
         ready
     }

@@ -325,7 +325,7 @@ fn while_a_daemon_does_not_serve_nobody_is_let_in_and_no_environment_is_handed_o
     let client = Client::start(&host, &taken.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
     client.end();
-    assert_eq!(names(&base(&host)).len(), 2, "one target, and the logs");
+    assert_eq!(names(&base(&host)).len(), 3, "one target, the lock, and the logs");
     assert_eq!(parts(&base(&host)).iter().filter(|part| part.role == gpush_tests::mps::Role::Control).count(), 1);
 }
 

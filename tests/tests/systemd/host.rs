@@ -6,6 +6,10 @@ use gpush_tests::machine::Machine;
 /// Two GPUs: one that can be partitioned as it is, one that needs a reset for it.
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = false\n";
 
+/// Highest figures of `systemd-analyze security` that are accepted.
+const GPUSHD_EXPOSURE: f64 = 3.3;
+const MPS_EXPOSURE: f64 = 5.2;
+
 /// A machine with gpush installed and the simulated GPUs; `None` where there can be none.
 fn machine(what: &str) -> Option<Machine> {
     let machine = Machine::boot(what)?;
@@ -72,9 +76,35 @@ fn systemd_has_nothing_to_say_of_the_units() {
     let Some(machine) = machine("systemd-analyze of the installed units") else { return };
     let said = machine.sh("systemd-analyze verify --man=no /usr/lib/systemd/system/gpush* 2>&1");
     assert_eq!(said, "");
-    for unit in ["gpushd.service", "gpushd-mps@g5d1b03a2.service"] {
+    for (unit, most) in [("gpushd.service", GPUSHD_EXPOSURE), ("gpushd-mps@g5d1b03a2.service", MPS_EXPOSURE)] {
         let security = machine.sh(&format!("systemd-analyze security --no-pager {unit}"));
         let overall = security.lines().find(|line| line.contains("Overall exposure"));
-        println!("{}", overall.unwrap_or_else(|| panic!("{security}")).trim());
+        let overall = overall.unwrap_or_else(|| panic!("{security}")).trim();
+        println!("{overall}");
+        let figure = overall.split_whitespace().find_map(|word| word.parse::<f64>().ok());
+        assert!(figure.is_some_and(|figure| figure <= most), "{overall}\n{security}");
     }
+}
+
+/// The sandbox keeps gpushd from no more than it shall: the marker can be written, and memory is bounded.
+#[test]
+fn emptied_state_directory_under_systemd_is_reported() {
+    let Some(machine) = machine("an emptied state directory under systemd") else { return };
+    machine.write("/etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
+    machine.sh("systemctl start gpushd.service");
+    assert_eq!(machine.property("gpushd.service", "MemoryMax"), (1u64 << 30).to_string());
+    machine.sh("gpushctl mig apply --gpu 0 --layout 7g.80gb --wait");
+    assert_eq!(machine.sh("stat -c '%a %U' /run/gpush/store-*"), "600 root");
+    machine.sh("systemctl stop gpushd.service && rm -rf /var/lib/gpush/* && systemctl start gpushd.service");
+    let _ = machine.journal_until("-u gpushd.service", "the database was lost");
+    machine.await_that("GPU 0 is held", |machine| machine.sh("gpushctl status").contains("held"));
+    assert!(machine.sh("gpushctl gpu show 0").contains("7g.80gb"));
+    machine.sh("gpushctl recover --reason 'nobody uses it'");
+
+    // The system's service refuses a config that another user could have written.
+    machine.sh("systemctl stop gpushd.service && chmod 666 /etc/gpush/config.toml");
+    let refused = machine.run("timeout 20 /usr/sbin/gpushd");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("/etc/gpush/config.toml is not trusted"), "{said}");
+    assert!(said.contains("`chmod go-w /etc/gpush/config.toml`"), "{said}");
 }

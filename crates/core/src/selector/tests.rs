@@ -107,9 +107,9 @@ fn what_names_nothing_says_what_there_is() {
 
 #[test]
 fn a_host_without_gpus_says_so() {
-    let error = Selector::resolve(&["all"], &[]).unwrap_err();
+    let error = Selector::resolve(&["all"], &[] as &[Gpu]).unwrap_err();
     assert_eq!(error.message, "there is no GPU");
-    assert_eq!(inventory(&[]), "this host shows no GPU");
+    assert_eq!(inventory::<Gpu>(&[]), "this host shows no GPU");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Why a program is not trusted.
+/// Why a file is not trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum Untrusted {
     /// Its path is not absolute.
@@ -19,6 +19,9 @@ pub enum Untrusted {
     /// It is not an executable file.
     #[error("it is not a program")]
     NotAProgram,
+    /// It is a directory or a device.
+    #[error("it is not a regular file")]
+    NotAFile,
     /// It, or a directory above it, belongs to an untrusted user.
     #[error("{} belongs to uid {owner}", path.display())]
     Foreign {
@@ -44,10 +47,33 @@ impl Untrusted {
                 "name a program that is there under [mode_change] in the config, then `systemctl reload gpushd`"
                     .to_owned()
             }
-            Self::Foreign { path, .. } => format!("what gpushd runs belongs to root: `chown root {}`", path.display()),
-            Self::Writable { path } => format!("take the right away: `chmod go-w {}`", path.display()),
+            Self::NotAFile | Self::Foreign { .. } | Self::Writable { .. } => self.remedy(),
         }
     }
+
+    /// The command that makes the file trusted.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Foreign { path, .. } => format!("check its content, then `chown root {}`", path.display()),
+            Self::Writable { path } => format!("check its content, then `chmod go-w {}`", path.display()),
+            Self::Relative => "give an absolute path".to_owned(),
+            Self::Unreadable(_) | Self::NotAProgram | Self::NotAFile => "give the path of a regular file".to_owned(),
+        }
+    }
+}
+
+/// Checks a file that gpushd reads or loads, for a gpushd of uid `own`: the file, and every directory above it.
+///
+/// # Errors
+/// When another user owns one of them or can write to it, or there is no such file.
+pub fn check_file(path: &Path, own: u32) -> Result<(), Untrusted> {
+    let path = std::path::absolute(path)?;
+    let file = fs::canonicalize(&path)?;
+    if !fs::metadata(&file)?.is_file() {
+        return Err(Untrusted::NotAFile);
+    }
+    alone(&path, &file, own)
 }
 
 /// Returns the file behind `program`, if a gpushd with uid `own` may run it.
@@ -63,14 +89,20 @@ pub fn check(program: &str, own: u32) -> Result<PathBuf, Untrusted> {
     if !meta.is_file() || meta.mode() & 0o111 == 0 {
         return Err(Untrusted::NotAProgram);
     }
+    alone(Path::new(program), &file, own)?;
+    Ok(file)
+}
+
+/// Checks `file`, which `path` resolves to, and the directories above both.
+fn alone(path: &Path, file: &Path, own: u32) -> Result<(), Untrusted> {
     for path in file.ancestors() {
         own_alone(path, own)?;
     }
-    // A link on the way is followed once, here. The directory that contains it must be trusted as well.
-    for path in Path::new(program).ancestors().skip(1) {
+    // A link on the way is followed once, by the caller; its directory must be safe as well.
+    for path in path.ancestors().skip(1) {
         own_alone(path, own)?;
     }
-    Ok(file)
+    Ok(())
 }
 
 fn own_alone(path: &Path, own: u32) -> Result<(), Untrusted> {
@@ -119,5 +151,30 @@ mod tests {
         assert!(matches!(check("hooks/hook", own), Err(Untrusted::Relative)));
         assert!(matches!(check("/no/such/program", own), Err(Untrusted::Unreadable(_))));
         assert!(matches!(check("/bin", own), Err(Untrusted::NotAProgram)));
+    }
+
+    #[test]
+    fn file_that_another_user_could_have_written_is_not_trusted() {
+        let own = nix::unistd::geteuid().as_raw();
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("config.toml");
+        fs::write(&file, "").unwrap();
+        let mode = |path: &Path, mode: u32| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        mode(&file, 0o644);
+        check_file(&file, own).unwrap();
+        mode(&file, 0o666);
+        let error = check_file(&file, own).unwrap_err();
+        assert!(matches!(&error, Untrusted::Writable { path } if path.ends_with("config.toml")), "{error}");
+        assert!(error.remedy().contains("`chmod go-w "), "{}", error.remedy());
+        mode(&file, 0o644);
+        mode(scratch.path(), 0o777);
+        assert!(matches!(check_file(&file, own), Err(Untrusted::Writable { .. })));
+        mode(scratch.path(), 0o700);
+        assert!(matches!(check_file(scratch.path(), own), Err(Untrusted::NotAFile)));
+        if own == 0 {
+            std::os::unix::fs::chown(&file, Some(65534), None).unwrap();
+            let error = check_file(&file, own).unwrap_err();
+            assert!(matches!(error, Untrusted::Foreign { owner: 65534, .. }), "{error}");
+        }
     }
 }

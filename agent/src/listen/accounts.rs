@@ -1,0 +1,157 @@
+//! Accounts: for whom a connection counts.
+//!
+//! A user who has a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user
+//! namespaces. Connections of all these count for that user. Members of the admin groups have connections
+//! reserved for them.
+//!
+//! Both need lookups of users and groups, which may take seconds where they come from a directory service. So
+//! they are made in the background, and the accept loop uses the last result.
+
+use std::{
+    fs,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use nix::unistd::{Group, User};
+use tokio_util::sync::CancellationToken;
+
+/// Ranges of subordinate uids, see subuid(5).
+const SUBUID: &str = "/etc/subuid";
+
+/// Between two lookups.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// Most lines that are read of the file: ranges beyond count by themselves.
+const MOST: usize = 100_000;
+
+/// For whom a connection counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Account {
+    /// The user of this uid, with their subordinate uids.
+    User(u32),
+    /// The subordinate uids from this one on, whose owner is not known or is privileged.
+    Range(u32),
+}
+
+/// A range of subordinate uids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Range {
+    first: u32,
+    count: u32,
+    owner: Option<u32>,
+}
+
+/// What the last lookup found.
+#[derive(Debug, Default)]
+struct Found {
+    /// Ordered by their first uid.
+    ranges: Vec<Range>,
+    /// Groups whose members are administrators.
+    admin_groups: Vec<u32>,
+}
+
+/// For whom connections count, as last looked up.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Accounts(Arc<RwLock<Found>>);
+
+impl Accounts {
+    /// The account of a uid that connects.
+    pub(crate) fn of(&self, uid: u32) -> Account {
+        let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let after = found.ranges.partition_point(|range| range.first <= uid);
+        let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
+        match range.filter(|range| uid - range.first < range.count) {
+            // Uids of root's own containers are not root's.
+            Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
+            Some(range) => Account::Range(range.first),
+            None => Account::User(uid),
+        }
+    }
+
+    /// Whether one of these groups makes an administrator.
+    pub(crate) fn is_admin(&self, groups: &[u32]) -> bool {
+        let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        groups.iter().any(|group| found.admin_groups.contains(group))
+    }
+
+    fn set(&self, found: Found) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = found;
+    }
+}
+
+/// Keeps `accounts` up to date until `stopping`; `admin_groups` are those of the config in effect.
+pub(crate) async fn follow(accounts: Accounts, admin_groups: impl Fn() -> Vec<String>, stopping: CancellationToken) {
+    loop {
+        let groups = admin_groups();
+        let looked_up = tokio::task::spawn_blocking(move || {
+            let text = fs::read_to_string(SUBUID).unwrap_or_default();
+            let uid = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
+            let gid = |name: &String| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
+            Found { ranges: ranges(&text, uid), admin_groups: groups.iter().filter_map(gid).collect() }
+        });
+        tokio::select! {
+            found = looked_up => match found {
+                Ok(found) => accounts.set(found),
+                Err(error) => tracing::warn!("cannot look up subordinate uids and admin groups: {error}"),
+            },
+            () = stopping.cancelled() => return,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(PERIOD) => {}
+            () = stopping.cancelled() => return,
+        }
+    }
+}
+
+/// The ranges of a `/etc/subuid`: lines of `owner:first:count`, where the owner is a name or a uid.
+fn ranges(text: &str, uid_of: impl Fn(&str) -> Option<u32>) -> Vec<Range> {
+    let mut ranges: Vec<Range> = text
+        .lines()
+        .take(MOST)
+        .filter_map(|line| {
+            let mut fields = line.trim().split(':');
+            let owner = fields.next().filter(|owner| !owner.is_empty() && !owner.starts_with('#'))?;
+            let first = fields.next()?.parse().ok()?;
+            let count = fields.next()?.parse().ok()?;
+            Some(Range { first, count, owner: owner.parse().ok().or_else(|| uid_of(owner)) })
+        })
+        .collect();
+    ranges.sort_by_key(|range| range.first);
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accounts(text: &str) -> Accounts {
+        let accounts = Accounts::default();
+        let uid = |name: &str| (name == "alice").then_some(1000);
+        accounts.set(Found { ranges: ranges(text, uid), admin_groups: vec![27] });
+        accounts
+    }
+
+    #[test]
+    fn subordinate_uid_counts_for_its_owner() {
+        let accounts =
+            accounts("# comment\nalice:165536:65536\n1001:100000:65536\nroot:300000:10\ngone:400000:10\nbad\n");
+        for (uid, account) in [
+            (1000, Account::User(1000)),
+            (99_999, Account::User(99_999)),
+            (100_000, Account::User(1001)),
+            (165_535, Account::User(1001)),
+            (165_536, Account::User(1000)),
+            (231_071, Account::User(1000)),
+            (231_072, Account::User(231_072)),
+            (300_005, Account::Range(300_000)),
+            (400_009, Account::Range(400_000)),
+            (400_010, Account::User(400_010)),
+            (0, Account::User(0)),
+            (u32::MAX, Account::User(u32::MAX)),
+        ] {
+            assert_eq!(accounts.of(uid), account, "{uid}");
+        }
+        assert!(accounts.is_admin(&[5, 27]) && !accounts.is_admin(&[5]));
+    }
+}

@@ -1,0 +1,98 @@
+//! Budgets by user: whatever one user requests, answers to other users and the records of what they did stay.
+
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+
+mod scene;
+
+use std::path::Path;
+
+use gpush_store::{Answer, AuditQuery, Bounds, NewAnswer, NewAudit, Options, Store};
+use jiff::Timestamp;
+use scene::{actor, options};
+
+/// A user who floods, one who does little, and root.
+const FLOOD: u32 = 1001;
+const LITTLE: u32 = 1002;
+const ROOT: u32 = 0;
+
+fn open(directory: &Path, bounds: Bounds) -> Store {
+    Store::open(directory, Options { bounds: Bounds { reserve: 1 << 16, ..bounds }, ..options() }).unwrap().store
+}
+
+fn answer(store: &Store, uid: u32, key: String) {
+    let write = store.write(move |tx| {
+        tx.keep_answer(NewAnswer {
+            uid,
+            key: key.clone(),
+            request: b"request",
+            operation: None,
+            status: 200,
+            body: serde_json::Value::Null,
+            expires_at: Timestamp::MAX,
+        })
+    });
+    write.wait().unwrap();
+}
+
+fn knows(store: &Store, uid: u32, key: &str) -> bool {
+    let key = key.to_owned();
+    matches!(store.read(move |view| view.answer(uid, &key, b"request")).wait().unwrap(), Answer::Known(_))
+}
+
+#[test]
+fn flood_of_answers_evicts_the_users_own_only() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bounds = Bounds { answers_per_uid: 30, answers: 40, ..Bounds::default() };
+    let store = open(scratch.path(), bounds);
+    answer(&store, ROOT, "apply".to_owned());
+    (0..5).for_each(|n| answer(&store, LITTLE, n.to_string()));
+    (0..100).for_each(|n| answer(&store, FLOOD, n.to_string()));
+    // Many uids, as of one user's subordinate range, with one answer each.
+    (0..30).for_each(|n| answer(&store, 100_000 + n, "key".to_owned()));
+    // Closing prunes.
+    drop(store);
+    let store = open(scratch.path(), bounds);
+    assert!(knows(&store, ROOT, "apply"));
+    let of = |uid, count: u32| (0..count).filter(|n| knows(&store, uid, &n.to_string())).count();
+    let subordinate = (0..30).filter(|n| knows(&store, 100_000 + n, "key")).count();
+    assert_eq!((of(LITTLE, 5), subordinate), (5, 30), "the newest of each user stay");
+    assert_eq!(of(FLOOD, 100), 5, "the user with most answers loses most");
+    assert!(knows(&store, FLOOD, "99"));
+}
+
+#[test]
+fn flood_of_shares_evicts_the_users_own_records_only() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bounds = Bounds { audit_shares_per_uid: 10, audit_shares: 15, ..Bounds::default() };
+    let store = open(scratch.path(), bounds);
+    let record = |by: Option<u32>, detail: serde_json::Value| {
+        let write = store.write(move |tx| {
+            tx.audit(NewAudit {
+                by: by.map(actor),
+                action: "mps.share".to_owned(),
+                object: "GPU-0".to_owned(),
+                result: "done".to_owned(),
+                detail: detail.clone(),
+            })
+        });
+        write.wait().unwrap();
+    };
+    (0..4).for_each(|_| record(Some(LITTLE), serde_json::Value::Null));
+    (0..50).for_each(|_| record(Some(FLOOD), serde_json::Value::Null));
+    // Shares that gpushd ended: they count with the user whose shares they were.
+    (0..50).for_each(|_| record(None, serde_json::json!({ "uid": FLOOD })));
+    drop(store);
+    let store = open(scratch.path(), bounds);
+    let all = store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
+    let of_little = all.iter().filter(|one| one.by.as_ref().is_some_and(|by| by.uid == LITTLE)).count();
+    assert_eq!((of_little, all.len()), (4, 14));
+}
+
+#[test]
+fn store_that_is_never_quiet_prunes() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path(), Bounds { answers_per_uid: 10, ..Bounds::default() });
+    // Each write waits for its commit and is followed at once by the next.
+    (0..1200).for_each(|n| answer(&store, FLOOD, n.to_string()));
+    assert!(!knows(&store, FLOOD, "0"), "nothing was pruned during 1,200 commits");
+}
