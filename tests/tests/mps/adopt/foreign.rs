@@ -103,11 +103,8 @@ fn dies(served: &Served, open_file: bool) -> Waits {
     let pipe = served.pipe();
     let mut waits = Waits::on(&pipe, open_file);
     served.agent.await_that("it stands in line", || waits.stands_in_line(&pipe));
-    // The kernel frees the lock before it wakes the waiting process. gpushd must not look in between.
-    served.agent.signal(Signal::SIGSTOP);
     assert!(signal(served.pid, Signal::SIGKILL));
     waits.hears("has it");
-    served.agent.signal(Signal::SIGCONT);
     waits
 }
 
