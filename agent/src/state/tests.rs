@@ -240,7 +240,8 @@ fn every_difference_is_an_event_while_watchers_may_skip_snapshots() {
 fn loss_holds_managed_gpus_until_it_is_accepted() {
     let state = State::empty();
     let config = Config::from_bytes(b"[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n", "config.toml");
-    let lost = Lost { at: Timestamp::now(), boot_id: "b".to_owned(), cause: "damaged".to_owned(), kept: None, holds: true };
+    let lost =
+        Lost { at: Timestamp::now(), boot_id: "b".to_owned(), cause: "damaged".to_owned(), kept: None, holds: true };
     state.update(|known| {
         known.loss.lost = Some(lost);
         (Touched::All, ())
