@@ -229,13 +229,32 @@ impl Place {
         fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| FileId::of(&meta))
     }
 
-    /// Takes away all of it, once nothing runs here.
+    /// Removes the directory, once nothing runs here. It is renamed first: a gpushd that is killed in between leaves a
+    /// name that no target has, and the next one removes it ([`sweep_removed`]).
     pub(super) fn remove(&self) {
-        match fs::remove_dir_all(&self.dir) {
+        let name = self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let removed = self.dir.with_file_name(format!("{REMOVED}{name}"));
+        // What an earlier removal left under that name.
+        let _none = fs::remove_dir_all(&removed);
+        let renamed = fs::rename(&self.dir, &removed).and_then(|()| fs::remove_dir_all(&removed));
+        match renamed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!("{} can't be removed: {error}", self.dir.display());
             }
             Ok(()) | Err(_) => {}
+        }
+    }
+}
+
+/// How the name of a directory begins that is being removed.
+const REMOVED: &str = ".removed-";
+
+/// Removes what a gpushd that was killed left of directories that it was removing.
+pub(super) fn sweep_removed(base: &Path) {
+    let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(REMOVED)) {
+        if let Err(error) = fs::remove_dir_all(entry.path()) {
+            tracing::warn!("{} can't be removed: {error}", entry.path().display());
         }
     }
 }
@@ -315,6 +334,26 @@ mod tests {
         drop(lock);
         place.remove();
         assert!(!place.dir().exists());
+    }
+
+    /// A kill between two unlinks used to leave an empty directory for ever.
+    #[test]
+    fn directory_of_an_interrupted_removal_is_no_target_and_is_swept() {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = Place::of(scratch.path(), "g5d1b03a2");
+        place.lay(&spec(scratch.path(), 1)).unwrap();
+        // As a kill right after the rename leaves it, and then one within the removal.
+        let half = scratch.path().join(".removed-g5d1b03a2");
+        fs::rename(place.dir(), &half).unwrap();
+        assert!(!place.dir().exists() && Place::all(scratch.path()).is_empty());
+        fs::remove_file(half.join("spec.json")).unwrap();
+        sweep_removed(scratch.path());
+        assert!(!half.exists());
+        // A target of that name comes back, and its next removal meets no leftover.
+        fs::create_dir(&half).unwrap();
+        place.lay(&spec(scratch.path(), 1)).unwrap();
+        place.remove();
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use super::{
     daemon::{Daemon, Do, Seen, Sources, Wanted},
     many,
     moves::Moves,
-    place::Place,
+    place::{self, Place},
     records, shares, view,
 };
 use crate::{
@@ -75,6 +75,7 @@ pub(crate) async fn run(agent: Shared) {
 /// none to whoever asks.
 pub(crate) fn find(agent: &Shared) {
     let mut known = BTreeSet::new();
+    place::sweep_removed(&agent.mps.base);
     for (place, spec) in Place::all(&agent.mps.base) {
         known.insert(spec.target.clone());
         let daemon = live(agent, &spec.target, &spec.gpu_uuid, &spec.uuid, place);

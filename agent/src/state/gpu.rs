@@ -31,7 +31,7 @@ use gpush_core::{desired, sharing};
 use gpush_nvml::{DriverError, ErrorKind, Identity, Reading};
 
 use super::{
-    Known,
+    known::Known,
     readings::{LastReading, Moment},
     reason::Reason,
 };

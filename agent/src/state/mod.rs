@@ -18,6 +18,8 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `host` | a snapshot |
+//! | `known` | everything that snapshots are composed from |
 //! | `gpu` | one GPU of a snapshot: its state and why |
 //! | `reason` | why a GPU is in its state, as a type |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
@@ -33,6 +35,8 @@ mod commit;
 mod conditions;
 pub(crate) mod events;
 mod gpu;
+mod host;
+mod known;
 mod overrides;
 pub(crate) mod readings;
 mod reason;
@@ -46,10 +50,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::body::Bytes;
-use gpush_api::{Gpu, GpuAspect, GpuChange, Happening, Maintenance, TimesliceView};
-use gpush_core::{config::Config, desired};
-use gpush_nvml::{DriverError, ErrorKind, Listed, Reading, RemappedRows};
+use gpush_api::{Happening, Maintenance, TimesliceView};
+use gpush_core::config::Config;
+use gpush_nvml::{Listed, Reading, RemappedRows};
 use gpush_store::{ConditionKind, Lost, NewAudit, NewCondition, Override, Scope, Store};
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -59,6 +62,8 @@ pub(crate) use self::{
     conditions::{Change, Conditions, Recorded, RecoveryCheck},
     events::Events,
     gpu::{GpuSnapshot, is_managed},
+    host::HostState,
+    known::Holder,
     overrides::{Effect, Overrides},
     reason::Reason,
     view::{Observed, no_driver, overridden, unidentified},
@@ -66,9 +71,10 @@ pub(crate) use self::{
 use self::{
     conditions::RowNews,
     gpu::Sight,
+    host::Answers,
+    known::{Known, Loss, difference},
     readings::{LastReading, Moment},
 };
-use crate::caller::Viewer;
 
 /// What is known about the host. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -95,95 +101,6 @@ pub(crate) struct Initial {
     pub(crate) lost: Option<Lost>,
     /// When a loss was accepted last on this boot, in clock ticks since its start.
     pub(crate) known_since: Option<u64>,
-}
-
-/// The host at one moment. It never changes.
-#[derive(Debug, Clone)]
-pub(crate) struct HostState {
-    /// GPUs by index; those that the driver does not list any more come last.
-    pub(crate) gpus: Vec<Arc<GpuSnapshot>>,
-    /// GPUs that the driver lists but cannot identify: index and error.
-    pub(crate) nameless: Vec<(u32, DriverError)>,
-    /// Why no GPU can be shown: there is no driver, or it has not answered yet.
-    pub(crate) driver: Option<DriverError>,
-    /// Whether the GPUs were ever listed.
-    pub(crate) was_listed: bool,
-    /// The config in force.
-    pub(crate) config: Arc<Config>,
-    /// Generation of the desired state.
-    pub(crate) generation: u64,
-    /// The maintenance that the host is in.
-    pub(crate) maintenance: Option<Maintenance>,
-    /// A lost database that is not accepted yet.
-    pub(crate) lost: Option<Lost>,
-    /// Id of the last event before this snapshot.
-    pub(crate) last_event: String,
-    /// How many GPU events there were so far: equal numbers mean that no GPU has changed.
-    pub(crate) changes: u64,
-    /// Answers about all GPUs that were made from this snapshot.
-    pub(crate) answers: Answers,
-}
-
-/// Answers about all GPUs, as JSON, by viewer. They live as long as their snapshot, so nothing must invalidate them.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Answers(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
-
-impl Answers {
-    /// Viewers whose answers are kept: administrators, users without processes, some with.
-    const MOST: usize = 8;
-
-    /// The answer for a viewer, if it was made before.
-    pub(crate) fn get(&self, viewer: Viewer) -> Option<Bytes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&viewer).cloned()
-    }
-
-    /// Keeps the answer for a viewer.
-    pub(crate) fn keep(&self, viewer: Viewer, json: Bytes) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < Self::MOST {
-            kept.insert(viewer, json);
-        }
-    }
-}
-
-/// Which operation has a GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Holder {
-    /// As a sentence names it.
-    pub(crate) who: String,
-    /// Whether it has begun to change the GPU; until then it only plans.
-    pub(crate) begun: bool,
-}
-
-/// Everything that snapshots are composed from.
-#[derive(Debug)]
-struct Known {
-    config: Arc<Config>,
-    /// Position of the rule that claims each GPU, by UUID.
-    claims: BTreeMap<String, Option<usize>>,
-    loss: Loss,
-    conditions: Conditions,
-    overrides: Overrides,
-    list: LastReading<Arc<Vec<Listed>>>,
-    /// GPUs that were ever listed, by UUID.
-    sights: BTreeMap<String, Sight>,
-    nameless: Vec<(u32, DriverError)>,
-    /// GPUs with a driver call that may still take effect.
-    unsettled: BTreeSet<String>,
-    /// GPUs that an operation has.
-    lanes: BTreeMap<String, Holder>,
-    /// GPUs with an MPS daemon for the whole GPU in force.
-    shared: BTreeSet<String>,
-    /// Time-slice levels as last read.
-    levels: BTreeMap<String, TimesliceView>,
-    /// What events last told of each GPU.
-    told: BTreeMap<String, GpuChange>,
-}
-
-#[derive(Debug)]
-struct Loss {
-    lost: Option<Lost>,
-    known_since: Option<u64>,
 }
 
 /// Which GPUs a change may concern.
@@ -529,114 +446,6 @@ impl State {
             (Touched::Gpus(of), ())
         });
     }
-}
-
-impl Known {
-    /// A snapshot of these GPUs.
-    fn snapshot(&self, mut gpus: Vec<Arc<GpuSnapshot>>, last_event: String, changes: u64) -> HostState {
-        let listed = |gpu: &GpuSnapshot| self.sights.get(&gpu.gpu.uuid).is_some_and(|sight| sight.listed);
-        gpus.sort_by_key(|gpu| (!listed(gpu), gpu.gpu.index));
-        let maintenance = self.conditions.maintenance();
-        HostState {
-            gpus,
-            nameless: self.nameless.clone(),
-            driver: self.driver_error().filter(|_| maintenance.is_none()),
-            was_listed: self.list.good.is_some(),
-            config: Arc::clone(&self.config),
-            generation: self.overrides.generation(),
-            maintenance,
-            lost: self.loss.lost.clone(),
-            last_event,
-            changes,
-            answers: Answers::default(),
-        }
-    }
-
-    fn compose(&self, sight: &Sight) -> Arc<GpuSnapshot> {
-        let listed_at = self.list.good.as_ref().map_or_else(Moment::now, |(_, at)| *at);
-        Arc::new(GpuSnapshot::compose(self, sight, listed_at))
-    }
-
-    /// Why no GPU can be shown.
-    fn driver_error(&self) -> Option<DriverError> {
-        if let Some(error) = &self.list.error
-            && (error.is_driver_unavailable() || self.list.good.is_none())
-        {
-            return Some(error.clone());
-        }
-        self.list.good.is_none().then(|| {
-            DriverError::new(ErrorKind::WorkerUnavailable, "listing the GPUs").detail("the driver is still starting")
-        })
-    }
-
-    /// Matches the last good listing with the GPUs that were seen so far. A listed GPU that cannot be identified is
-    /// taken for the one that was last seen at its index and is not listed any more.
-    fn arrange(&mut self) {
-        let Some((listed, _)) = self.list.good.clone() else { return };
-        for sight in self.sights.values_mut() {
-            (sight.listed, sight.list_error) = (false, None);
-        }
-        let before = self.sights.len();
-        let mut moved = false;
-        for identity in listed.iter().filter_map(|listed| listed.identity.as_ref().ok()) {
-            let sight = self.sights.entry(identity.uuid.clone()).or_insert_with(|| Sight {
-                identity: identity.clone(),
-                listed: true,
-                list_error: None,
-                last: LastReading::default(),
-            });
-            sight.listed = true;
-            moved |= sight.identity != *identity;
-            sight.identity.clone_from(identity);
-        }
-        self.nameless.clear();
-        for (index, error) in listed.iter().filter_map(|l| l.identity.as_ref().err().map(|error| (l.index, error))) {
-            match self.sights.values_mut().find(|sight| !sight.listed && sight.identity.index == index) {
-                Some(sight) => {
-                    sight.listed = true;
-                    // Left out because of an earlier call: whether it still runs is known better than by the list.
-                    sight.list_error = Some(error.clone()).filter(|error| error.kind != ErrorKind::Unsettled);
-                }
-                None => self.nameless.push((index, error.clone())),
-            }
-        }
-        for sight in self.sights.values_mut().filter(|sight| self.unsettled.contains(&sight.identity.uuid)) {
-            sight.listed = true;
-        }
-        if moved || before != self.sights.len() || self.claims.len() != self.sights.len() {
-            self.claim();
-        }
-    }
-
-    /// Matches the rules of the config with the GPUs.
-    fn claim(&mut self) {
-        let mut identities: Vec<Gpu> =
-            self.sights.values().map(|sight| GpuSnapshot::outline(&sight.identity)).collect();
-        identities.sort_by_key(|gpu| gpu.index);
-        let claims = desired::claims(&self.config, &identities);
-        self.claims = identities.into_iter().map(|gpu| gpu.uuid).zip(claims).collect();
-    }
-}
-
-/// How a GPU differs from what events last told of it.
-fn difference(before: Option<&GpuChange>, now: &GpuChange) -> Option<GpuChange> {
-    let changed = match before {
-        None => vec![GpuAspect::Appeared],
-        Some(before) => aspects(before, now),
-    };
-    (!changed.is_empty()).then(|| GpuChange { changed, ..now.clone() })
-}
-
-fn aspects(before: &GpuChange, now: &GpuChange) -> Vec<GpuAspect> {
-    let different = [
-        (GpuAspect::State, (before.state, &before.reasons) != (now.state, &now.reasons)),
-        (GpuAspect::Drift, before.drift != now.drift),
-        (GpuAspect::Mig, before.mig != now.mig),
-        (GpuAspect::Instances, before.instances != now.instances),
-        (GpuAspect::ComputeMode, before.compute_mode != now.compute_mode),
-        (GpuAspect::Timeslice, before.timeslice != now.timeslice),
-    ];
-    different.into_iter().filter(|(_, different)| *different).map(|(aspect, _)| aspect).collect()
 }
 
 #[cfg(test)]

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use gpush_api::{Actor, Architecture, GpuAspect, GpuState, Maintenance, Memory};
-use gpush_nvml::Identity;
+use gpush_nvml::{DriverError, ErrorKind, Identity};
 use gpush_store::Options;
 
 use super::{events::Next, *};
+use crate::caller::Viewer;
 
 impl State {
     /// A state with a store of its own, and no GPU.

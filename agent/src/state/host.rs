@@ -1,0 +1,64 @@
+//! The host at one moment, as everything but [`State`](super::State) sees it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use axum::body::Bytes;
+use gpush_api::Maintenance;
+use gpush_core::config::Config;
+use gpush_nvml::DriverError;
+use gpush_store::Lost;
+
+use super::GpuSnapshot;
+use crate::caller::Viewer;
+
+/// The host at one moment. It never changes.
+#[derive(Debug, Clone)]
+pub(crate) struct HostState {
+    /// GPUs by index; those that the driver does not list any more come last.
+    pub(crate) gpus: Vec<Arc<GpuSnapshot>>,
+    /// GPUs that the driver lists but cannot identify: index and error.
+    pub(crate) nameless: Vec<(u32, DriverError)>,
+    /// Why no GPU can be shown: there is no driver, or it has not answered yet.
+    pub(crate) driver: Option<DriverError>,
+    /// Whether the GPUs were ever listed.
+    pub(crate) was_listed: bool,
+    /// The config in force.
+    pub(crate) config: Arc<Config>,
+    /// Generation of the desired state.
+    pub(crate) generation: u64,
+    /// The maintenance that the host is in.
+    pub(crate) maintenance: Option<Maintenance>,
+    /// A lost database that is not accepted yet.
+    pub(crate) lost: Option<Lost>,
+    /// Id of the last event before this snapshot.
+    pub(crate) last_event: String,
+    /// How many GPU events there were so far: equal numbers mean that no GPU has changed.
+    pub(crate) changes: u64,
+    /// Answers about all GPUs that were made from this snapshot.
+    pub(crate) answers: Answers,
+}
+
+/// Answers about all GPUs, as JSON, by viewer. They live as long as their snapshot, so nothing must invalidate them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Answers(Arc<Mutex<BTreeMap<Viewer, Bytes>>>);
+
+impl Answers {
+    /// Viewers whose answers are kept: administrators, users without processes, some with.
+    const MOST: usize = 8;
+
+    /// The answer for a viewer, if it was made before.
+    pub(crate) fn get(&self, viewer: Viewer) -> Option<Bytes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&viewer).cloned()
+    }
+
+    /// Keeps the answer for a viewer.
+    pub(crate) fn keep(&self, viewer: Viewer, json: Bytes) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < Self::MOST {
+            kept.insert(viewer, json);
+        }
+    }
+}

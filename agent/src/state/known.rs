@@ -1,0 +1,167 @@
+//! Everything that snapshots are composed from: the last inputs of each kind. Pure data under the lock of
+//! [`State`](super::State).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use gpush_api::{Gpu, GpuAspect, GpuChange, TimesliceView};
+use gpush_core::{config::Config, desired};
+use gpush_nvml::{DriverError, ErrorKind, Listed};
+use gpush_store::Lost;
+
+use super::{
+    Conditions, GpuSnapshot, HostState, Overrides,
+    gpu::Sight,
+    host::Answers,
+    readings::{LastReading, Moment},
+};
+
+/// Which operation has a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// As a sentence names it.
+    pub(crate) who: String,
+    /// Whether it has begun to change the GPU; until then it only plans.
+    pub(crate) begun: bool,
+}
+
+/// Everything that snapshots are composed from.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) config: Arc<Config>,
+    /// Position of the rule that claims each GPU, by UUID.
+    pub(super) claims: BTreeMap<String, Option<usize>>,
+    pub(super) loss: Loss,
+    pub(super) conditions: Conditions,
+    pub(super) overrides: Overrides,
+    pub(super) list: LastReading<Arc<Vec<Listed>>>,
+    /// GPUs that were ever listed, by UUID.
+    pub(super) sights: BTreeMap<String, Sight>,
+    pub(super) nameless: Vec<(u32, DriverError)>,
+    /// GPUs with a driver call that may still take effect.
+    pub(super) unsettled: BTreeSet<String>,
+    /// GPUs that an operation has.
+    pub(super) lanes: BTreeMap<String, Holder>,
+    /// GPUs with an MPS daemon for the whole GPU in force.
+    pub(super) shared: BTreeSet<String>,
+    /// Time-slice levels as last read.
+    pub(super) levels: BTreeMap<String, TimesliceView>,
+    /// What events last told of each GPU.
+    pub(super) told: BTreeMap<String, GpuChange>,
+}
+
+#[derive(Debug)]
+pub(super) struct Loss {
+    pub(super) lost: Option<Lost>,
+    pub(super) known_since: Option<u64>,
+}
+
+impl Known {
+    /// A snapshot of these GPUs.
+    pub(super) fn snapshot(&self, mut gpus: Vec<Arc<GpuSnapshot>>, last_event: String, changes: u64) -> HostState {
+        let listed = |gpu: &GpuSnapshot| self.sights.get(&gpu.gpu.uuid).is_some_and(|sight| sight.listed);
+        gpus.sort_by_key(|gpu| (!listed(gpu), gpu.gpu.index));
+        let maintenance = self.conditions.maintenance();
+        HostState {
+            gpus,
+            nameless: self.nameless.clone(),
+            driver: self.driver_error().filter(|_| maintenance.is_none()),
+            was_listed: self.list.good.is_some(),
+            config: Arc::clone(&self.config),
+            generation: self.overrides.generation(),
+            maintenance,
+            lost: self.loss.lost.clone(),
+            last_event,
+            changes,
+            answers: Answers::default(),
+        }
+    }
+
+    pub(super) fn compose(&self, sight: &Sight) -> Arc<GpuSnapshot> {
+        let listed_at = self.list.good.as_ref().map_or_else(Moment::now, |(_, at)| *at);
+        Arc::new(GpuSnapshot::compose(self, sight, listed_at))
+    }
+
+    /// Why no GPU can be shown.
+    fn driver_error(&self) -> Option<DriverError> {
+        if let Some(error) = &self.list.error
+            && (error.is_driver_unavailable() || self.list.good.is_none())
+        {
+            return Some(error.clone());
+        }
+        self.list.good.is_none().then(|| {
+            DriverError::new(ErrorKind::WorkerUnavailable, "listing the GPUs").detail("the driver is still starting")
+        })
+    }
+
+    /// Matches the last good listing with the GPUs that were seen so far. A listed GPU that cannot be identified is
+    /// taken for the one that was last seen at its index and is not listed any more.
+    pub(super) fn arrange(&mut self) {
+        let Some((listed, _)) = self.list.good.clone() else { return };
+        for sight in self.sights.values_mut() {
+            (sight.listed, sight.list_error) = (false, None);
+        }
+        let before = self.sights.len();
+        let mut moved = false;
+        for identity in listed.iter().filter_map(|listed| listed.identity.as_ref().ok()) {
+            let sight = self.sights.entry(identity.uuid.clone()).or_insert_with(|| Sight {
+                identity: identity.clone(),
+                listed: true,
+                list_error: None,
+                last: LastReading::default(),
+            });
+            sight.listed = true;
+            moved |= sight.identity != *identity;
+            sight.identity.clone_from(identity);
+        }
+        self.nameless.clear();
+        for (index, error) in listed.iter().filter_map(|l| l.identity.as_ref().err().map(|error| (l.index, error))) {
+            match self.sights.values_mut().find(|sight| !sight.listed && sight.identity.index == index) {
+                Some(sight) => {
+                    sight.listed = true;
+                    // Left out because of an earlier call: whether it still runs is known better than by the list.
+                    sight.list_error = Some(error.clone()).filter(|error| error.kind != ErrorKind::Unsettled);
+                }
+                None => self.nameless.push((index, error.clone())),
+            }
+        }
+        for sight in self.sights.values_mut().filter(|sight| self.unsettled.contains(&sight.identity.uuid)) {
+            sight.listed = true;
+        }
+        if moved || before != self.sights.len() || self.claims.len() != self.sights.len() {
+            self.claim();
+        }
+    }
+
+    /// Matches the rules of the config with the GPUs.
+    pub(super) fn claim(&mut self) {
+        let mut identities: Vec<Gpu> =
+            self.sights.values().map(|sight| GpuSnapshot::outline(&sight.identity)).collect();
+        identities.sort_by_key(|gpu| gpu.index);
+        let claims = desired::claims(&self.config, &identities);
+        self.claims = identities.into_iter().map(|gpu| gpu.uuid).zip(claims).collect();
+    }
+}
+
+/// How a GPU differs from what events last told of it.
+pub(super) fn difference(before: Option<&GpuChange>, now: &GpuChange) -> Option<GpuChange> {
+    let changed = match before {
+        None => vec![GpuAspect::Appeared],
+        Some(before) => aspects(before, now),
+    };
+    (!changed.is_empty()).then(|| GpuChange { changed, ..now.clone() })
+}
+
+fn aspects(before: &GpuChange, now: &GpuChange) -> Vec<GpuAspect> {
+    let different = [
+        (GpuAspect::State, (before.state, &before.reasons) != (now.state, &now.reasons)),
+        (GpuAspect::Drift, before.drift != now.drift),
+        (GpuAspect::Mig, before.mig != now.mig),
+        (GpuAspect::Instances, before.instances != now.instances),
+        (GpuAspect::ComputeMode, before.compute_mode != now.compute_mode),
+        (GpuAspect::Timeslice, before.timeslice != now.timeslice),
+    ];
+    different.into_iter().filter(|(_, different)| *different).map(|(aspect, _)| aspect).collect()
+}
