@@ -10,9 +10,9 @@ use tokio::sync::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    answers::UnderWay,
     apply::line::Line,
     http::desk::Desk,
+    idempotency::Idempotency,
     mps::Mps,
     operation::Operations,
     outside::Outside,
@@ -54,7 +54,7 @@ pub(crate) struct Agent {
     /// Who processes belong to.
     pub(crate) users: Users,
     /// Requests with a key that are being answered.
-    pub(crate) under_way: UnderWay,
+    pub(crate) idempotency: Idempotency,
     /// What is being done.
     pub(crate) operations: Operations,
     /// What can't begin yet.

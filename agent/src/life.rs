@@ -40,6 +40,7 @@ use crate::{
     caller::Viewer,
     durable::{self, Remembered},
     http,
+    idempotency::Idempotency,
     listen::{
         accept::{self, Door},
         accounts::{self, Accounts},
@@ -250,9 +251,11 @@ async fn serve(
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
     mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
+    let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
+    let shared_gpus = SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), shared_gpus);
     let agent = Arc::new(Agent {
         settings,
-        readings: Readings::new(hardware.clone(), users.clone(), state.clone()),
+        readings,
         commits: Commits::new(store.clone(), state.clone()),
         hardware,
         outside,
@@ -260,9 +263,9 @@ async fn serve(
         operations: Operations::new(store.clone(), &state),
         state,
         line: Default::default(),
-        under_way: Default::default(),
+        idempotency: Idempotency::new(store.clone()),
         mps: Mps::new(mps_dir, mps_programs, mps_shares, mps_targets),
-        shared_gpus: SharedGpus::of_the_store(shared_gpus),
+        shared_gpus,
         timeslice: Default::default(),
         strays: Default::default(),
         reloads,
@@ -315,7 +318,9 @@ async fn serve(
     let expiry = tokio::spawn(expiry);
     let mps = tokio::spawn(mps::run(Arc::clone(&agent)));
     let turns = tokio::spawn(timeslice::run(Arc::clone(&agent)));
-    let leftover = tokio::spawn(shared_gpus::run(Arc::clone(&agent)));
+    let of = Arc::clone(&agent);
+    let needs = move |uuid: &str| of.mps.needs_compute_mode(uuid);
+    let leftover = tokio::spawn(shared_gpus::run(agent.shared_gpus.clone(), needs, agent.stopping.clone()));
     let strays = tokio::spawn(processes::run(Arc::clone(&agent)));
 
     let ended = loop {

@@ -16,13 +16,14 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod agent;
-mod answers;
 mod apply;
 mod caller;
 mod cordon;
 mod durable;
+mod eligibility;
 mod health;
 mod http;
+mod idempotency;
 mod life;
 mod listen;
 mod logging;
@@ -44,7 +45,6 @@ mod startup;
 mod state;
 mod timeslice;
 mod watchdog;
-mod work;
 
 fn main() -> ExitCode {
     // The worker is us again: it must cost nothing that is not its own.

@@ -34,6 +34,9 @@ const FILES: [(&str, &str); 11] = [
     ("/var/lib/gpush/lock", "Held for life; the pid of the gpushd that has the directory"),
 ];
 
+/// Directory of the MPS daemons of the system's service.
+pub(crate) const MPS_DIRECTORY: &str = "/run/gpush-mps";
+
 /// State directory of the system's service.
 const SYSTEM_STATE: &str = "/var/lib/gpush";
 
@@ -230,7 +233,7 @@ impl Paths {
         };
         let mps_dir = match &arguments.mps_dir {
             Some(path) => std::path::absolute(path).unwrap_or_else(|_| path.clone()),
-            None if here.root => crate::mps::SYSTEM.into(),
+            None if here.root => MPS_DIRECTORY.into(),
             // Beside the socket, where its user's own things are.
             None => here.runtime_dir.as_ref().map_or_else(|| state_dir.join("mps"), |dir| dir.join("gpush-mps")),
         };

@@ -11,7 +11,7 @@ use gpush_api::{ApiError, Code, Gpu, Recovered};
 use gpush_host::proc;
 use gpush_store::{BootRecord, KnownSince, Lost};
 
-use crate::{agent::Shared, caller::Viewer, mps, request::Request, shared_gpus, state::is_managed};
+use crate::{agent::Shared, caller::Viewer, mps, request::Request, state::is_managed};
 
 /// The loss as a cause of degraded health, with the GPUs that are held.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
@@ -56,7 +56,7 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
         Err(_) => Vec::new(),
     };
     let standing = mps::Lasting::of_what_stands(agent, &gpus);
-    let modes = shared_gpus::as_found(agent, &standing.exclusive(agent, &gpus)).await;
+    let modes = agent.shared_gpus.as_found(&standing.exclusive(agent, &gpus)).await;
     let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
     let uid = request.by.uid;
     let mut also = request.recorded("recover", "host".to_owned());
@@ -78,7 +78,7 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
         })
         .await?;
     standing.take_in(agent);
-    shared_gpus::take_in(agent, modes);
+    agent.shared_gpus.take_in(modes);
     agent.state.accept_loss(known_since);
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
     let kept = lost.kept.map(|kept| kept.display().to_string());

@@ -7,8 +7,8 @@ use gpush_store::{NewAudit, StoreError, Tx};
 
 use crate::{
     agent::{Agent, Shared},
-    answers::{Header, Key},
     caller::Caller,
+    idempotency::{Header, Key},
 };
 
 /// Longest reason, in characters.
@@ -81,8 +81,8 @@ impl Request {
         let shared = Arc::clone(agent);
         let once = async move {
             let Some(key) = self.key.clone() else { return work(shared, self).await.map(Some) };
-            let _turn = key.turn(&shared).await;
-            if key.is_done(&shared).await? {
+            let _lock = shared.idempotency.lock(&key).await;
+            if shared.idempotency.is_done(&key).await? {
                 return Ok(None);
             }
             work(shared, self).await.map(Some)

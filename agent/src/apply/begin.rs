@@ -5,7 +5,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{Actor, ApiError, Code, GpuPlan, Mig, Operation, PlanRequest};
+use gpush_api::{Actor, ApiError, Code, Gpu, GpuPlan, Mig, Operation, PlanRequest};
+use gpush_core::config::Config;
 use gpush_host::other_managers;
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
@@ -15,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use super::{Part, carry_out, free_gpus, mode, planned, renewed, unreadable};
 use crate::{
     agent::Shared,
-    answers::Key,
     caller::{Caller, Viewer},
+    idempotency::Key,
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
     request,
@@ -61,6 +62,14 @@ impl Order {
             key: None,
         }
     }
+
+    /// What it makes of the override of each GPU, in the order of the plans.
+    fn lasting(&self, config: &Config, gpus: &[Gpu], plans: &[GpuPlan]) -> Vec<Option<Lasting>> {
+        if self.once {
+            return plans.iter().map(|_| None).collect();
+        }
+        overrides::lasting(&self.request, self.expires_at, config, gpus, plans)
+    }
 }
 
 /// Begins to carry out an order, or finds the operation that was begun for the same request. Once it
@@ -72,9 +81,9 @@ pub(crate) async fn begin(agent: &Shared, caller: &Caller, order: Order) -> Resu
     let (shared, caller) = (Arc::clone(agent), caller.clone());
     let beginning = agent.tasks.spawn(async move {
         let Some(key) = order.key.clone() else { return accept(&shared, &caller, order).await };
-        let _turn = key.turn(&shared).await;
-        match key.answered(&shared).await? {
-            Some(operation) => Ok(operation),
+        let _lock = shared.idempotency.lock(&key).await;
+        match shared.idempotency.operation(&key).await? {
+            Some(operation) => shared.operations.get(&operation.to_string()).await,
             None => accept(&shared, &caller, order).await,
         }
     });
@@ -91,7 +100,7 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
     let gpus = free_gpus(agent, caller.viewer).await?;
     let meant = planned(agent, &gpus, &order.request).await;
     let meant = meant.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
-    overrides::expiry_has_an_object(&order, &overrides::lasting(&order, &config, &gpus, &meant))?;
+    overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
     let by = caller.actor(agent.users.user(caller.peer.uid).await);
     let claimed = mode::not_resetting(agent).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
     let ready = match claimed {
@@ -178,7 +187,7 @@ impl Ready {
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }
-        let mut lasting = overrides::lasting(order, &config, &gpus, &plans).into_iter();
+        let mut lasting = order.lasting(&config, &gpus, &plans).into_iter();
         let parts = std::iter::zip(plans, &readings).enumerate();
         let parts = parts.map(|(at, (plan, reading))| Part {
             lasting: lasting.next().flatten(),

@@ -5,7 +5,7 @@ use std::{fmt, marker::PhantomData, time::Duration};
 use axum::{
     Json,
     extract::{FromRequest, FromRequestParts, Path, Query, Request, rejection::JsonRejection},
-    http::{StatusCode, request::Parts},
+    http::{HeaderValue, StatusCode, request::Parts},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -15,7 +15,11 @@ use serde::{
 use gpush_host::peer::Peer;
 
 use super::{BODY, failure::Failure};
-use crate::{agent::Shared, caller::Caller};
+use crate::{
+    agent::Shared,
+    caller::Caller,
+    idempotency::{self, Header},
+};
 
 /// How long a body may take to arrive.
 const BODY_TIME: Duration = Duration::from_secs(5);
@@ -114,6 +118,15 @@ impl<S: Send + Sync> FromRequestParts<S> for Part {
             Ok(Path(part)) => Ok(Self(part)),
             Err(rejection) => Err(Failure::bad_request(rejection.status(), rejection.body_text())),
         }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Header {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let value = parts.headers.get(idempotency::HEADER).map(HeaderValue::as_bytes);
+        Self::parse(value).map_err(Failure::from)
     }
 }
 

@@ -11,7 +11,7 @@ use super::{
     extract::{Body, Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, answers::Header, apply, caller::Caller, cordon, request::Request};
+use crate::{agent::Shared, apply, caller::Caller, cordon, idempotency::Header, request::Request};
 
 /// Parameters of `GET /v1/gpus`.
 #[derive(Debug, Default, Deserialize)]

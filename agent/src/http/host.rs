@@ -8,8 +8,8 @@ use gpush_api::{MaintenanceState, Recovered, WhyRequest};
 use super::{extract::Body, failure::Failure};
 use crate::{
     agent::Shared,
-    answers::Header,
     caller::Caller,
+    idempotency::Header,
     maintenance, recover,
     request::{Request, whole},
     state::redact,

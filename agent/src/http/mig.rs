@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use super::{desk, extract::Body, failure::Failure, if_match::IfMatch};
 use crate::{
     agent::Shared,
-    answers::Header,
     apply::{self, Order},
     caller::Caller,
+    idempotency::Header,
     request::reason,
     state::redact,
 };

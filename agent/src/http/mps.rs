@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     agent::Shared,
-    answers::Header,
     caller::Caller,
+    idempotency::Header,
     mps::{self, Act},
     request::{self, Request},
 };

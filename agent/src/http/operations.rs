@@ -12,7 +12,7 @@ use super::{
     extract::{Parameters, Part},
     failure::Failure,
 };
-use crate::{agent::Shared, answers::Header, caller::Caller, operation, request, state::redact};
+use crate::{agent::Shared, caller::Caller, idempotency::Header, operation, request, state::redact};
 
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -124,15 +124,15 @@ pub(super) async fn cancel(
     // On record and in memory, whether or not the caller is still there.
     let cancelling = request::to_the_end(&agent, async move {
         let _turn = match &key {
-            Some(key) => Some(key.turn(&shared).await),
+            Some(key) => Some(shared.idempotency.lock(key).await),
             None => None,
         };
         let answered = match &key {
-            Some(key) => key.answered(&shared).await?,
+            Some(key) => shared.idempotency.operation(key).await?,
             None => None,
         };
         let operation = match answered {
-            Some(operation) => operation,
+            Some(operation) => shared.operations.get(&operation.to_string()).await?,
             None => shared.operations.cancel(&id, by, key).await?,
         };
         shared.line.stir();

@@ -13,7 +13,7 @@ use gpush_api::{ApiError, Code, ComputeMode, Mode, MpsComputeMode};
 use gpush_core::sharing::Target;
 
 use super::{Mps, place::Place};
-use crate::{agent::Shared, shared_gpus};
+use crate::agent::Shared;
 
 impl Mps {
     fn open(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
@@ -45,7 +45,7 @@ pub(super) async fn take(agent: &Shared, target: &Target, wanted: MpsComputeMode
         MpsComputeMode::ExclusiveProcess => {}
     }
     let mode = ComputeMode::ExclusiveProcess;
-    match shared_gpus::take(agent, gpu, mode, Mode::Mps).await {
+    match agent.shared_gpus.take(gpu, mode, Mode::Mps, || agent.mps.needs_compute_mode(gpu)).await {
         Ok(before) => {
             agent.mps.open().remove(gpu);
             if let Some(before) = before {
@@ -75,7 +75,7 @@ pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiErr
 /// Puts the compute mode back that a GPU had before it was shared; what can't be done now is done later.
 pub(super) async fn put_back(agent: &Shared, uuid: &str) {
     agent.mps.open().remove(uuid);
-    match shared_gpus::put_back(agent, uuid, Mode::Mps).await {
+    match agent.shared_gpus.put_back(uuid, Mode::Mps).await {
         Ok(None) => {}
         Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
         Err(why) => tracing::error!(gpu = uuid, "{why}; tried again"),

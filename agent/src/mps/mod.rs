@@ -92,10 +92,9 @@ pub(crate) use self::{
     targets::{find, run},
     view::{SHARE_VARIABLE, all, health, logs_of, one},
 };
-use self::{daemon::Daemon, hands::Hands, moves::Moves};
+use crate::options::MPS_DIRECTORY;
 
-/// Directory of daemons on a host whose system directories are ours.
-pub(crate) const SYSTEM: &str = "/run/gpush-mps";
+use self::{daemon::Daemon, hands::Hands, moves::Moves};
 
 /// Until what is on its way out is looked at again.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
@@ -190,7 +189,7 @@ impl Mps {
 
     /// Where logs go: where the config says, and beside the daemons of a host that is not the system's.
     fn log_directory(&self, configured: &str, usual: &str) -> PathBuf {
-        if configured == usual && self.base != std::path::Path::new(SYSTEM) {
+        if configured == usual && self.base != std::path::Path::new(MPS_DIRECTORY) {
             return self.base.join("logs");
         }
         PathBuf::from(configured)

@@ -22,7 +22,7 @@ use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId, StoreError};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Entry, daemon::Do, targets::Outlook, view};
-use crate::{agent::Shared, answers::Key, caller::Caller, state::words, work};
+use crate::{agent::Shared, caller::Caller, eligibility, idempotency::Key, state::words};
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;
@@ -42,10 +42,10 @@ pub(crate) async fn take(
     // What has ended by itself stands in nobody's way.
     expire(agent).await;
     // Before anybody is kept waiting: operations on daemons have their turn too.
-    work::at_rest(agent, &entry.gpu_uuid).await;
+    eligibility::at_rest(&agent.state, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
     if let Some(key) = &key
-        && let Some(id) = key.answered_with(agent).await?
+        && let Some(id) = agent.idempotency.number(key).await?
     {
         let known = agent.mps.shares_of(&uuid).into_iter().find(|share| share.id == id);
         return match known {
@@ -72,7 +72,7 @@ pub(crate) async fn take(
     // What can't be had at any time is told before what can't be had now.
     let process = request.with_pid.map(|pid| process(caller, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
-    work::admits(agent, caller.viewer, &entry.gpu_uuid, &label).await?;
+    eligibility::admits(&agent.readings, caller.viewer, &entry.gpu_uuid, &label).await?;
     room(agent, caller, &label, &uuid, &entry, &policy, &settings)?;
     let by = caller.actor(agent.users.user(caller.peer.uid).await);
     let uid = by.uid;

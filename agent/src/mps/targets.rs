@@ -37,7 +37,7 @@ use super::{
 use crate::{
     agent::{Agent, Shared},
     caller::Viewer,
-    work,
+    eligibility,
 };
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
@@ -215,7 +215,7 @@ pub(super) struct Outlook {
 
 impl Outlook {
     pub(super) fn of(agent: &Agent, viewer: Viewer) -> Self {
-        let gpus = work::known(agent, viewer);
+        let gpus = eligibility::known(&agent.readings, viewer);
         let had = agent.mps.entries().keys().cloned().collect();
         let decided = sharing::decide(&agent.settings.config(), &gpus, &had);
         Self { gpus, decided }

@@ -19,8 +19,8 @@ use super::{
 use crate::{
     agent::{Agent, Shared},
     caller::{Caller, Viewer},
+    eligibility,
     state::redact,
-    work,
 };
 
 /// How old what is shown of daemons may be.
@@ -329,7 +329,7 @@ async fn shown(
                 gpu.index
             ),
         }),
-        (_, gpu) => findings.extend(gpu.and_then(|gpu| work::refusal(gpu, "a share")).map(|error| error.message)),
+        (_, gpu) => findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message)),
     }
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| caller.viewer.may_see(Some(*uid)));

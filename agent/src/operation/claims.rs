@@ -31,8 +31,6 @@ struct Inner {
     state: Mutex<State>,
     /// Something was let go.
     let_go: Arc<Notify>,
-    /// The same, to all who wait that moment.
-    rests: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -66,8 +64,7 @@ pub(crate) struct Claim {
 impl Claims {
     /// No GPU is claimed yet.
     pub(crate) fn new(host: state::State) -> Self {
-        let (state, let_go, rests) = (Mutex::default(), Arc::default(), Notify::new());
-        Self(Arc::new(Inner { host, state, let_go, rests }))
+        Self(Arc::new(Inner { host, state: Mutex::default(), let_go: Arc::default() }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -109,17 +106,6 @@ impl Claims {
     /// Rung whenever something is let go.
     pub(crate) fn let_go(&self) -> Arc<Notify> {
         Arc::clone(&self.0.let_go)
-    }
-
-    /// Waits until nobody changes a GPU.
-    pub(crate) async fn rests(&self, uuid: &str) {
-        loop {
-            let rests = self.0.rests.notified();
-            if self.changing(uuid).is_none() {
-                return;
-            }
-            rests.await;
-        }
     }
 
     /// Lets nobody have a GPU from now on, because of `why`.
@@ -197,7 +183,6 @@ impl Drop for Claim {
         self.claims.0.host.lane(&self.uuids, None);
         drop(state);
         self.claims.0.let_go.notify_one();
-        self.claims.0.rests.notify_waiters();
     }
 }
 

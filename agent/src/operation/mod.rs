@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use self::claims::Claims;
 pub(crate) use self::{claims::Claim, naming::once as named_once, ongoing::Ongoing, wire::id};
 use crate::{
-    answers::Key,
+    idempotency::Key,
     state::{Events, State, words},
 };
 
@@ -134,11 +134,6 @@ impl Operations {
     /// Who is changing the GPU, if somebody has begun to.
     pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
         self.0.claims.changing(uuid)
-    }
-
-    /// Waits until nobody changes the GPU.
-    pub(crate) async fn rests(&self, uuid: &str) {
-        self.0.claims.rests(uuid).await;
     }
 
     /// Refuses a GPU that an operation is changing.

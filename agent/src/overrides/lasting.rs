@@ -1,15 +1,13 @@
 //! What an order makes of overrides once it is carried out: told when it is asked for, true when it
 //! ends well.
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, PlanRequest};
 use gpush_core::{
     config::Config,
     desired::{self, Standing},
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-
-use crate::apply::Order;
 
 /// What an operation makes of the override of a GPU when it ends well. In its intent until then.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -29,25 +27,28 @@ pub(crate) enum Lasting {
 }
 
 /// What an order makes of the override of each GPU, in the order of its plans.
-pub(crate) fn lasting(order: &Order, config: &Config, gpus: &[Gpu], plans: &[GpuPlan]) -> Vec<Option<Lasting>> {
-    if order.once {
-        return plans.iter().map(|_| None).collect();
-    }
+pub(crate) fn lasting(
+    request: &PlanRequest,
+    expires_at: Option<Timestamp>,
+    config: &Config,
+    gpus: &[Gpu],
+    plans: &[GpuPlan],
+) -> Vec<Option<Lasting>> {
     let lasting = |standing| match standing {
         Standing::Stays => None,
-        Standing::Made { rule, layout } => Some(Lasting::Make { rule, layout, expires_at: order.expires_at }),
+        Standing::Made { rule, layout } => Some(Lasting::Make { rule, layout, expires_at }),
         Standing::Ended => Some(Lasting::End),
     };
-    desired::standing(config, gpus, &order.request, plans).into_iter().map(lasting).collect()
+    desired::standing(config, gpus, request, plans).into_iter().map(lasting).collect()
 }
 
 /// Refuses an expiry of which nobody knows what shall expire.
 ///
 /// # Errors
 /// When the order has one and makes no override.
-pub(crate) fn expiry_has_an_object(order: &Order, lasting: &[Option<Lasting>]) -> Result<(), ApiError> {
+pub(crate) fn expiry_has_an_object(expires_at: Option<Timestamp>, lasting: &[Option<Lasting>]) -> Result<(), ApiError> {
     let makes = |one: &Option<Lasting>| matches!(one, Some(Lasting::Make { .. }));
-    if order.expires_at.is_none() || lasting.iter().any(makes) {
+    if expires_at.is_none() || lasting.iter().any(makes) {
         return Ok(());
     }
     Err(ApiError::new(Code::BadRequest, "there is nothing that could expire: this makes no override")

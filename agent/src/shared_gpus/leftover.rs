@@ -15,12 +15,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
-use super::{is_needed, put_back_unless_needed};
-use crate::{
-    agent::{Agent, Shared},
-    caller::Viewer,
-};
+use super::SharedGpus;
+use crate::{caller::Viewer, state::GpuSnapshot};
 
 /// Between two attempts: at first, doubled each time, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -32,8 +30,8 @@ struct Again {
     pause: Duration,
 }
 
-/// Looks after them until the agent stops.
-pub(crate) async fn run(agent: Shared) {
+/// Puts them back until gpushd stops. `needs` tells whether MPS needs the compute mode of a GPU.
+pub(crate) async fn run(shared: SharedGpus, needs: impl Fn(&str) -> bool, stopping: CancellationToken) {
     let mut failed = BTreeMap::new();
     loop {
         let next = failed.values().map(|again: &Again| again.at).min();
@@ -44,22 +42,22 @@ pub(crate) async fn run(agent: Shared) {
             }
         };
         tokio::select! {
-            () = agent.stopping.cancelled() => return,
-            () = agent.shared_gpus.wake.notified() => {}
+            () = stopping.cancelled() => return,
+            () = shared.0.wake.notified() => {}
             () = due => {}
         }
-        look(&agent, &mut failed).await;
+        look(&shared, &needs, &mut failed).await;
     }
 }
 
-async fn look(agent: &Shared, failed: &mut BTreeMap<String, Again>) {
-    let left = left(agent);
+async fn look(shared: &SharedGpus, needs: &impl Fn(&str) -> bool, failed: &mut BTreeMap<String, Again>) {
+    let left = left(shared, needs);
     failed.retain(|uuid, _| left.contains(uuid));
-    agent.shared_gpus.troubles().retain(|uuid, _| left.contains(uuid));
-    if left.is_empty() || agent.state.maintenance().is_some() {
+    shared.troubles().retain(|uuid, _| left.contains(uuid));
+    if left.is_empty() || shared.0.state.maintenance().is_some() {
         return;
     }
-    let gpus = agent.readings.host().await.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
+    let gpus = shared.0.readings.host().await.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
     for uuid in left {
         let now = Instant::now();
         let pause = failed.get(&uuid).map_or(PAUSE.0, |again| again.pause);
@@ -68,8 +66,8 @@ async fn look(agent: &Shared, failed: &mut BTreeMap<String, Again>) {
         }
         let gpu = gpus.iter().find(|gpu| gpu.uuid == uuid);
         let done = match gpu {
-            Some(gpu) if is_at_hand(gpu) && agent.operations.changing(&uuid).is_none() => {
-                put_back_unless_needed(agent, &uuid, Mode::Mps).await
+            Some(gpu) if is_at_hand(gpu) && !shared.0.state.now().gpu(&uuid).is_some_and(GpuSnapshot::is_changing) => {
+                shared.put_back_unless_needed(&uuid, Mode::Mps, || needs(&uuid)).await
             }
             // Whoever changes it is waited for, and so is a GPU that can't be seen: that is told elsewhere.
             Some(_) | None => {
@@ -80,7 +78,7 @@ async fn look(agent: &Shared, failed: &mut BTreeMap<String, Again>) {
         match done {
             Ok(mode) => {
                 failed.remove(&uuid);
-                agent.shared_gpus.troubles().remove(&uuid);
+                shared.troubles().remove(&uuid);
                 if let Some(mode) = mode {
                     tracing::info!(
                         gpu = uuid,
@@ -90,7 +88,7 @@ async fn look(agent: &Shared, failed: &mut BTreeMap<String, Again>) {
             }
             Err(why) => {
                 let error = error(gpu, &uuid, &why);
-                let before = agent.shared_gpus.troubles().insert(uuid.clone(), error.clone());
+                let before = shared.troubles().insert(uuid.clone(), error.clone());
                 if before.as_ref() != Some(&error) {
                     tracing::error!(gpu = uuid, "{error}: {why}");
                 }
@@ -101,10 +99,10 @@ async fn look(agent: &Shared, failed: &mut BTreeMap<String, Again>) {
 }
 
 /// UUIDs of the GPUs whose compute mode is set for the sake of MPS, and needed by no daemon.
-fn left(agent: &Agent) -> Vec<String> {
-    let records = agent.shared_gpus.records().clone();
+fn left(shared: &SharedGpus, needs: &impl Fn(&str) -> bool) -> Vec<String> {
+    let records = shared.records().clone();
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));
-    of_mps.map(|(uuid, _)| uuid).filter(|uuid| !is_needed(agent, uuid, Mode::Mps)).collect()
+    of_mps.map(|(uuid, _)| uuid).filter(|uuid| !needs(uuid)).collect()
 }
 
 /// Whether what is read of a GPU is true of it, and it is ours to change.

@@ -20,38 +20,53 @@ mod leftover;
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use gpush_api::{ApiError, ComputeMode, Mode};
-use gpush_store::{ComputeModeSet, LevelSet, SharedGpu};
+use gpush_nvml::Hardware;
+use gpush_store::{ComputeModeSet, LevelSet, SharedGpu, Store};
 use tokio::sync::Notify;
 
 pub(crate) use self::leftover::run;
-use crate::agent::{Agent, Shared};
+use crate::state::{State, readings::Readings};
 
-/// What is on record.
-#[derive(Debug, Default)]
-pub(crate) struct SharedGpus {
+/// What is on record. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedGpus(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    store: Store,
+    state: State,
+    readings: Readings,
+    hardware: Hardware,
     /// By UUID of the GPU.
     records: Mutex<BTreeMap<String, SharedGpu>>,
-    /// Of those who change one.
-    turn: tokio::sync::Mutex<()>,
-    /// Compute modes that nobody needs any more and that are not back yet, by UUID of their GPU.
+    /// Held while a record is changed.
+    order: tokio::sync::Mutex<()>,
+    /// Compute modes that no mode needs any more and that are not put back yet, by UUID of their GPU.
     troubles: Mutex<BTreeMap<String, ApiError>>,
     /// Something may be left over.
     wake: Notify,
 }
 
 impl SharedGpus {
-    /// Those on record.
-    pub(crate) fn of_the_store(records: Vec<SharedGpu>) -> Self {
-        let records = records.into_iter().map(|record| (record.gpu.clone(), record)).collect();
-        Self { records: Mutex::new(records), ..Self::default() }
+    /// Continues with these records.
+    pub(crate) fn new(
+        store: Store,
+        state: State,
+        readings: Readings,
+        hardware: Hardware,
+        records: Vec<SharedGpu>,
+    ) -> Self {
+        let records = Mutex::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
+        let (order, troubles, wake) = (tokio::sync::Mutex::default(), Mutex::default(), Notify::new());
+        Self(Arc::new(Inner { store, state, readings, hardware, records, order, troubles, wake }))
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, SharedGpu>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn record(&self, uuid: &str) -> SharedGpu {
@@ -76,7 +91,7 @@ impl SharedGpus {
 
     /// Has it looked whether a compute mode is set for nobody any more.
     pub(crate) fn look(&self) {
-        self.wake.notify_one();
+        self.0.wake.notify_one();
     }
 
     /// What was set and can't be put back yet.
@@ -85,7 +100,7 @@ impl SharedGpus {
     }
 
     fn troubles(&self) -> MutexGuard<'_, BTreeMap<String, ApiError>> {
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether anything is set for the sake of turns on any.
@@ -98,158 +113,158 @@ fn is_of_turns(record: &SharedGpu) -> bool {
     record.level.is_some() || record.compute_mode.is_some_and(|set| set.by == Mode::Timeslice)
 }
 
-/// Whether the one for whose sake a compute mode is set still needs it.
-fn is_needed(agent: &Agent, uuid: &str, by: Mode) -> bool {
-    match by {
-        Mode::Mps => agent.mps.needs_compute_mode(uuid),
-        // Whoever takes turns asks for it to be put back when that is over, and again until it is.
-        Mode::Timeslice | Mode::Unmanaged | Mode::Exclusive | Mode::Mig => true,
-    }
-}
-
-/// Sees to it that a GPU has a compute mode for the sake of the mode of its rule; the one that was there,
-/// when it had another.
-///
-/// # Errors
-/// Why it has not.
-pub(crate) async fn take(
-    agent: &Shared,
-    uuid: &str,
-    wanted: ComputeMode,
-    by: Mode,
-) -> Result<Option<ComputeMode>, String> {
-    let _turn = agent.shared_gpus.turn.lock().await;
-    // It may have failed since it was asked for: then it is put back, and not taken anew.
-    if !is_needed(agent, uuid, by) {
-        return Ok(None);
-    }
-    let Some(now) = read(agent, uuid).await? else { return Ok(None) };
-    let record = agent.shared_gpus.record(uuid);
-    let taken = match record.compute_mode {
-        // What was there before the first of several is what goes back.
-        Some(set) => {
-            let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
-            Some(ComputeModeSet { set: wanted, last, by, ..set })
+impl SharedGpus {
+    /// Sees to it that a GPU has a compute mode for the sake of the mode of its rule; the one that was there,
+    /// when it had another.
+    ///
+    /// # Errors
+    /// Why it has not.
+    pub(crate) async fn take(
+        &self,
+        uuid: &str,
+        wanted: ComputeMode,
+        by: Mode,
+        is_needed: impl Fn() -> bool,
+    ) -> Result<Option<ComputeMode>, String> {
+        let _turn = self.0.order.lock().await;
+        // It may have failed since it was asked for: then it is put back, and not taken anew.
+        if !is_needed() {
+            return Ok(None);
         }
-        None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, last: None, by }),
-    };
-    if taken != record.compute_mode {
-        keep(agent, SharedGpu { compute_mode: taken, ..record.clone() }).await?;
-    }
-    if now != wanted {
-        set(agent, uuid, wanted).await?;
-    }
-    // It was read back: nothing else is of our making any more.
-    if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
-        keep(agent, SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record }).await?;
-    }
-    Ok((now != wanted).then_some(now))
-}
-
-/// What is to be put on record of GPUs whose daemons stand, and of which nothing is since the database was lost: those
-/// that are EXCLUSIVE_PROCESS were given that, and had before what a driver begins with.
-pub(crate) async fn as_found(agent: &Shared, uuids: &[String]) -> Vec<SharedGpu> {
-    let mut found = Vec::new();
-    for uuid in uuids {
-        let record = agent.shared_gpus.record(uuid);
-        let (before, set) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
-        match read(agent, uuid).await {
-            Ok(Some(now)) if now == set && record.compute_mode.is_none() => {
-                let compute_mode = Some(ComputeModeSet { before, set, last: None, by: Mode::Mps });
-                found.push(SharedGpu { compute_mode, ..record });
+        let Some(now) = self.read(uuid).await? else { return Ok(None) };
+        let record = self.record(uuid);
+        let taken = match record.compute_mode {
+            // What was there before the first of several is what goes back.
+            Some(set) => {
+                let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
+                Some(ComputeModeSet { set: wanted, last, by, ..set })
             }
-            Ok(_) => {}
-            Err(why) => tracing::error!(gpu = uuid, "{why}"),
+            None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, last: None, by }),
+        };
+        if taken != record.compute_mode {
+            self.keep(SharedGpu { compute_mode: taken, ..record.clone() }).await?;
+        }
+        if now != wanted {
+            self.set(uuid, wanted).await?;
+        }
+        // It was read back: nothing else is of our making any more.
+        if let Some(done) = taken.filter(|taken| taken.last.is_some()) {
+            self.keep(SharedGpu { compute_mode: Some(ComputeModeSet { last: None, ..done }), ..record }).await?;
+        }
+        Ok((now != wanted).then_some(now))
+    }
+
+    /// What is to be put on record of GPUs whose daemons stand, and of which nothing is since the database was lost: those
+    /// that are EXCLUSIVE_PROCESS were given that, and had before what a driver begins with.
+    pub(crate) async fn as_found(&self, uuids: &[String]) -> Vec<SharedGpu> {
+        let mut found = Vec::new();
+        for uuid in uuids {
+            let record = self.record(uuid);
+            let (before, set) = (ComputeMode::Default, ComputeMode::ExclusiveProcess);
+            match self.read(uuid).await {
+                Ok(Some(now)) if now == set && record.compute_mode.is_none() => {
+                    let compute_mode = Some(ComputeModeSet { before, set, last: None, by: Mode::Mps });
+                    found.push(SharedGpu { compute_mode, ..record });
+                }
+                Ok(_) => {}
+                Err(why) => tracing::error!(gpu = uuid, "{why}"),
+            }
+        }
+        found
+    }
+
+    /// Takes in what was recorded.
+    pub(crate) fn take_in(&self, recorded: Vec<SharedGpu>) {
+        self.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
+    }
+
+    /// Puts back the compute mode that a GPU had before one was set for the sake of a mode; the one that it has
+    /// now, if it was put back. Somebody else's doing since then is left alone.
+    ///
+    /// # Errors
+    /// Why it could not be put back: it stays on record.
+    pub(crate) async fn put_back(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
+        let _turn = self.0.order.lock().await;
+        self.restore(uuid, by).await
+    }
+
+    /// The same, unless somebody needs it (again).
+    ///
+    /// # Errors
+    /// As there.
+    async fn put_back_unless_needed(
+        &self,
+        uuid: &str,
+        by: Mode,
+        is_needed: impl Fn() -> bool,
+    ) -> Result<Option<ComputeMode>, String> {
+        let _turn = self.0.order.lock().await;
+        if is_needed() { Ok(None) } else { self.restore(uuid, by).await }
+    }
+
+    /// For whoever has the turn.
+    async fn restore(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
+        let record = self.record(uuid);
+        let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
+        let ours = self.read(uuid).await?.is_some_and(|now| taken.is_ours(now));
+        if ours {
+            self.set(uuid, taken.before).await?;
+        }
+        self.keep(SharedGpu { compute_mode: None, ..record }).await?;
+        self.troubles().remove(uuid);
+        Ok(ours.then_some(taken.before))
+    }
+
+    /// Records which level is about to be set on a GPU, and which one of ours it may have until then; or that none of
+    /// ours is there any more.
+    ///
+    /// # Errors
+    /// When it can't be recorded: then it is not to be set.
+    pub(crate) async fn note_level(&self, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
+        let _turn = self.0.order.lock().await;
+        let record = self.record(uuid);
+        if record.level == level {
+            return Ok(());
+        }
+        self.keep(SharedGpu { level, ..record }).await
+    }
+
+    /// The compute mode of a GPU; `None` where it has none: one that is cut, or a part that knows none.
+    ///
+    /// # Errors
+    /// Why it is not known. Whose it is can't be told then, and so it is nobody else's.
+    async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
+        let why = |cause: String| format!("its compute mode can't be read: {cause}");
+        let reading = self.0.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
+        let failed = reading.warnings.iter().find(|warning| warning.contains("nvmlDeviceGetComputeMode"));
+        match (reading.compute_mode, failed) {
+            (None, Some(warning)) => Err(why(warning.clone())),
+            (mode, _) => Ok(mode),
         }
     }
-    found
-}
 
-/// Takes in what was recorded.
-pub(crate) fn take_in(agent: &Shared, recorded: Vec<SharedGpu>) {
-    agent.shared_gpus.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
-}
-
-/// Puts back the compute mode that a GPU had before one was set for the sake of a mode; the one that it has
-/// now, if it was put back. Somebody else's doing since then is left alone.
-///
-/// # Errors
-/// Why it could not be put back: it stays on record.
-pub(crate) async fn put_back(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
-    let _turn = agent.shared_gpus.turn.lock().await;
-    restore(agent, uuid, by).await
-}
-
-/// The same, unless somebody needs it (again).
-///
-/// # Errors
-/// As there.
-async fn put_back_unless_needed(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
-    let _turn = agent.shared_gpus.turn.lock().await;
-    if is_needed(agent, uuid, by) { Ok(None) } else { restore(agent, uuid, by).await }
-}
-
-/// For whoever has the turn.
-async fn restore(agent: &Shared, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
-    let record = agent.shared_gpus.record(uuid);
-    let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
-    let ours = read(agent, uuid).await?.is_some_and(|now| taken.is_ours(now));
-    if ours {
-        set(agent, uuid, taken.before).await?;
+    /// Sets a compute mode. The driver layer has read it back when it says that it is so.
+    async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
+        let called = self.0.hardware.set_compute_mode(uuid, mode).await;
+        self.0.readings.outdate(uuid);
+        called.map_err(|error| format!("its compute mode can't be made {mode}: {error}"))?;
+        // Whoever looks from now on sees it.
+        let _ = self.read(uuid).await;
+        Ok(())
     }
-    keep(agent, SharedGpu { compute_mode: None, ..record }).await?;
-    agent.shared_gpus.troubles().remove(uuid);
-    Ok(ours.then_some(taken.before))
-}
 
-/// Records which level is about to be set on a GPU, and which one of ours it may have until then; or that none of
-/// ours is there any more.
-///
-/// # Errors
-/// When it can't be recorded: then it is not to be set.
-pub(crate) async fn note_level(agent: &Shared, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
-    let _turn = agent.shared_gpus.turn.lock().await;
-    let record = agent.shared_gpus.record(uuid);
-    if record.level == level {
-        return Ok(());
+    async fn keep(&self, record: SharedGpu) -> Result<(), String> {
+        let uuid = record.gpu.clone();
+        let written = self.0.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
+        let record = written
+            .await
+            .map_err(|error| format!("what is set on it can't be recorded, so it stays as it is: {error}"))?;
+        let mut records = self.records();
+        if record.compute_mode.is_none() && record.level.is_none() {
+            records.remove(&uuid);
+        } else {
+            records.insert(uuid, record);
+        }
+        Ok(())
     }
-    keep(agent, SharedGpu { level, ..record }).await
-}
-
-/// The compute mode of a GPU; `None` where it has none: one that is cut, or a part that knows none.
-///
-/// # Errors
-/// Why it is not known. Whose it is can't be told then, and so it is nobody else's.
-async fn read(agent: &Shared, uuid: &str) -> Result<Option<ComputeMode>, String> {
-    let why = |cause: String| format!("its compute mode can't be read: {cause}");
-    let reading = agent.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
-    let failed = reading.warnings.iter().find(|warning| warning.contains("nvmlDeviceGetComputeMode"));
-    match (reading.compute_mode, failed) {
-        (None, Some(warning)) => Err(why(warning.clone())),
-        (mode, _) => Ok(mode),
-    }
-}
-
-/// Sets a compute mode. The driver layer has read it back when it says that it is so.
-async fn set(agent: &Shared, uuid: &str, mode: ComputeMode) -> Result<(), String> {
-    let called = agent.hardware.set_compute_mode(uuid, mode).await;
-    agent.readings.outdate(uuid);
-    called.map_err(|error| format!("its compute mode can't be made {mode}: {error}"))?;
-    // Whoever looks from now on sees it.
-    let _ = read(agent, uuid).await;
-    Ok(())
-}
-
-async fn keep(agent: &Shared, record: SharedGpu) -> Result<(), String> {
-    let uuid = record.gpu.clone();
-    let written = agent.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
-    let record =
-        written.await.map_err(|error| format!("what is set on it can't be recorded, so it stays as it is: {error}"))?;
-    let mut records = agent.shared_gpus.records();
-    if record.compute_mode.is_none() && record.level.is_none() {
-        records.remove(&uuid);
-    } else {
-        records.insert(uuid, record);
-    }
-    Ok(())
 }

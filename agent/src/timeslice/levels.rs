@@ -15,7 +15,7 @@ use gpush_core::{
 use gpush_store::LevelSet;
 
 use super::{Level, Subject, pace::Pace, settle::Aim, smi};
-use crate::{agent::Shared, shared_gpus};
+use crate::agent::Shared;
 
 /// What is said of a GPU whose driver has no levels for it.
 const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
@@ -146,7 +146,7 @@ async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel)
     let last = agent.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
-        && let Err(why) = shared_gpus::note_level(agent, uuid, Some(about)).await
+        && let Err(why) = agent.shared_gpus.note_level(uuid, Some(about)).await
     {
         fail(agent, pace, aim, &error(aim, &why));
         return false;
@@ -195,7 +195,7 @@ async fn well(agent: &Shared, pace: &mut Pace, aim: &Aim) {
         forget(agent, aim).await;
     } else if agent.shared_gpus.level(&aim.gpu.uuid).is_some_and(|ours| ours.last.is_some()) {
         let done = LevelSet { set: aim.level(), last: None };
-        if let Err(why) = shared_gpus::note_level(agent, &aim.gpu.uuid, Some(done)).await {
+        if let Err(why) = agent.shared_gpus.note_level(&aim.gpu.uuid, Some(done)).await {
             tracing::error!(gpu = aim.gpu.uuid, "{why}");
         }
     }
@@ -214,7 +214,7 @@ async fn unsupported(agent: &Shared, pace: &mut Pace, aim: &Aim, before: Option<
 
 /// Nothing of ours is on the GPU any more.
 async fn forget(agent: &Shared, aim: &Aim) {
-    if let Err(why) = shared_gpus::note_level(agent, &aim.gpu.uuid, None).await {
+    if let Err(why) = agent.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");
     }
 }

@@ -3,7 +3,7 @@
 use gpush_api::{ApiError, Code, Gpu, Mode};
 
 use super::{Subject, pace::Pace, settle::Aim};
-use crate::{agent::Shared, shared_gpus};
+use crate::agent::Shared;
 
 /// Sees to them; of those that are let go, the mode from before is put back.
 pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
@@ -38,7 +38,7 @@ async fn keep(agent: &Shared, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Resu
     if gpu.compute_mode.is_none_or(|now| now == wanted && ours.is_none_or(|ours| ours.set == wanted)) {
         return Ok(());
     }
-    let taken = shared_gpus::take(agent, &gpu.uuid, wanted, Mode::Timeslice).await?;
+    let taken = agent.shared_gpus.take(&gpu.uuid, wanted, Mode::Timeslice, || true).await?;
     match (taken, ours) {
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
@@ -51,7 +51,7 @@ async fn keep(agent: &Shared, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Resu
 }
 
 async fn let_go(agent: &Shared, gpu: &Gpu) -> Result<(), String> {
-    if let Some(before) = shared_gpus::put_back(agent, &gpu.uuid, Mode::Timeslice).await? {
+    if let Some(before) = agent.shared_gpus.put_back(&gpu.uuid, Mode::Timeslice).await? {
         tracing::info!(gpu = gpu.uuid, "it is not shared by turns any more: its compute mode is {before} again");
     }
     Ok(())

@@ -31,7 +31,8 @@ pub(super) use self::{
     ours::{Found, Part, find, kill, parts},
     rebuilt::spec as rebuilt,
 };
-use super::{SYSTEM, place::Place};
+use super::place::Place;
+use crate::options::MPS_DIRECTORY;
 
 /// Why a daemon was not started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,7 +63,7 @@ pub(super) enum Hands {
 impl Hands {
     /// Those for daemons below `base`: units know their directories by name, so only for the system's.
     pub(super) fn of(base: &Path) -> Self {
-        let ours = base == Path::new(SYSTEM) && nix::unistd::geteuid().is_root();
+        let ours = base == Path::new(MPS_DIRECTORY) && nix::unistd::geteuid().is_root();
         if ours && systemd::is_the_service_manager() { Self::Unit(Units::default()) } else { Self::Child }
     }
 

@@ -1,34 +1,39 @@
-//! Which GPUs take new work: shares now, leases once there are some. docs/states.md has the table.
+//! Which GPUs may take new work: shares, and leases when there are some. docs/states.md has the table.
 
 use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
-use crate::{agent::Agent, caller::Viewer};
+use crate::{
+    caller::Viewer,
+    state::{GpuSnapshot, State, readings::Readings},
+};
 
-/// How long a request for work waits for an operation on its GPU to end: most take less.
+/// How long a request for work waits until an operation on its GPU has ended: most take less.
 const OPERATION: Duration = Duration::from_secs(2);
 
-/// Waits until no operation changes a GPU, for a while.
-pub(crate) async fn at_rest(agent: &Agent, uuid: &str) {
-    let _it_lasts = tokio::time::timeout(OPERATION, agent.operations.rests(uuid)).await;
+/// Waits until no operation changes a GPU, at most 2 s.
+pub(crate) async fn at_rest(state: &State, uuid: &str) {
+    let mut snapshots = state.watch();
+    let rests = snapshots.wait_for(|host| !host.gpu(uuid).is_some_and(GpuSnapshot::is_changing));
+    let _timed_out = tokio::time::timeout(OPERATION, rests).await;
 }
 
-/// The GPUs as they were seen last, without asking the driver; none when they never were.
-pub(crate) fn known(agent: &Agent, viewer: Viewer) -> Vec<Gpu> {
-    agent.readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
+/// The GPUs as last seen, without a driver call; none when they were never seen.
+pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
+    readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
 }
 
-/// Refuses new work on a GPU that is in no state for it, by what was seen of it last.
+/// Refuses new work on a GPU whose state does not allow it, as last seen.
 ///
 /// # Errors
-/// When nobody gets anything of it now.
-pub(crate) async fn admits(agent: &Agent, viewer: Viewer, uuid: &str, label: &str) -> Result<(), ApiError> {
-    if known(agent, viewer).is_empty() {
-        // Just begun.
-        agent.readings.host().await?;
+/// When it may take none now.
+pub(crate) async fn admits(readings: &Readings, viewer: Viewer, uuid: &str, label: &str) -> Result<(), ApiError> {
+    if known(readings, viewer).is_empty() {
+        // gpushd has just started.
+        readings.host().await?;
     }
-    let gpus = known(agent, viewer);
+    let gpus = known(readings, viewer);
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) else {
         return Err(ApiError::new(Code::Unavailable, format!("{label} can't be had: its GPU was not seen yet"))
             .hint("`gpushctl status` shows the GPUs")
@@ -37,7 +42,7 @@ pub(crate) async fn admits(agent: &Agent, viewer: Viewer, uuid: &str, label: &st
     refusal(gpu, label).map_or(Ok(()), Err)
 }
 
-/// Why a GPU takes no new work.
+/// Why a GPU may take no new work.
 pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     let index = gpu.index;
     let (what, code, hint) = match gpu.state {

@@ -1,0 +1,168 @@
+//! Requests that are sent again: under the same `Idempotency-Key` a user gets the same operation, or what the request
+//! was about as it is by then, also from the next agent, and nothing is carried out twice.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use gpush_api::{ApiError, Code};
+use gpush_store::{Answer, NewAnswer, OperationId, Store, StoreError, StoredAnswer, Tx};
+use jiff::SignedDuration;
+use serde::Serialize;
+use tokio::sync::OwnedMutexGuard;
+
+/// The header that carries a key.
+pub(crate) const HEADER: &str = "idempotency-key";
+
+/// Longest key, in bytes.
+const LONGEST: usize = 128;
+
+/// How long an answer is kept.
+const KEPT: SignedDuration = SignedDuration::from_hours(24);
+
+/// A key together with the request that it stands for.
+#[derive(Debug, Clone)]
+pub(crate) struct Key {
+    uid: u32,
+    key: String,
+    request: Vec<u8>,
+}
+
+impl Key {
+    /// Records that `operation` answers the request.
+    ///
+    /// # Errors
+    /// When it can't be recorded.
+    pub(crate) fn keep(&self, tx: &mut Tx<'_>, operation: OperationId) -> Result<(), StoreError> {
+        self.record(tx, Some(operation), 202, serde_json::Value::Null)
+    }
+
+    /// Records that what has this number answers the request.
+    ///
+    /// # Errors
+    /// When it can't be recorded.
+    pub(crate) fn keep_with(&self, tx: &mut Tx<'_>, number: u64) -> Result<(), StoreError> {
+        self.record(tx, None, 200, number.into())
+    }
+
+    /// Records that the request was carried out at once.
+    ///
+    /// # Errors
+    /// When it can't be recorded.
+    pub(crate) fn keep_done(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        self.record(tx, None, 200, serde_json::Value::Null)
+    }
+
+    fn record(
+        &self,
+        tx: &mut Tx<'_>,
+        operation: Option<OperationId>,
+        status: u16,
+        body: serde_json::Value,
+    ) -> Result<(), StoreError> {
+        let expires_at = tx.now().checked_add(KEPT).unwrap_or(jiff::Timestamp::MAX);
+        tx.keep_answer(NewAnswer {
+            uid: self.uid,
+            key: self.key.clone(),
+            request: &self.request,
+            operation,
+            status,
+            // What it was about, as it is whenever it is asked, says it better: it is named at most.
+            body,
+            expires_at,
+        })
+    }
+}
+
+/// Answers on record, and requests with a key that are in flight. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Idempotency {
+    store: Store,
+    in_flight: Arc<Mutex<Locks>>,
+}
+
+/// Locks of the keys of requests that are in flight, by uid and key.
+type Locks = HashMap<(u32, String), Arc<tokio::sync::Mutex<()>>>;
+
+impl Idempotency {
+    /// Answers from `store`; no request is in flight.
+    pub(crate) fn new(store: Store) -> Self {
+        Self { store, in_flight: Arc::default() }
+    }
+
+    /// Waits until no other request with this key is in flight, and keeps others waiting until dropped: a request that
+    /// is sent again while the first is in flight waits for its answer.
+    pub(crate) async fn lock(&self, key: &Key) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(locks.entry((key.uid, key.key.clone())).or_default())
+        };
+        lock.lock_owned().await
+    }
+
+    /// The operation that answered the request. The caller has the lock of the key.
+    ///
+    /// # Errors
+    /// When the key was used for another request.
+    pub(crate) async fn operation(&self, key: &Key) -> Result<Option<OperationId>, ApiError> {
+        Ok(self.answer(key).await?.and_then(|answer| answer.operation))
+    }
+
+    /// The number that answered the request. The caller has the lock of the key.
+    ///
+    /// # Errors
+    /// When the key was used for another request.
+    pub(crate) async fn number(&self, key: &Key) -> Result<Option<u64>, ApiError> {
+        Ok(self.answer(key).await?.and_then(|answer| answer.body.as_u64()))
+    }
+
+    /// Whether the request was carried out before. The caller has the lock of the key.
+    ///
+    /// # Errors
+    /// When the key was used for another request.
+    pub(crate) async fn is_done(&self, key: &Key) -> Result<bool, ApiError> {
+        Ok(self.answer(key).await?.is_some())
+    }
+
+    async fn answer(&self, key: &Key) -> Result<Option<StoredAnswer>, ApiError> {
+        let own = key.clone();
+        match self.store.read(move |view| view.answer(own.uid, &own.key, &own.request)).await? {
+            Answer::None => Ok(None),
+            Answer::OtherRequest => {
+                Err(ApiError::new(Code::Conflict, format!("the key {:?} was used for another request", key.key))
+                    .hint("give each request a key of its own; the same key only to send the same again"))
+            }
+            Answer::Known(answer) => Ok(Some(*answer)),
+        }
+    }
+}
+
+/// What the header says, before it is known for which request.
+#[derive(Debug)]
+pub(crate) struct Header(Option<String>);
+
+impl Header {
+    /// Takes the value of the header, if there is one.
+    ///
+    /// # Errors
+    /// When it is not a key.
+    pub(crate) fn parse(value: Option<&[u8]>) -> Result<Self, ApiError> {
+        let Some(value) = value else { return Ok(Self(None)) };
+        let key = std::str::from_utf8(value).unwrap_or_default();
+        if key.is_empty() || key.len() > LONGEST || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let message = format!("the header {HEADER} is not 1 to {LONGEST} visible ASCII characters");
+            return Err(ApiError::new(Code::BadRequest, message).hint("a UUID does well"));
+        }
+        Ok(Self(Some(key.to_owned())))
+    }
+
+    /// The key of `request` to `path`, asked by `uid`; `None` when none was given.
+    pub(crate) fn of<T: Serialize>(self, uid: u32, path: &str, request: &T) -> Option<Key> {
+        let mut bytes = path.as_bytes().to_vec();
+        bytes.push(0);
+        bytes.extend(serde_json::to_vec(request).unwrap_or_default());
+        self.0.map(|key| Key { uid, key, request: bytes })
+    }
+}
