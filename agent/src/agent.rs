@@ -50,7 +50,7 @@ pub(crate) struct Agent {
     /// Commits changes of conditions.
     pub(crate) commits: Commits,
     /// Programs that run beside, and other processes.
-    pub(crate) outside: Outside,
+    pub(crate) outside: Arc<Outside>,
     /// Who processes belong to.
     pub(crate) users: Users,
     /// Requests with a key that are being answered.

@@ -60,7 +60,8 @@ use crate::{
     signals::{self, Asked, Signals},
     startup::{self, Startup},
     state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings, words},
-    timeslice, watchdog,
+    timeslice::{self, Timeslice},
+    watchdog,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -253,6 +254,16 @@ async fn serve(
     mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
     let shared_gpus = SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), shared_gpus);
+    let stopping = CancellationToken::new();
+    let outside = Arc::new(outside);
+    let timeslice = Timeslice::new(
+        state.clone(),
+        readings.clone(),
+        hardware.clone(),
+        shared_gpus.clone(),
+        Arc::clone(&outside),
+        stopping.clone(),
+    );
     let agent = Arc::new(Agent {
         settings,
         readings,
@@ -266,7 +277,7 @@ async fn serve(
         idempotency: Idempotency::new(store.clone()),
         mps: Mps::new(mps_dir, mps_programs, mps_shares, mps_targets),
         shared_gpus,
-        timeslice: Default::default(),
+        timeslice,
         strays: Default::default(),
         reloads,
         store,
@@ -277,7 +288,7 @@ async fn serve(
         startup,
         desk: Default::default(),
         tasks: TaskTracker::new(),
-        stopping: CancellationToken::new(),
+        stopping,
         own_uid: nix::unistd::geteuid().as_raw(),
     });
     // Before anybody could ask the driver, and before an operation in line could begin.
@@ -317,7 +328,9 @@ async fn serve(
     let expiry = overrides::expire(agent.state.clone(), agent.store.clone(), agent.stopping.clone());
     let expiry = tokio::spawn(expiry);
     let mps = tokio::spawn(mps::run(Arc::clone(&agent)));
-    let turns = tokio::spawn(timeslice::run(Arc::clone(&agent)));
+    let of = Arc::clone(&agent);
+    let has_daemon = move |uuid: &str| of.mps.has(uuid);
+    let turns = tokio::spawn(timeslice::run(agent.timeslice.clone(), has_daemon));
     let of = Arc::clone(&agent);
     let needs = move |uuid: &str| of.mps.needs_compute_mode(uuid);
     let leftover = tokio::spawn(shared_gpus::run(agent.shared_gpus.clone(), needs, agent.stopping.clone()));

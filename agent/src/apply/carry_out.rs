@@ -93,7 +93,7 @@ async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<
         ends
     };
     let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
-    for told in timeslice::settled(agent, &timeslice::to_let_go(agent, &plans)).await {
+    for told in timeslice::settled(&agent.timeslice, &timeslice::to_let_go(&agent.timeslice, &plans)).await {
         ongoing.note(told);
     }
     for part in parts.iter().filter(|part| !part.plan.stops_mps.is_empty()) {
@@ -288,7 +288,7 @@ async fn take_turns(agent: &Shared, ongoing: &Ongoing, parts: &[Part]) {
         ongoing.progress(part.position, |progress| progress.doing = Some("setting its time-slice level".to_owned()));
     }
     let uuids: Vec<String> = those.iter().map(|part| part.plan.uuid.clone()).collect();
-    for told in timeslice::settled(agent, &uuids).await {
+    for told in timeslice::settled(&agent.timeslice, &uuids).await {
         ongoing.note(told);
     }
     for part in those {

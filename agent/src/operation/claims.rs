@@ -150,11 +150,6 @@ impl Claims {
     pub(crate) fn holder(&self, uuid: &str) -> Option<String> {
         self.state().held.get(uuid).map(|holder| holder.who.clone())
     }
-
-    /// Who is changing the GPU, if somebody has begun to.
-    pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
-        self.state().held.get(uuid).filter(|holder| holder.begun).map(|holder| holder.who.clone())
-    }
 }
 
 impl State {
@@ -189,6 +184,13 @@ impl Drop for Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Claims {
+        /// Which operation changes a GPU, if one has begun to.
+        fn changing(&self, uuid: &str) -> Option<String> {
+            self.state().held.get(uuid).filter(|holder| holder.begun).map(|holder| holder.who.clone())
+        }
+    }
 
     fn gpu(index: u32) -> (u32, String) {
         (index, format!("GPU-{index}"))

@@ -131,11 +131,6 @@ impl Operations {
         self.0.claims.closed()
     }
 
-    /// Who is changing the GPU, if somebody has begun to.
-    pub(crate) fn changing(&self, uuid: &str) -> Option<String> {
-        self.0.claims.changing(uuid)
-    }
-
     /// Refuses a GPU that an operation is changing.
     ///
     /// # Errors

@@ -14,8 +14,8 @@ use gpush_core::{
 };
 use gpush_store::LevelSet;
 
-use super::{Level, Subject, pace::Pace, settle::Aim, smi};
-use crate::agent::Shared;
+use super::{Level, Subject, Timeslice, pace::Pace, settle::Aim, smi};
+use crate::state::GpuSnapshot;
 
 /// What is said of a GPU whose driver has no levels for it.
 const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
@@ -24,49 +24,49 @@ const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Tu
 const DOUBTED: &str = "it has no time-slice levels, and yet it had one before";
 
 /// Reads the levels of all, and sets those that differ.
-pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
-    let Some(told) = list(agent, pace, aims).await else { return };
+pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
+    let Some(told) = list(timeslice, pace, aims).await else { return };
     let mut set = Vec::new();
     for aim in aims {
-        let told = of(agent, &told, aim);
+        let told = of(timeslice, &told, aim);
         let told = told.as_ref();
-        let before = see(agent, aim, told);
+        let before = see(timeslice, aim, told);
         match turns::next(aim.level(), told) {
-            Next::Nothing => well(agent, pace, aim).await,
+            Next::Nothing => well(timeslice, pace, aim).await,
             Next::Set(now) => {
-                if change(agent, pace, aim, now).await {
+                if change(timeslice, pace, aim, now).await {
                     set.push((aim, now));
                 }
             }
-            Next::Unsupported => unsupported(agent, pace, aim, before).await,
-            Next::Unknown(why) => fail(agent, pace, aim, &error(aim, &why)),
+            Next::Unsupported => unsupported(timeslice, pace, aim, before).await,
+            Next::Unknown(why) => fail(timeslice, pace, aim, &error(aim, &why)),
         }
     }
     if set.is_empty() {
         return;
     }
-    let Some(told) = list(agent, pace, aims).await else { return };
+    let Some(told) = list(timeslice, pace, aims).await else { return };
     for (aim, before) in set {
-        let told = of(agent, &told, aim);
+        let told = of(timeslice, &told, aim);
         let told = told.as_ref();
         match turns::next(aim.level(), told) {
             Next::Nothing => {
-                say(agent, aim, before);
-                see(agent, aim, told);
-                well(agent, pace, aim).await;
+                say(timeslice, aim, before);
+                see(timeslice, aim, told);
+                well(timeslice, pace, aim).await;
             }
             Next::Set(now) => {
-                see(agent, aim, told);
+                see(timeslice, aim, told);
                 let why = format!("nvidia-smi says that {} was set, and it is {now}", aim.level());
-                fail(agent, pace, aim, &error(aim, &why));
+                fail(timeslice, pace, aim, &error(aim, &why));
             }
             Next::Unsupported => {
-                let before = see(agent, aim, told);
-                unsupported(agent, pace, aim, before).await;
+                let before = see(timeslice, aim, told);
+                unsupported(timeslice, pace, aim, before).await;
             }
             Next::Unknown(why) => {
-                see(agent, aim, told);
-                fail(agent, pace, aim, &error(aim, &why));
+                see(timeslice, aim, told);
+                fail(timeslice, pace, aim, &error(aim, &why));
             }
         }
     }
@@ -74,18 +74,16 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
 
 /// What is told of a GPU. That it has no levels is believed of a part that never had one: of another a
 /// level of ours would be forgotten for a driver that failed once.
-fn of(agent: &Shared, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
+fn of(timeslice: &Timeslice, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
     let uuid = &aim.gpu.uuid;
     let told = level_of(told, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
     let is_cut = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match told {
         Told::Level(_) => {
-            agent.timeslice.prove(uuid);
+            timeslice.prove(uuid);
             told
         }
-        Told::Unsupported
-            if !is_cut && (agent.timeslice.is_proven(uuid) || agent.shared_gpus.level(uuid).is_some()) =>
-        {
+        Told::Unsupported if !is_cut && (timeslice.is_proven(uuid) || timeslice.shared_gpus.level(uuid).is_some()) => {
             Told::Failed(DOUBTED.to_owned())
         }
         Told::Unsupported | Told::Failed(_) => told,
@@ -93,29 +91,29 @@ fn of(agent: &Shared, told: &[(Named, Told)], aim: &Aim) -> Option<Told> {
 }
 
 /// What nvidia-smi tells; `None` when it fails, which is noted.
-async fn list(agent: &Shared, pace: &mut Pace, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
-    match smi::list(agent).await {
+async fn list(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) -> Option<Vec<(Named, Told)>> {
+    match smi::list(timeslice).await {
         Ok(told) => {
             pace.well(&Subject::Program);
-            agent.timeslice.well(&Subject::Program);
+            timeslice.well(&Subject::Program);
             Some(told)
         }
         // Entered meanwhile: that is told elsewhere.
-        Err(_) if agent.state.maintenance().is_some() => None,
+        Err(_) if timeslice.state.maintenance().is_some() => None,
         Err(error) => {
             let why = [vec![error.message.clone()], error.causes.clone()].concat().join(": ");
             for aim in aims.iter().filter(|aim| aim.policy.is_some()) {
-                agent.timeslice.see(&aim.gpu.uuid, Level::Unknown(why.clone()));
+                timeslice.see(&aim.gpu.uuid, Level::Unknown(why.clone()));
             }
             pace.failed(Subject::Program);
-            agent.timeslice.note(Subject::Program, &error);
+            timeslice.note(Subject::Program, &error);
             None
         }
     }
 }
 
 /// Takes in what is told of a GPU that is kept; what was known before.
-fn see(agent: &Shared, aim: &Aim, told: Option<&Told>) -> Option<Level> {
+fn see(timeslice: &Timeslice, aim: &Aim, told: Option<&Told>) -> Option<Level> {
     aim.policy.as_ref()?;
     let level = match turns::next(aim.level(), told) {
         Next::Nothing => Level::Known(aim.level()),
@@ -123,59 +121,59 @@ fn see(agent: &Shared, aim: &Aim, told: Option<&Told>) -> Option<Level> {
         Next::Unsupported => Level::Unsupported(UNSUPPORTED.to_owned()),
         Next::Unknown(why) => Level::Unknown(why),
     };
-    agent.timeslice.see(&aim.gpu.uuid, level)
+    timeslice.see(&aim.gpu.uuid, level)
 }
 
 /// Sets a level; whether it may be that now.
-async fn change(agent: &Shared, pace: &mut Pace, aim: &Aim, now: TimesliceLevel) -> bool {
+async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: TimesliceLevel) -> bool {
     let uuid = &aim.gpu.uuid;
-    if aim.policy.is_none() && !agent.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
+    if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
         // Somebody else's doing since then is left alone.
-        well(agent, pace, aim).await;
+        well(timeslice, pace, aim).await;
         return false;
     }
     // Who changes it has just begun, and does not wait for this: it is looked at again when that is over.
-    let others = agent.operations.changing(uuid).is_some() && !agent.timeslice.is_awaited(uuid);
+    let others = timeslice.state.now().gpu(uuid).is_some_and(GpuSnapshot::is_changing) && !timeslice.is_awaited(uuid);
     if !pace.may_try(&Subject::Level(uuid.clone())) || others {
         return false;
     }
     let wanted = aim.level();
     // What was read as set, by us or somebody else, can be set: then a refusal is no trait of the part.
-    let can_be_set = now != TimesliceLevel::Default || agent.timeslice.was_kept_at_any(uuid);
+    let can_be_set = now != TimesliceLevel::Default || timeslice.was_kept_at_any(uuid);
     // Until it was read back it may be either.
-    let last = agent.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
+    let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
-        && let Err(why) = agent.shared_gpus.note_level(uuid, Some(about)).await
+        && let Err(why) = timeslice.shared_gpus.note_level(uuid, Some(about)).await
     {
-        fail(agent, pace, aim, &error(aim, &why));
+        fail(timeslice, pace, aim, &error(aim, &why));
         return false;
     }
-    match smi::set(agent, &aim.gpu, wanted).await {
+    match smi::set(timeslice, &aim.gpu, wanted).await {
         Ok(()) => true,
         Err(smi::NotSet::Unsupported) if can_be_set => {
-            fail(agent, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {DOUBTED}")));
+            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {DOUBTED}")));
             false
         }
         Err(smi::NotSet::Unsupported) => {
-            let before = see(agent, aim, Some(&Told::Unsupported));
-            unsupported(agent, pace, aim, before).await;
+            let before = see(timeslice, aim, Some(&Told::Unsupported));
+            unsupported(timeslice, pace, aim, before).await;
             false
         }
         Err(smi::NotSet::Failed(why)) => {
             let why = why.causes.join("; ");
-            fail(agent, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {why}")));
+            fail(timeslice, pace, aim, &error(aim, &format!("nvidia-smi does not set {wanted}: {why}")));
             false
         }
     }
 }
 
 /// Tells the log that a level is as it shall be, and what it was.
-fn say(agent: &Shared, aim: &Aim, before: TimesliceLevel) {
+fn say(timeslice: &Timeslice, aim: &Aim, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
         None => tracing::info!(gpu, "it is not shared by turns any more: its time-slice level is {level} again"),
-        Some(_) if agent.timeslice.was_kept(gpu, level) => tracing::warn!(
+        Some(_) if timeslice.was_kept(gpu, level) => tracing::warn!(
             gpu,
             "its time-slice level was {before} against the config, by somebody else or since the driver forgot it: it is {level} again"
         ),
@@ -184,46 +182,46 @@ fn say(agent: &Shared, aim: &Aim, before: TimesliceLevel) {
 }
 
 /// It is as it shall be.
-async fn well(agent: &Shared, pace: &mut Pace, aim: &Aim) {
+async fn well(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim) {
     let subject = Subject::Level(aim.gpu.uuid.clone());
     pace.well(&subject);
-    agent.timeslice.well(&subject);
+    timeslice.well(&subject);
     if aim.policy.is_some() {
-        agent.timeslice.keep(&aim.gpu.uuid, aim.level());
+        timeslice.keep(&aim.gpu.uuid, aim.level());
     }
     if aim.policy.is_none() || aim.level() == TimesliceLevel::Default {
-        forget(agent, aim).await;
-    } else if agent.shared_gpus.level(&aim.gpu.uuid).is_some_and(|ours| ours.last.is_some()) {
+        forget(timeslice, aim).await;
+    } else if timeslice.shared_gpus.level(&aim.gpu.uuid).is_some_and(|ours| ours.last.is_some()) {
         let done = LevelSet { set: aim.level(), last: None };
-        if let Err(why) = agent.shared_gpus.note_level(&aim.gpu.uuid, Some(done)).await {
+        if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, Some(done)).await {
             tracing::error!(gpu = aim.gpu.uuid, "{why}");
         }
     }
 }
 
 /// There are no levels; `before` is what was known.
-async fn unsupported(agent: &Shared, pace: &mut Pace, aim: &Aim, before: Option<Level>) {
+async fn unsupported(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(gpu = aim.gpu.uuid, "{UNSUPPORTED}; the config wants {}", aim.level());
     }
     let subject = Subject::Level(aim.gpu.uuid.clone());
     pace.well(&subject);
-    agent.timeslice.well(&subject);
-    forget(agent, aim).await;
+    timeslice.well(&subject);
+    forget(timeslice, aim).await;
 }
 
 /// Nothing of ours is on the GPU any more.
-async fn forget(agent: &Shared, aim: &Aim) {
-    if let Err(why) = agent.shared_gpus.note_level(&aim.gpu.uuid, None).await {
+async fn forget(timeslice: &Timeslice, aim: &Aim) {
+    if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
         tracing::error!(gpu = aim.gpu.uuid, "{why}");
     }
 }
 
-fn fail(agent: &Shared, pace: &mut Pace, aim: &Aim, error: &ApiError) {
+fn fail(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, error: &ApiError) {
     let subject = Subject::Level(aim.gpu.uuid.clone());
-    agent.timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
+    timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
     pace.failed(subject.clone());
-    agent.timeslice.note(subject, error);
+    timeslice.note(subject, error);
 }
 
 fn error(aim: &Aim, why: &str) -> ApiError {

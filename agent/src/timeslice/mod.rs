@@ -36,26 +36,51 @@ mod smi;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Deref,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use gpush_api::{ApiError, TimesliceLevel, TimesliceState, TimesliceView};
+use gpush_nvml::Hardware;
 use jiff::Timestamp;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
-use crate::state::words;
+use crate::{
+    outside::Outside,
+    shared_gpus::SharedGpus,
+    state::{State, readings::Readings, words},
+};
 
 pub(crate) use self::{
     moves::{plan, settled, to_let_go},
     settle::run,
 };
 
-/// What is known of GPUs that are shared by turns.
-#[derive(Debug, Default)]
-pub(crate) struct Timeslice {
+/// What is known of GPUs that are shared by turns, and what is used to keep them so. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Timeslice(Arc<Inner>);
+
+impl Deref for Timeslice {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// The state behind a [`Timeslice`].
+#[derive(Debug)]
+pub(crate) struct Inner {
+    state: State,
+    readings: Readings,
+    hardware: Hardware,
+    shared_gpus: SharedGpus,
+    outside: Arc<Outside>,
+    stopping: CancellationToken,
     seen: Mutex<BTreeMap<String, Seen>>,
     /// UUIDs of GPUs of which a level was read: they have levels, whatever the driver says for a moment. No
     /// part changes that while the host is up, so it is not forgotten.
@@ -103,6 +128,32 @@ enum Level {
 }
 
 impl Timeslice {
+    /// Knows no level yet.
+    pub(crate) fn new(
+        state: State,
+        readings: Readings,
+        hardware: Hardware,
+        shared_gpus: SharedGpus,
+        outside: Arc<Outside>,
+        stopping: CancellationToken,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            state,
+            readings,
+            hardware,
+            shared_gpus,
+            outside,
+            stopping,
+            seen: Mutex::default(),
+            proven: Mutex::default(),
+            troubles: Mutex::default(),
+            wake: Notify::new(),
+            awaited: Mutex::default(),
+            seen_to: Notify::new(),
+            afresh: AtomicBool::new(false),
+        }))
+    }
+
     /// Has it looked whether something is to be done.
     pub(crate) fn settle(&self) {
         self.wake.notify_one();

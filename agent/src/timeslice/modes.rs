@@ -2,11 +2,10 @@
 
 use gpush_api::{ApiError, Code, Gpu, Mode};
 
-use super::{Subject, pace::Pace, settle::Aim};
-use crate::agent::Shared;
+use super::{Subject, Timeslice, pace::Pace, settle::Aim};
 
 /// Sees to them; of those that are let go, the mode from before is put back.
-pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
+pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
     for aim in aims {
         let subject = Subject::ComputeMode(aim.gpu.uuid.clone());
         if !pace.may_try(&subject) {
@@ -14,31 +13,31 @@ pub(super) async fn tend(agent: &Shared, pace: &mut Pace, aims: &[Aim]) {
         }
         let done = match &aim.policy {
             Some(policy) => match policy.compute_mode {
-                Some(wanted) => keep(agent, &aim.gpu, wanted).await,
+                Some(wanted) => keep(timeslice, &aim.gpu, wanted).await,
                 None => Ok(()),
             },
-            None => let_go(agent, &aim.gpu).await,
+            None => let_go(timeslice, &aim.gpu).await,
         };
         match done {
             Ok(()) => {
                 pace.well(&subject);
-                agent.timeslice.well(&subject);
+                timeslice.well(&subject);
             }
             Err(why) => {
                 pace.failed(subject.clone());
-                agent.timeslice.note(subject, &error(&aim.gpu, &why));
+                timeslice.note(subject, &error(&aim.gpu, &why));
             }
         }
     }
 }
 
-async fn keep(agent: &Shared, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Result<(), String> {
-    let ours = agent.shared_gpus.compute_mode(&gpu.uuid, Mode::Timeslice);
+async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Result<(), String> {
+    let ours = timeslice.shared_gpus.compute_mode(&gpu.uuid, Mode::Timeslice);
     // A driver that does not say what it is can't be asked for another.
     if gpu.compute_mode.is_none_or(|now| now == wanted && ours.is_none_or(|ours| ours.set == wanted)) {
         return Ok(());
     }
-    let taken = agent.shared_gpus.take(&gpu.uuid, wanted, Mode::Timeslice, || true).await?;
+    let taken = timeslice.shared_gpus.take(&gpu.uuid, wanted, Mode::Timeslice, || true).await?;
     match (taken, ours) {
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
@@ -50,8 +49,8 @@ async fn keep(agent: &Shared, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Resu
     Ok(())
 }
 
-async fn let_go(agent: &Shared, gpu: &Gpu) -> Result<(), String> {
-    if let Some(before) = agent.shared_gpus.put_back(&gpu.uuid, Mode::Timeslice).await? {
+async fn let_go(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
+    if let Some(before) = timeslice.shared_gpus.put_back(&gpu.uuid, Mode::Timeslice).await? {
         tracing::info!(gpu = gpu.uuid, "it is not shared by turns any more: its compute mode is {before} again");
     }
     Ok(())

@@ -15,7 +15,6 @@ use gpush_api::{ApiError, Gpu, GpuPlan, Mode};
 use tokio::time::Instant;
 
 use super::{Subject, Timeslice};
-use crate::agent::Shared;
 
 /// How long an operation waits for `nvidia-smi`, which may take a while to find its driver.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -35,26 +34,26 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
 }
 
 /// Waits until these GPUs are as their rules want them as far as turns go; a sentence on what is not.
-pub(crate) async fn settled(agent: &Shared, uuids: &[String]) -> Vec<String> {
+pub(crate) async fn settled(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();
     }
-    agent.timeslice.awaited().extend(uuids.iter().map(|uuid| (uuid.clone(), None)));
-    let those = Those { agent, uuids };
-    agent.timeslice.settle_afresh();
+    timeslice.awaited().extend(uuids.iter().map(|uuid| (uuid.clone(), None)));
+    let those = Those { timeslice, uuids };
+    timeslice.settle_afresh();
     let until = Instant::now() + PATIENCE;
     loop {
         // Before it is looked: what comes between is not missed.
-        let told = agent.timeslice.seen_to.notified();
-        if agent.timeslice.awaited().iter().filter(|(uuid, _)| uuids.contains(uuid)).all(|(_, seen)| seen.is_some()) {
+        let told = timeslice.seen_to.notified();
+        if timeslice.awaited().iter().filter(|(uuid, _)| uuids.contains(uuid)).all(|(_, seen)| seen.is_some()) {
             break;
         }
         tokio::select! {
             () = told => {}
             // It may have been looked at while its last reading was from before the change.
-            () = tokio::time::sleep(LOOK) => agent.timeslice.settle(),
+            () = tokio::time::sleep(LOOK) => timeslice.settle(),
             () = tokio::time::sleep_until(until) => break,
-            () = agent.stopping.cancelled() => break,
+            () = timeslice.stopping.cancelled() => break,
         }
     }
     those.told()
@@ -62,13 +61,13 @@ pub(crate) async fn settled(agent: &Shared, uuids: &[String]) -> Vec<String> {
 
 /// GPUs that an operation waits for, for as long as it does.
 struct Those<'a> {
-    agent: &'a Shared,
+    timeslice: &'a Timeslice,
     uuids: &'a [String],
 }
 
 impl Those<'_> {
     fn told(&self) -> Vec<String> {
-        let awaited = self.agent.timeslice.awaited();
+        let awaited = self.timeslice.awaited();
         let late = |uuid: &String| vec![format!("what turns mean for GPU {uuid} is seen to after the operation")];
         self.uuids.iter().flat_map(|uuid| awaited.get(uuid).cloned().flatten().unwrap_or_else(|| late(uuid))).collect()
     }
@@ -76,14 +75,14 @@ impl Those<'_> {
 
 impl Drop for Those<'_> {
     fn drop(&mut self) {
-        let mut awaited = self.agent.timeslice.awaited();
+        let mut awaited = self.timeslice.awaited();
         self.uuids.iter().for_each(|uuid| drop(awaited.remove(uuid)));
     }
 }
 
 /// GPUs on which something of ours stands that is there for turns.
-pub(crate) fn to_let_go(agent: &Shared, plans: &[GpuPlan]) -> Vec<String> {
-    let ours = plans.iter().filter(|plan| !plan.takes_turns && agent.shared_gpus.has_turns_of(&plan.uuid));
+pub(crate) fn to_let_go(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
+    let ours = plans.iter().filter(|plan| !plan.takes_turns && timeslice.shared_gpus.has_turns_of(&plan.uuid));
     ours.map(|plan| plan.uuid.clone()).collect()
 }
 

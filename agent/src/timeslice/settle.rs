@@ -1,5 +1,5 @@
-//! Which GPUs are seen to, and when: whenever the config, the driver or what stands on a GPU is another,
-//! and each minute while there are some.
+//! Which time-sliced GPUs are checked, and when: after a change of the config, the driver or a GPU, and each minute
+//! while there are some.
 
 use std::collections::BTreeSet;
 
@@ -10,22 +10,22 @@ use gpush_core::{
 };
 use tokio::time::sleep_until;
 
-use super::{levels, modes, pace::Pace, smi};
-use crate::{agent::Shared, caller::Viewer};
+use super::{Timeslice, levels, modes, pace::Pace, smi};
+use crate::caller::Viewer;
 
-/// Looks after them until the agent stops.
-pub(crate) async fn run(agent: Shared) {
+/// Keeps them as their rules want until gpushd stops. `has_daemon` tells whether a GPU has an MPS daemon.
+pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool + Send + Sync + 'static) {
+    let timeslice = &timeslice;
     let tend = async {
-        smi::adopt(&agent).await;
-        let mut status = agent.hardware.watch();
+        smi::adopt(timeslice).await;
+        let mut status = timeslice.hardware.watch();
         let mut tending = Tending::default();
-        let mut snapshots = agent.state.watch();
+        let mut snapshots = timeslice.state.watch();
         loop {
             let changes = snapshots.borrow_and_update().changes;
-            let awaited = agent.timeslice.all_awaited();
-            let seen_to = tending.look(&agent).await;
-            agent
-                .timeslice
+            let awaited = timeslice.all_awaited();
+            let seen_to = tending.look(timeslice, &has_daemon).await;
+            timeslice
                 .tell_awaited(awaited.iter().filter(|uuid| seen_to.as_ref().is_none_or(|all| all.contains(*uuid))));
             let next = tending.pace.next();
             let wait = async {
@@ -35,7 +35,7 @@ pub(crate) async fn run(agent: Shared) {
                 }
             };
             tokio::select! {
-                () = agent.timeslice.wake.notified() => {}
+                () = timeslice.wake.notified() => {}
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
@@ -44,7 +44,7 @@ pub(crate) async fn run(agent: Shared) {
     };
     // What was set is on record: whoever comes after goes on with it.
     tokio::select! {
-        () = agent.stopping.cancelled() => {}
+        () = timeslice.stopping.cancelled() => {}
         () = tend => {}
     }
 }
@@ -88,68 +88,66 @@ struct Tending {
 
 impl Tending {
     /// Sees to all there are; which those were, `None` when there is nothing to see to anywhere.
-    async fn look(&mut self, agent: &Shared) -> Option<BTreeSet<String>> {
-        let config = agent.settings.config();
+    async fn look(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) -> Option<BTreeSet<String>> {
+        let config = timeslice.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
-        if !wanted && !agent.shared_gpus.has_turns() {
-            agent.timeslice.forget();
-            agent.state.levels(agent.timeslice.views());
+        if !wanted && !timeslice.shared_gpus.has_turns() {
+            timeslice.forget();
+            timeslice.state.levels(timeslice.views());
             *self = Self::default();
             return None;
         }
-        if agent.timeslice.is_afresh() {
+        if timeslice.is_afresh() {
             // Parts that had no levels are asked again, too.
             *self = Self::default();
         }
         self.pace.go_on(true);
-        if agent.state.maintenance().is_some() {
+        if timeslice.state.maintenance().is_some() {
             return Some(BTreeSet::new());
         }
-        let Ok(observed) = agent.readings.host().await else { return Some(BTreeSet::new()) };
+        let Ok(observed) = timeslice.readings.host().await else { return Some(BTreeSet::new()) };
         let mut gpus = observed.gpus(Viewer::Agent);
         // The operation that changes it wants it seen to now.
-        for gpu in
-            gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && agent.timeslice.is_awaited(&gpu.uuid))
-        {
+        for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && timeslice.is_awaited(&gpu.uuid)) {
             gpu.state = GpuState::Ready;
         }
-        let aims = aims(agent, &config, &gpus);
+        let aims = aims(timeslice, &config, &gpus, has_daemon);
         let seen_to = aims.iter().map(|aim| aim.gpu.uuid.clone()).collect();
-        modes::tend(agent, &mut self.pace, &aims).await;
+        modes::tend(timeslice, &mut self.pace, &aims).await;
         let (kept, let_go): (Vec<Aim>, Vec<Aim>) = aims.into_iter().partition(|aim| aim.policy.is_some());
         // Nothing of ours is on the others.
-        let let_go = let_go.into_iter().filter(|aim| agent.shared_gpus.level(&aim.gpu.uuid).is_some());
+        let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
         let aims: Vec<Aim> = kept.into_iter().chain(let_go).collect();
         let sight = Sight {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
-            workers: agent.hardware.status().started,
-            program: agent.outside.nvidia_smi(&config.mode_change),
+            workers: timeslice.hardware.status().started,
+            program: timeslice.outside.nvidia_smi(&config.mode_change),
         };
         let new = sight.is_new_after(&self.last) && !aims.is_empty();
         self.last = sight;
-        let some = aims.iter().any(|aim| !agent.timeslice.is_unsupported(&aim.gpu.uuid));
+        let some = aims.iter().any(|aim| !timeslice.is_unsupported(&aim.gpu.uuid));
         if self.pace.is_due(new, some) {
-            levels::tend(agent, &mut self.pace, &aims).await;
+            levels::tend(timeslice, &mut self.pace, &aims).await;
         }
-        agent.state.levels(agent.timeslice.views());
+        timeslice.state.levels(timeslice.views());
         Some(seen_to)
     }
 }
 
 /// GPUs that are kept, and those that are let go. What else was known is forgotten.
-fn aims(agent: &Shared, config: &Config, gpus: &[Gpu]) -> Vec<Aim> {
+fn aims(timeslice: &Timeslice, config: &Config, gpus: &[Gpu], has_daemon: &impl Fn(&str) -> bool) -> Vec<Aim> {
     let cares = turns::care(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
     // What waits may come back as it was, unless it is cut: then it has no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
     let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != Care::LetGo && whole(gpu));
-    let is_tended = |uuid: &str| takes_turns(uuid) || agent.shared_gpus.has_turns_of(uuid);
-    agent.timeslice.retain(takes_turns, is_tended);
+    let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_turns_of(uuid);
+    timeslice.retain(takes_turns, is_tended);
     let aim = |(gpu, care): (&Gpu, &Care)| {
         let policy = match care {
             Care::Wait => return None,
             // Its daemon is there still, and has its compute mode: when it has gone, this is asked again.
-            Care::Keep(_) if agent.mps.has(&gpu.uuid) && !agent.timeslice.is_awaited(&gpu.uuid) => return None,
+            Care::Keep(_) if has_daemon(&gpu.uuid) && !timeslice.is_awaited(&gpu.uuid) => return None,
             Care::Keep(policy) => Some(policy.clone()),
             Care::LetGo => None,
         };

@@ -8,9 +8,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, TimesliceLevel};
 use gpush_core::compute_policy::{self, Named, Told};
-use gpush_host::helper::{End, Ended, Job};
 
-use crate::agent::Shared;
+use super::Timeslice;
+use gpush_host::helper::{End, Ended, Job};
 
 /// On whose behalf it runs.
 const BEHALF: &str = "timeslice";
@@ -28,17 +28,17 @@ pub(super) enum NotSet {
 }
 
 /// Waits for what a gpushd before has begun.
-pub(super) async fn adopt(agent: &Shared) {
-    agent.outside.helpers.adopt(BEHALF).await;
-    agent.outside.helpers.forget(BEHALF);
+pub(super) async fn adopt(timeslice: &Timeslice) {
+    timeslice.outside.helpers.adopt(BEHALF).await;
+    timeslice.outside.helpers.forget(BEHALF);
 }
 
 /// What it is told of the level of each GPU.
 ///
 /// # Errors
 /// When it can't be run, does not end, or tells of no GPU.
-pub(super) async fn list(agent: &Shared) -> Result<Vec<(Named, Told)>, ApiError> {
-    let ended = run(agent, "list", vec!["-l".to_owned()]).await?;
+pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(Named, Told)>, ApiError> {
+    let ended = run(timeslice, "list", vec!["-l".to_owned()]).await?;
     let told = compute_policy::levels(&ended.output);
     match (&ended.end, told.is_empty()) {
         (End::Exited(_), false) => Ok(told),
@@ -60,9 +60,9 @@ pub(super) async fn list(agent: &Shared) -> Result<Vec<(Named, Told)>, ApiError>
 ///
 /// # Errors
 /// When it says that it has not set it, or its end is not known.
-pub(super) async fn set(agent: &Shared, gpu: &Gpu, level: TimesliceLevel) -> Result<(), NotSet> {
+pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel) -> Result<(), NotSet> {
     let args = vec!["--set-timeslice".to_owned(), level.number().to_string(), "-i".to_owned(), gpu.uuid.clone()];
-    let ended = run(agent, "set", args).await.map_err(NotSet::Failed)?;
+    let ended = run(timeslice, "set", args).await.map_err(NotSet::Failed)?;
     match &ended.end {
         End::Exited(0) => Ok(()),
         end @ (End::Exited(_)
@@ -83,12 +83,12 @@ pub(super) async fn set(agent: &Shared, gpu: &Gpu, level: TimesliceLevel) -> Res
     }
 }
 
-async fn run(agent: &Shared, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
-    let beside = &agent.outside.helpers;
-    let program = agent.outside.nvidia_smi(&agent.settings.config().mode_change);
+async fn run(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
+    let beside = &timeslice.outside.helpers;
+    let program = timeslice.outside.nvidia_smi(&timeslice.state.config().mode_change);
     // While it runs it has the driver open: nothing is reset meanwhile, and maintenance waits for it.
-    let _open = agent.outside.driverless.read().await;
-    if let Some(maintenance) = agent.state.maintenance() {
+    let _open = timeslice.outside.driverless.read().await;
+    if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
     }
     if !beside.running(BEHALF).is_empty() {
