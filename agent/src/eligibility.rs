@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, Gpu, GpuState};
 
 use crate::{
     caller::Viewer,
-    state::{GpuSnapshot, State, readings::Readings},
+    state::{GpuSnapshot, Reason, State, readings::Readings, words},
 };
 
 /// How long a request for work waits until an operation on its GPU has ended: most take less.
@@ -67,4 +67,18 @@ pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
 
 fn show(index: u32) -> String {
     format!("`gpushctl gpu show {index}` says how it is")
+}
+
+/// Refuses a GPU that an operation changes.
+///
+/// # Errors
+/// Which operation.
+pub(crate) fn not_changing(state: &State, index: u32, uuid: &str) -> Result<(), ApiError> {
+    let host = state.now();
+    let reasons = host.gpu(uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
+    let holder = reasons.iter().find_map(|reason| match reason {
+        Reason::Changing { holder } => Some(holder),
+        _ => None,
+    });
+    holder.map_or(Ok(()), |holder| Err(words::changed_by(index, uuid, holder)))
 }

@@ -45,7 +45,7 @@ pub(crate) async fn health(agent: &Agent, viewer: Viewer) -> Health {
     causes.extend(apply::services_health(agent));
     causes.extend(agent.timeslice.health());
     causes.extend(agent.shared_gpus.health());
-    causes.extend(mps::health(agent));
+    causes.extend(mps::health(&agent.mps));
     causes.extend(processes::health(agent));
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));

@@ -53,7 +53,8 @@ use crate::{
     operation::Operations,
     options::{Arguments, Paths, Surroundings, Trust},
     outside::Outside,
-    overrides, processes,
+    overrides,
+    processes::{self, Strays},
     reload::{self, Wish},
     settings::Settings,
     shared_gpus::{self, SharedGpus},
@@ -264,6 +265,24 @@ async fn serve(
         Arc::clone(&outside),
         stopping.clone(),
     );
+    let own_uid = nix::unistd::geteuid().as_raw();
+    let idempotency = Idempotency::new(store.clone());
+    let strays = Strays::default();
+    let named = Arc::clone(&strays.shares);
+    let handles = mps::Handles {
+        state: state.clone(),
+        readings: readings.clone(),
+        hardware: hardware.clone(),
+        store: store.clone(),
+        users: users.clone(),
+        shared_gpus: shared_gpus.clone(),
+        timeslice: timeslice.clone(),
+        idempotency: idempotency.clone(),
+        named_share: Arc::new(move |pid| named.named_share(pid)),
+        stopping: stopping.clone(),
+        own_uid,
+    };
+    let mps = Mps::new(mps_dir, mps_programs, mps_shares, mps_targets, handles);
     let agent = Arc::new(Agent {
         settings,
         readings,
@@ -274,11 +293,11 @@ async fn serve(
         operations: Operations::new(store.clone(), &state),
         state,
         line: Default::default(),
-        idempotency: Idempotency::new(store.clone()),
-        mps: Mps::new(mps_dir, mps_programs, mps_shares, mps_targets),
+        idempotency,
+        mps,
         shared_gpus,
         timeslice,
-        strays: Default::default(),
+        strays,
         reloads,
         store,
         notes,
@@ -289,12 +308,12 @@ async fn serve(
         desk: Default::default(),
         tasks: TaskTracker::new(),
         stopping,
-        own_uid: nix::unistd::geteuid().as_raw(),
+        own_uid,
     });
     // Before anybody could ask the driver, and before an operation in line could begin.
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
-    mps::find(&agent);
+    mps::find(&agent.mps);
     let changed = apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
     agent.startup.leave(changed.into_iter());
     let line = tokio::spawn(apply::line::run(Arc::clone(&agent)));
@@ -327,7 +346,7 @@ async fn serve(
     let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
     let expiry = overrides::expire(agent.state.clone(), agent.store.clone(), agent.stopping.clone());
     let expiry = tokio::spawn(expiry);
-    let mps = tokio::spawn(mps::run(Arc::clone(&agent)));
+    let daemons = tokio::spawn(mps::run(agent.mps.clone()));
     let of = Arc::clone(&agent);
     let has_daemon = move |uuid: &str| of.mps.has(uuid);
     let turns = tokio::spawn(timeslice::run(agent.timeslice.clone(), has_daemon));
@@ -364,7 +383,7 @@ async fn serve(
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry, mps, turns, leftover, strays);
+    let _ = tokio::join!(startup, expiry, daemons, turns, leftover, strays);
     first_look.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());

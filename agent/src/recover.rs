@@ -55,8 +55,8 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
         Err(error) if agent.mps.is_used() => return Err(error),
         Err(_) => Vec::new(),
     };
-    let standing = mps::Lasting::of_what_stands(agent, &gpus);
-    let modes = agent.shared_gpus.as_found(&standing.exclusive(agent, &gpus)).await;
+    let standing = mps::Lasting::of_what_stands(&agent.mps, &gpus);
+    let modes = agent.shared_gpus.as_found(&standing.exclusive(&agent.mps, &gpus)).await;
     let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
     let uid = request.by.uid;
     let mut also = request.recorded("recover", "host".to_owned());
@@ -77,7 +77,7 @@ pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovere
             also(tx)
         })
         .await?;
-    standing.take_in(agent);
+    standing.take_in(&agent.mps);
     agent.shared_gpus.take_in(modes);
     agent.state.accept_loss(known_since);
     tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);

@@ -98,7 +98,7 @@ async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<
     }
     for part in parts.iter().filter(|part| !part.plan.stops_mps.is_empty()) {
         ongoing.progress(part.position, |progress| progress.doing = Some("ending its MPS daemons".to_owned()));
-        if let Err(error) = mps::aside(agent, &ongoing.id(), &part.plan).await {
+        if let Err(error) = mps::aside(&agent.mps, &ongoing.id(), &part.plan).await {
             return with(stopped(), BTreeMap::from([(part.position, Trouble::Failed(error))]));
         }
         ongoing.progress(part.position, |progress| (progress.doing, progress.done) = (None, progress.done + 1));
@@ -144,7 +144,7 @@ async fn the_way(agent: &Shared, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<
             return stopped();
         }
         ongoing.progress(part.position, |progress| progress.doing = Some("starting its MPS daemon".to_owned()));
-        let up = mps::bring_up(agent, &ongoing.id(), &part.plan.uuid).await;
+        let up = mps::bring_up(&agent.mps, &ongoing.id(), &part.plan.uuid).await;
         ongoing.progress(part.position, |progress| {
             progress.doing = None;
             match &up {
@@ -226,7 +226,7 @@ async fn end(
     agent.state.apply(&changes);
     if state == OperationState::Done {
         let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
-        for told in mps::devices_serve(agent, &id, &plans).await {
+        for told in mps::devices_serve(&agent.mps, &id, &plans).await {
             ongoing.note(told);
         }
         take_turns(agent, &ongoing, parts).await;
@@ -258,7 +258,7 @@ async fn end(
     let shared = match state {
         OperationState::Done => {
             let plans: Vec<_> = parts.iter().map(|part| part.plan.clone()).collect();
-            mps::Lasting::of(agent, &plans)
+            mps::Lasting::of(&agent.mps, &plans)
         }
         OperationState::RolledBack
         | OperationState::Failed
@@ -275,7 +275,7 @@ async fn end(
         tx.audit(audit.clone())?;
         overrides::settle(tx, &operation, &lasting)
     };
-    shared.take_in(agent);
+    shared.take_in(&agent.mps);
     ongoing.end(state, error, also, |effects| agent.state.override_effects(&effects)).await;
     agent.mps.let_go(&id);
     agent.outside.helpers.forget(&id);

@@ -217,7 +217,7 @@ pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest)
     if plans.iter().any(on_switches) && !mode::fabric_manager_runs(agent).await {
         without_fabric_manager(&config, gpus, &mut plans);
     }
-    mps::plan(agent, gpus, &mut plans);
+    mps::plan(&agent.mps, gpus, &mut plans);
     timeslice::plan(gpus, &mut plans);
     Ok(plans)
 }
@@ -225,7 +225,7 @@ pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest)
 /// All GPUs without the processes that hold them for no user.
 pub(super) async fn free_gpus(agent: &Shared, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
     let observed = agent.readings.host().await?;
-    Ok(observed.gpus_for_plans(viewer, &mps::idle(agent).await))
+    Ok(observed.gpus_for_plans(viewer, &mps::idle(&agent.mps).await))
 }
 
 /// The same, with the GPUs of the operation as in its own readings. It waits for no other GPU.
@@ -235,7 +235,7 @@ async fn renewed(agent: &Shared, viewer: Viewer, before: &[Arc<Reading>]) -> Res
     if !before.iter().all(is_listed) {
         agent.readings.host().await?;
     }
-    Ok(agent.state.with(before).gpus_for_plans(viewer, &mps::idle(agent).await))
+    Ok(agent.state.with(before).gpus_for_plans(viewer, &mps::idle(&agent.mps).await))
 }
 
 fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {

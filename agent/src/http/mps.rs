@@ -30,7 +30,7 @@ const LINES: (usize, usize) = (50, 2000);
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
     let list = async |agent: Shared, caller: Caller| -> Result<Vec<MpsDaemon>, Failure> {
-        Ok(mps::all(&agent, &caller).await)
+        Ok(mps::all(&agent.mps, &caller).await)
     };
     desk::answer(agent, caller, StatusCode::OK, list).await
 }
@@ -45,7 +45,7 @@ pub(super) async fn one(
     caller: Caller,
     Part(target): Part,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    Ok(Json(mps::one(&agent, &caller, &target).await?))
+    Ok(Json(mps::one(&agent.mps, &caller, &target).await?))
 }
 
 /// Starts a daemon that was stopped, or given up.
@@ -121,10 +121,10 @@ async fn act(
     let request = Request::with(&agent, &caller, "start and stop MPS daemons", key, None).await?;
     let (of, text) = (caller.clone(), target.clone());
     let once = request
-        .once(&agent, move |agent, request| async move { mps::act(&agent, &of, &text, act, how, request).await });
+        .once(&agent, move |agent, request| async move { mps::act(&agent.mps, &of, &text, act, how, request).await });
     match once.await? {
         Some(daemon) => Ok(Json(daemon)),
-        None => Ok(Json(mps::one(&agent, &caller, &target).await?)),
+        None => Ok(Json(mps::one(&agent.mps, &caller, &target).await?)),
     }
 }
 
@@ -143,12 +143,12 @@ pub(super) async fn set(
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
     let request = Request::with(&agent, &caller, "change MPS settings", key, None).await?;
     let (of, text) = (caller.clone(), target.clone());
-    let once =
-        request.once(&agent, move |agent, request| async move { mps::set(&agent, &of, &text, change, request).await });
+    let once = request
+        .once(&agent, move |agent, request| async move { mps::set(&agent.mps, &of, &text, change, request).await });
     match once.await? {
         Some(set) => Ok(Json(set)),
         None => {
-            let daemon = mps::one(&agent, &caller, &target).await?;
+            let daemon = mps::one(&agent.mps, &caller, &target).await?;
             Ok(Json(MpsSet { daemon, reaches: vec!["it was set by this request before".to_owned()] }))
         }
     }
@@ -171,7 +171,7 @@ pub(super) async fn take(
     }
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/shares"), &wanted);
     let shared = Arc::clone(&agent);
-    let taking = async move { mps::take_share(&shared, &caller, &target, wanted, key).await };
+    let taking = async move { mps::take_share(&shared.mps, &caller, &target, wanted, key).await };
     Ok(Json(request::whole(&agent, taking).await?))
 }
 
@@ -186,7 +186,7 @@ pub(super) async fn end(
     Part(id): Part,
 ) -> Result<Json<MpsShare>, Failure> {
     let shared = Arc::clone(&agent);
-    let ending = async move { mps::end_share(&shared, &caller, &id).await };
+    let ending = async move { mps::end_share(&shared.mps, &caller, &id).await };
     Ok(Json(request::to_the_end(&agent, ending).await?))
 }
 
@@ -223,7 +223,7 @@ pub(super) async fn logs(
         lines => lines.unwrap_or(LINES.0),
     };
     let logs = async move |agent: Shared, _: Caller| -> Result<MpsLogs, Failure> {
-        Ok(mps::logs_of(&agent, &target, lines, all.unwrap_or_default()).await?)
+        Ok(mps::logs_of(&agent.mps, &target, lines, all.unwrap_or_default()).await?)
     };
     desk::answer(agent, caller, StatusCode::OK, logs).await
 }

@@ -12,13 +12,13 @@ use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    Entry, clients,
+    Entry, Mps, clients,
     daemon::{Do, Seen},
     records,
     targets::Outlook,
     view,
 };
-use crate::{agent::Shared, caller::Caller, request::Request, state::words};
+use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Longest time that clients may be given to go, seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
@@ -63,14 +63,14 @@ impl Act {
 /// # Errors
 /// When clients are in the way and may not be ended, or it can't be recorded.
 pub(crate) async fn act(
-    agent: &Shared,
+    mps: &Mps,
     caller: &Caller,
     text: &str,
     act: Act,
     how: MpsEndRequest,
     request: Request,
 ) -> Result<MpsDaemon, ApiError> {
-    let (uuid, entry) = view::find(agent, text)?;
+    let (uuid, entry) = view::find(mps, text)?;
     let label = view::label(&entry, &uuid);
     let within = match how.end_after_s {
         Some(seconds @ 0..=LONGEST) => Some(Duration::from_secs(seconds)),
@@ -84,10 +84,10 @@ pub(crate) async fn act(
     // has put aside would come up.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
-        may_start(agent, caller, &label, &uuid, &entry)?;
+        may_start(mps, caller, &label, &uuid, &entry)?;
     }
     // How one is to be that is not wanted yet, such as one that was stopped, the settling says, and starts it.
-    let settles = agent.mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
+    let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
     let unless_used = !how.force;
     let end = match act {
         Act::Start | Act::Drain => None,
@@ -102,7 +102,7 @@ pub(crate) async fn act(
     let uid = request.by.uid;
     let recorded = request.recorded(act.name(), entry.short.clone());
     let change = move |record: MpsTarget| MpsTarget { stopped: stopped.clone(), ..record };
-    let record = records::change(agent, &uuid, change, recorded);
+    let record = records::change(mps, &uuid, change, recorded);
     match end {
         None => record.await?,
         // Nobody is ended for what is not on record.
@@ -115,11 +115,11 @@ pub(crate) async fn act(
         Some(end) => {
             if let Err(error) = entry.daemon.have(end).await {
                 return Err(match error.code {
-                    Code::Blocked => under_clients(agent, caller, act, &uuid, &entry).await,
+                    Code::Blocked => under_clients(mps, caller, act, &uuid, &entry).await,
                     _ => error,
                 });
             }
-            record.await.inspect_err(|_| agent.mps.settle())?;
+            record.await.inspect_err(|_| mps.settle())?;
         }
     }
     tracing::info!(mps = entry.short, uid, "{}", act.name());
@@ -128,21 +128,21 @@ pub(crate) async fn act(
     }
     drop(turn);
     if act == Act::Start || (act == Act::Restart && settles) {
-        start(agent, caller, &label, &uuid).await?;
+        start(mps, caller, &label, &uuid).await?;
     }
-    view::one(agent, caller, &entry.short).await
+    view::one(mps, caller, &entry.short).await
 }
 
 /// Has one started that is not stopped any more.
-async fn start(agent: &Shared, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
-    super::targets::settle(agent).await;
-    let Some(entry) = agent.mps.entries().get(uuid).cloned() else { return Ok(()) };
+async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
+    super::targets::settle(mps).await;
+    let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
     let _turn = entry.turn.lock().await;
     // Somebody may have stopped it meanwhile, or an operation have begun.
-    if agent.mps.record(uuid).stopped.is_some() {
+    if mps.record(uuid).stopped.is_some() {
         return Ok(());
     }
-    may_start(agent, caller, label, uuid, &entry)?;
+    may_start(mps, caller, label, uuid, &entry)?;
     entry.daemon.have(Do::Start).await
 }
 
@@ -151,11 +151,11 @@ fn later(span: Duration) -> Option<Timestamp> {
 }
 
 /// Refuses to start what is not to be there.
-fn may_start(agent: &Shared, caller: &Caller, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
-    if let Some(maintenance) = agent.state.maintenance() {
+fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
+    if let Some(maintenance) = mps.handles.state.maintenance() {
         return Err(words::refusal(&maintenance));
     }
-    if let Some(why) = Outlook::of(agent, caller.viewer).ends(uuid, entry) {
+    if let Some(why) = Outlook::of(mps, caller.viewer).ends(uuid, entry) {
         return Err(view::refuse_end(label, entry, why));
     }
     let Some(target) = &entry.target else {
@@ -163,11 +163,11 @@ fn may_start(agent: &Shared, caller: &Caller, label: &str, uuid: &str, entry: &E
         return Err(ApiError::new(Code::Unavailable, message).hint("`gpushctl status` shows its GPU").retryable());
     };
     // What an operation has put aside is not to come up in the middle of it.
-    agent.operations.at_rest(target.gpu, &target.gpu_uuid)
+    eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
 }
 
 /// Why a daemon is not ended under those who are inside.
-async fn under_clients(agent: &Shared, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
+async fn under_clients(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
     let (what, verb) = if act == Act::Stop { ("stopped", "stop") } else { ("restarted", "restart") };
     let inside = match (seen.clients_known, seen.clients.len() + seen.waiting.len()) {
@@ -176,8 +176,8 @@ async fn under_clients(agent: &Shared, caller: &Caller, act: Act, uuid: &str, en
         (true, several) => format!("under its {several} clients"),
     };
     let mut error = ApiError::new(Code::Blocked, format!("the MPS daemon of {label} is not {what} {inside}"));
-    let shares = agent.mps.shares_of(uuid);
-    for client in clients::of(agent, &seen, &shares).await {
+    let shares = mps.shares_of(uuid);
+    for client in clients::of(mps, &seen, &shares).await {
         let (Some(pid), true) = (client.pid, caller.viewer.may_see(client.uid)) else { continue };
         let whose = match (client.user, client.uid) {
             (Some(user), _) => user,
@@ -199,24 +199,24 @@ async fn under_clients(agent: &Shared, caller: &Caller, act: Act, uuid: &str, en
 /// # Errors
 /// When the target can't have it, it can't be recorded, or the daemon has another value afterwards.
 pub(crate) async fn set(
-    agent: &Shared,
+    mps: &Mps,
     caller: &Caller,
     text: &str,
     change: MpsSetRequest,
     request: Request,
 ) -> Result<MpsSet, ApiError> {
-    let (uuid, entry) = view::find(agent, text)?;
+    let (uuid, entry) = view::find(mps, text)?;
     let label = view::label(&entry, &uuid);
     // What somebody else sets meanwhile is what this goes by: nothing of it is lost.
     let turn = entry.turn.lock().await;
-    if let Some(why) = Outlook::of(agent, caller.viewer).ends(&uuid, &entry) {
+    if let Some(why) = Outlook::of(mps, caller.viewer).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));
     }
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is not shared through MPS any more")));
     };
     let rule = target.policy.settings.clone();
-    let before = agent.mps.record(&uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
+    let before = mps.record(&uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
     let from = if change.reset { rule.clone() } else { before.clone() };
     let settings = MpsSettings {
         percentage: change.percentage.unwrap_or(from.percentage),
@@ -229,10 +229,10 @@ pub(crate) async fn set(
     let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule });
     let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
     let recorded = request.recorded_with("mps.set", entry.short.clone(), asked_for(&change, &settings));
-    records::change(agent, &uuid, set, recorded).await?;
+    records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
-    super::targets::settle(agent).await;
-    let daemon = view::one(agent, caller, &entry.short).await?;
+    super::targets::settle(mps).await;
+    let daemon = view::one(mps, caller, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
     Ok(MpsSet { daemon, reaches })
 }

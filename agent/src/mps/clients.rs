@@ -9,11 +9,12 @@ use gpush_api::{MpsClient, MpsServerState, ProcessKind};
 use gpush_host::proc;
 use gpush_store::MpsShare;
 
+use super::Mps;
 use super::{
     daemon::{Do, Seen},
     health::Health,
 };
-use crate::{agent::Shared, caller::Caller};
+use crate::caller::Caller;
 
 /// How long a daemon may take to be told to end the work of a client.
 const TERMINATE: Duration = Duration::from_secs(5);
@@ -25,12 +26,12 @@ const DRIVER: Duration = Duration::from_secs(2);
 pub(super) type Witness = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<i32>>> + Send>> + Send + Sync>;
 
 /// The witness of a target: for when the daemon does not tell.
-pub(super) fn witness(agent: &Shared, gpu_uuid: &str, uuid: &str) -> Witness {
-    let (agent, gpu_uuid, uuid) = (Arc::clone(agent), gpu_uuid.to_owned(), uuid.to_owned());
+pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
+    let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
     Arc::new(move || {
-        let (agent, gpu_uuid, uuid) = (Arc::clone(&agent), gpu_uuid.clone(), uuid.clone());
+        let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.clone(), uuid.clone());
         Box::pin(async move {
-            let reading = tokio::time::timeout(DRIVER, agent.readings.read_now(&gpu_uuid)).await.ok()?.ok()?;
+            let reading = tokio::time::timeout(DRIVER, mps.handles.readings.read_now(&gpu_uuid)).await.ok()?.ok()?;
             if !reading.processes_known {
                 return None;
             }
@@ -64,15 +65,15 @@ impl SharedTarget {
 }
 
 /// What is shared of a GPU or MIG device; `None` when nothing is.
-pub(crate) fn sharing(agent: &Shared, uuid: &str) -> Option<SharedTarget> {
-    let entry = agent.mps.entries().get(uuid).cloned()?;
-    Some(SharedTarget { is_given: entry.daemon.seen().wanted, shares: agent.mps.shares_of(uuid) })
+pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
+    let entry = mps.entries().get(uuid).cloned()?;
+    Some(SharedTarget { is_given: entry.daemon.seen().wanted, shares: mps.shares_of(uuid) })
 }
 
 /// Has the daemon of a client end its work on the GPU.
-pub(crate) async fn terminate(agent: &Shared, pid: u32) {
+pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
-    let entries: Vec<_> = agent.mps.entries().values().cloned().collect();
+    let entries: Vec<_> = mps.entries().values().cloned().collect();
     for entry in entries.iter().filter(|entry| entry.daemon.seen().clients.iter().any(|(_, client)| *client == pid)) {
         match tokio::time::timeout(TERMINATE, entry.daemon.have(Do::Terminate(pid))).await {
             Ok(Ok(())) => {}
@@ -83,13 +84,13 @@ pub(crate) async fn terminate(agent: &Shared, pid: u32) {
 }
 
 /// The clients of a daemon, with who they are.
-pub(super) async fn of(agent: &Shared, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsClient> {
+pub(super) async fn of(mps: &Mps, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
-    let people = agent.users.processes(pids.clone()).await;
+    let people = mps.handles.users.processes(pids.clone()).await;
     // Environments may be large, and their pages away.
-    let reader = Arc::clone(agent);
+    let reader = mps.clone();
     let named = tokio::task::spawn_blocking(move || {
-        pids.into_iter().filter_map(|pid| Some((pid, reader.strays.shares.named_share(pid)?))).collect()
+        pids.into_iter().filter_map(|pid| Some((pid, (reader.handles.named_share)(pid)?))).collect()
     });
     let named: BTreeMap<u32, String> = named.await.unwrap_or_default();
     let mut clients = Vec::new();
@@ -162,10 +163,10 @@ pub(super) fn tell_stuck(target: &str, before: &Health, now: &Health) {
 }
 
 /// Who waits for another user's clients, as somebody may see it.
-pub(super) async fn waiting(agent: &Shared, caller: &Caller, seen: &Seen) -> Vec<String> {
+pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Seen) -> Vec<String> {
     let stuck = stuck(&seen.servers, &seen.waiting);
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
-    let people = agent.users.processes(pids.clone()).await;
+    let people = mps.handles.users.processes(pids.clone()).await;
     let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \
                those who are served have, whoever waits hangs";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| caller.viewer.may_see(Some(person.uid))) {

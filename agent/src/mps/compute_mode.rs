@@ -13,7 +13,6 @@ use gpush_api::{ApiError, Code, ComputeMode, Mode, MpsComputeMode};
 use gpush_core::sharing::Target;
 
 use super::{Mps, place::Place};
-use crate::agent::Shared;
 
 impl Mps {
     fn open(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
@@ -35,25 +34,25 @@ impl Mps {
 
 /// Sees to the compute mode of a GPU that is about to be shared, or is. Why it has not the one that it shall have is
 /// told of its daemon, and in health, until it has.
-pub(super) async fn take(agent: &Shared, target: &Target, wanted: MpsComputeMode) {
+pub(super) async fn take(mps: &Mps, target: &Target, wanted: MpsComputeMode) {
     let gpu = &target.gpu_uuid;
     match wanted {
         MpsComputeMode::Keep => {
-            agent.mps.open().remove(gpu);
+            mps.open().remove(gpu);
             return;
         }
         MpsComputeMode::ExclusiveProcess => {}
     }
     let mode = ComputeMode::ExclusiveProcess;
-    match agent.shared_gpus.take(gpu, mode, Mode::Mps, || agent.mps.needs_compute_mode(gpu)).await {
+    match mps.handles.shared_gpus.take(gpu, mode, Mode::Mps, || mps.needs_compute_mode(gpu)).await {
         Ok(before) => {
-            agent.mps.open().remove(gpu);
+            mps.open().remove(gpu);
             if let Some(before) = before {
                 tracing::info!(gpu, "its compute mode is {mode}, it was {before}");
             }
         }
         Err(why) => {
-            if agent.mps.open().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {
+            if mps.open().insert(gpu.clone(), why.clone()).as_ref() != Some(&why) {
                 tracing::error!(gpu, "{why}");
             }
         }
@@ -73,23 +72,23 @@ pub(super) fn gets_past(mps: &Mps, gpu_uuid: &str, label: &str) -> Option<ApiErr
 }
 
 /// Puts the compute mode back that a GPU had before it was shared; what can't be done now is done later.
-pub(super) async fn put_back(agent: &Shared, uuid: &str) {
-    agent.mps.open().remove(uuid);
-    match agent.shared_gpus.put_back(uuid, Mode::Mps).await {
+pub(super) async fn put_back(mps: &Mps, uuid: &str) {
+    mps.open().remove(uuid);
+    match mps.handles.shared_gpus.put_back(uuid, Mode::Mps).await {
         Ok(None) => {}
         Ok(Some(mode)) => tracing::info!(gpu = uuid, "its compute mode is {mode} again"),
         Err(why) => tracing::error!(gpu = uuid, "{why}; tried again"),
     }
-    agent.shared_gpus.look();
+    mps.handles.shared_gpus.look();
 }
 
 /// Puts it back after an operation could not bring up the daemon, as that ends with the GPU as it was.
-pub(super) async fn not_come(agent: &Shared, operation: &str, uuid: &str) {
-    if let Some(moves) = agent.mps.moves().get_mut(operation) {
+pub(super) async fn not_come(mps: &Mps, operation: &str, uuid: &str) {
+    if let Some(moves) = mps.moves().get_mut(operation) {
         moves.coming.remove(uuid);
     }
     // One that is there and does not answer in time keeps it: somebody could get past it otherwise.
-    if !agent.mps.needs_compute_mode(uuid) {
-        put_back(agent, uuid).await;
+    if !mps.needs_compute_mode(uuid) {
+        put_back(mps, uuid).await;
     }
 }

@@ -7,8 +7,9 @@ use std::{collections::BTreeSet, path::Path};
 use gpush_host::{identity::ProcessIdentity, proc};
 use gpush_mps::{control::ControlError, holder, session::SessionError};
 
+use super::Mps;
 use super::daemon::Seen;
-use crate::{agent::Shared, caller::Caller};
+use crate::caller::Caller;
 
 /// Said to everybody.
 pub(super) const SOMEBODY: &str = "another process is connected to it and keeps it from answering";
@@ -60,9 +61,9 @@ fn may_be_had(error: &ControlError) -> bool {
 }
 
 /// Those of them whom somebody may see, a sentence each.
-pub(super) async fn named(agent: &Shared, caller: &Caller, seen: &Seen) -> Vec<String> {
+pub(super) async fn named(mps: &Mps, caller: &Caller, seen: &Seen) -> Vec<String> {
     let pids: Vec<u32> = seen.ear.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
-    let people = agent.users.processes(pids.clone()).await;
+    let people = mps.handles.users.processes(pids.clone()).await;
     let known = pids.into_iter().filter_map(|pid| Some((pid, people.get(&pid)?)));
     known
         .filter(|(_, person)| caller.viewer.may_see(Some(person.uid)))

@@ -73,13 +73,18 @@ mod view;
 
 use std::{
     collections::BTreeMap,
+    fmt,
+    ops::Deref,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use gpush_core::sharing::Target;
-use gpush_store::{MpsShare, MpsTarget};
+use gpush_host::identity::Users;
+use gpush_nvml::Hardware;
+use gpush_store::{MpsShare, MpsTarget, Store};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     act::{Act, act, set},
@@ -92,16 +97,61 @@ pub(crate) use self::{
     targets::{find, run},
     view::{SHARE_VARIABLE, all, health, logs_of, one},
 };
-use crate::options::MPS_DIRECTORY;
+use crate::{
+    idempotency::Idempotency,
+    options::MPS_DIRECTORY,
+    shared_gpus::SharedGpus,
+    state::{State, readings::Readings},
+    timeslice::Timeslice,
+};
 
 use self::{daemon::Daemon, hands::Hands, moves::Moves};
 
 /// Until what is on its way out is looked at again.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// What the agent knows of MPS.
+/// What gpushd knows of MPS, and what it uses to keep the daemons. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Mps(Arc<Inner>);
+
+impl Deref for Mps {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// What the daemons are kept with.
+pub(crate) struct Handles {
+    pub(crate) state: State,
+    pub(crate) readings: Readings,
+    pub(crate) hardware: Hardware,
+    pub(crate) store: Store,
+    pub(crate) users: Users,
+    pub(crate) shared_gpus: SharedGpus,
+    pub(crate) timeslice: Timeslice,
+    pub(crate) idempotency: Idempotency,
+    /// Tells which share a process names in its environment.
+    pub(crate) named_share: NamedShare,
+    pub(crate) stopping: CancellationToken,
+    /// The uid that gpushd runs as.
+    pub(crate) own_uid: u32,
+}
+
+/// Which share a process names in its environment, by pid.
+pub(crate) type NamedShare = Arc<dyn Fn(u32) -> Option<String> + Send + Sync>;
+
+impl fmt::Debug for Handles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handles").finish_non_exhaustive()
+    }
+}
+
+/// The state behind an [`Mps`].
 #[derive(Debug)]
-pub(crate) struct Mps {
+pub(crate) struct Inner {
+    handles: Handles,
     /// Directory below which each target has its own.
     base: PathBuf,
     hands: Hands,
@@ -149,9 +199,11 @@ impl Mps {
         programs: Option<PathBuf>,
         shares: Vec<MpsShare>,
         records: Vec<MpsTarget>,
+        handles: Handles,
     ) -> Self {
         let records = records.into_iter().map(|record| (record.target.clone(), record)).collect();
-        Self {
+        Self(Arc::new(Inner {
+            handles,
             hands: Hands::of(&base),
             base,
             programs,
@@ -165,7 +217,7 @@ impl Mps {
             expiry: Default::default(),
             settling: tokio::sync::Mutex::default(),
             wake: Arc::default(),
-        }
+        }))
     }
 
     /// Has it looked again which daemons there shall be.

@@ -23,7 +23,6 @@ use gpush_core::{sharing, supervisor::State};
 use tokio::time::Instant;
 
 use super::{Entry, Mps, compute_mode, daemon::Do, place::Place, targets, view};
-use crate::agent::{Agent, Shared};
 
 /// Beyond what a daemon may take to end, or to answer.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -84,25 +83,25 @@ fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Option<String> {
 
 /// Processes that hold GPUs for nobody, every daemon looked at now: a plan that says somebody computes there
 /// because they did a while ago is no plan.
-pub(crate) async fn idle(agent: &Agent) -> BTreeSet<u32> {
-    let entries: Vec<Entry> = agent.mps.entries().values().cloned().collect();
+pub(crate) async fn idle(mps: &Mps) -> BTreeSet<u32> {
+    let entries: Vec<Entry> = mps.entries().values().cloned().collect();
     let looks = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
     for look in looks.collect::<Vec<_>>() {
         let _as_it_was = look.await;
     }
-    agent.mps.idle()
+    mps.idle()
 }
 
 /// Fills in which daemons each plan ends and starts, and refuses those under which somebody works.
-pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
-    let entries = agent.mps.entries().clone();
+pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
+    let entries = mps.entries().clone();
     for plan in plans.iter_mut() {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
         let ended: BTreeMap<&String, &Entry> = entries
             .iter()
             .filter(|(uuid, entry)| {
                 // What was stopped by hand is to be forgotten, with the compute mode that was changed for it.
-                let stands = stands(entry) || agent.mps.is_in_force(uuid);
+                let stands = stands(entry) || mps.is_in_force(uuid);
                 entry.gpu_uuid == gpu.uuid && stands && ends(gpu, plan, uuid)
             })
             .collect();
@@ -112,7 +111,7 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             continue;
         }
         let used: Vec<(&Entry, String)> =
-            ended.iter().filter_map(|(uuid, entry)| Some((*entry, users(&agent.mps, uuid, entry)?))).collect();
+            ended.iter().filter_map(|(uuid, entry)| Some((*entry, users(mps, uuid, entry)?))).collect();
         if let Some((first, _)) = used.first() {
             let message = format!("GPU {} is shared through MPS, and somebody has a part of it", gpu.index);
             let name = view::name(first);
@@ -131,7 +130,7 @@ pub(crate) fn plan(agent: &Shared, gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if plan.error.is_some() {
             continue;
         }
-        let starts = gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !agent.mps.is_in_force(&gpu.uuid);
+        let starts = gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !mps.is_in_force(&gpu.uuid);
         if let Some(why) = sharing::too_old(gpu).filter(|_| starts) {
             let message = format!("GPU {} can't be shared through MPS", gpu.index);
             let error = ApiError::new(Code::Unsupported, message).cause(why).hint(view::OTHER_MODE);
@@ -174,32 +173,32 @@ fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
 ///
 /// # Errors
 /// When one does not end, or somebody has come in meanwhile.
-pub(crate) async fn aside(agent: &Shared, operation: &str, plan: &GpuPlan) -> Result<(), ApiError> {
+pub(crate) async fn aside(mps: &Mps, operation: &str, plan: &GpuPlan) -> Result<(), ApiError> {
     for MpsStop { uuid, label } in &plan.stops_mps {
         // One that has ended since the plan was made is ended.
-        let Some(entry) = agent.mps.entries().get(uuid).cloned() else { continue };
+        let Some(entry) = mps.entries().get(uuid).cloned() else { continue };
         // Nobody takes a share of it from here on, and nobody gets in.
         let turn = entry.turn.lock().await;
         let shut = entry.daemon.have(Do::Shut).await;
-        if let Some(used) = users(&agent.mps, uuid, &entry) {
+        if let Some(used) = users(mps, uuid, &entry) {
             let _it_is = entry.daemon.have(Do::Open).await;
             return Err(ApiError::new(Code::Blocked, format!("{label} came into use")).cause(used).retryable());
         }
         shut?;
-        agent.mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.clone());
+        mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.clone());
         entry.daemon.have(Do::Stop { unless_used: false }).await?;
         drop(turn);
-        let config = agent.settings.config();
-        gone(agent, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
-        compute_mode::put_back(agent, uuid).await;
-        agent.readings.outdate(&plan.uuid);
+        let config = mps.handles.state.config();
+        gone(mps, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
+        compute_mode::put_back(mps, uuid).await;
+        mps.handles.readings.outdate(&plan.uuid);
     }
     Ok(())
 }
 
 /// Waits until nothing of a daemon is left.
-async fn gone(agent: &Shared, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
-    let place = Place::of(&agent.mps.base, &entry.short);
+async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
+    let place = Place::of(&mps.base, &entry.short);
     let until = Instant::now() + patience;
     while entry.daemon.seen().state != State::Stopped || place.is_taken() {
         if Instant::now() >= until {
@@ -216,28 +215,28 @@ async fn gone(agent: &Shared, entry: &Entry, patience: Duration) -> Result<(), A
 ///
 /// # Errors
 /// When it does not.
-pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Result<(), ApiError> {
-    agent.mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
-    targets::settle(agent).await;
-    let patience = Duration::from_secs(agent.settings.config().mps.start_s.into()) + MARGIN;
+pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
+    mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
+    targets::settle(mps).await;
+    let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     let until = Instant::now() + patience;
-    let label = agent.mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
-    if let Some(error) = compute_mode::gets_past(&agent.mps, uuid, &label) {
-        compute_mode::not_come(agent, operation, uuid).await;
+    let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
+    if let Some(error) = compute_mode::gets_past(mps, uuid, &label) {
+        compute_mode::not_come(mps, operation, uuid).await;
         return Err(error.hint("mend that, then apply again; a rule with `compute_mode = \"keep\"` goes without"));
     }
     loop {
-        let entry = agent.mps.entries().get(uuid).cloned();
+        let entry = mps.entries().get(uuid).cloned();
         let Some(entry) = entry else {
             let mut error = ApiError::new(Code::Unsupported, "no MPS daemon can be there");
-            error.causes = agent.mps.findings();
+            error.causes = mps.findings();
             return Err(error.hint("mend what is in the way, then apply again"));
         };
         let seen = entry.daemon.seen();
         let failed = match seen.state {
             State::Ready { .. } => return Ok(()),
             // Somebody stopped it by hand: that is theirs to end.
-            State::Stopped if agent.mps.record(uuid).stopped.is_some() => return Ok(()),
+            State::Stopped if mps.record(uuid).stopped.is_some() => return Ok(()),
             State::BackingOff { .. } | State::GivenUp => true,
             State::Stopped
             | State::Starting { .. }
@@ -248,7 +247,7 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
             | State::Stopping { .. } => Instant::now() >= until,
         };
         if failed {
-            compute_mode::not_come(agent, operation, uuid).await;
+            compute_mode::not_come(mps, operation, uuid).await;
             let label = view::label(&entry, uuid);
             let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
             error.causes = seen.trouble;
@@ -265,22 +264,22 @@ pub(crate) async fn bring_up(agent: &Shared, operation: &str, uuid: &str) -> Res
 
 /// Waits until the daemons of MIG devices that the layouts share serve; a sentence on each that does not, which is
 /// no reason to take a layout back that stands.
-pub(crate) async fn devices_serve(agent: &Shared, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
+pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan]) -> Vec<String> {
     let shares = |plan: &&GpuPlan| plan.layout.iter().any(|entry| entry.to_ascii_lowercase().ends_with(":mps"));
     let on: BTreeSet<String> = plans.iter().filter(shares).map(|plan| plan.uuid.clone()).collect();
     if on.is_empty() {
         return Vec::new();
     }
-    agent.mps.moves().entry(operation.to_owned()).or_default().coming.extend(on.iter().cloned());
-    targets::settle(agent).await;
-    let until = Instant::now() + Duration::from_secs(agent.settings.config().mps.start_s.into()) + MARGIN;
+    mps.moves().entry(operation.to_owned()).or_default().coming.extend(on.iter().cloned());
+    targets::settle(mps).await;
+    let until = Instant::now() + Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     loop {
-        let entries = agent.mps.entries().clone();
+        let entries = mps.entries().clone();
         let here = entries.iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
         let (mut late, mut failed) = (Vec::new(), Vec::new());
         // The daemon of the whole GPU, which the operation has ended, comes back with none.
-        let aside = agent.mps.moving().aside;
-        let wanted = |uuid: &String| !aside.contains(uuid) && agent.mps.record(uuid).stopped.is_none();
+        let aside = mps.moving().aside;
+        let wanted = |uuid: &String| !aside.contains(uuid) && mps.record(uuid).stopped.is_none();
         for (uuid, entry) in here.filter(|(uuid, _)| wanted(uuid)) {
             let seen = entry.daemon.seen();
             match seen.state {

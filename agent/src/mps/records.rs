@@ -7,7 +7,6 @@ use gpush_core::{desired, sharing};
 use gpush_store::{MpsTarget, StoreError, Tx};
 
 use super::Mps;
-use crate::agent::Shared;
 
 impl Mps {
     /// What is on record of a target.
@@ -27,51 +26,51 @@ impl Mps {
 /// # Errors
 /// When it can't be written; then it is as before.
 pub(super) async fn change(
-    agent: &Shared,
+    mps: &Mps,
     uuid: &str,
     change: impl Fn(MpsTarget) -> MpsTarget + Clone + Send + 'static,
     mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
 ) -> Result<(), StoreError> {
     let (target, recorded) = (uuid.to_owned(), change.clone());
-    let written = agent.store.write_ending(move |tx| {
+    let written = mps.handles.store.write_ending(move |tx| {
         tx.change_mps_target(&target, recorded.clone())?;
         also(tx)
     });
     written.await?;
-    take_in(agent, uuid, change);
+    take_in(mps, uuid, change);
     Ok(())
 }
 
-fn take_in(agent: &Shared, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
-    let mut records = agent.mps.records();
+fn take_in(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
+    let mut records = mps.records();
     let known = records.remove(uuid).unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() });
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
     drop(records);
-    agent.state.share(uuid, in_force);
+    mps.handles.state.share(uuid, in_force);
 }
 
 /// Forgets what was set above a rule that says something else now.
-pub(super) async fn unset(agent: &Shared, target: &sharing::Target) {
+pub(super) async fn unset(mps: &Mps, target: &sharing::Target) {
     let now = target.policy.settings.clone();
-    if agent.mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
+    if mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
         return;
     }
     let forget = move |record: MpsTarget| MpsTarget { set: record.set.filter(|set| set.rule == now), ..record };
-    match change(agent, &target.uuid, forget, |_| Ok(())).await {
+    match change(mps, &target.uuid, forget, |_| Ok(())).await {
         Ok(()) => tracing::info!("{} has another rule: what was set above the old one is void", target.label()),
         Err(error) => tracing::error!("{}: what was set above its rule before stands: {error}", target.label()),
     }
 }
 
 /// Forgets that a GPU was shared: no rule wanted it any more, and it is over.
-pub(super) async fn forget(agent: &Shared, uuid: &str) {
-    let known = agent.mps.record(uuid);
+pub(super) async fn forget(mps: &Mps, uuid: &str) {
+    let known = mps.record(uuid);
     if known == ended(known.clone()) {
         return;
     }
-    if let Err(error) = change(agent, uuid, ended, |_| Ok(())).await {
+    if let Err(error) = change(mps, uuid, ended, |_| Ok(())).await {
         tracing::error!(gpu = uuid, "that it is not shared any more can't be recorded: {error}");
     }
 }
@@ -95,21 +94,21 @@ pub(crate) struct Lasting(Vec<(String, Becomes)>);
 
 impl Lasting {
     /// Of one with these plans, once it is done.
-    pub(crate) fn of(agent: &Shared, plans: &[GpuPlan]) -> Self {
+    pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
         let made = |plan: &GpuPlan| -> Option<Becomes> {
             if plan.starts_mps {
                 return Some(came);
             }
             let stops = plan.stops_mps.iter().any(|stop| stop.uuid == plan.uuid);
-            (stops && agent.mps.is_in_force(&plan.uuid)).then_some(ended)
+            (stops && mps.is_in_force(&plan.uuid)).then_some(ended)
         };
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
 
     /// Of daemons that stand where a rule wants them although nothing is on record of them: the database was lost,
     /// and what stands on these GPUs is accepted as it is.
-    pub(crate) fn of_what_stands(agent: &Shared, gpus: &[Gpu]) -> Self {
-        let entries = agent.mps.entries();
+    pub(crate) fn of_what_stands(mps: &Mps, gpus: &[Gpu]) -> Self {
+        let entries = mps.entries();
         let stands = |gpu: &&Gpu| {
             gpu.mode == Mode::Mps && entries.get(&gpu.uuid).is_some_and(|entry| entry.daemon.seen().pid.is_some())
         };
@@ -125,8 +124,8 @@ impl Lasting {
     }
 
     /// UUIDs of those of these GPUs whose rules want them exclusive to their daemons.
-    pub(crate) fn exclusive(&self, agent: &Shared, gpus: &[Gpu]) -> Vec<String> {
-        let config = agent.settings.config();
+    pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
+        let config = mps.handles.state.config();
         let is_exclusive = |position: usize| {
             let rule = config.rules.get(position);
             rule.is_some_and(|rule| rule.mps_policy().compute_mode == MpsComputeMode::ExclusiveProcess)
@@ -139,7 +138,7 @@ impl Lasting {
     }
 
     /// Takes in what was recorded.
-    pub(crate) fn take_in(&self, agent: &Shared) {
-        self.0.iter().for_each(|(uuid, change)| take_in(agent, uuid, change));
+    pub(crate) fn take_in(&self, mps: &Mps) {
+        self.0.iter().for_each(|(uuid, change)| take_in(mps, uuid, change));
     }
 }

@@ -19,8 +19,7 @@ use gpush_host::{
     proc::{self, FileId},
 };
 
-use super::{place::Place, view};
-use crate::agent::Shared;
+use super::{Mps, place::Place, view};
 
 /// File name of NVIDIA's server.
 const SERVER: &str = "nvidia-cuda-mps-server";
@@ -61,22 +60,23 @@ impl Server<'_> {
 
 impl Servers {
     /// Collects what identifies servers now.
-    pub(crate) fn of(agent: &Shared) -> Self {
-        let entries = agent.mps.entries().clone();
+    pub(crate) fn of(mps: &Mps) -> Self {
+        let entries = mps.entries().clone();
         let label = |target: &str| {
             let entry = entries.iter().find(|(_, entry)| entry.short == target);
             entry.map_or_else(|| target.to_owned(), |(uuid, entry)| view::label(entry, uuid))
         };
-        let places = Place::all(&agent.mps.base);
+        let places = Place::all(&mps.base);
         let locks = places.iter().filter_map(|(place, spec)| Some((place.lock_file()?, label(&spec.target))));
-        let mps = &agent.settings.config().mps;
+        let config = mps.handles.state.config();
+        let programs = &config.mps;
         let servers = places.iter().map(|(_, spec)| spec.servers.join(SERVER));
         let controls = places.iter().map(|(_, spec)| spec.control.clone());
         Self {
             locks: locks.collect(),
-            servers: files(servers.chain([mps.server.clone().into()])),
-            controls: files(controls.chain([mps.control.clone().into()])),
-            own_uid: agent.own_uid,
+            servers: files(servers.chain([programs.server.clone().into()])),
+            controls: files(controls.chain([programs.control.clone().into()])),
+            own_uid: mps.handles.own_uid,
         }
     }
 

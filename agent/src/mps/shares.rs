@@ -21,8 +21,8 @@ use gpush_host::proc;
 use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId, StoreError};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, daemon::Do, targets::Outlook, view};
-use crate::{agent::Shared, caller::Caller, eligibility, idempotency::Key, state::words};
+use super::{Entry, Mps, daemon::Do, targets::Outlook, view};
+use crate::{caller::Caller, eligibility, idempotency::Key, state::words};
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;
@@ -32,22 +32,22 @@ const LONGEST: u64 = 366 * 24 * 3600;
 /// # Errors
 /// When the daemon does not serve, there is no room, or another user has it.
 pub(crate) async fn take(
-    agent: &Shared,
+    mps: &Mps,
     caller: &Caller,
     text: &str,
     request: MpsShareRequest,
     key: Option<Key>,
 ) -> Result<MpsShareTaken, ApiError> {
-    let (uuid, entry) = view::find(agent, text)?;
+    let (uuid, entry) = view::find(mps, text)?;
     // What has ended by itself stands in nobody's way.
-    expire(agent).await;
+    expire(mps).await;
     // Before anybody is kept waiting: operations on daemons have their turn too.
-    eligibility::at_rest(&agent.state, &entry.gpu_uuid).await;
+    eligibility::at_rest(&mps.handles.state, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
     if let Some(key) = &key
-        && let Some(id) = agent.idempotency.number(key).await?
+        && let Some(id) = mps.handles.idempotency.number(key).await?
     {
-        let known = agent.mps.shares_of(&uuid).into_iter().find(|share| share.id == id);
+        let known = mps.shares_of(&uuid).into_iter().find(|share| share.id == id);
         return match known {
             Some(share) => Ok(taken(&uuid, &entry, &share)),
             None => Err(ApiError::new(Code::NotFound, format!("share s{id}, taken by this request before, has ended"))
@@ -56,10 +56,10 @@ pub(crate) async fn take(
     }
     let seen = entry.daemon.seen();
     let label = view::label(&entry, &uuid);
-    if let Some(why) = Outlook::of(agent, caller.viewer).ends(&uuid, &entry) {
+    if let Some(why) = Outlook::of(mps, caller.viewer).ends(&uuid, &entry) {
         return Err(view::refuse_end(&label, &entry, why));
     }
-    let is_stopped = agent.mps.record(&uuid).stopped.is_some();
+    let is_stopped = mps.record(&uuid).stopped.is_some();
     let policy = seen
         .policy
         .clone()
@@ -72,12 +72,12 @@ pub(crate) async fn take(
     // What can't be had at any time is told before what can't be had now.
     let process = request.with_pid.map(|pid| process(caller, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
-    eligibility::admits(&agent.readings, caller.viewer, &entry.gpu_uuid, &label).await?;
-    room(agent, caller, &label, &uuid, &entry, &policy, &settings)?;
-    let by = caller.actor(agent.users.user(caller.peer.uid).await);
+    eligibility::admits(&mps.handles.readings, caller.viewer, &entry.gpu_uuid, &label).await?;
+    room(mps, caller, &label, &uuid, &entry, &policy, &settings)?;
+    let by = caller.actor(mps.handles.users.user(caller.peer.uid).await);
     let uid = by.uid;
     // First: another user's clients may be in the way, and then nothing is on record.
-    let before: BTreeSet<u32> = agent.mps.shares_of(&uuid).iter().map(|share| share.by.uid).collect();
+    let before: BTreeSet<u32> = mps.shares_of(&uuid).iter().map(|share| share.by.uid).collect();
     let mut users = before.clone();
     users.insert(uid);
     entry.daemon.have(Do::Users(users)).await?;
@@ -89,7 +89,7 @@ pub(crate) async fn take(
     }
     let new = NewMpsShare { target: uuid.clone(), by: by.clone(), settings, process, expires_at };
     let short = entry.short.clone();
-    let written = agent.store.write(move |tx| {
+    let written = mps.handles.store.write(move |tx| {
         let share = tx.take_mps_share(new.clone())?;
         if let Some(key) = &key {
             key.keep_with(tx, share.id)?;
@@ -111,10 +111,10 @@ pub(crate) async fn take(
         }
     };
     tracing::info!(mps = entry.short, uid, "share s{} of {}% was taken", share.id, share.settings.percentage);
-    agent.mps.shares().push(share.clone());
+    mps.shares().push(share.clone());
     if share.process.is_some() || share.expires_at.is_some() {
         // From now on it is looked more often whether one has ended.
-        agent.mps.settle();
+        mps.settle();
     }
     Ok(taken(&uuid, &entry, &share))
 }
@@ -144,7 +144,7 @@ fn settings(label: &str, policy: &MpsPolicy, request: &MpsShareRequest) -> Resul
 
 /// Refuses a share for which there is no room.
 fn room(
-    agent: &Shared,
+    mps: &Mps,
     caller: &Caller,
     label: &str,
     uuid: &str,
@@ -152,7 +152,7 @@ fn room(
     policy: &MpsPolicy,
     settings: &MpsSettings,
 ) -> Result<(), ApiError> {
-    let shares = agent.mps.shares_of(uuid);
+    let shares = mps.shares_of(uuid);
     let show = format!("`gpushctl mps show {}` shows them", view::name(entry));
     let others = shares.iter().find(|share| share.by.uid != caller.peer.uid);
     if let Some(other) = others.filter(|_| policy.users == MpsUsers::One) {
@@ -255,25 +255,25 @@ pub(super) fn shown(share: &MpsShare, short: &str) -> Shown {
 ///
 /// # Errors
 /// When there is none of that id, or it is another user's.
-pub(crate) async fn end(agent: &Shared, caller: &Caller, id: &str) -> Result<Shown, ApiError> {
+pub(crate) async fn end(mps: &Mps, caller: &Caller, id: &str) -> Result<Shown, ApiError> {
     let known = id.strip_prefix('s').filter(|number| number.bytes().all(|digit| digit.is_ascii_digit()));
     let known = known.and_then(|number| number.parse::<u64>().ok());
-    let Some(share) = known.and_then(|id| find(agent, id)).filter(|share| caller.viewer.may_see(Some(share.by.uid)))
+    let Some(share) = known.and_then(|id| find(mps, id)).filter(|share| caller.viewer.may_see(Some(share.by.uid)))
     else {
         return Err(no_share(id));
     };
-    let entry = agent.mps.entries().get(&share.target).cloned();
+    let entry = mps.entries().get(&share.target).cloned();
     let turn = entry.as_ref().map(|entry| Arc::clone(&entry.turn)).unwrap_or_default();
     let _turn = turn.lock().await;
     // It may have ended by itself meanwhile.
-    let share = find(agent, share.id).ok_or_else(|| no_share(id))?;
-    let by = caller.actor(agent.users.user(caller.peer.uid).await);
-    drop_share(agent, &share, Some(by), "given back").await?;
+    let share = find(mps, share.id).ok_or_else(|| no_share(id))?;
+    let by = caller.actor(mps.handles.users.user(caller.peer.uid).await);
+    drop_share(mps, &share, Some(by), "given back").await?;
     Ok(shown(&share, &entry.map_or_else(|| share.target.clone(), |entry| entry.short)))
 }
 
-fn find(agent: &Shared, id: u64) -> Option<MpsShare> {
-    agent.mps.shares().iter().find(|share| share.id == id).cloned()
+fn find(mps: &Mps, id: u64) -> Option<MpsShare> {
+    mps.shares().iter().find(|share| share.id == id).cloned()
 }
 
 fn no_share(id: &str) -> ApiError {
@@ -282,22 +282,22 @@ fn no_share(id: &str) -> ApiError {
 }
 
 async fn drop_share(
-    agent: &Shared,
+    mps: &Mps,
     share: &MpsShare,
     by: Option<gpush_api::Actor>,
     why: &'static str,
 ) -> Result<(), ApiError> {
-    record_ends(agent, vec![(share.clone(), why)], by).await?;
-    forget(agent, share, why).await
+    record_ends(mps, vec![(share.clone(), why)], by).await?;
+    forget(mps, share, why).await
 }
 
 /// Records the ends of shares, all in one transaction.
 async fn record_ends(
-    agent: &Shared,
+    mps: &Mps,
     ended: Vec<(MpsShare, &'static str)>,
     by: Option<gpush_api::Actor>,
 ) -> Result<(), StoreError> {
-    let written = agent.store.write_ending(move |tx| {
+    let written = mps.handles.store.write_ending(move |tx| {
         ended.iter().try_for_each(|(share, why)| {
             tx.end_mps_share(share.id)?;
             tx.audit(NewAudit {
@@ -314,35 +314,35 @@ async fn record_ends(
 }
 
 /// Forgets a share whose end is recorded, and revokes the access of its user.
-async fn forget(agent: &Shared, share: &MpsShare, why: &'static str) -> Result<(), ApiError> {
+async fn forget(mps: &Mps, share: &MpsShare, why: &'static str) -> Result<(), ApiError> {
     let (id, uid) = (share.id, share.by.uid);
-    agent.mps.shares().retain(|one| one.id != id);
+    mps.shares().retain(|one| one.id != id);
     tracing::info!(uid, "share s{id} ended: {why}");
-    let entry = agent.mps.entries().get(&share.target).cloned();
+    let entry = mps.entries().get(&share.target).cloned();
     if let Some(entry) = entry {
-        let users = agent.mps.shares_of(&share.target).iter().map(|one| one.by.uid).collect();
+        let users = mps.shares_of(&share.target).iter().map(|one| one.by.uid).collect();
         entry.daemon.have(Do::Users(users)).await?;
     }
     Ok(())
 }
 
 /// Ends all shares of a target that is none any more.
-pub(super) async fn end_all_of(agent: &Shared, uuid: &str) {
-    for share in agent.mps.shares_of(uuid) {
-        if let Err(error) = drop_share(agent, &share, None, "its target is not shared any more").await {
+pub(super) async fn end_all_of(mps: &Mps, uuid: &str) {
+    for share in mps.shares_of(uuid) {
+        if let Err(error) = drop_share(mps, &share, None, "its target is not shared any more").await {
             tracing::error!("share s{} can't be ended: {error}", share.id);
         }
     }
 }
 
 /// Whether there are shares that end by themselves.
-pub(super) fn end_by_themselves(agent: &Shared) -> bool {
-    agent.mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())
+pub(super) fn end_by_themselves(mps: &Mps) -> bool {
+    mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())
 }
 
 /// Ends the shares whose process has ended or whose time has come, but for those of targets that somebody has in hand:
 /// they end at the next look. Whether there were some.
-pub(super) async fn expire(agent: &Shared) -> bool {
+pub(super) async fn expire(mps: &Mps) -> bool {
     let now = Timestamp::now();
     let over = |share: &MpsShare| {
         let process = share.process.is_some_and(|one| proc::start(one.pid) != Some(one.start));
@@ -353,11 +353,11 @@ pub(super) async fn expire(agent: &Shared) -> bool {
             (false, false) => None,
         }
     };
-    let ended: Vec<_> = agent.mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
+    let ended: Vec<_> = mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
     // One lock a target, held until all is recorded: two shares of it may have ended.
     let mut turns = BTreeMap::new();
     for target in ended.iter().map(|(share, _)| &share.target) {
-        let entry = agent.mps.entries().get(target).cloned();
+        let entry = mps.entries().get(target).cloned();
         // A check does not wait for those who change the shares of a target.
         if let Ok(turn) = entry.map(|entry| entry.turn).unwrap_or_default().try_lock_owned() {
             turns.entry(target.clone()).or_insert(turn);
@@ -366,18 +366,18 @@ pub(super) async fn expire(agent: &Shared) -> bool {
     // It may have been released meanwhile.
     let ended: Vec<_> = ended
         .into_iter()
-        .filter(|(share, _)| turns.contains_key(&share.target) && find(agent, share.id).is_some())
+        .filter(|(share, _)| turns.contains_key(&share.target) && find(mps, share.id).is_some())
         .collect();
     if ended.is_empty() {
         return false;
     }
-    let recorded = record_ends(agent, ended.clone(), None).await;
-    agent.mps.expiry.report(recorded.as_ref().err(), ended.len());
+    let recorded = record_ends(mps, ended.clone(), None).await;
+    mps.expiry.report(recorded.as_ref().err(), ended.len());
     if recorded.is_err() {
         return false;
     }
     for (share, why) in ended {
-        if let Err(error) = forget(agent, &share, why).await {
+        if let Err(error) = forget(mps, &share, why).await {
             tracing::error!("cannot revoke the access of the user of share s{}: {error}", share.id);
         }
     }

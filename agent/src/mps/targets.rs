@@ -34,20 +34,16 @@ use super::{
     place::{self, Place},
     records, shares, view,
 };
-use crate::{
-    agent::{Agent, Shared},
-    caller::Viewer,
-    eligibility,
-};
+use crate::{caller::Viewer, eligibility};
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
 const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
 
 /// Looks after the daemons until the agent stops. They go on.
-pub(crate) async fn run(agent: Shared) {
+pub(crate) async fn run(mps: Mps) {
     // The first look may take as long as the driver does.
     let (mut next, mut settle_at) = (Instant::now(), Instant::now());
-    let mut snapshots = agent.state.watch();
+    let mut snapshots = mps.handles.state.watch();
     let mut changes = 0;
     loop {
         let woken = tokio::select! {
@@ -55,43 +51,43 @@ pub(crate) async fn run(agent: Shared) {
                 changes = host.changes;
                 true
             }
-            () = agent.stopping.cancelled() => return,
-            () = agent.mps.wake.notified() => true,
+            () = mps.handles.stopping.cancelled() => return,
+            () = mps.wake.notified() => true,
             () = tokio::time::sleep_until(next) => false,
         };
         // Whether a share has ended is asked of the kernel and the clock; what GPUs hold, of the driver, which takes
         // its time.
-        let ended = shares::expire(&agent).await;
+        let ended = shares::expire(&mps).await;
         if woken || ended || Instant::now() >= settle_at {
-            settle(&agent).await;
-            agent.shared_gpus.look();
+            settle(&mps).await;
+            mps.handles.shared_gpus.look();
             settle_at = Instant::now() + LOOK.0;
         }
-        next = if shares::end_by_themselves(&agent) { settle_at.min(Instant::now() + LOOK.1) } else { settle_at };
+        next = if shares::end_by_themselves(&mps) { settle_at.min(Instant::now() + LOOK.1) } else { settle_at };
     }
 }
 
 /// Goes on with the daemons that an agent before left running. Before anybody can ask: one that is not known yet is
 /// none to whoever asks.
-pub(crate) fn find(agent: &Shared) {
+pub(crate) fn find(mps: &Mps) {
     let mut known = BTreeSet::new();
-    place::sweep_removed(&agent.mps.base);
-    for (place, spec) in Place::all(&agent.mps.base) {
+    place::sweep_removed(&mps.base);
+    for (place, spec) in Place::all(&mps.base) {
         known.insert(spec.target.clone());
-        let daemon = live(agent, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
+        let daemon = live(mps, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
         let turn = Arc::default();
         let entry = Entry { short: spec.target, gpu_uuid: spec.gpu_uuid, target: None, daemon, turn };
-        agent.mps.entries().insert(spec.uuid, entry);
+        mps.entries().insert(spec.uuid, entry);
     }
-    let (hands, stopping) = (agent.mps.hands.clone(), agent.stopping.clone());
+    let (hands, stopping) = (mps.hands.clone(), mps.handles.stopping.clone());
     tokio::spawn(async move { stopping.run_until_cancelled(hands.end_strays(known)).await });
 }
 
-fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Daemon {
-    let (shared, of) = (Arc::clone(agent), uuid.to_owned());
+fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Daemon {
+    let (shared, of) = (mps.clone(), uuid.to_owned());
     let target = short.to_owned();
     let changed = move |seen: &Seen| {
-        let Some(entry) = shared.mps.entries().get(&of).cloned() else { return };
+        let Some(entry) = shared.entries().get(&of).cloned() else { return };
         let name = view::name(&entry);
         let (gpu_uuid, gpu) = (entry.gpu_uuid, entry.target.map(|target| target.gpu));
         let state = view::state(seen);
@@ -112,7 +108,7 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
             | State::Stopping { .. } => tracing::info!(mps = target, "the MPS daemon is {}", state.name()),
         }
         let (uuid, target) = (of.clone(), target.clone());
-        shared.state.events().publish(Happening::Mps(Box::new(MpsChange {
+        shared.handles.state.events().publish(Happening::Mps(Box::new(MpsChange {
             target,
             uuid,
             gpu_uuid,
@@ -122,72 +118,72 @@ fn live(agent: &Shared, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -
         })));
         // One that came up after nobody waited for it any more has no compute mode yet.
         if matches!(seen.state, State::Stopped | State::Ready { .. }) {
-            shared.mps.settle();
+            shared.settle();
         }
     };
-    let witness = clients::witness(agent, gpu_uuid, uuid);
-    let (shared, of) = (Arc::clone(agent), uuid.to_owned());
-    let on_record: OnRecord = Arc::new(move || match shared.mps.record(&of).stopped {
+    let witness = clients::witness(mps, gpu_uuid, uuid);
+    let (shared, of) = (mps.clone(), uuid.to_owned());
+    let on_record: OnRecord = Arc::new(move || match shared.record(&of).stopped {
         Some(_) => BTreeSet::new(),
-        None => shared.mps.shares_of(&of).iter().map(|share| share.by.uid).collect(),
+        None => shared.shares_of(&of).iter().map(|share| share.by.uid).collect(),
     });
-    let shared = Arc::clone(agent);
+    let shared = mps.clone();
     let hands_off = Arc::new(move || {
-        let entered = shared.state.maintenance().is_some();
+        let entered = shared.handles.state.maintenance().is_some();
         entered.then(|| "the host is in maintenance: no MPS daemon is started before that is over".to_owned())
     });
     let sources = Sources { witness, on_record, hands_off };
-    Daemon::of(short, uuid, place, agent.mps.hands.clone(), sources, changed)
+    Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
 }
 
 /// Has each daemon be as it is wanted now.
-pub(super) async fn settle(agent: &Shared) {
+pub(super) async fn settle(mps: &Mps) {
     // Two at once would each go by what it has seen itself, and one of them before the other's end.
-    let _alone = agent.mps.settling.lock().await;
-    let config = agent.settings.config();
-    let Ok(observed) = agent.readings.host().await else { return };
+    let _alone = mps.settling.lock().await;
+    let config = mps.handles.state.config();
+    let Ok(observed) = mps.handles.readings.host().await else { return };
     let mut gpus = observed.gpus(Viewer::Log);
-    let moving = agent.mps.moving();
+    let moving = mps.moving();
     // The operation that changes it wants its daemon now, as its last step.
     for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && moving.coming.contains(&gpu.uuid)) {
         gpu.state = GpuState::Ready;
     }
-    let had: BTreeSet<String> = agent.mps.entries().keys().cloned().collect();
+    let had: BTreeSet<String> = mps.entries().keys().cloned().collect();
     let found = sharing::decide(&config, &gpus, &had);
-    agent.mps.find(found.findings);
+    mps.find(found.findings);
     let targets: BTreeMap<String, Target> =
         found.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
-    for target in targets.values().filter(|target| may_come(&agent.mps, &moving, target)) {
-        enter(agent, target);
+    for target in targets.values().filter(|target| may_come(mps, &moving, target)) {
+        enter(mps, target);
         // What was set above a rule stands until the rule is another.
-        records::unset(agent, target).await;
+        records::unset(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
-        let program = program(&agent.mps, &config.mps.control, &gpush_core::config::Mps::default().control);
-        let before = agent.mps.many().clone();
+        let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
+        let before = mps.many().clone();
         let asked = many::ask(&program, before).await;
-        *agent.mps.many() = Some(asked);
+        *mps.many() = Some(asked);
     }
-    let driver = agent.hardware.status().driver.map(|driver| driver.version);
-    let entries = agent.mps.entries().clone();
+    let driver = mps.handles.hardware.status().driver.map(|driver| driver.version);
+    let entries = mps.entries().clone();
     let mut settled = JoinSet::new();
     for (uuid, entry) in entries {
         let seen = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
         // One that an operation brought up, and that was taken back with it, is none.
-        let target = targets.get(&uuid).filter(|target| may_come(&agent.mps, &moving, target));
+        let target = targets.get(&uuid).filter(|target| may_come(mps, &moving, target));
         let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
         let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
         // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
         // take away stands.
-        let stands = agent.mps.is_in_force(&uuid) && seen.is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
+        let stands = mps.is_in_force(&uuid) && seen.is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
-        let wanted = target.map(|target| Box::new(wanted(&agent.mps, &config, &entry, &target, driver.clone())));
-        let agent = Arc::clone(agent);
-        settled.spawn(async move { one(&agent, &uuid, &entry, wanted).await });
+        let wanted = target.map(|target| Box::new(wanted(mps, &config, &entry, &target, driver.clone())));
+        let mps = mps.clone();
+        settled.spawn(async move { one(&mps, &uuid, &entry, wanted).await });
     }
     settled.join_all().await;
 }
@@ -214,10 +210,10 @@ pub(super) struct Outlook {
 }
 
 impl Outlook {
-    pub(super) fn of(agent: &Agent, viewer: Viewer) -> Self {
-        let gpus = eligibility::known(&agent.readings, viewer);
-        let had = agent.mps.entries().keys().cloned().collect();
-        let decided = sharing::decide(&agent.settings.config(), &gpus, &had);
+    pub(super) fn of(mps: &Mps, viewer: Viewer) -> Self {
+        let gpus = eligibility::known(&mps.handles.readings, viewer);
+        let had = mps.entries().keys().cloned().collect();
+        let decided = sharing::decide(&mps.handles.state.config(), &gpus, &had);
         Self { gpus, decided }
     }
 
@@ -239,34 +235,34 @@ impl Outlook {
 }
 
 /// Makes an entry for a target, or brings its entry up to date.
-fn enter(agent: &Shared, target: &Target) {
-    let mut entries = agent.mps.entries();
+fn enter(mps: &Mps, target: &Target) {
+    let mut entries = mps.entries();
     if let Some(entry) = entries.get_mut(&target.uuid) {
         entry.target = Some(target.clone());
         return;
     }
     let taken: BTreeSet<String> = entries.values().map(|entry| entry.short.clone()).collect();
     let short = sharing::short_name(&target.uuid, &taken);
-    let place = Place::of(&agent.mps.base, &short);
-    let daemon = live(agent, &short, &target.gpu_uuid, &target.uuid, place);
+    let place = Place::of(&mps.base, &short);
+    let daemon = live(mps, &short, &target.gpu_uuid, &target.uuid, place);
     let (gpu_uuid, turn) = (target.gpu_uuid.clone(), Arc::default());
     let entry = Entry { short, gpu_uuid, target: Some(target.clone()), daemon, turn };
     entries.insert(target.uuid.clone(), entry);
 }
 
 /// One daemon as it is wanted, with its compute mode before and after.
-async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
+async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
     let full = entry.target.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // Before the daemon is there: nobody shall have come in past it.
-        compute_mode::take(agent, target, wanted.policy.compute_mode).await;
+        compute_mode::take(mps, target, wanted.policy.compute_mode).await;
     }
     // In turn with those who stop it, put it aside or take shares: what was decided before is no reason to
     // start one that somebody has stopped since, or to lock somebody out whose share is being recorded.
     let turn = entry.turn.lock().await;
-    let aside = agent.mps.moving().aside.contains(uuid);
-    let stopped = agent.mps.record(uuid).stopped;
+    let aside = mps.moving().aside.contains(uuid);
+    let stopped = mps.record(uuid).stopped;
     let want = if stopped.is_some() || aside { None } else { wanted };
     if let Err(error) = entry.daemon.have(Do::Want(want)).await {
         tracing::error!(mps = entry.short, "{error}");
@@ -280,7 +276,7 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
             tracing::error!(mps = entry.short, "{error}");
         }
     }
-    let users = agent.mps.shares_of(uuid).iter().map(|share| share.by.uid).collect();
+    let users = mps.shares_of(uuid).iter().map(|share| share.by.uid).collect();
     if let Err(error) = entry.daemon.have(Do::Users(users)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
@@ -288,22 +284,22 @@ async fn one(agent: &Shared, uuid: &str, entry: &Entry, wanted: Option<Box<Wante
     if is_wanted || aside || entry.daemon.seen().state != State::Stopped {
         return;
     }
-    let place = Place::of(&agent.mps.base, &entry.short);
+    let place = Place::of(&mps.base, &entry.short);
     if place.is_taken() {
         // What it started is on its way out, or serves somebody.
         if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
-            agent.mps.settle_soon();
+            mps.settle_soon();
         }
         return;
     }
     // It is gone, and so is what it was for.
     // Its shares end first: a target that is not listed any more has none.
-    shares::end_all_of(agent, uuid).await;
-    compute_mode::put_back(agent, uuid).await;
+    shares::end_all_of(mps, uuid).await;
+    compute_mode::put_back(mps, uuid).await;
     place.remove();
-    agent.mps.entries().remove(uuid);
-    records::forget(agent, uuid).await;
-    agent.timeslice.settle();
+    mps.entries().remove(uuid);
+    records::forget(mps, uuid).await;
+    mps.handles.timeslice.settle();
 }
 
 /// Whether clients have all the time that they want.

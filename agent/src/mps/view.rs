@@ -11,13 +11,12 @@ use gpush_host::proc;
 use jiff::Unit;
 
 use super::{
-    Entry, clients, compute_mode,
+    Entry, Mps, clients, compute_mode,
     daemon::Seen,
     ear, logs, many, shares,
     targets::{self, Outlook},
 };
 use crate::{
-    agent::{Agent, Shared},
     caller::{Caller, Viewer},
     eligibility,
     state::redact,
@@ -149,8 +148,8 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
 
 /// Daemons that should serve and don't, each with its way out. One that somebody stopped is no ill health, nor
 /// one that starts for the first time or lets its clients finish.
-pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
-    let entries = agent.mps.entries().clone();
+pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
+    let entries = mps.entries().clone();
     let ill = entries.iter().filter_map(|(uuid, entry)| {
         let seen = entry.daemon.seen();
         let ill = match seen.state {
@@ -166,10 +165,10 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
         ill.then(|| closed(&label(entry, uuid), entry, &seen, false))
     });
     let open = entries.iter().filter_map(|(uuid, entry)| {
-        compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
+        compute_mode::gets_past(mps, &entry.gpu_uuid, &label(entry, uuid)).filter(|_| *uuid == entry.gpu_uuid)
     });
     // However often gpushd is started: it is the config that is to be mended.
-    let too_old = Outlook::of(agent, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
+    let too_old = Outlook::of(mps, Viewer::Agent).gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mps);
     let too_old = too_old.filter_map(|gpu| {
         let error = ApiError::new(Code::Unsupported, format!("GPU {} can't be shared through MPS", gpu.index));
         sharing::too_old(&gpu).map(|why| error.cause(why).hint(OTHER_MODE))
@@ -178,19 +177,19 @@ pub(crate) fn health(agent: &Agent) -> Vec<ApiError> {
 }
 
 /// All daemons, by GPU and device.
-pub(crate) async fn all(agent: &Shared, caller: &Caller) -> Vec<MpsDaemon> {
-    shares::expire(agent).await;
-    let entries = agent.mps.entries().clone();
+pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Vec<MpsDaemon> {
+    shares::expire(mps).await;
+    let entries = mps.entries().clone();
     let fresh = entries.values().map(|entry| {
         let daemon = entry.daemon.clone();
         tokio::spawn(async move { daemon.fresh(FRESH).await })
     });
     let fresh: Vec<_> = fresh.collect();
-    let outlook = Outlook::of(agent, caller.viewer);
+    let outlook = Outlook::of(mps, caller.viewer);
     let mut all = Vec::new();
     for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
         let seen = seen.await.unwrap_or_else(|_| entry.daemon.seen());
-        all.push(shown(agent, caller, &outlook, (&uuid, &entry), seen).await);
+        all.push(shown(mps, caller, &outlook, (&uuid, &entry), seen).await);
     }
     all.sort_by(in_order);
     all
@@ -204,21 +203,21 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
 ///
 /// # Errors
 /// When they mean none, or several.
-pub(crate) async fn one(agent: &Shared, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
-    let (uuid, entry) = find(agent, text)?;
-    shares::expire(agent).await;
+pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
+    let (uuid, entry) = find(mps, text)?;
+    shares::expire(mps).await;
     // What it was a while ago is no answer to somebody who asks for it by name. A daemon has one ear: who may change
     // nothing does not keep it busy.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
-    Ok(shown(agent, caller, &Outlook::of(agent, caller.viewer), (&uuid, &entry), seen).await)
+    Ok(shown(mps, caller, &Outlook::of(mps, caller.viewer), (&uuid, &entry), seen).await)
 }
 
 /// The last lines of the logs of the daemon that somebody means.
 ///
 /// # Errors
 /// When they mean none.
-pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
-    let (_, entry) = find(agent, text)?;
+pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
+    let (_, entry) = find(mps, text)?;
     match entry.daemon.seen().logs {
         Some(dir) => Ok(logs::last(&dir, lines, all)),
         None => Ok(MpsLogs { files: Vec::new() }),
@@ -229,13 +228,13 @@ pub(crate) async fn logs_of(agent: &Shared, text: &str, lines: usize, all: bool)
 ///
 /// # Errors
 /// When it names none, or several.
-pub(super) fn find(agent: &Shared, text: &str) -> Result<(String, Entry), ApiError> {
-    let entries = agent.mps.entries().clone();
-    let outlook = Outlook::of(agent, Viewer::Agent);
+pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
+    let entries = mps.entries().clone();
+    let outlook = Outlook::of(mps, Viewer::Agent);
     let mut known: Vec<MpsDaemon> = entries.iter().map(|(uuid, entry)| bare(&outlook, uuid, entry)).collect();
     known.sort_by(in_order);
     let at = sharing::resolve(text, &known).map_err(|mut error| {
-        error.causes.extend(agent.mps.findings());
+        error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
         error.causes.extend(due.map(|gpu| {
@@ -291,18 +290,12 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
     }
 }
 
-async fn shown(
-    agent: &Shared,
-    caller: &Caller,
-    outlook: &Outlook,
-    (uuid, entry): (&str, &Entry),
-    seen: Seen,
-) -> MpsDaemon {
-    let held = agent.mps.shares_of(uuid);
-    let mut clients = clients::of(agent, &seen, &held).await;
+async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&str, &Entry), seen: Seen) -> MpsDaemon {
+    let held = mps.shares_of(uuid);
+    let mut clients = clients::of(mps, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
     if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
-        findings.extend(agent.mps.many().as_ref().map(many::why));
+        findings.extend(mps.many().as_ref().map(many::why));
     }
     let servers: BTreeMap<u32, u32> = seen
         .servers
@@ -311,10 +304,10 @@ async fn shown(
         .filter_map(|pid| Some((pid, proc::owner(pid)?)))
         .collect();
     let mut daemon = bare(outlook, uuid, entry);
-    daemon.reasons.extend(ear::named(agent, caller, &seen).await);
-    findings.extend(clients::waiting(agent, caller, &seen).await);
-    findings.extend(agent.mps.findings().into_iter().filter(|finding| finding.contains(&label(entry, uuid))));
-    let open = compute_mode::gets_past(&agent.mps, &entry.gpu_uuid, &label(entry, uuid));
+    daemon.reasons.extend(ear::named(mps, caller, &seen).await);
+    findings.extend(clients::waiting(mps, caller, &seen).await);
+    findings.extend(mps.findings().into_iter().filter(|finding| finding.contains(&label(entry, uuid))));
+    let open = compute_mode::gets_past(mps, &entry.gpu_uuid, &label(entry, uuid));
     findings.extend(open.filter(|_| uuid == entry.gpu_uuid).map(|error| error.sentences().join(": ")));
     let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
     daemon.ends = outlook.ends(uuid, entry);
@@ -334,7 +327,7 @@ async fn shown(
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| caller.viewer.may_see(Some(*uid)));
         server.user = match server.uid {
-            Some(uid) => agent.users.user(uid).await,
+            Some(uid) => mps.handles.users.user(uid).await,
             None => None,
         };
     }
@@ -351,13 +344,13 @@ async fn shown(
     let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
-        Some(uid) => agent.users.user(uid).await,
+        Some(uid) => mps.handles.users.user(uid).await,
         None => None,
     };
-    let rule = agent.mps.record(uuid).set.map(|set| set.rule);
+    let rule = mps.record(uuid).set.map(|set| set.rule);
     if let Some(target) = &entry.target {
         // A daemon that is stopped has not been told.
-        daemon.wanted = targets::policy(&agent.mps, target);
+        daemon.wanted = targets::policy(mps, target);
     }
     MpsDaemon { findings, clients, shares, shares_percent: tenths.div_ceil(10), uid, user, rule, ..daemon }
 }

@@ -15,10 +15,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use gpush_api::{ApiError, Code};
+use gpush_api::ApiError;
 use tokio::sync::Notify;
 
-use crate::state::{self, Holder};
+use crate::state::{self, Holder, words};
 
 /// Who has which GPU. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -43,16 +43,6 @@ struct State {
 
 /// What somebody is called whose operation has no id yet.
 const PREPARING: &str = "an operation that is being planned";
-
-/// Why a GPU is not to be had.
-fn taken(index: u32, uuid: &str, holder: &str) -> ApiError {
-    let in_line = "`gpushctl mig apply --wait` stands in line for it";
-    let hint = match holder.strip_prefix("operation ") {
-        Some(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {in_line}"),
-        None => format!("ask again in a moment, or {in_line}"),
-    };
-    ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
-}
 
 /// GPUs kept for one operation; free again when dropped.
 #[derive(Debug)]
@@ -95,7 +85,7 @@ impl Claims {
     fn hold(&self, mut state: MutexGuard<'_, State>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         for (index, uuid) in gpus {
             let Some(Holder { who: holder, .. }) = state.held.get(uuid) else { continue };
-            return Err(taken(*index, uuid, holder));
+            return Err(words::changed_by(*index, uuid, holder));
         }
         let uuids: Vec<String> = gpus.iter().map(|(_, uuid)| uuid.clone()).collect();
         state.take(&self.0.host, &uuids, PREPARING, false);
@@ -141,7 +131,7 @@ impl Claims {
     /// Who has it.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         match self.holder(uuid) {
-            Some(holder) if holder != PREPARING => Err(taken(index, uuid, &holder)),
+            Some(holder) if holder != PREPARING => Err(words::changed_by(index, uuid, &holder)),
             Some(_) | None => Ok(()),
         }
     }
@@ -183,6 +173,8 @@ impl Drop for Claim {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::Code;
+
     use super::*;
 
     impl Claims {

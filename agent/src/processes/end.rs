@@ -138,7 +138,7 @@ async fn step(agent: &Shared, Due { process, step, gpu }: Due) {
     }
     if step == StrayStep::Killed && one.process.kind == ProcessKind::MpsClient {
         // A client that is killed while it computes may take its server along.
-        mps::terminate(agent, process.pid).await;
+        mps::terminate(&agent.mps, process.pid).await;
     }
     // Both took a while.
     let Some(one) = still(agent, &process, &gpu).await else { return };

@@ -58,14 +58,15 @@ impl<'a> Judge<'a> {
     pub(super) fn of(agent: &'a Shared) -> Self {
         Self {
             agent,
-            servers: Servers::of(agent),
+            servers: Servers::of(&agent.mps),
             lost: agent.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
         }
     }
 
     /// What is to be said of a process on a GPU or MIG device.
     pub(super) fn of_process(&self, gpu: &Gpu, target: &str, process: &Process) -> Found {
-        let (Some(shared), Some(pid), Some(uid)) = (mps::sharing(self.agent, target), process.pid, process.uid) else {
+        let (Some(shared), Some(pid), Some(uid)) = (mps::sharing(&self.agent.mps, target), process.pid, process.uid)
+        else {
             return Found::default();
         };
         let server = self.servers.of_process(pid, process.kind);

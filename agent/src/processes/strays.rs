@@ -26,7 +26,7 @@ use super::{held::Held, share::Remembered};
 pub(crate) struct Strays {
     cases: Mutex<HashMap<u32, Case>>,
     /// Shares that processes were seen with.
-    pub(crate) shares: Remembered,
+    pub(crate) shares: Arc<Remembered>,
     /// Files that the config allows and gpushd can't see.
     unseen: Mutex<Vec<ApiError>>,
 }

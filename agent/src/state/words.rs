@@ -47,6 +47,16 @@ pub(crate) fn in_full(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
 }
 
+/// Refuses a GPU that an operation changes; `holder` is the operation as a sentence names it.
+pub(crate) fn changed_by(index: u32, uuid: &str, holder: &str) -> ApiError {
+    let in_line = "`gpushctl mig apply --wait` stands in line for it";
+    let hint = match holder.strip_prefix("operation ") {
+        Some(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {in_line}"),
+        None => format!("ask again in a moment, or {in_line}"),
+    };
+    ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
+}
+
 /// What an Xid means (the Xid catalogue of the driver's documentation).
 pub(crate) fn xid(xid: u64) -> Option<&'static str> {
     Some(match xid {
