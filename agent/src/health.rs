@@ -46,7 +46,7 @@ pub(crate) async fn health(agent: &Agent, viewer: Viewer) -> Health {
     causes.extend(agent.timeslice.health());
     causes.extend(agent.shared_gpus.health());
     causes.extend(mps::health(&agent.mps));
-    causes.extend(processes::health(agent));
+    causes.extend(processes::health(&agent.strays));
     causes.extend(durable::health(&agent.notes));
     causes.extend(agent.store.trouble().map(ApiError::from));
     let mut count = 0;

@@ -54,7 +54,7 @@ use crate::{
     options::{Arguments, Paths, Surroundings, Trust},
     outside::Outside,
     overrides,
-    processes::{self, Strays},
+    processes::{self, SeenShares, Strays},
     reload::{self, Wish},
     settings::Settings,
     shared_gpus::{self, SharedGpus},
@@ -267,8 +267,8 @@ async fn serve(
     );
     let own_uid = nix::unistd::geteuid().as_raw();
     let idempotency = Idempotency::new(store.clone());
-    let strays = Strays::default();
-    let named = Arc::clone(&strays.shares);
+    let remembered: Arc<SeenShares> = Arc::default();
+    let named = Arc::clone(&remembered);
     let handles = mps::Handles {
         state: state.clone(),
         readings: readings.clone(),
@@ -283,6 +283,15 @@ async fn serve(
         own_uid,
     };
     let mps = Mps::new(mps_dir, mps_programs, mps_shares, mps_targets, handles);
+    let strays = Strays::new(
+        state.clone(),
+        readings.clone(),
+        mps.clone(),
+        store.clone(),
+        stopping.clone(),
+        read_only.clone(),
+        remembered,
+    );
     let agent = Arc::new(Agent {
         settings,
         readings,
@@ -353,7 +362,7 @@ async fn serve(
     let of = Arc::clone(&agent);
     let needs = move |uuid: &str| of.mps.needs_compute_mode(uuid);
     let leftover = tokio::spawn(shared_gpus::run(agent.shared_gpus.clone(), needs, agent.stopping.clone()));
-    let strays = tokio::spawn(processes::run(Arc::clone(&agent)));
+    let strays = tokio::spawn(processes::run(agent.strays.clone()));
 
     let ended = loop {
         tokio::select! {

@@ -12,7 +12,7 @@ use crate::{agent::Shared, caller::Caller, processes};
     responses((status = 200, description = "The answer", body = GpuProcesses), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
     let list = async |agent: Shared, caller: Caller| -> Result<GpuProcesses, Failure> {
-        Ok(processes::list(&agent, caller.viewer).await?)
+        Ok(processes::list(&agent.strays, caller.viewer).await?)
     };
     desk::answer(agent, caller, StatusCode::OK, list).await
 }

@@ -18,8 +18,12 @@ use super::{
     life::{DEADLINE, Life},
 };
 
-/// Before a daemon is told once more to end.
+/// Before a daemon that could not be told to end is told again.
 const AGAIN: Duration = Duration::from_millis(20);
+
+/// Before a daemon that was told to end and lives on is told again: one that has just begun to listen may lose what it
+/// is told.
+const REPEAT: Duration = Duration::from_secs(5);
 
 /// Seconds after which a daemon that was told to end interrupts servers that do not.
 const INTERRUPT: u32 = 1;
@@ -38,14 +42,19 @@ impl Life {
                     break;
                 }
             }
-            let mut is_told = false;
+            let (mut is_logged, mut pause) = (false, AGAIN);
             // One that has just begun does not listen yet, and one that somebody keeps busy may be free in a moment.
-            while let Err(error) = control.quit(Some(INTERRUPT), DEADLINE).await {
-                if !is_told {
-                    tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
+            // This task is aborted when the daemon has ended.
+            loop {
+                match control.quit(Some(INTERRUPT), DEADLINE).await {
+                    Ok(_) => pause = REPEAT,
+                    Err(error) if !is_logged && pause == AGAIN => {
+                        tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
+                        is_logged = true;
+                    }
+                    Err(_) => {}
                 }
-                is_told = true;
-                sleep(AGAIN).await;
+                sleep(pause).await;
             }
         })));
     }

@@ -20,6 +20,7 @@ use gpush_host::proc;
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
+use super::Strays;
 use super::{
     allow::{Allow, Verdict},
     held::Held,
@@ -28,7 +29,7 @@ use super::{
     strays::Stage,
     told,
 };
-use crate::{agent::Shared, mps};
+use crate::mps;
 
 /// Between two looks, and the least where one is due that could not be killed.
 const LOOK: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(100));
@@ -43,53 +44,53 @@ struct Due {
 }
 
 /// Looks for strays until the agent stops.
-pub(crate) async fn run(agent: Shared) {
+pub(crate) async fn run(strays: Strays) {
     let mut next = Instant::now() + LOOK.0;
     loop {
         tokio::select! {
-            () = agent.stopping.cancelled() => return,
+            () = strays.stopping.cancelled() => return,
             () = tokio::time::sleep_until(next) => {}
         }
-        round(&agent).await;
+        round(&strays).await;
         let (soonest, usual) = (Instant::now() + LOOK.1, Instant::now() + LOOK.0);
         // Who was told how long it has, has so long and no longer.
-        next = agent.strays.next().map_or(usual, |at| at.clamp(soonest, usual));
+        next = strays.next().map_or(usual, |at| at.clamp(soonest, usual));
     }
 }
 
-async fn round(agent: &Shared) {
-    let config = agent.settings.config();
+async fn round(strays: &Strays) {
+    let config = strays.state.config();
     let Some(allow) = Allow::of(&config).await else { return };
-    agent.strays.tell_unseen(allow.unseen());
-    let found = strays(agent, &config).await;
+    strays.tell_unseen(allow.unseen());
+    let found = find_strays(strays, &config).await;
     let pids: Vec<u32> = found.iter().filter_map(|one| one.process.process.pid).collect();
-    agent.strays.keep(&pids);
+    strays.keep(&pids);
     match config.processes.stray {
         StrayPolicy::Report => {}
-        StrayPolicy::Warn => found.iter().for_each(|one| warn(agent, &one.process)),
-        StrayPolicy::End => end(agent, found, &allow).await,
+        StrayPolicy::Warn => found.iter().for_each(|one| warn(strays, &one.process)),
+        StrayPolicy::End => end(strays, found, &allow).await,
     }
 }
 
 /// The strays of this host, as gpushd itself sees them.
-async fn strays(agent: &Shared, config: &Config) -> Vec<Judged> {
+async fn find_strays(strays: &Strays, config: &Config) -> Vec<Judged> {
     // Where nobody is given shares there are none, and no GPU need be read.
-    if !agent.mps.is_used() || config.processes.stray == StrayPolicy::Report {
+    if !strays.mps.is_used() || config.processes.stray == StrayPolicy::Report {
         return Vec::new();
     }
-    let Ok((all, _)) = judged(agent).await else { return Vec::new() };
+    let Ok((all, _)) = judged(strays).await else { return Vec::new() };
     all.into_iter().filter(|one| one.process.stray.is_some() && one.process.process.pid.is_some()).collect()
 }
 
-fn warn(agent: &Shared, one: &GpuProcess) {
+fn warn(strays: &Strays, one: &GpuProcess) {
     let Some((pid, start)) = one.process.pid.and_then(|pid| Some((pid, proc::start(pid)?))) else { return };
-    if agent.strays.note(pid, start, Stage::Warned) {
+    if strays.note(pid, start, Stage::Warned) {
         told::warn(one, "");
     }
 }
 
-async fn end(agent: &Shared, found: Vec<Judged>, allow: &Allow) {
-    let judge = Judge::of(agent);
+async fn end(strays: &Strays, found: Vec<Judged>, allow: &Allow) {
+    let judge = Judge::of(strays);
     let mut due: Vec<Due> = Vec::new();
     for one in found {
         let Some(pid) = one.process.process.pid else { continue };
@@ -97,7 +98,7 @@ async fn end(agent: &Shared, found: Vec<Judged>, allow: &Allow) {
         if due.iter().any(|due| due.process.pid == pid) {
             continue;
         }
-        let (process, step) = match agent.strays.stage(pid) {
+        let (process, step) = match strays.stage(pid) {
             Some(Stage::Killed) => continue,
             Some(Stage::Asked { process, kill_at }) => {
                 (process, (kill_at <= Instant::now()).then_some(StrayStep::Killed))
@@ -109,76 +110,76 @@ async fn end(agent: &Shared, found: Vec<Judged>, allow: &Allow) {
             },
         };
         if let Some(why) = exempt(&judge, &one, &process, allow) {
-            leave(agent, &one.process, &process, &why);
+            leave(strays, &one.process, &process, &why);
         } else if let Some(step) = step {
             due.push(Due { process, step, gpu: one.process.gpu_uuid });
         }
     }
     if !due.is_empty() {
-        proceed(agent, due).await;
+        proceed(strays, due).await;
     }
 }
 
 /// Does what is due, to those of whom a reading that begins now says the same.
-async fn proceed(agent: &Shared, due: Vec<Due>) {
+async fn proceed(strays: &Strays, due: Vec<Due>) {
     let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
-    let read = agent.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
+    let read = strays.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
     let read: BTreeSet<String> = read.into_iter().filter(|(_, read)| read.is_ok()).map(|(uuid, _)| uuid).collect();
     for due in due.into_iter().filter(|due| read.contains(&due.gpu)) {
-        step(agent, due).await;
+        step(strays, due).await;
     }
 }
 
 /// Asks one to end, or kills it, unless anything is different from when it was held.
-async fn step(agent: &Shared, Due { process, step, gpu }: Due) {
-    let Some(one) = still(agent, &process, &gpu).await else { return };
-    if let Err(why) = told::record(agent, &one, step).await {
-        leave(agent, &one, &process, &format!("it can't be recorded: {why}"));
+async fn step(strays: &Strays, Due { process, step, gpu }: Due) {
+    let Some(one) = still(strays, &process, &gpu).await else { return };
+    if let Err(why) = told::record(strays, &one, step).await {
+        leave(strays, &one, &process, &format!("it can't be recorded: {why}"));
         return;
     }
     if step == StrayStep::Killed && one.process.kind == ProcessKind::MpsClient {
         // A client that is killed while it computes may take its server along.
-        mps::terminate(&agent.mps, process.pid).await;
+        mps::terminate(&strays.mps, process.pid).await;
     }
     // Both took a while.
-    let Some(one) = still(agent, &process, &gpu).await else { return };
+    let Some(one) = still(strays, &process, &gpu).await else { return };
     let (signal, done) = match step {
         StrayStep::Asked => (Signal::SIGTERM, "; asked to end"),
         StrayStep::Killed => (Signal::SIGKILL, "; killed"),
     };
     if let Err(error) = process.signal(signal) {
-        leave(agent, &one, &process, &format!("gpushd can't signal it: {error}"));
+        leave(strays, &one, &process, &format!("gpushd can't signal it: {error}"));
         return;
     }
-    let grace = Duration::from_secs(agent.settings.config().processes.grace_s.into());
+    let grace = Duration::from_secs(strays.state.config().processes.grace_s.into());
     let (pid, start) = (process.pid, process.facts.start);
     let stage = match step {
         StrayStep::Asked => Stage::Asked { process, kill_at: Instant::now() + grace },
         StrayStep::Killed => Stage::Killed,
     };
-    agent.strays.note(pid, start, stage);
+    strays.note(pid, start, stage);
     told::warn(&one, done);
-    told::publish(agent, &one, step);
+    told::publish(strays, &one, step);
 }
 
 /// The stray that a process still is, by config, shares, kernel and driver as they are now.
-async fn still(agent: &Shared, process: &Arc<Held>, gpu: &str) -> Option<GpuProcess> {
-    let config = agent.settings.config();
+async fn still(strays: &Strays, process: &Arc<Held>, gpu: &str) -> Option<GpuProcess> {
+    let config = strays.state.config();
     let allow = Allow::of(&config).await?;
-    let found = strays(agent, &config).await;
+    let found = find_strays(strays, &config).await;
     let is_same = |one: &Judged| one.process.process.pid == Some(process.pid) && one.process.gpu_uuid == gpu;
     let one = found.into_iter().find(is_same).filter(|_| config.processes.stray == StrayPolicy::End);
     let Some(one) = one.filter(|one| one.process.process.uid == Some(process.facts.uid())) else {
-        agent.strays.forget(process.pid);
+        strays.forget(process.pid);
         return None;
     };
-    if let Some(why) = exempt(&Judge::of(agent), &one, process, &allow) {
-        leave(agent, &one.process, process, &why);
+    if let Some(why) = exempt(&Judge::of(strays), &one, process, &allow) {
+        leave(strays, &one.process, process, &why);
         return None;
     }
     // Last: what was read of it until here was its own.
     if !process.is_unchanged() {
-        agent.strays.forget(process.pid);
+        strays.forget(process.pid);
         return None;
     }
     Some(one.process)
@@ -200,8 +201,8 @@ fn exempt(judge: &Judge<'_>, one: &Judged, process: &Held, allow: &Allow) -> Opt
 }
 
 /// Notes that one is left, and warns of it when that is new.
-fn leave(agent: &Shared, one: &GpuProcess, process: &Held, why: &str) {
-    if agent.strays.note(process.pid, process.facts.start, Stage::Left(why.to_owned())) {
+fn leave(strays: &Strays, one: &GpuProcess, process: &Held, why: &str) {
+    if strays.note(process.pid, process.facts.start, Stage::Left(why.to_owned())) {
         told::warn(one, &format!("; left: {why}"));
     }
 }

@@ -15,11 +15,11 @@
 use gpush_api::{Gpu, GpuProcess, GpuState, Mode, Process, ProcessKind};
 use gpush_host::proc;
 
-use super::share::{Told, ancestors};
-use crate::{
-    agent::Shared,
-    mps::{self, Server, Servers, SharedTarget},
+use super::{
+    Strays,
+    share::{Told, ancestors},
 };
+use crate::mps::{self, Server, Servers, SharedTarget};
 
 /// Why a stray is not ended whose user was given something: it may be a job of the share before, or one whose
 /// environment was cleaned on the way. It is for people to say what it is.
@@ -48,24 +48,24 @@ pub(super) struct Found {
 /// Who judges.
 #[derive(Debug)]
 pub(super) struct Judge<'a> {
-    agent: &'a Shared,
+    strays: &'a Strays,
     pub(super) servers: Servers,
     lost: bool,
 }
 
 impl<'a> Judge<'a> {
     /// By what is known now.
-    pub(super) fn of(agent: &'a Shared) -> Self {
+    pub(super) fn of(strays: &'a Strays) -> Self {
         Self {
-            agent,
-            servers: Servers::of(&agent.mps),
-            lost: agent.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
+            strays,
+            servers: Servers::of(&strays.mps),
+            lost: strays.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
         }
     }
 
     /// What is to be said of a process on a GPU or MIG device.
     pub(super) fn of_process(&self, gpu: &Gpu, target: &str, process: &Process) -> Found {
-        let (Some(shared), Some(pid), Some(uid)) = (mps::sharing(&self.agent.mps, target), process.pid, process.uid)
+        let (Some(shared), Some(pid), Some(uid)) = (mps::sharing(&self.strays.mps, target), process.pid, process.uid)
         else {
             return Found::default();
         };
@@ -74,7 +74,7 @@ impl<'a> Judge<'a> {
         if let Some(Server::Of(_)) = server {
             return Found { serves, ..Found::default() };
         }
-        let told = self.agent.strays.shares.share_of(pid, |name| shared.is_share_of(name, uid));
+        let told = self.strays.shares.share_of(pid, |name| shared.is_share_of(name, uid));
         let share = match (&told, process.kind) {
             (Told::Share(name), ProcessKind::MpsClient) => Some(name.clone()),
             _ => None,
@@ -94,7 +94,7 @@ impl Judge<'_> {
     fn may_be_forgotten(&self, pid: u32, uid: u32) -> bool {
         let its = |pid: &u32| proc::owner(*pid) == Some(uid);
         let from = std::iter::once(pid).chain(ancestors(pid).take_while(its));
-        from.filter_map(proc::start).any(|start| self.agent.state.may_have_forgotten(start))
+        from.filter_map(proc::start).any(|start| self.strays.state.may_have_forgotten(start))
     }
 }
 

@@ -29,8 +29,6 @@ mod share;
 mod strays;
 mod told;
 
-use std::sync::Arc;
-
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN};
 use gpush_core::sharing;
 use gpush_host::cgroup;
@@ -40,43 +38,43 @@ use self::{
     held::Held,
     judge::{Judge, Judged},
 };
-pub(crate) use self::{end::run, strays::Strays};
-use crate::{agent::Shared, caller::Viewer};
+pub(crate) use self::{end::run, share::SeenShares, strays::Strays};
+use crate::caller::Viewer;
 
 /// All processes that the driver lists, as `viewer` may see them.
 ///
 /// # Errors
 /// When the GPUs can't be seen at all.
-pub(crate) async fn list(agent: &Shared, viewer: Viewer) -> Result<GpuProcesses, ApiError> {
-    let (judged, unseen) = judged(agent).await?;
+pub(crate) async fn list(strays: &Strays, viewer: Viewer) -> Result<GpuProcesses, ApiError> {
+    let (judged, unseen) = judged(strays).await?;
     let mut processes: Vec<GpuProcess> = judged.into_iter().map(|judged| judged.process).collect();
     for one in &mut processes {
-        one.done = agent.strays.done(one);
+        one.done = strays.done(one);
         if !viewer.may_see(one.process.uid) {
             hide(one);
         }
     }
-    let policy = agent.settings.config().processes.stray;
+    let policy = strays.state.config().processes.stray;
     Ok(GpuProcesses { policy, processes, unseen })
 }
 
 /// What is wrong with how strays are dealt with, as it was seen last.
-pub(crate) fn health(agent: &crate::agent::Agent) -> Vec<ApiError> {
-    agent.strays.unseen()
+pub(crate) fn health(strays: &Strays) -> Vec<ApiError> {
+    strays.unseen()
 }
 
 /// All of them with what is to be said of each, as gpushd itself sees them, and GPUs whose processes are not known.
-async fn judged(agent: &Shared) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError> {
-    let gpus = agent.readings.host().await?.gpus(Viewer::Log);
+async fn judged(strays: &Strays) -> Result<(Vec<Judged>, Vec<ApiError>), ApiError> {
+    let gpus = strays.readings.host().await?.gpus(Viewer::Log);
     // A process's environment may be large, and those of its ancestors: whoever serves requests does not read them.
-    let (reader, those) = (Arc::clone(agent), gpus.clone());
+    let (reader, those) = (strays.clone(), gpus.clone());
     let read = tokio::task::spawn_blocking(move || {
         let judge = Judge::of(&reader);
         those.iter().flat_map(|gpu| of(&judge, gpu)).collect()
     });
     let mut judged: Vec<Judged> = read.await.map_err(|_| ApiError::new(Code::Unavailable, "gpushd is about to end"))?;
     if judged.iter().any(|one| one.process.stray.is_some())
-        && let Some(allow) = Allow::of(&agent.settings.config()).await
+        && let Some(allow) = Allow::of(&strays.state.config()).await
     {
         pardon(&mut judged, allow).await;
     }

@@ -52,14 +52,14 @@ enum Named {
 
 /// What is remembered of processes, by pid.
 #[derive(Debug, Default)]
-pub(crate) struct Remembered {
+pub(crate) struct SeenShares {
     /// Shares that they were seen with: each with the start of its process.
     shares: Mutex<HashMap<u32, (u64, String)>>,
     /// What their environments say: a large one is read once, and not at each look.
     read: Mutex<HashMap<u32, (Image, Named)>>,
 }
 
-impl Remembered {
+impl SeenShares {
     fn all(&self) -> MutexGuard<'_, HashMap<u32, (u64, String)>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn an_environment_is_read_once_for_each_program_that_a_process_becomes() {
         use std::io::{BufRead, BufReader, Write};
-        let remembered = Remembered::default();
+        let remembered = SeenShares::default();
         let script = format!("echo up; read x; {}=s8 exec sh -c 'echo again; read x'", mps::SHARE_VARIABLE);
         let mut child = std::process::Command::new("sh")
             .args(["-c", &script])
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn what_was_seen_once_is_remembered_of_the_process_and_of_no_other() {
-        let remembered = Remembered::default();
+        let remembered = SeenShares::default();
         let me = std::process::id();
         let start = proc::start(me).unwrap();
         remembered.all().insert(me, (start, "s7".to_owned()));

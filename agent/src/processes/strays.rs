@@ -11,22 +11,49 @@
 
 use std::{
     collections::HashMap,
+    ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use gpush_api::{ApiError, GpuProcess};
 use gpush_host::proc;
+use gpush_store::Store;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use super::{held::Held, share::Remembered};
+use super::{held::Held, share::SeenShares};
+use crate::{
+    mps::Mps,
+    state::{State, readings::Readings},
+};
 
-/// What was done about each stray, by pid, and what it is judged by.
-#[derive(Debug, Default)]
-pub(crate) struct Strays {
+/// What was done about each stray, and what strays are found and ended with. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Strays(Arc<Inner>);
+
+impl Deref for Strays {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// The state behind [`Strays`].
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(super) state: State,
+    pub(super) readings: Readings,
+    pub(super) mps: Mps,
+    pub(super) store: Store,
+    pub(super) stopping: CancellationToken,
+    /// Why nothing can be recorded, and so no process is ended.
+    pub(super) read_only: Option<ApiError>,
+    /// By pid.
     cases: Mutex<HashMap<u32, Case>>,
     /// Shares that processes were seen with.
-    pub(crate) shares: Arc<Remembered>,
+    pub(super) shares: Arc<SeenShares>,
     /// Files that the config allows and gpushd can't see.
     unseen: Mutex<Vec<ApiError>>,
 }
@@ -52,6 +79,20 @@ pub(super) enum Stage {
 }
 
 impl Strays {
+    /// Nothing was done about any process yet. `shares` is what is remembered of shares of processes.
+    pub(crate) fn new(
+        state: State,
+        readings: Readings,
+        mps: Mps,
+        store: Store,
+        stopping: CancellationToken,
+        read_only: Option<ApiError>,
+        shares: Arc<SeenShares>,
+    ) -> Self {
+        let (cases, unseen) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(Inner { state, readings, mps, store, stopping, read_only, cases, shares, unseen }))
+    }
+
     fn cases(&self) -> MutexGuard<'_, HashMap<u32, Case>> {
         self.cases.lock().unwrap_or_else(PoisonError::into_inner)
     }

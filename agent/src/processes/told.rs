@@ -3,7 +3,7 @@
 use gpush_api::{GpuProcess, Happening, StrayChange, StrayStep};
 use gpush_store::NewAudit;
 
-use crate::agent::Shared;
+use super::Strays;
 
 /// Warns of a stray in the log.
 pub(super) fn warn(one: &GpuProcess, done: &str) {
@@ -19,8 +19,8 @@ pub(super) fn warn(one: &GpuProcess, done: &str) {
 }
 
 /// Records what is about to be done; whether that could be done.
-pub(super) async fn record(agent: &Shared, one: &GpuProcess, step: StrayStep) -> Result<(), String> {
-    if let Some(why) = &agent.read_only {
+pub(super) async fn record(strays: &Strays, one: &GpuProcess, step: StrayStep) -> Result<(), String> {
+    if let Some(why) = &strays.read_only {
         return Err(why.message.clone());
     }
     let process = &one.process;
@@ -39,13 +39,13 @@ pub(super) async fn record(agent: &Shared, one: &GpuProcess, step: StrayStep) ->
             "reason": one.stray,
         }),
     };
-    agent.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
+    strays.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
 }
 
 /// Tells everybody who listens of what was done.
-pub(super) fn publish(agent: &Shared, one: &GpuProcess, step: StrayStep) {
+pub(super) fn publish(strays: &Strays, one: &GpuProcess, step: StrayStep) {
     let process = &one.process;
-    agent.state.events().publish(Happening::Stray(Box::new(StrayChange {
+    strays.state.events().publish(Happening::Stray(Box::new(StrayChange {
         gpu: one.gpu,
         uuid: one.gpu_uuid.clone(),
         device: one.device.clone(),

@@ -388,7 +388,9 @@ fn a_gpu_that_needs_nothing_and_is_changed_by_others_is_named_and_left_to_them()
         }
         let host = Host::up("a30x4");
         let agent = Agent::start(&host, "");
-        let other = Setup::on(&host).named("other").start();
+        // Two agents on one host need a directory for MPS daemons each.
+        let mps = host.scratch("other.mps").display().to_string();
+        let other = Setup::on(&host).named("other").env("GPUSH_MPS_DIR", mps).start();
         assert_eq!(agent.apply(&["0"], &["4g.24gb"]).state, OperationState::Done);
         // One of the readings takes its time. If it is the last, others come in between.
         host.fault(&format!("nvmlDeviceGetMigMode --gpu 0 --after {after} --times 1 --delay-ms 1500"));
