@@ -13,7 +13,7 @@ use crate::{
     agent::Agent,
     apply,
     caller::Viewer,
-    durable, mps, processes, recover, request,
+    durable, mps, processes, recover,
     state::{no_driver, redact, unidentified, words},
 };
 
@@ -41,7 +41,7 @@ pub(crate) async fn health(agent: &Agent, viewer: Viewer) -> Health {
     let driver = driver(agent).await;
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
-    causes.extend(request::not_stopping(agent).err());
+    causes.extend(agent.operations.not_stopping(&agent.stopping).err());
     causes.extend(apply::services_health(agent));
     causes.extend(agent.timeslice.health());
     causes.extend(agent.shared_gpus.health());

@@ -20,7 +20,6 @@ use crate::{
     idempotency::Key,
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
-    request,
 };
 
 /// What somebody wants carried out.
@@ -107,7 +106,7 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
         Ok(claim) => Ready::look(agent, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
-    request::not_stopping(agent)?;
+    agent.operations.not_stopping(&agent.stopping)?;
     let ongoing = match ready {
         Ok(ready) => {
             let Ready { parts, claim } = ready;
@@ -136,7 +135,7 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
 
 /// Why nothing at all is begun now.
 fn refuse_now(agent: &Shared) -> Result<(), ApiError> {
-    request::not_stopping(agent)?;
+    agent.operations.not_stopping(&agent.stopping)?;
     match agent.read_only.clone().or_else(|| agent.operations.closed()) {
         Some(why) => Err(why),
         None => Ok(()),

@@ -5,14 +5,9 @@ use std::sync::Arc;
 use axum::{Json, extract::State};
 use gpush_api::{MaintenanceState, Recovered, WhyRequest};
 
-use super::{extract::Body, failure::Failure};
+use super::{extract::Body, failure::Failure, requests};
 use crate::{
-    agent::Shared,
-    caller::Caller,
-    idempotency::Header,
-    maintenance, recover,
-    request::{Request, whole},
-    state::redact,
+    agent::Shared, caller::Caller, idempotency::Header, maintenance, recover, request::Request, state::redact,
 };
 
 /// Takes the GPUs out of gpushd's hands: no handle of the driver is open when it answers. Refused
@@ -33,7 +28,7 @@ pub(super) async fn enter(
     if entered.await?.is_none() {
         // It was recorded before the handles were closed, which may have failed.
         let shared = Arc::clone(&agent);
-        whole(&agent, async move { maintenance::let_go(&shared).await }).await?;
+        requests::whole(&agent, async move { maintenance::let_go(&shared).await }).await?;
     }
     Ok(state(&agent, &caller))
 }

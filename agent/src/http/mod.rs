@@ -20,6 +20,7 @@ pub(crate) mod openapi;
 mod operations;
 mod overrides;
 mod processes;
+mod requests;
 
 use axum::{
     Router,

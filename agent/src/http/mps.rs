@@ -12,13 +12,14 @@ use super::{
     desk,
     extract::{Body, Parameters, Part},
     failure::Failure,
+    requests,
 };
 use crate::{
     agent::Shared,
     caller::Caller,
     idempotency::Header,
     mps::{self, Act},
-    request::{self, Request},
+    request::Request,
 };
 
 /// Lines of each log that are shown unless another number is asked for, and most of them.
@@ -172,7 +173,7 @@ pub(super) async fn take(
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/shares"), &wanted);
     let shared = Arc::clone(&agent);
     let taking = async move { mps::take_share(&shared.mps, &caller, &target, wanted, key).await };
-    Ok(Json(request::whole(&agent, taking).await?))
+    Ok(Json(requests::whole(&agent, taking).await?))
 }
 
 /// Gives a share back. Its clients go on, without it.
@@ -187,7 +188,7 @@ pub(super) async fn end(
 ) -> Result<Json<MpsShare>, Failure> {
     let shared = Arc::clone(&agent);
     let ending = async move { mps::end_share(&shared.mps, &caller, &id).await };
-    Ok(Json(request::to_the_end(&agent, ending).await?))
+    Ok(Json(requests::to_the_end(&agent, ending).await?))
 }
 
 /// Parameters of logs.

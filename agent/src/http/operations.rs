@@ -11,8 +11,9 @@ use super::{
     desk,
     extract::{Parameters, Part},
     failure::Failure,
+    requests,
 };
-use crate::{agent::Shared, caller::Caller, idempotency::Header, operation, request, state::redact};
+use crate::{agent::Shared, caller::Caller, idempotency::Header, operation, state::redact};
 
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -122,7 +123,7 @@ pub(super) async fn cancel(
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
     let shared = Arc::clone(&agent);
     // On record and in memory, whether or not the caller is still there.
-    let cancelling = request::to_the_end(&agent, async move {
+    let cancelling = requests::to_the_end(&agent, async move {
         let _turn = match &key {
             Some(key) => Some(shared.idempotency.lock(key).await),
             None => None,

@@ -16,8 +16,9 @@ use super::{
     extract::Part,
     failure::Failure,
     if_match::{IfMatch, tagged},
+    requests,
 };
-use crate::{agent::Shared, caller::Caller, overrides, request, state::overridden};
+use crate::{agent::Shared, caller::Caller, overrides, state::overridden};
 
 /// Overrides that stand, in the order in which they were made.
 #[cfg_attr(test, utoipa::path(
@@ -57,7 +58,7 @@ pub(super) async fn end(
     let (shared, by, expected) = (Arc::clone(&agent), caller.actor(user), if_match.0);
     // On record and in memory, whether or not the caller is still there.
     let ending = async move { overrides::clear(&shared.state, &shared.store, uuid, &label, by, expected).await };
-    let ended = request::whole(&agent, ending).await;
+    let ended = requests::whole(&agent, ending).await;
     let (ended, generation) = ended.map_err(|error| if_match.failure(&agent, error))?;
     let answer = OverrideEnded { generation, ended: overridden(ended, index) };
     Ok(tagged(Json(answer).into_response(), generation))

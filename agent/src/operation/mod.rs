@@ -23,7 +23,7 @@ use std::{
 };
 
 use gpush_api::{
-    Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, StepState,
+    Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, STOPPING, StepState,
 };
 use gpush_core::quote::Quoted;
 use gpush_store::{
@@ -161,6 +161,23 @@ impl Operations {
             | OperationState::Failed => false,
         };
         self.live().values().filter(goes_on).count()
+    }
+
+    /// Refuses what would begin or change something while gpushd is about to end.
+    ///
+    /// # Errors
+    /// [`Code::Unavailable`] then.
+    pub(crate) fn not_stopping(&self, stopping: &CancellationToken) -> Result<(), ApiError> {
+        if !stopping.is_cancelled() {
+            return Ok(());
+        }
+        let still = self.unfinished();
+        let mut error =
+            ApiError::new(Code::Unavailable, format!("{STOPPING}: it begins nothing, and changes nothing else"));
+        if still > 0 {
+            error = error.cause(format!("it finishes {still} operations first: `gpushctl operation list`"));
+        }
+        Err(error.hint("ask again when it has started: `systemctl status gpushd`").retryable())
     }
 
     /// Records an operation as begun: the first driver call may be made once this returns.
