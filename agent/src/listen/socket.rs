@@ -3,7 +3,7 @@
 //! Made by us, it is bound under another name, given its owner and mode, and renamed: nobody can
 //! connect before the mode is right. A socket file whose agent is gone is replaced; one that
 //! somebody listens on is not, and neither is a file that is no socket. All of that happens under
-//! the lock of that path, which is kept for as long as the socket is: see [`super::lock`].
+//! the lock of that path, which is kept for as long as the socket is: see [`gpush_host::path_lock`].
 
 use std::{
     ffi::OsString,

@@ -242,7 +242,7 @@ fn what_can_not_be_started_says_why() {
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
     machine.await_that("the bus is missed", |machine| {
-        reasons(machine, &target).starts_with("[\"systemd can't be reached over the system bus")
+        reasons(machine, &target).starts_with("[\"cannot reach systemd over the system bus")
     });
     println!("{}", reasons(&machine, &target));
     assert_eq!(ready(&machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
