@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::signal::{SigSet, Signal as Blocked};
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     iterator,
@@ -31,15 +32,20 @@ pub(crate) type Early = Arc<AtomicBool>;
 /// yet: the config is about to be read.
 pub(crate) fn arm() -> std::io::Result<Early> {
     let early = Early::default();
+    let asked = Arc::new(AtomicBool::new(false));
+    // A signal that arrives while its first handler is being registered is lost. So it waits until all of them are.
+    let mut blocked = SigSet::empty();
+    [Blocked::SIGTERM, Blocked::SIGINT, Blocked::SIGHUP].into_iter().for_each(|one| blocked.add(one));
+    blocked.thread_block()?;
     for number in [SIGTERM, SIGINT] {
         signal_hook::flag::register(number, Arc::clone(&early))?;
     }
     signal_hook::flag::register(SIGHUP, Arc::default())?;
-    let asked = Arc::new(AtomicBool::new(false));
     for number in [SIGTERM, SIGINT] {
         signal_hook::flag::register_conditional_default(number, Arc::clone(&asked))?;
     }
     let mut signals = iterator::Signals::new([SIGTERM, SIGINT])?;
+    blocked.thread_unblock()?;
     let first = move || {
         if signals.forever().next().is_some() {
             thread::sleep(ONE_WISH);
