@@ -234,6 +234,10 @@ impl Place {
     pub(super) fn remove(&self) {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let removed = self.dir.with_file_name(format!("{REMOVED}{name}"));
+        // What somebody else put in its place is not ours to remove.
+        if !fs::symlink_metadata(&self.dir).is_ok_and(|meta| meta.is_dir()) {
+            return;
+        }
         // What an earlier removal left under that name.
         let _none = fs::remove_dir_all(&removed);
         let renamed = fs::rename(&self.dir, &removed).and_then(|()| fs::remove_dir_all(&removed));
@@ -353,7 +357,11 @@ mod tests {
         fs::create_dir(&half).unwrap();
         place.lay(&spec(scratch.path(), 1)).unwrap();
         place.remove();
-        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+        assert!(!half.exists() && !place.dir().exists());
+        // What somebody else put there is left alone.
+        fs::write(place.dir(), "").unwrap();
+        place.remove();
+        assert!(place.dir().is_file());
     }
 
     #[test]

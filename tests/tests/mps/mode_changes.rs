@@ -327,7 +327,7 @@ fn a_layout_is_done_when_the_daemons_of_its_devices_serve() {
 #[test]
 fn a_daemon_that_came_up_is_taken_back_with_the_operation_of_which_another_did_not() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 2\n");
-    let config = |mode: &str| format!("[mps]\nstart_s = 3\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"{mode}\"\n");
+    let config = |mode: &str| format!("[mps]\nstart_s = 60\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"{mode}\"\n");
     let agent = Agent::start(&host, &config("exclusive"));
     agent.settle_reads();
     // In the way of the second one's directory.
