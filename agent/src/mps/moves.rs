@@ -217,6 +217,10 @@ async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiErr
 /// When it does not.
 pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
     mps.moves().entry(operation.to_owned()).or_default().coming.insert(uuid.to_owned());
+    // A busy host may still show the GPU as it was before the operation's earlier steps.
+    if let Err(error) = mps.handles.readings.read_now(uuid).await {
+        tracing::warn!(gpu = uuid, "it can't be read before its MPS daemon is started: {error}");
+    }
     targets::settle(mps).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     let until = Instant::now() + patience;
