@@ -13,7 +13,7 @@ use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
 use gpush_host::{identity::Users, peer::Peer};
 
-/// For whom an answer is made: it decides what is left out.
+/// Who reads an answer. This decides what is left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Viewer {
     /// gpushd itself, for what every user may read afterwards: sees the processes of no user.

@@ -201,7 +201,7 @@ mod tests {
             Status::default(),
             serving("1"),
             serving("1"),
-            // A worker that was ended and is started anew.
+            // A worker that was ended and is started again.
             Status { worker: None, ..serving("1") },
             serving("1"),
             gone.clone(),

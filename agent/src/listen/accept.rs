@@ -131,7 +131,7 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// Limits of connections, and for whom they count.
+/// Limits of connections, and the accounts that they count for.
 struct Limits {
     caps: Caps,
     accounts: Accounts,
@@ -160,7 +160,7 @@ impl Limits {
     }
 }
 
-/// Whether the peer has closed already. Most connections of somebody who connects without end have: they cost no
+/// Whether the peer has closed already. Most connections of a client that floods the socket have: they cost no
 /// more than this.
 fn is_closed(stream: &StdStream) -> bool {
     let mut byte = [0];

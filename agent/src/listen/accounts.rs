@@ -1,4 +1,4 @@
-//! Accounts: for whom a connection counts.
+//! Accounts: which user or service a connection counts for.
 //!
 //! A user who has a range of subordinate uids (`/etc/subuid`) can connect as any of them, through user
 //! namespaces. Connections of all these count for that user. Members of the admin groups have connections
@@ -25,7 +25,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// Most lines that are read of the file: ranges beyond count by themselves.
 const MOST: usize = 100_000;
 
-/// For whom a connection counts.
+/// The user or service that a connection counts for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Account {
     /// The user of this uid, with their subordinate uids.
@@ -51,7 +51,7 @@ struct Found {
     admin_groups: Vec<u32>,
 }
 
-/// For whom connections count, as last looked up.
+/// The accounts of connections, as last looked up.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Accounts(Arc<RwLock<Found>>);
 

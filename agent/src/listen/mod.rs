@@ -3,7 +3,7 @@
 //! ```text
 //! socket   makes or takes over the listening sockets; stale files replaced, live ones refused
 //! accept   the loop: credentials, caps, one task a connection
-//! accounts for whom a connection counts: owners of subordinate uids, admin groups
+//! accounts that a connection counts for: owners of subordinate uids, admin groups
 //! caps     limits of connections by account and in all
 //! pace     the deadlines of one connection: its head, its idleness
 //! ```

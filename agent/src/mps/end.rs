@@ -18,7 +18,7 @@ use super::{
     life::{DEADLINE, Life},
 };
 
-/// Before a daemon that could not be told to end is told again.
+/// Wait before `quit` is sent again to a daemon that could not be reached.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Before a daemon that was told to end and lives on is told again: one that has just begun to listen may lose what it

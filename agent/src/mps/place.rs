@@ -234,7 +234,7 @@ impl Place {
     pub(super) fn remove(&self) {
         let name = self.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let removed = self.dir.with_file_name(format!("{REMOVED}{name}"));
-        // What somebody else put in its place is not ours to remove.
+        // A file that another program put there is not ours to remove.
         if !fs::symlink_metadata(&self.dir).is_ok_and(|meta| meta.is_dir()) {
             return;
         }
@@ -358,7 +358,7 @@ mod tests {
         place.lay(&spec(scratch.path(), 1)).unwrap();
         place.remove();
         assert!(!half.exists() && !place.dir().exists());
-        // What somebody else put there is left alone.
+        // A file that another program put there stays.
         fs::write(place.dir(), "").unwrap();
         place.remove();
         assert!(place.dir().is_file());

@@ -38,7 +38,7 @@ enum Line {
 }
 
 /// Most lines of a session that are kept back while it may still turn out to be a check of gpushd's. A longer
-/// one is shown: whoever writes into the log must not decide how much memory this takes.
+/// one is shown: a user who writes into the log must not decide how much memory this takes.
 const LONGEST_SESSION: usize = 256;
 
 /// Leaves out gpushd's own checks, line by line.

@@ -96,7 +96,7 @@ impl Life {
             self.last = now;
         }
         let mut seen = self.seen();
-        // Whoever is told of a change finds it.
+        // The change is stored before its event is sent.
         publish.send_replace(seen.clone());
         if other || has_news {
             seen.news = self.news.take();

@@ -127,7 +127,7 @@ impl SharedGpus {
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
         let _turn = self.0.order.lock().await;
-        // It may have failed since it was asked for: then it is put back, and not taken anew.
+        // It may have failed since it was asked for: then it is put back, and not taken again.
         if !is_needed() {
             return Ok(None);
         }
@@ -188,7 +188,7 @@ impl SharedGpus {
         self.restore(uuid, by).await
     }
 
-    /// The same, unless somebody needs it (again).
+    /// The same, unless a caller needs it again.
     ///
     /// # Errors
     /// As there.
@@ -202,7 +202,7 @@ impl SharedGpus {
         if is_needed() { Ok(None) } else { self.restore(uuid, by).await }
     }
 
-    /// For whoever has the turn.
+    /// Held by the caller whose turn it is.
     async fn restore(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let record = self.record(uuid);
         let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };

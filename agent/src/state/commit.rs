@@ -1,4 +1,4 @@
-//! Changes of conditions that somebody asked for: recorded first, then applied, in one order.
+//! Changes of conditions on request: recorded first, then applied, in one order.
 
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@
 //! commits; what gpushd itself finds (a fault cordons a GPU) is in force at once and recorded afterwards, since
 //! a GPU that is broken must not be handed out because the disk is full.
 //!
-//! A reading may change conditions, whoever caused it. Composing an answer from a snapshot never changes anything.
+//! A reading may change conditions, whichever request caused it. Composing an answer from a snapshot never changes anything.
 //!
 //! | file | subject |
 //! |---|---|

@@ -6,7 +6,7 @@
 //!                                        └─ anything else ─► never in force; what was before stays
 //! in force ─┬─ another one made ────────────► replaced
 //!           ├─ cleared, or the rule's own layout applied
-//!           ├─ a reload that was told to ───► ended, recorded
+//!           ├─ a reload asked to end ────────► ended, recorded
 //!           └─ expired ─────────────────────┘
 //! ```
 //!

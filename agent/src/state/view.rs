@@ -30,7 +30,7 @@ impl Observed {
         self.host.gpus.iter().map(|gpu| self.one(gpu, viewer, idle)).collect()
     }
 
-    /// As whom a viewer sees them: a user of whom nothing is to be seen sees what every user sees.
+    /// The view that a viewer gets: a user who may see no details sees what every user sees.
     pub(crate) fn viewer(&self, viewer: Viewer) -> Viewer {
         match viewer {
             Viewer::User(uid) if !self.host.gpus.iter().any(|gpu| concerns(&gpu.gpu, uid)) => Viewer::Agent,

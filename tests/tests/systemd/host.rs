@@ -86,7 +86,7 @@ fn systemd_has_nothing_to_say_of_the_units() {
     }
 }
 
-/// The sandbox keeps gpushd from no more than it shall: the marker can be written, and memory is bounded.
+/// The sandbox keeps gpushd from nothing that it needs: the marker can be written, and memory is bounded.
 #[test]
 fn emptied_state_directory_under_systemd_is_reported() {
     let Some(machine) = machine("an emptied state directory under systemd") else { return };
