@@ -6,7 +6,7 @@ if [ -s "$database" ]; then
     if [ "${schema:-0}" -gt @SCHEMA@ ]; then
         echo "gpush: cannot install version @VERSION@: it reads databases up to schema @SCHEMA@, and $database has schema $schema" >&2
         echo "gpush: install the version that is installed now or a later one; or start without history:" >&2
-        echo "gpush:   systemctl stop gpushd.service && mv $database $database.schema-$schema && rm -f $database-wal" >&2
+        echo "gpush:   systemctl stop gpushd.service; mv $database $database.schema-$schema && rm -f $database-wal" >&2
         exit 1
     fi
 fi

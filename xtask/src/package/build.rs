@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Release, is_installed};
+use super::Release;
 use crate::workspace::{self, Build};
 
 /// Oldest glibc that the packages support: that of Debian 11 and Ubuntu 20.04.
@@ -30,7 +30,7 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     if release.profile == Profile::Debug {
         return workspace::build_programs(Build::Debug);
     }
-    if !is_installed("cargo-zigbuild") {
+    if !workspace::is_installed("cargo-zigbuild") {
         bail!(
             "cargo-zigbuild is not installed, so the programs would need the glibc of this machine; \
              `pip install ziglang cargo-zigbuild` installs it, `--debug-build` makes packages for tests without it"

@@ -38,7 +38,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use self::{build::Profile, contents::Package, scripts::Values, stage::Stage};
-use crate::workspace;
+use crate::workspace::{self, Build};
 
 /// What to package, and where to.
 #[derive(Debug, clap::Args)]
@@ -52,6 +52,9 @@ pub(crate) struct Arguments {
     /// Package debug builds, without compression: for tests of the packages, not for hosts
     #[arg(long)]
     debug_build: bool,
+    /// Use the debug build as it is, without a look whether it is up to date
+    #[arg(long, hide = true, requires = "debug_build")]
+    built: bool,
     /// Architecture, as Rust names it
     #[arg(long, default_value = std::env::consts::ARCH)]
     arch: String,
@@ -100,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
     let out = out.canonicalize()?;
 
-    let programs = build::build(&release)?;
+    let programs = if arguments.built { Build::Debug.folder() } else { build::build(&release)? };
     let stage = Stage::create(&release, &programs, &out.join("work"))?;
     let glibc = stage.glibc()?;
     let values = Values::new(&release, &glibc, schema(&programs)?);
@@ -148,10 +151,4 @@ fn output(command: &mut Command) -> Result<String> {
         bail!("{program} failed ({}): {}{}", done.status, out.trim(), err.trim());
     }
     String::from_utf8(done.stdout).with_context(|| format!("{program} printed no UTF-8"))
-}
-
-/// Whether a program is on the search path.
-fn is_installed(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

@@ -13,17 +13,18 @@ use super::{
     build::Profile,
     contents::{CONFIG, Package},
     deb::packages,
-    is_installed, output,
+    output,
     scripts::Values,
     stage::Stage,
 };
+use crate::workspace;
 
 /// Builds one file a package and returns their paths.
 ///
 /// # Errors
 /// When `rpmbuild` is not installed or fails.
 pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Path) -> Result<Vec<PathBuf>> {
-    if !is_installed("rpmbuild") {
+    if !workspace::is_installed("rpmbuild") {
         bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
     }
     // Packages for tests are not worth the time that compression takes.
