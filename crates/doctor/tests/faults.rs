@@ -15,21 +15,21 @@ struct Planted(TempDir);
 
 impl Planted {
     fn healthy() -> Self {
-        let host = Self(tempfile::tempdir().unwrap());
+        let host = Self(tempfile::tempdir().expect("a temporary directory"));
         host.write("proc/sys/kernel/osrelease", "5.10.0-30-amd64\n");
-        fs::create_dir_all(host.0.path().join("run/systemd/system")).unwrap();
+        fs::create_dir_all(host.0.path().join("run/systemd/system")).expect("a directory");
         host.program("usr/bin/systemctl", "#!/bin/sh\necho 'systemd 247 (247.3-7)'\n");
         host.write("sys/module/nvidia/version", "550.163.01\n");
         host.write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: NVIDIA A100\n");
         host.write("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.163.01", "");
         let link = host.0.path().join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1");
-        symlink("libnvidia-ml.so.550.163.01", link).unwrap();
+        symlink("libnvidia-ml.so.550.163.01", link).expect("a link");
         for node in ["nvidiactl", "nvidia0", "nvidia-uvm"] {
             host.write(&format!("dev/{node}"), "");
             host.mode(&format!("dev/{node}"), 0o666);
         }
         for program in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
-            host.write(&format!("usr/bin/{program}"), "\0550.163.01\0");
+            host.write(&format!("usr/bin/{program}"), "\u{0}550.163.01\u{0}");
         }
         for socket in ["gpushd.sock", "admin.sock"] {
             host.write(&format!("run/gpush/{socket}"), "");
@@ -42,8 +42,8 @@ impl Planted {
 
     fn write(&self, path: &str, text: &str) {
         let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("a directory");
+        fs::write(path, text).expect("a file");
     }
 
     fn program(&self, path: &str, script: &str) {
@@ -52,12 +52,13 @@ impl Planted {
     }
 
     fn mode(&self, path: &str, mode: u32) {
-        fs::set_permissions(self.0.path().join(path), fs::Permissions::from_mode(mode)).unwrap();
+        fs::set_permissions(self.0.path().join(path), fs::Permissions::from_mode(mode)).expect("a mode");
     }
 
     fn remove(&self, path: &str) {
         let path: &Path = &self.0.path().join(path);
-        if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        removed.expect("it was there");
     }
 
     fn process(&self, pid: u32, name: &str, cgroup: &str, environment: &str) {
