@@ -121,7 +121,7 @@ fn every_planted_fault_is_found_with_a_command() {
             "nouveau",
             &|h| {
                 h.remove("sys/module/nvidia");
-                h.write("sys/module/nouveau/x", "")
+                h.write("sys/module/nouveau/x", "");
             },
             reached(),
         ),
