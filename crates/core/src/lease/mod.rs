@@ -14,7 +14,9 @@
 //! | `machine` | states of one lease |
 //! | `environment` | the variables that the processes of a lease get |
 
+pub mod environment;
 pub mod machine;
 pub mod placement;
+pub mod queue;
 pub mod quota;
 pub mod request;

@@ -72,6 +72,8 @@ pub struct Instance {
     pub foreign: bool,
     /// Whether it is in use in a way that no device shows.
     pub busy: bool,
+    /// Whether a waiting request will destroy it: its devices are not granted.
+    pub clearing: bool,
     /// MIG devices.
     pub devices: Vec<Device>,
 }
@@ -149,7 +151,7 @@ impl GpuOffer {
         if let Some(mig) = &mut empty.mig {
             mig.reserved.clear();
             for instance in &mut mig.instances {
-                instance.busy = false;
+                (instance.busy, instance.clearing) = (false, false);
                 instance.devices.iter_mut().for_each(|device| device.free = true);
             }
         }

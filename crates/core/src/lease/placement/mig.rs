@@ -55,7 +55,7 @@ fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, blocked: Blocked) -> Ve
                 Some(profile) if device.whole => wanted.is_met_by(profile),
                 Some(_) | None => wanted.is_met_by_part(&device.profile),
             };
-            let free = device.free && !instance.busy && !reserved;
+            let free = device.free && !instance.busy && !instance.clearing && !reserved;
             if meets && (free || blocked == Blocked::Last) {
                 let size = profile.map_or([u32::from(instance.placement.size), 0, 0], rank);
                 options.push(Choice::Device { instance: position, uuid: &device.uuid, free, size });
@@ -206,7 +206,8 @@ impl Search<'_> {
         }
         // The reserved instances come after the ones in their way have gone.
         let reserved = self.mig.reserved.iter().fold(Slices::NONE, |all, (_, at)| all.and(Slices::of(*at)));
-        let mut later = stays.iter().filter(|instance| !Slices::of(instance.placement).meets(reserved));
+        let goes = |instance: &Instance| instance.clearing || Slices::of(instance.placement).meets(reserved);
+        let mut later = stays.iter().filter(|instance| !goes(instance));
         let mut later = profiles(&mut later);
         later.extend(self.mig.reserved.iter().map(|(profile_id, _)| *profile_id));
         met(later)

@@ -216,3 +216,5 @@ enum Blocked {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(super) use tests::scene;

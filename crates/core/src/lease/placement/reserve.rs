@@ -12,8 +12,28 @@ impl Host {
         gang::best(self, wanted, policy, Blocked::Last)
     }
 
-    /// Occupies what an assignment takes, as far as it is free. `holder` becomes the user of MPS targets.
+    /// Occupies what a grant takes, and removes what it destroys. `holder` becomes the user of MPS targets.
     pub fn occupy(&mut self, assignment: &Assignment, holder: u32) {
+        for gpu in &mut self.gpus {
+            let index = gpu.index;
+            if let Some(mig) = &mut gpu.mig {
+                mig.instances.retain(|instance| !assignment.destroys.contains(&(index, instance.id)));
+            }
+        }
+        self.take_members(assignment, holder);
+    }
+
+    /// Keeps from later requests what a reservation takes, as far as it is free. What it destroys exists until then.
+    pub fn reserve(&mut self, assignment: &Assignment, holder: u32) {
+        for gpu in &mut self.gpus {
+            for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+                instance.clearing |= assignment.destroys.contains(&(gpu.index, instance.id));
+            }
+        }
+        self.take_members(assignment, holder);
+    }
+
+    fn take_members(&mut self, assignment: &Assignment, holder: u32) {
         for member in &assignment.members {
             let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.index == member.gpu()) else { continue };
             match member {

@@ -1,5 +1,5 @@
 mod oracle;
-mod scene;
+pub(in crate::lease) mod scene;
 
 use std::collections::BTreeSet;
 
@@ -158,7 +158,7 @@ fn reservation_waits_for_the_fewest_and_keeps_its_place_from_later_requests() {
     assert!(place(&host, &large, Policy::Pack).is_err());
     let reservation = host.reservation(&large, Policy::Pack).unwrap();
     assert_eq!(text(&reservation), "0:new 9@4", "one instance is in the way there, two at start 0");
-    host.occupy(&reservation, 1000);
+    host.reserve(&reservation, 1000);
     let small = wanted(profile("1g.10gb"), 1);
     let mut starts = Vec::new();
     while let Ok(assignment) = place(&host, &small, Policy::Pack) {

@@ -9,16 +9,16 @@ use crate::geometry::Geometry;
 use super::*;
 
 /// Small, repeatable random numbers (xorshift).
-pub(super) struct Dice(u64);
+pub(in crate::lease) struct Dice(u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::lease) fn new(seed: u64) -> Self {
         let mut dice = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         (0..8).for_each(|_| _ = dice.below(2));
         dice
     }
 
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    pub(in crate::lease) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -26,24 +26,24 @@ impl Dice {
     }
 }
 
-pub(super) fn wanted(share: WantedShare, count: usize) -> Wanted {
+pub(in crate::lease) fn wanted(share: WantedShare, count: usize) -> Wanted {
     Wanted { share, count, holder: 1000, gpus: None }
 }
 
 /// A GPU that offers nothing.
-pub(super) fn gpu(index: u32) -> GpuOffer {
+pub(in crate::lease) fn gpu(index: u32) -> GpuOffer {
     GpuOffer { index, uuid: format!("GPU-{index}"), ..GpuOffer::default() }
 }
 
-pub(super) fn whole(index: u32, free: bool) -> GpuOffer {
+pub(in crate::lease) fn whole(index: u32, free: bool) -> GpuOffer {
     GpuOffer { whole: Some(WholeOffer { free }), ..gpu(index) }
 }
 
-pub(super) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
+pub(in crate::lease) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
     GpuOffer { timeslice: Some(TimesliceOffer { replicas, taken }), ..gpu(index) }
 }
 
-pub(super) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
+pub(in crate::lease) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
     let target = format!("GPU-{index}");
     let (capacity_tenths, default) = (1000, Percentage::ALL);
     let offer = MpsOffer { target, memory_mib: 81_920, capacity_tenths, taken_tenths, default, user };
@@ -55,15 +55,23 @@ fn geometry(model: &str) -> Geometry {
 }
 
 /// An instance with one device, in use unless `free`.
-pub(super) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
+pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
     let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
     let uuid = format!("{name}@{}", placement.start);
     let devices = vec![Device { uuid, profile: name, whole: true, free }];
-    Instance { id: u32::from(placement.start), profile_id, placement, foreign: false, busy: false, devices }
+    Instance {
+        id: u32::from(placement.start),
+        profile_id,
+        placement,
+        foreign: false,
+        busy: false,
+        clearing: false,
+        devices,
+    }
 }
 
 /// A GPU with instances such as `1g.10gb@4 used, 2g.20gb@0 foreign`. The id of an instance is its start.
-pub(super) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> GpuOffer {
+pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> GpuOffer {
     let geometry = geometry(model);
     let mut standing = Vec::new();
     for text in instances.split(", ").filter(|text| !text.is_empty()) {
@@ -81,7 +89,7 @@ pub(super) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> Gp
 }
 
 /// A GPU with random instances, as far as they fit.
-pub(super) fn random(dice: &mut Dice, index: u32, model: &str) -> GpuOffer {
+pub(in crate::lease) fn random(dice: &mut Dice, index: u32, model: &str) -> GpuOffer {
     let dynamic = dice.below(4) > 0;
     let mut gpu = mig(index, model, dynamic, "");
     let offer = gpu.mig.as_mut().unwrap();
