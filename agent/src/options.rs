@@ -35,7 +35,7 @@ const FILES: [(&str, &str); 11] = [
 ];
 
 /// Directory of the MPS daemons of the system's service.
-pub(crate) const MPS_DIRECTORY: &str = "/run/gpush-mps";
+pub(crate) const MPS_DIRECTORY: &str = gpush_mps::SYSTEM_DIRECTORY;
 
 /// State directory of the system's service.
 const SYSTEM_STATE: &str = "/var/lib/gpush";
