@@ -38,7 +38,7 @@ const FILES: [(&str, &str); 11] = [
 ];
 
 /// Directory of the MPS daemons of the system's service.
-pub(crate) const MPS_DIRECTORY: &str = "/run/gpush-mps";
+pub(crate) const MPS_DIRECTORY: &str = gpush_mps::SYSTEM_DIRECTORY;
 
 /// Version of gpushd, and of the newest database schema that it reads.
 static VERSION: LazyLock<String> =
