@@ -64,16 +64,13 @@ impl MigManager {
 
 /// Replaces plans that would change a GPU by an error, while nvidia-mig-manager is enabled.
 pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
-    if plans.iter().all(|plan| plan.steps.is_empty() && !plan.enables_mig) {
+    if !plans.iter().any(GpuPlan::changes_mig) {
         return;
     }
     let Some(other) = mig_manager(root) else { return };
-    for plan in plans.iter_mut().filter(|plan| !plan.steps.is_empty() || plan.enables_mig) {
+    for plan in plans.iter_mut().filter(|plan| plan.changes_mig()) {
         let error = other.error(&format!("GPU {} ({}) is not reshaped", plan.gpu, plan.uuid));
-        plan.steps.clear();
-        plan.keeps.clear();
-        plan.enables_mig = false;
-        plan.error = Some(error);
+        *plan = plan.without_steps().refused(error);
     }
 }
 
