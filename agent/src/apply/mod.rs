@@ -20,6 +20,7 @@
 //! | `rollback` | the previous layout on all GPUs |
 //! | `back` | the previous layout on one GPU |
 //! | `recover` | operations that an earlier gpushd left unfinished |
+//! | `interrupted` | explanations of what became of one |
 //! | `course` | what recovery does with one, from the facts alone |
 //!
 //! What a step does lies in [`crate::modes`], one folder per mode.
@@ -28,6 +29,7 @@ mod back;
 mod begin;
 mod course;
 mod executor;
+mod interrupted;
 pub(crate) mod line;
 mod part;
 mod phases;

@@ -33,7 +33,8 @@ use super::{
     begin::{More, Order},
     course::{Course, Facts},
     executor::Executor,
-    part::{Part, instances, outcome},
+    interrupted::{again, changed_by_others, explained, interrupted, outlived, why_back},
+    part::{Part, outcome},
     phases::Forward,
     planner::Planner,
 };
@@ -348,72 +349,10 @@ struct Left {
     failed: Option<ApiError>,
 }
 
-/// Explains why an interrupted operation is rolled back.
-fn why_back(
-    rolling_back: bool,
-    failed: Option<ApiError>,
-    others: Vec<ApiError>,
-    refused: Option<ApiError>,
-) -> ApiError {
-    let others = others.into_iter().next();
-    if let Some(failed) = failed {
-        let others = others.into_iter().flat_map(|others| [vec![others.message], others.causes].concat());
-        return ApiError { causes: failed.causes.iter().cloned().chain(others).collect(), ..failed };
-    }
-    match others.or(refused) {
-        Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
-        None if rolling_back => interrupted("gpushd ended while the operation was taken back"),
-        None => interrupted("gpushd ended in the middle of the operation, which can't be carried on"),
-    }
-}
-
-fn interrupted(message: &str) -> ApiError {
-    ApiError::new(Code::Unavailable, message.to_owned())
-}
-
 fn note_the_gap(ongoing: &Ongoing, left: &UnfinishedOperation) {
     ongoing.note(format!("gpushd ended while it was {}, and took it up again when it started", left.record.stage));
 }
 
-/// Explains why an operation does not continue whose end could not be recorded: operation `by` had its GPUs since.
-fn outlived(id: &str, by: OperationId) -> ApiError {
-    ApiError::new(Code::Internal, format!("how operation {id} ended is not on record"))
-        .cause(format!("{by} was begun on its GPUs since, so nothing of it is carried on"))
-        .hint(format!("`gpushctl operation show {by}` shows what came after it"))
-}
-
-/// Returns commands that ask for the same again.
-fn again(parts: &[Part]) -> String {
-    let command = |part: &Part| {
-        let layout = if part.plan.layout.is_empty() { "none".to_owned() } else { part.plan.layout.join(",") };
-        format!("`gpushctl mig apply --gpu {} --layout '{layout}'`", part.plan.gpu)
-    };
-    parts.iter().map(command).collect::<Vec<_>>().join(", ")
-}
-
 fn is_gone(error: &DriverError) -> bool {
     matches!(error.kind, ErrorKind::GpuIsLost | ErrorKind::NotFound)
-}
-
-fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
-    let said = error.to_api();
-    ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
-}
-
-/// Explains why an operation does not continue on a GPU where somebody else has created an instance since.
-fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
-    let now = reading.mig.as_ref()?;
-    let others = plan::others(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));
-    if others.is_empty() {
-        return None;
-    }
-    let message = format!("GPU {} ({}) was changed by somebody else", gpu.plan.gpu, gpu.plan.uuid);
-    let mut error = ApiError::new(Code::Conflict, message);
-    for other in now.instances.iter().filter(|instance| others.contains(&instance.id)) {
-        error = error.cause(format!(
-            "{}@{} (GPU instance {}) stood neither before the operation nor was it to be made",
-            other.profile, other.placement.start, other.id
-        ));
-    }
-    Some(error.hint(format!("see what stands with `gpushctl gpu show {}`, then apply a layout", gpu.plan.gpu)))
 }
