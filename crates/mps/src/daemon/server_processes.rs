@@ -137,14 +137,19 @@ mod tests {
         FileId::of(&fs::metadata(path).unwrap())
     }
 
-    /// A shell with this standard input, and its child, which has another.
+    /// A shell with this standard input, and the pid of its child, which runs `tail` and has another input.
     fn family(input: File) -> (Child, u32) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, b"ready\n").unwrap();
         let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", "sleep 600 < /dev/null & echo $!; wait"]).stdin(input).stdout(Stdio::piped());
-        let mut shell = shell.process_group(0).spawn().unwrap();
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
-        (shell, line.trim().parse().unwrap())
+        shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
+        let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
+        // The child is known to run `tail`, and no longer the shell, once it has printed its line.
+        let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
+        assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
+        let pid = lines.iter().find_map(|line| line.parse().ok());
+        (shell, pid.expect("the shell prints the pid of its child"))
     }
 
     fn end(mut shell: Child) {
@@ -194,9 +199,9 @@ mod tests {
         let scratch = tempfile::NamedTempFile::new().unwrap();
         let own = nix::unistd::geteuid().as_raw();
         let (parent, child) = family(File::open(scratch.path()).unwrap());
-        let sleep = proc::executable_id(child).unwrap();
+        let tail = proc::executable_id(child).unwrap();
         let lock = file_id("/dev/zero");
-        let evaded = Servers { servers: vec![sleep], ..servers(lock, own) };
+        let evaded = Servers { servers: vec![tail], ..servers(lock, own) };
         assert_eq!(evaded.of_process(child, ProcessKind::Compute), None);
         let shell = proc::executable_id(parent.id()).unwrap();
         let below_a_daemon = Servers { controls: vec![shell], ..evaded };

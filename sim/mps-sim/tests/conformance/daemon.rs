@@ -140,10 +140,10 @@ impl Setup {
     /// A program with the daemon's environment.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        // Tests that run in the background were started to ignore SIGINT, which ends servers by force.
+        // A test run in the background ignores SIGINT, one under nohup ignores SIGHUP, and children inherit that.
         let mut command = Command::new("/usr/bin/env");
         command
-            .arg("--default-signal=INT")
+            .arg("--default-signal=INT,HUP")
             .arg(program)
             .env_clear()
             .env("PATH", path)
