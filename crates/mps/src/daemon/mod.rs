@@ -316,40 +316,4 @@ async fn has_ended(task: impl Future<Output = ()>) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        path::Path,
-        sync::{
-            Arc,
-            atomic::{AtomicBool, Ordering},
-        },
-    };
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn task_that_panics_is_replaced() {
-        let scratch = tempfile::tempdir().unwrap();
-        let place = TargetDir::of(scratch.path(), "g1");
-        std::fs::create_dir(place.dir()).unwrap();
-        // Leftovers run, so the task asks the driver.
-        let _lock = place.lock().unwrap().unwrap();
-        let panics = Arc::new(AtomicBool::new(true));
-        let once = Arc::clone(&panics);
-        let driver_clients: DriverClients = Arc::new(move || {
-            assert!(!once.swap(false, Ordering::SeqCst), "on purpose");
-            Box::pin(async { None })
-        });
-        let launcher = Launcher::of(Path::new("/nowhere"));
-        let sources =
-            Sources { driver_clients, recorded_users: Arc::new(BTreeSet::new), start_blocked: Arc::new(|| None) };
-        let daemon = Daemon::of("g1", "GPU-1", place, launcher, sources, |_| {});
-        daemon.have(Request::Want(None)).await.unwrap();
-        let error = daemon.have(Request::Want(None)).await.unwrap_err();
-        assert!(!panics.load(Ordering::SeqCst) && error.message.contains("panicked"), "{error:?}");
-        // The next task handles requests as usual.
-        daemon.have(Request::Want(None)).await.unwrap();
-        daemon.have(Request::Want(None)).await.unwrap();
-        assert!(daemon.seen().trouble[0].contains("may have clients"), "{:?}", daemon.seen());
-    }
-}
+mod tests;
