@@ -20,9 +20,10 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mode, MpsStep, Refusal, Step};
 use gpush_core::{sharing, supervisor::State};
+use gpush_mps::daemon::{Request as Do, TargetDir as Place};
 use tokio::time::Instant;
 
-use super::{Entry, Mps, compute_mode, daemon::Do, place::Place, targets, view};
+use super::{Entry, Mps, compute_mode, targets, view};
 
 /// Beyond what a daemon may take to end, or to answer.
 const MARGIN: Duration = Duration::from_secs(5);

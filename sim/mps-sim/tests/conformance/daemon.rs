@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_mps::{command::Pid, control::Control, session};
+use gpush_mps::protocol::{command::Pid, control::Control, session};
 use mps_sim::fault::{self, FaultFile, Kind};
 
 pub(crate) const LONG: Duration = Duration::from_secs(10);
