@@ -1,9 +1,9 @@
 //! Leases: who has which share of which target, and those that ended.
 //!
 //! ```text
-//! queue_lease ──► queued ──┬─ grant_lease ──────────────────► active ──► releasing ──► ended
-//!                          └─ begin_lease ──► granting ──────►  │  activate_lease        ▲
-//!  a new one ──────────────┴──────────────────────┴─────────────┴───── end_lease ────────┘
+//!  queue_lease ──► queued ──grant_lease───────────────────────────► active ──release_lease──► releasing
+//!                    │  └──begin_lease──► granting ──activate_lease──► │  └─────revoke_lease─────► │
+//!                    └──────────────────────┴──────────────────────────┴──end_lease──► ended ◄─────┘
 //! ```
 //!
 //! A free share is granted by one commit. A grant that creates MIG devices takes two: the lease is `granting` from the
