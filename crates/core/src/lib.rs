@@ -3,7 +3,9 @@
 pub mod compute_policy;
 pub mod config;
 pub mod desired;
+pub mod devices;
 pub mod diagnostic;
+pub mod duration;
 pub mod geometry;
 pub mod holders;
 pub mod layout;

@@ -58,7 +58,7 @@ fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
     gpu
 }
 
-fn header(status: &Status, look: &Look) -> Vec<String> {
+pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
     let mut words = vec![(STRONG, format!("gpushd {}", look.clean(&status.version.agent)))];
     let mut out = Vec::new();
     match &status.version.driver {
@@ -133,35 +133,16 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
     let drifts = |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready;
     let wants = |g: &Gpu| g.mode == Mode::Mig;
-    let drifting = those(&|g| drifts(g) && wants(g) && g.mig.is_some());
-    step(
-        &drifting,
-        "differs from the config",
-        "differ from the config",
-        "`gpushctl mig plan` shows what would be done",
-    );
+    let drifting = those(&|g| drifts(g) && (g.mig.is_some() || !wants(g)));
+    let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));
+    step(&drifting, "differs from its desired state", "differ from their desired state", &dry_run);
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
     let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
     step(&uncut, "has no MIG", "have no MIG", rule);
-    // Level and compute mode of those that take turns gpushd puts right itself.
-    let cut = |g: &Gpu| g.mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending);
-    let whole = those(&|g| drifts(g) && !wants(g) && cut(g));
-    let off = format!("`gpushctl mig apply --gpu {}` switches it off", list(&whole));
-    step(&whole, "has MIG mode on against the config", "have MIG mode on against the config", &off);
-    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !whole.contains(&g.index));
-    let off = while_stopped(&[reset(&pending)]);
-    step(&pending, "waits for a reset", "wait for a reset", &off);
+    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !drifting.contains(&g.index));
+    let reset = format!("`gpushctl gpu reset {}`", list(&pending));
+    step(&pending, "waits for a reset", "wait for a reset", &reset);
     out
-}
-
-/// Commands for which the driver wants nobody to have a GPU open, the agent included.
-fn while_stopped(commands: &[String]) -> String {
-    let commands = commands.iter().map(|command| format!("`{command}`")).collect::<Vec<_>>().join(", ");
-    format!("end what uses it, `systemctl stop gpushd`, {commands}, `systemctl start gpushd`")
-}
-
-fn reset(gpus: &[u32]) -> String {
-    format!("nvidia-smi --gpu-reset -i {}", list(gpus))
 }
 
 fn list(gpus: &[u32]) -> String {

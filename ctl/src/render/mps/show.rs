@@ -212,6 +212,6 @@ pub(crate) fn until(share: &MpsShare, look: &Look) -> String {
         (Some(pid), None) => format!("pid {pid} ends"),
         (None, Some(at)) => look.ahead(at),
         (Some(pid), Some(at)) => format!("pid {pid} ends, or {}", look.ahead(at)),
-        (None, None) => "given back".to_owned(),
+        (None, None) => "release".to_owned(),
     }
 }
