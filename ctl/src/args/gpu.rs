@@ -92,7 +92,7 @@ pub(crate) enum Maintenance {
     #[command(after_help = "\
 Fails while an operation changes a GPU. Maintenance lasts over restarts of
 gpushd and of the host. Meanwhile gpushd shows its last readings and changes
-nothing. For one GPU, `gpushctl gpu reset` does all of it.
+nothing. For one GPU, `gpushctl gpu reset GPU` does all of it.
 
 Examples:
   gpushctl maintenance enter --reason 'driver 570'

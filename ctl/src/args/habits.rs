@@ -68,6 +68,11 @@ pub(crate) fn layout(text: &str) -> Option<ApiError> {
         };
         return bad(message, hint);
     }
+    if text.contains('.')
+        && let Some(error) = parted_label(text)
+    {
+        return Some(error);
+    }
     for entry in entries {
         // `7x1g.10gb`, as in prose.
         if let Some((count, profile)) = entry.split_once(['x', 'X'])

@@ -14,6 +14,8 @@ mod follow;
 mod gpu;
 mod gpus;
 pub(crate) mod habits;
+#[cfg(test)]
+mod hints;
 mod mig;
 mod mps;
 #[cfg(test)]

@@ -134,8 +134,8 @@ Examples:
   gpushctl mps env 1:2g.20gb@2 --memory 8G --shell fish | source
 
 Without --for and --with, the share ends with the login session. On failure the
-command prints `false`, so that `eval` fails too. `gpushctl mps release` ends a
-share earlier."
+command prints `false`, so that `eval` fails too. End a share earlier with
+`gpushctl mps release SHARE`."
     ))]
     Env {
         #[command(flatten)]

@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use gpush_api::{
-    ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Mode, PlanRequest, Plans,
+    ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Mode, OperationState, PlanRequest,
+    Plans,
 };
 use gpush_client::Client;
 
@@ -11,7 +12,7 @@ use crate::{
     args::{ApplyArgs, Change, Waiting},
     exit::{Failure, Outcome},
     output::Output,
-    render::{plan, status::gpu_numbers},
+    render::{plan, status::gpu_numbers, trouble},
 };
 
 /// `gpushctl apply`: each GPU to its desired state, whatever its mode.
@@ -106,7 +107,21 @@ pub(super) async fn run(
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU for MIG");
         return Err(error.hint("see the rules with 'gpushctl config show'").into());
     }
+    if request.wait_s.is_some() && one.state == OperationState::Waiting && !waiting.quiet {
+        tell_blockers(client, &request, out).await;
+    }
     super::operation::watch(client, one, &before, true, waiting, out).await
+}
+
+/// Prints what a queued change waits for. The notes of an operation are the same for every user; a plan names
+/// the processes that this user may see.
+async fn tell_blockers(client: &mut Client, request: &ApplyRequest, out: &Output) {
+    let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
+    let Ok(plans) = client.plan(&request).await else { return };
+    for error in plans.plans.iter().filter_map(|plan| plan.error.as_ref()) {
+        let lines = trouble::lines("waiting", &ApiError { hint: None, ..error.clone() }, 0, &out.look);
+        out.remark(&(lines.join("\n") + "\n"));
+    }
 }
 
 /// Shows a plan that destroys instances, and asks. A refused plan is left to the apply to report.

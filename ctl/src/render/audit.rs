@@ -76,7 +76,8 @@ fn is_empty(value: &Value) -> bool {
         Value::Null => true,
         Value::Array(all) => all.is_empty(),
         Value::Object(fields) => fields.is_empty(),
-        Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+        Value::String(text) => text.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
     }
 }
 

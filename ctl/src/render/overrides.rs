@@ -212,7 +212,7 @@ fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> 
 }
 
 fn wish(view: &WantedView, look: &Look) -> String {
-    let rule = view.rule.as_ref().map_or_else(|| "no rule".to_owned(), |rule| look.clean(rule));
+    let Some(rule) = view.rule.as_ref().map(|rule| look.clean(rule)) else { return "no rule".to_owned() };
     let layout =
         view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
     let shared = policy::words(view.mps.as_ref(), view.timeslice.as_ref());

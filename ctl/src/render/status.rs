@@ -21,15 +21,31 @@ pub(crate) struct Status {
     pub(crate) mps: Vec<MpsDaemon>,
 }
 
-/// The picture; `brief` leaves the lines below each drawing out.
+/// The picture; `brief` leaves out the lines below each drawing, and groups GPUs that are drawn alike.
 pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
-    for (gpu, rows) in status.gpus.iter().zip(&rows) {
+    let blocks = status
+        .gpus
+        .iter()
+        .zip(&rows)
+        .map(|(gpu, rows)| (gpu, gpu::block(gpu, rows, &mps::of(gpu, &status.mps), columns, !brief, look)));
+    let mut groups: Vec<(&Gpu, Vec<String>, Vec<u32>)> = Vec::new();
+    for (gpu, block) in blocks {
+        match groups.last_mut() {
+            // In short, GPUs that are drawn alike are drawn once.
+            Some((first, drawn, others)) if brief && gpu::is_alike(first, gpu) && drawn[1..] == block[1..] => {
+                others.push(gpu.index);
+            }
+            Some(_) | None => groups.push((gpu, block, Vec::new())),
+        }
+    }
+    for (gpu, mut block, others) in groups {
+        gpu::group(&mut block, gpu, &others, look);
         out.push(String::new());
-        out.extend(gpu::block(gpu, rows, &mps::of(gpu, &status.mps), columns, !brief, look));
+        out.extend(block);
     }
     let next = next_steps(&status.gpus, look);
     if !next.is_empty() {
@@ -91,7 +107,7 @@ pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
                 // What a GPU says for itself stands with it, below.
                 let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
                 for deeper in cause.causes.iter().filter(|_| !below) {
-                    out.extend(look.wrap("  because: ", &look.clean(deeper)));
+                    out.extend(look.wrap("  cause: ", &look.clean(deeper)));
                 }
                 if let Some(outcome) = &cause.outcome {
                     out.extend(look.wrap("  outcome: ", &look.clean(outcome)));

@@ -120,3 +120,33 @@ fn entry<'a>(all: &'a mut Vec<Totals>, model: &str, what: &str) -> &'a mut Total
     });
     &mut all[at]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn many_gpus_fit_a_page() {
+        let mut gpus = Vec::new();
+        for index in (0..64).step_by(8) {
+            gpus.extend(fixtures::mixed().into_iter().map(|gpu| Gpu { index: gpu.index + index, ..gpu }));
+        }
+        for width in [60, 80, 120] {
+            let text = fixtures::plain(&summary(
+                &fixtures::status(gpus.clone(), false),
+                &fixtures::look(width, Charset::Ascii),
+            ));
+            assert!(text.lines().count() <= 40, "{text}");
+            insta::assert_snapshot!(format!("summary-{width}"), text);
+        }
+    }
+
+    #[test]
+    fn totals_count_each_device_once() {
+        let all = totals(&fixtures::status(fixtures::mixed(), false));
+        let gpus: usize = all.iter().filter(|one| one.what.starts_with("GPU")).map(|one| one.total).sum();
+        assert_eq!(gpus, fixtures::mixed().len());
+        assert!(all.iter().all(|one| one.in_use + one.granted + one.free <= one.total), "{all:?}");
+    }
+}

@@ -210,8 +210,12 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
                 gpu.index.to_string(),
                 look.fit(&look.clean(product(&gpu.name)), if pci || !look.wraps { 24 } else { 14 }),
                 look.clean(&gpu.pci),
-                format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib)),
-                gpu.mode.name().to_owned(),
+                if gpu.memory.total_mib == 0 {
+                    "-".to_owned()
+                } else {
+                    format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
+                },
+                gpu::mode(gpu).to_owned(),
                 mig(gpu),
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },
                 shortened(&look.clean(&gpu.uuid), uuid, look),

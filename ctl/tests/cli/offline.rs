@@ -370,7 +370,7 @@ fn man_pages_of_every_command() {
     $ gpushctl man file
     [stderr]
     error: can't make the directory file
-      because: File exists (os error 17)
+      cause: File exists (os error 17)
     [exit 1]
     ");
 }

@@ -66,7 +66,7 @@ fn a_stop_under_clients_is_refused() {
     $ gpushctl mps stop 0
     [stderr]
     error: MPS on GPU 0 (GPU-00000000) has 2 clients
-      because: pid 5120 of alice (python train.py), and one of another user
+      cause: pid 5120 of alice (python train.py), and one of another user
       hint: `gpushctl mps drain 0` lets them finish, `gpushctl mps stop 0 --force`
             ends them
     [exit 4]

@@ -120,7 +120,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let host = Host::new();
     whole(&host, Mode::Mps, || Answer::error(&ApiError::new(Code::Unavailable, "gpushd is starting")));
     let text = host.run(&["status", "--brief"]);
-    assert!(text.contains("whole GPU") && text.contains("MPS is not shown: gpushd is starting\n"), "{text}");
+    assert!(text.contains("mps (shared)") && text.contains("MPS is not shown: gpushd is starting\n"), "{text}");
     assert!(text.ends_with("[exit 0]\n"), "{text}");
 }
 
