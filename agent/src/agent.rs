@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    apply::line::Line,
+    apply::{Executor, Planner, line::Line},
     http::desk::Desk,
     idempotency::Idempotency,
     mps::Mps,
@@ -57,6 +57,10 @@ pub(crate) struct Agent {
     pub(crate) idempotency: Idempotency,
     /// What is being done.
     pub(crate) operations: Operations,
+    /// Plans changes.
+    pub(crate) planner: Planner,
+    /// Executes operations.
+    pub(crate) executor: Executor,
     /// What can't begin yet.
     pub(crate) line: Line,
     /// MPS daemons, and shares of their targets.

@@ -97,7 +97,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
         let verb = if behind.len() == 1 { "stands" } else { "stand" };
         error = error.cause(format!("{} is not back: {} {verb} in its way", missing.what, list(&behind, "and")));
     }
-    let apply = format!("`gpushctl mig apply --gpu {index}`");
+    let apply = format!("`gpushctl apply {index}`");
     match holders_of(&beside.stays).as_slice() {
         [] => error.hint(format!(
             "see who uses it with `gpushctl gpu show {index}`, or `fuser -v /dev/nvidia*`; then apply a layout: {apply}"

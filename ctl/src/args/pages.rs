@@ -144,13 +144,13 @@ fn one_flag_has_one_meaning() {
     let mut meanings: std::collections::BTreeMap<String, (String, String)> = std::collections::BTreeMap::new();
     for (path, command) in all() {
         for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
-            for short in arg.get_short() {
+            if let Some(short) = arg.get_short() {
                 let long = arg.get_long().unwrap_or_default().to_owned();
                 let known = meanings.entry(format!("-{short}")).or_insert((long.clone(), path.clone()));
                 assert_eq!(known.0, long, "-{short} of {path} and of {}", known.1);
             }
             // A value of one option has one name everywhere.
-            for long in arg.get_long() {
+            if let Some(long) = arg.get_long() {
                 let known = meanings.entry(format!("--{long}")).or_insert((value(arg), path.clone()));
                 assert!(known.0 == value(arg) || long == "gpu", "--{long} of {path} and of {}", known.1);
             }
