@@ -237,7 +237,7 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
         error.causes.extend(due.map(|gpu| {
-            format!("GPU {0} is to be shared, and is not yet: `gpushctl mig apply --gpu {0}` does it", gpu.index)
+            format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)
         }));
         error
     })?;
@@ -317,7 +317,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
                 format!("nobody gets a share any more: {why}; who has one may finish, then it ends by itself")
             }
             Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(
-                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl mig apply --gpu {}` ends it",
+                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl apply {}` ends it",
                 gpu.index
             ),
         }),

@@ -112,7 +112,7 @@ fn from_status_to_assert_and_back() {
         &["mig", "apply"],
         &["mig", "assert"],
         &["mig", "apply"],
-        &["mig", "show"],
+        &["mig", "list"],
     ] {
         text += &run(&agent, args);
         text.push('\n');
@@ -423,7 +423,7 @@ fn a_gpu_that_falls_off_the_bus() {
     for args in [
         &["status", "--gpu", "0"][..],
         &["gpu", "show", "0"],
-        &["mig", "show", "--gpu", "0-1"],
+        &["mig", "list", "--gpu", "0-1"],
         &["mig", "plan", "--gpu", "0", "--layout", "1g.10gb"],
         &["mig", "apply", "--gpu", "1,0", "--layout", "1g.10gb"],
         &["gpu", "cordon", "0"],

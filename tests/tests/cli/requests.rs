@@ -151,7 +151,7 @@ fn what_waits_is_followed_live_and_can_be_cancelled() {
     assert_eq!(status, Some(0), "{text}");
     let timed_out = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb", "--wait=0"]);
     assert_eq!(timed_out.status.code(), Some(0), "what can begin at once does: {timed_out:?}");
-    let done = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*2", "--no-watch"]);
+    let done = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*2", "--detach"]);
     assert_eq!(done.status.code(), Some(0), "{done:?}");
     let page = run(&agent, &["operation", "list", "-n", "2"]);
     assert_eq!(stdout(&page).lines().count(), 3);

@@ -1,0 +1,201 @@
+//! Everyday commands against the real gpushd: apply, add, remove, reset, what is free, and the environment of
+//! a share that cannot be had.
+//!
+//! Functions outside `#[test]` may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::process::Command;
+
+use gpush_api::{Code, DeviceUse, MigDevice, MpsState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    host::{Host, program},
+    mps::reaches,
+};
+
+use crate::transcript;
+
+const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100\"\n";
+const MIXED: &str =
+    "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n";
+
+/// Runs gpushctl; its status and whole output.
+fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
+    let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
+    (output.status.code().unwrap(), transcript::transcript(args, &output))
+}
+
+fn path() -> String {
+    let ours = program("gpushctl").parent().unwrap().display().to_string();
+    format!("{ours}:{}", std::env::var("PATH").unwrap_or_default())
+}
+
+/// Runs gpushctl, which must end with 0; its standard output.
+fn done(agent: &Agent, args: &[&str]) -> String {
+    let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
+    assert!(output.status.success(), "{}", transcript::transcript(args, &output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
+    serde_json::from_str(&done(agent, &[&["mig", "list", "-o", "json"], args].concat())).unwrap()
+}
+
+fn started(host: &Host, config: &str) -> Agent {
+    let agent = Agent::start(host, config);
+    agent.settle();
+    agent
+}
+
+/// Fault: a hint told to destroy an override; `mig apply` without a layout ended it.
+#[test]
+fn apply_keeps_an_override_until_it_is_cleared() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--reason", "big run"]);
+    for args in [&["apply"][..], &["apply", "0"], &["mig", "apply", "-g", "0"]] {
+        done(&agent, args);
+        assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{args:?}");
+    }
+    done(&agent, &["config", "overrides", "clear", "0"]);
+    done(&agent, &["apply"]);
+    assert_eq!(truth(&host, 0).len(), 3);
+}
+
+#[test]
+fn instances_are_added_and_removed_beside_the_others() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    done(&agent, &["mig", "add", "1g.10gb", "-g", "0", "--once"]);
+    assert_eq!(truth(&host, 0).len(), 4);
+    let starts = devices(&agent, &["0", "--profile", "1g.10gb"]);
+    done(&agent, &["mig", "remove", "1g.10gb*2", "-g", "0", "--once"]);
+    let left = devices(&agent, &["0", "--profile", "1g.10gb"]);
+    assert_eq!((starts.len(), left.len()), (3, 1));
+    assert!(starts.iter().any(|one| one.uuid == left[0].uuid), "the instance that stays is the same");
+    let (code, text) = run(&agent, &["mig", "remove", "2g.20gb", "-g", "0"]);
+    assert!(code == 2 && text.contains("GPU 0 has no instance `2g.20gb` to remove"), "{text}");
+}
+
+#[test]
+fn mig_mode_is_switched_without_a_layout() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    done(&agent, &["mig", "off", "1"]);
+    assert!(!agent.gpu(1).mig.unwrap().enabled);
+    done(&agent, &["mig", "on", "1"]);
+    assert!(agent.gpu(1).mig.unwrap().enabled);
+}
+
+#[test]
+fn free_devices_are_listed_and_reserved_ones_are_not() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    let free = done(&agent, &["mig", "list", "--free", "--profile", "1g.10gb", "-o", "uuid"]);
+    assert!(free.lines().count() == 2 && free.lines().all(|line| line.starts_with("MIG-")), "{free}");
+    done(&agent, &["gpu", "cordon", "0"]);
+    let all = devices(&agent, &[]);
+    assert!(all.iter().all(|one| one.usage == DeviceUse::Reserved && !one.available), "{all:?}");
+    let (code, text) = run(&agent, &["mig", "list", "--free", "-o", "uuid"]);
+    assert_eq!((code, text.lines().count()), (Code::Blocked.exit_status().into(), 2), "{text}");
+}
+
+/// Fault: an idle GPU could not be reset while gpushd ran.
+#[test]
+fn idle_gpu_is_reset_and_one_in_use_is_not() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
+    assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
+    let (_, maintenance) = run(&agent, &["maintenance", "status"]);
+    assert!(maintenance.contains("Not in maintenance"), "{maintenance}");
+    let layout = ["mig", "apply", "7g.80gb", "-g", "0", "--once"];
+    done(&agent, &layout);
+    let device = devices(&agent, &["0"]).remove(0);
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
+    while devices(&agent, &["0"])[0].usage != DeviceUse::InUse {
+        std::thread::yield_now();
+    }
+    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
+    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu drain 0"), "{text}");
+}
+
+/// The same in the environment of the simulated host, whose nvidia-smi knows its GPUs.
+fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
+    let mut command: Command = host.command(program("gpushctl"));
+    command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8").env("PATH", path());
+    let output = command.output().unwrap();
+    (output.status.code().unwrap(), transcript::transcript(args, &output))
+}
+
+/// Fault: a check of an exported layout was refused where a rule says `unmanaged`.
+#[test]
+fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n");
+    done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once"]);
+    let file = host.dir().join("now.yaml");
+    std::fs::write(&file, done(&agent, &["mig", "export"])).unwrap();
+    done(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]);
+    done(&agent, &["mig", "apply", "none", "-g", "0", "--once"]);
+    assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
+}
+
+/// Fault: an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail for ever.
+#[test]
+fn assert_or_apply_converges_beside_an_exclusive_rule() {
+    let host = Host::up(TWO);
+    let config = format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n");
+    let agent = started(&host, &config);
+    if run(&agent, &["mig", "assert"]).0 != 0 {
+        done(&agent, &["mig", "apply"]);
+    }
+    done(&agent, &["mig", "assert"]);
+    done(&agent, &["apply", "1"]);
+    assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
+}
+
+/// Fault: `eval "$(gpushctl mps env 9)"` succeeded without a share.
+#[test]
+fn evaluated_environment_of_a_failed_share_fails() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    for command in ["mps env 9", "mps env", "mps env 0 --for soon"] {
+        let script =
+            format!("eval \"$({} {command} 2>/dev/null)\" && echo past || echo stopped", program("gpushctl").display());
+        let output = Command::new("sh").args(["-c", &script]).env("GPUSH_SOCKET", agent.socket()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "stopped\n", "{command}");
+    }
+}
+
+/// Fault: the audit trail of a GPU had none of its MPS records.
+#[test]
+fn audit_of_a_gpu_has_its_mps_shares() {
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
+    let agent = started(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
+    reaches(&agent, "0", MpsState::Ready);
+    done(&agent, &["mps", "env", "0", "--percentage", "25", "--for", "1h"]);
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
+    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", "s1"], &["--object", &user]] {
+        let text = done(&agent, &[&["audit"], object].concat());
+        assert!(text.contains("mps.share"), "{object:?}: {text}");
+    }
+}
+
+/// Fault: a cancelled operation ended with an error, and one that never started was `rolled back`.
+#[test]
+fn operation_that_never_started_is_not_called_rolled_back() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--once"]);
+    let device = devices(&agent, &["0"]).remove(0);
+    host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
+    while devices(&agent, &["0"])[0].usage != DeviceUse::InUse {
+        std::thread::yield_now();
+    }
+    let (code, text) = run(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait=1"]);
+    assert!(code == 8 && text.contains("not started") && !text.contains("rolled back"), "{text}");
+    let id = done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait", "--detach"]);
+    let (code, text) = run(&agent, &["op", "cancel", id.trim()]);
+    assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
+}
