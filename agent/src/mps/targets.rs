@@ -127,7 +127,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
         let entered = shared.handles.state.maintenance().is_some();
         entered.then(|| "the host is in maintenance: no MPS daemon is started before that is over".to_owned())
     });
-    let sources = Sources { witness, on_record, hands_off };
+    let sources = Sources { driver_clients: witness, recorded_users: on_record, start_blocked: hands_off };
     Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
 }
 
@@ -306,7 +306,7 @@ fn is_drained_for_ever(seen: &Seen) -> bool {
 pub(super) fn policy(mps: &Mps, target: &Target) -> MpsPolicy {
     let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
     let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);
-    many::had(MpsPolicy { settings, ..target.policy.clone() })
+    many::had(MpsPolicy { settings, ..target.policy.clone() }, mps.many().as_ref())
 }
 
 /// How the daemon of a target shall be.

@@ -294,7 +294,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
     let mut clients = clients::of(mps, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
     if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
-        findings.extend(mps.many().as_ref().map(many::why));
+        findings.extend(mps.many().as_ref().and_then(many::why));
     }
     let servers: BTreeMap<u32, u32> = seen
         .servers

@@ -16,6 +16,10 @@ pub struct Bounds {
     pub reserve: u64,
     /// Operations that ended.
     pub operations: usize,
+    /// Leases that ended, of one user.
+    pub leases_per_uid: usize,
+    /// Leases that ended.
+    pub leases: usize,
     /// Answers kept under idempotency keys, of one user.
     pub answers_per_uid: usize,
     /// Answers kept of all users but root and the agent's own.
@@ -37,6 +41,8 @@ impl Default for Bounds {
         Self {
             reserve: 4 << 20,
             operations: 1000,
+            leases_per_uid: 1000,
+            leases: 10_000,
             answers_per_uid: 1000,
             answers: 10_000,
             audit_most: 20_000,

@@ -12,4 +12,5 @@ mod events;
 mod faults;
 mod kills;
 mod mode_changes;
+mod multi_user;
 mod shares;

@@ -48,7 +48,7 @@ fn stdout(output: &Output) -> String {
 }
 
 /// As a user: the answer of `gpushctl --json`, or its error.
-fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsShareTaken, ApiError> {
+pub(crate) fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsShareTaken, ApiError> {
     let mut command = ctl(host, agent, &[&["mps", "env", "0", "--json", "--for", "1h"], args].concat());
     let output = command.uid(uid).gid(uid).current_dir("/").env("HOME", "/").output().expect("gpushctl");
     let parsed = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).ok();
@@ -63,7 +63,11 @@ fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsSh
 
 /// A host that other users compute on.
 fn public() -> Host {
-    let host = Host::up(HOST);
+    opened(Host::up(HOST))
+}
+
+/// Opens a host's directories to other users.
+pub(crate) fn opened(host: Host) -> Host {
     // The directory of a test is its own user's otherwise.
     let around = host.dir().parent().expect("a directory");
     fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");

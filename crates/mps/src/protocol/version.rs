@@ -3,7 +3,7 @@
 //!
 //! | version | |
 //! |---|---|
-//! | 535, 550 | tried: the same bytes, 535 knows fewer commands |
+//! | 535, 550, 555 | tried: the same bytes, 535 knows fewer commands |
 //! | others | as those, as far as is known: spoken to directly, and through the front-end when that fails |
 //! | 590 (CUDA 13.1) on, with `-S` | static SM partitioning: other commands; not supported yet |
 //! | 615 on, with `-p 3` or `CUDA_MPS_PROTOCOL_VERSION=3` | MPS v3: another language; not supported yet |
@@ -13,7 +13,7 @@
 use std::fmt;
 
 /// Driver branches whose daemons the protocol was tried with.
-pub const TRIED: [u32; 2] = [535, 550];
+pub const TRIED: [u32; 3] = [535, 550, 555];
 
 /// Asks for another protocol than the one that all know.
 const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
@@ -93,14 +93,6 @@ pub fn unsupported(command_line: &[u8], environment: &[u8]) -> Option<Unsupporte
     partitioned.then_some(Unsupported::StaticPartitioning)
 }
 
-/// Whether a daemon says in its help that one server of its takes clients of several users. Those that were
-/// tried do not: clients of another user wait until the first one's have gone.
-#[must_use]
-pub fn names_many_users(help: &str) -> bool {
-    let help: String = help.chars().filter(|c| !matches!(c, '-' | '_' | ' ')).collect();
-    help.to_ascii_lowercase().contains("multiuser")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,14 +139,6 @@ mod tests {
         assert_eq!(unsupported(&line(&["x", "-p", "2"]), b"CUDA_MPS_PROTOCOL_VERSION=3\0"), None, "the option wins");
         for option in ["-S", "--static-partitioning"] {
             assert_eq!(unsupported(&line(&["x", option]), b""), Some(Unsupported::StaticPartitioning));
-        }
-    }
-
-    #[test]
-    fn several_users_only_where_the_help_says_so() {
-        assert!(!names_many_users("This program allows multiple CUDA processes to share a single GPU context."));
-        for help in ["-multiuser-server", "multi-user servers", "multi_user"] {
-            assert!(names_many_users(help), "{help}");
         }
     }
 }

@@ -25,12 +25,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `host` | what the GPUs offer, and what is occupied |
+//! | `snapshot` | the offers, from the state of the host |
 //! | `size` | which profiles meet a request |
 //! | `cost` | the objective |
 //! | `mig` | the best ways to hold members on one GPU with MIG devices |
 //! | `single` | MPS, time-slicing, whole GPUs |
 //! | `gang` | the best distribution over GPUs |
 //! | `error` | why there is no assignment |
+//! | `message` | the same as an error for the caller |
 //! | `reserve` | what a waiting request keeps from later ones |
 //! | `target` | the planner's target for an assignment |
 
@@ -42,15 +44,18 @@ mod cost;
 mod error;
 mod gang;
 mod host;
+mod message;
 mod mig;
 mod reserve;
 mod single;
 mod size;
+mod snapshot;
 mod target;
 
 pub use error::{NoAssignment, Obstacle};
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
 pub use size::{WantedDevice, nominal_mib};
+pub use snapshot::Snapshot;
 pub use target::target;
 
 /// Where members are put when there is a choice.

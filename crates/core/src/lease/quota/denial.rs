@@ -53,7 +53,7 @@ pub enum Exceeded {
 /// A request that a quota denies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// Whom the quota names; `None` for the standard limits.
+    /// The users that the quota applies to; `None` for the standard limits.
     pub subject: Option<Subject>,
     /// The limit.
     pub exceeded: Exceeded,
