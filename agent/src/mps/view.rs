@@ -236,9 +236,9 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
-        error.causes.extend(due.map(|gpu| {
-            format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)
-        }));
+        error.causes.extend(
+            due.map(|gpu| format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)),
+        );
         error
     })?;
     let uuid = known.swap_remove(at).uuid;
@@ -321,7 +321,9 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
                 gpu.index
             ),
         }),
-        (_, gpu) => findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message)),
+        (_, gpu) => {
+            findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message))
+        }
     }
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| caller.viewer.may_see(Some(*uid)));

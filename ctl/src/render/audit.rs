@@ -22,7 +22,6 @@ pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Look) -> Lis
     let rows = records.iter().map(|record| row(record, gpus, look));
     Listing::new(&columns, rows.collect(), Narrow { spare: &[], prose: true }, look)
         .names(records.iter().map(|record| record.sequence.to_string()))
-        .or_empty("No such record.")
 }
 
 fn row(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> Vec<String> {

@@ -198,7 +198,7 @@ fn events_are_followed_through_a_restart() {
     // What is kept, in lines for people and as JSON.
     let kept: Vec<Event> = json(&run(&agent, &["events", "--json", "--kind", "operation"]));
     assert!(!kept.is_empty());
-    let lines = stdout(&run(&agent, &["events", "--kind", "operation"]));
+    let lines = stdout(&run(&agent, &["events", "--steps", "--kind", "operation"]));
     assert_eq!(lines.lines().count(), kept.len());
     assert!(lines.contains("creating GPU instance 1g.10gb@"), "{lines}");
     let wrong = run(&agent, &["events", "--gpu", "9"]);

@@ -4,7 +4,10 @@
 //! Functions outside `#[test]` may panic too: that is how a test fails.
 #![allow(clippy::unwrap_used)]
 
-use std::process::Command;
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
 
 use gpush_api::{Code, DeviceUse, MigDevice, MpsState};
 use gpush_tests::{
@@ -15,7 +18,7 @@ use gpush_tests::{
 
 use crate::transcript;
 
-const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100\"\n";
+const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
 const MIXED: &str =
     "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n";
 
@@ -174,9 +177,11 @@ fn audit_of_a_gpu_has_its_mps_shares() {
     let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
     let agent = started(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
     reaches(&agent, "0", MpsState::Ready);
-    done(&agent, &["mps", "env", "0", "--percentage", "25", "--for", "1h"]);
+    let taken = done(&agent, &["mps", "env", "0", "--percentage", "25", "--for", "1h", "--json"]);
+    let taken: serde_json::Value = serde_json::from_str(&taken).unwrap();
+    let share = taken["share"]["id"].as_str().unwrap();
     let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
-    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", "s1"], &["--object", &user]] {
+    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", share], &["--object", &user]] {
         let text = done(&agent, &[&["audit"], object].concat());
         assert!(text.contains("mps.share"), "{object:?}: {text}");
     }
@@ -198,4 +203,90 @@ fn operation_that_never_started_is_not_called_rolled_back() {
     let id = done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait", "--detach"]);
     let (code, text) = run(&agent, &["op", "cancel", id.trim()]);
     assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
+}
+
+/// The commands that the error of a command suggests, in their order.
+fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
+    let output = transcript::gpushctl(agent, &[args, &["--json"]].concat(), 80).output().unwrap();
+    assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    // An error, or the first plan that has one.
+    let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
+    let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
+    let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
+    quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
+}
+
+/// Types the last command of the hint, which must succeed, and the refused command again.
+fn helps(agent: &Agent, args: &[&str]) {
+    let commands = hinted(agent, args);
+    let command: Vec<&str> = commands.last().unwrap_or_else(|| panic!("{args:?}")).iter().map(String::as_str).collect();
+    done(agent, &command);
+    done(agent, args);
+}
+
+#[test]
+fn hints_of_refusals_help_when_they_are_typed() {
+    let host = Host::up(TWO);
+    let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
+    done(&agent, &["apply"]);
+    reaches(&agent, "1", MpsState::Ready);
+    done(&agent, &["gpu", "cordon", "0"]);
+    helps(&agent, &["mig", "apply"]);
+    done(&agent, &["maintenance", "enter"]);
+    helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"]);
+    done(&agent, &["mps", "stop", "1"]);
+    helps(&agent, &["mps", "env", "1", "--for", "1h"]);
+    // The rule of GPU 0 has an override by now.
+    agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
+    helps(&agent, &["config", "reload"]);
+}
+
+#[test]
+fn hints_that_show_more_succeed() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    for args in [
+        &["gpu", "show", "9"][..],
+        &["mig", "plan", "3g.48gb", "-g", "0"],
+        &["mig", "plan", "7g.80gb,1g.10gb", "-g", "0"],
+        &["mps", "show", "0"],
+        &["apply"],
+        &["timeslice", "show", "0"],
+        &["operation", "show"],
+        &["config", "overrides", "clear", "0"],
+        &["mig", "remove", "1g.10gb", "-g", "0"],
+    ] {
+        for command in hinted(&agent, args) {
+            done(&agent, &command.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Types a command on a terminal of its own (util-linux's script), and an answer; its status and output.
+fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32, String) {
+    let line = format!("{} {command}", program("gpushctl").display());
+    let mut script = Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
+    let mut child = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn apply_that_destroys_asks_on_a_terminal() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    // Nothing is destroyed: no question.
+    let (code, text) = on_a_terminal(&agent, "mig apply 7g.80gb -g 0", "");
+    assert!(code == 0 && !text.contains("Continue?"), "{text}");
+    let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "n\n");
+    assert!(code == 1 && text.contains("This destroys 1 instance. Continue? [y/N]"), "{text}");
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "y\n");
+    assert!(code == 0 && truth(&host, 0).len() == 1 && truth(&host, 0)[0].starts_with("3g.40gb"), "{text}");
+    let (code, text) = on_a_terminal(&agent, "mig apply none -g 0 --yes", "");
+    assert!(code == 0 && !text.contains("Continue?"), "{text}");
+    assert!(truth(&host, 0).is_empty());
 }

@@ -79,9 +79,9 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// `mig COMMAND -f - -c LABEL ARGS…` on the file above: exit status and all that was said.
+/// `mig COMMAND --file - -c LABEL ARGS…` on the file above: exit status and all that was said.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
-    let args = [&["mig", command, "-f", "-", "-c", label], args].concat();
+    let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
     let said = [output.stdout, output.stderr].concat();
     (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&said).into_owned())
@@ -127,7 +127,7 @@ fn one_file_for_several_parts_is_one_operation_and_exporting_it_is_identity() {
     assert_eq!(asserted.status.code(), Some(0), "{asserted:?}");
     let path = host.scratch("now.yaml");
     let path = path.to_str().expect("a path");
-    let written = gpushctl(&agent, &["mig", "export", "--label", "now", "-o", path], "");
+    let written = gpushctl(&agent, &["mig", "export", "--label", "now", "--file", path], "");
     assert!(written.status.success() && written.stdout.is_empty(), "{written:?}");
     assert_eq!(std::fs::read_to_string(path).expect("it was written"), text);
     let again = gpushctl(&agent, &["mig", "apply", "--file", path, "--json"], "");
