@@ -93,13 +93,13 @@ pub(crate) async fn leave(agent: &Shared, request: Request) -> Result<(), ApiErr
     let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
     let told = told("maintenance.leave", &request);
     let recorded = request.recorded("maintenance.leave", host());
-    // Before anybody asks it again, who would be told that it is stopped.
+    // Before maintenance ends: callers must not get the errors of a stopped worker.
     agent.hardware.resume();
+    agent.readings.begin_anew();
     if let Err(error) = agent.commits.change(change, told, recorded).await {
         agent.hardware.suspend();
         return Err(error);
     }
-    agent.readings.begin_anew();
     agent.operations.open();
     tracing::info!(uid, "maintenance was left");
     Ok(())

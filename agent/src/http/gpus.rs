@@ -57,7 +57,8 @@ pub(super) async fn list(
             leave_out_profiles(gpu);
         }
         let json = desk::written(&gpus)?;
-        if is_whole {
+        // An operation may have been queued since the first check.
+        if is_whole && shared.line.is_empty() {
             observed.host.answers.keep(viewer, json.clone());
         }
         Ok(json)

@@ -22,7 +22,7 @@ const SUBUID: &str = "/etc/subuid";
 /// Between two lookups.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Most lines that are read of the file: ranges beyond count by themselves.
+/// Largest number of lines read from the file. A uid of a range after that counts as a user.
 const MOST: usize = 100_000;
 
 /// The user or service that a connection counts for.
@@ -119,6 +119,16 @@ fn ranges(text: &str, uid_of: impl Fn(&str) -> Option<u32>) -> Vec<Range> {
         .collect();
     ranges.sort_by_key(|range| range.first);
     ranges
+}
+
+#[cfg(test)]
+impl Accounts {
+    /// Accounts without subordinate uids, as if the config named these admin groups.
+    pub(super) fn with_admin_groups(admin_groups: Vec<u32>) -> Self {
+        let accounts = Self::default();
+        accounts.set(Found { ranges: Vec::new(), admin_groups });
+        accounts
+    }
 }
 
 #[cfg(test)]

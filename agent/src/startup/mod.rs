@@ -16,9 +16,11 @@
 //! |---|---|
 //! | `layouts` | the layouts of a boot, GPU by GPU, until each has its verdict |
 //! | `give` | one GPU given its layout, and what came of it |
+//! | `trigger` | snapshots after which gpushd tries again at once |
 
 mod give;
 mod layouts;
+mod trigger;
 
 use std::{
     collections::BTreeSet,
@@ -34,8 +36,8 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::{give::Outcome, layouts::Layouts};
-use crate::{agent::Shared, caller::Viewer, state::HostState};
+use self::{give::Outcome, layouts::Layouts, trigger::Trigger};
+use crate::{agent::Shared, caller::Viewer};
 
 /// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
@@ -48,30 +50,6 @@ pub(crate) struct Startup {
     recorded: Mutex<Option<BootRecord>>,
     /// GPUs that somebody has changed on this boot, by UUID: none of its layouts is due on them.
     left: Mutex<BTreeSet<String>>,
-}
-
-/// What may end the reason why a GPU lacks its layout: a change of it is a reason to try at once.
-#[derive(Debug, PartialEq, Eq)]
-struct Trigger {
-    /// Address of the config: a reload replaces it.
-    config: usize,
-    generation: u64,
-    in_maintenance: bool,
-    is_lost: bool,
-    cordoned: Vec<String>,
-}
-
-impl Trigger {
-    fn of(host: &HostState) -> Self {
-        let cordoned = host.gpus.iter().filter(|gpu| !gpu.gpu.cordons.is_empty());
-        Self {
-            config: Arc::as_ptr(&host.config).addr(),
-            generation: host.generation,
-            in_maintenance: host.maintenance.is_some(),
-            is_lost: host.lost.is_some(),
-            cordoned: cordoned.map(|gpu| gpu.gpu.uuid.clone()).collect(),
-        }
-    }
 }
 
 /// What a trouble is about.
@@ -197,7 +175,7 @@ impl Startup {
 pub(crate) async fn run(agent: Shared, due: Due) {
     let mut layouts = due.record.map(Layouts::new);
     let mut snapshots = agent.state.watch();
-    let mut trigger = Trigger::of(&snapshots.borrow_and_update());
+    let mut trigger = Trigger::new(&snapshots.borrow_and_update());
     let mut pause = RECONCILE.0;
     let mut reconcile_at = Instant::now() + if due.reconcile { Duration::ZERO } else { pause };
     while !agent.stopping.is_cancelled() {
@@ -216,8 +194,7 @@ pub(crate) async fn run(agent: Shared, due: Due) {
         }
         tokio::select! {
             () = agent.stopping.cancelled() => {}
-            Ok(host) = snapshots.wait_for(|host| Trigger::of(host) != trigger) => {
-                trigger = Trigger::of(&host);
+            Ok(_) = snapshots.wait_for(|host| trigger.fires(host)) => {
                 pause = RECONCILE.0;
                 reconcile_at = Instant::now();
             }
