@@ -31,7 +31,7 @@ const LINES: (usize, usize) = (50, 2000);
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
     let list = async |agent: Shared, caller: Caller| -> Result<Vec<MpsDaemon>, Failure> {
-        Ok(mps::all(&agent.mps, &caller).await)
+        Ok(mps::all(&agent.mps, &caller).await?)
     };
     desk::answer(agent, caller, StatusCode::OK, list).await
 }

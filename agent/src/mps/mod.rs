@@ -33,6 +33,7 @@
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
 //! | `many` | whether clients of several users can be had |
+//! | `missing` | errors for targets that gpushd does not have, or not yet |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `servers` | which processes are MPS servers, by what the kernel says |
@@ -57,6 +58,7 @@ mod life;
 mod logs;
 mod look;
 mod many;
+mod missing;
 mod moves;
 mod place;
 mod polls;

@@ -3,6 +3,7 @@
 
 mod access;
 mod adopt;
+mod available;
 mod compute_modes;
 mod control_connection;
 mod daemons;
@@ -10,6 +11,7 @@ mod drains;
 mod eligibility;
 mod events;
 mod faults;
+mod in_use;
 mod kills;
 mod mode_changes;
 mod shares;
