@@ -34,6 +34,9 @@ pub(crate) use self::{
     recover::take_over,
 };
 
+/// What operations are carried out with. Callers pass it on and do not look inside.
+pub(crate) use crate::agent::Shared as Engine;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest, Plans};
@@ -191,6 +194,16 @@ pub(crate) async fn plan(agent: &Shared, viewer: Viewer, request: &PlanRequest) 
         }
     }
     Ok(Plans { plans })
+}
+
+/// Checks the operations that wait again, after one of them was cancelled.
+pub(crate) fn queue_changed(engine: &Engine) {
+    engine.line.stir();
+}
+
+/// Returns whether no operation waits.
+pub(crate) fn queue_is_empty(engine: &Engine) -> bool {
+    engine.line.is_empty()
 }
 
 /// Adds to the reasons of a GPU how far the operation is that changes it, and which operations wait for it.

@@ -42,15 +42,15 @@ use tower_service::Service;
 use super::{
     accounts::Accounts,
     caps::{Caps, Place, Rank, Refusal},
-    pace::{Endless, Pace, Paced},
+    pace::{Pace, Paced},
 };
-use crate::{http::failure::Failure, watchdog::Knock};
+use crate::{
+    http::{endless::Endless, failure::Failure, head::MOST_BYTES},
+    watchdog::Knock,
+};
 
 /// How long connections may take to end once the agent closes.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
-
-/// Largest request head; hyper's smallest buffer.
-pub(crate) const HEAD_BYTES: usize = 8 << 10;
 
 /// How long a refusal may take, and how many may be written at once.
 const REFUSAL: Duration = Duration::from_millis(500);
@@ -300,7 +300,7 @@ async fn connection(stream: UnixStream, mut client: Client, place: Place, router
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .header_read_timeout(None)
-        .max_buf_size(HEAD_BYTES)
+        .max_buf_size(MOST_BYTES)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
     let mut closing = std::pin::pin!(closing.cancelled_owned());

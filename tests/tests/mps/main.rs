@@ -15,3 +15,4 @@ mod in_use;
 mod kills;
 mod mode_changes;
 mod shares;
+mod visibility;
