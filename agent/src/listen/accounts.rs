@@ -56,20 +56,20 @@ struct Found {
 pub(crate) struct Accounts(Arc<RwLock<Found>>);
 
 impl Accounts {
-    /// The account of a uid that connects.
+    /// Returns the account of a uid that connects.
     pub(crate) fn of(&self, uid: u32) -> Account {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let after = found.ranges.partition_point(|range| range.first <= uid);
         let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
         match range.filter(|range| uid - range.first < range.count) {
-            // Uids of root's own containers are not root's.
+            // Containers that root started use these uids: they must not share root's account.
             Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
             Some(range) => Account::Range(range.first),
             None => Account::User(uid),
         }
     }
 
-    /// Whether one of these groups makes an administrator.
+    /// Returns whether one of these groups is an admin group.
     pub(crate) fn is_admin(&self, groups: &[u32]) -> bool {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
         groups.iter().any(|group| found.admin_groups.contains(group))
