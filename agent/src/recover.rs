@@ -50,7 +50,7 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 
 /// Accepts the loss of a database. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Recovery {
+pub(crate) struct LossAcceptance {
     /// Tells the loss.
     pub(crate) state: State,
     /// Reads the GPUs.
@@ -65,7 +65,7 @@ pub(crate) struct Recovery {
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
 
-impl Recovery {
+impl LossAcceptance {
     /// Accepts the loss, if there is one.
     ///
     /// # Errors

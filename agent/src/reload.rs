@@ -9,15 +9,18 @@
 //! Reloads happen one after the other, in the loop that also takes signals: it has the socket and
 //! the log, whose settings take effect at once.
 
+use std::sync::Arc;
+
 use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded, STOPPING};
 use gpush_core::{config::Config, desired, sharing};
 use gpush_store::{NewAudit, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    apply::{self, Engine},
     caller::Viewer,
+    modes::mig::reset::not_resetting,
     mps::Mps,
+    outside::Outside,
     overrides,
     settings::{Candidate, Settings},
     state::{Effect, State, readings::Readings, unidentified, words},
@@ -244,7 +247,7 @@ pub(crate) struct Differences {
     /// Reads the GPUs.
     pub(crate) readings: Readings,
     /// Tells whether a reset is in progress.
-    pub(crate) engine: Engine,
+    pub(crate) outside: Arc<Outside>,
 }
 
 impl Differences {
@@ -280,7 +283,7 @@ impl Differences {
         if let Some(maintenance) = self.state.maintenance() {
             return vec![words::refusal(&maintenance)];
         }
-        let gpus = match (seen, apply::not_resetting(&self.engine)) {
+        let gpus = match (seen, not_resetting(&self.outside)) {
             (Ok(gpus), Ok(())) => gpus,
             (Err(error), _) => return vec![error.clone()],
             (Ok(_), Err(resetting)) => return vec![resetting],

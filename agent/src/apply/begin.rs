@@ -7,17 +7,17 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{Actor, ApiError, Code, Gpu, GpuPlan, Mig, Operation, PlanRequest};
 use gpush_core::config::Config;
-use gpush_host::other_managers;
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, carry_out, free_gpus, mode, planned, renewed, unreadable};
+use super::{part::Part, planner::unreadable};
 use crate::{
     agent::Shared,
     caller::{Caller, Viewer},
     idempotency::Key,
+    modes::mig::reset::not_resetting,
     operation::{self, Also, Claim, New},
     overrides::{self, Lasting},
 };
@@ -96,12 +96,12 @@ pub(crate) async fn begin(agent: &Shared, caller: &Caller, order: Order) -> Resu
 async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     refuse_now(agent)?;
     let config = agent.settings.config();
-    let gpus = free_gpus(agent, caller.viewer).await?;
-    let meant = planned(agent, &gpus, &order.request).await;
+    let gpus = agent.planner.gpus(caller.viewer).await?;
+    let meant = agent.planner.planned(&gpus, &order.request).await;
     let meant = meant.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
     let by = caller.actor(agent.users.user(caller.peer.uid).await);
-    let claimed = mode::not_resetting(agent).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
+    let claimed = not_resetting(&agent.outside).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
     let ready = match claimed {
         Ok(claim) => Ready::look(agent, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),
@@ -118,7 +118,7 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
                 }
             }
             let operation = ongoing.snapshot();
-            carry_out::spawn(agent, ongoing, parts);
+            agent.executor.spawn(ongoing, parts);
             return Ok(operation);
         }
         Err(error) if order.wait.is_none() || !may_pass(&error) => return Err(error),
@@ -145,7 +145,7 @@ fn refuse_now(agent: &Shared) -> Result<(), ApiError> {
 /// Whether a refusal may pass while somebody waits: another operation ends, an instance becomes
 /// idle.
 pub(super) fn may_pass(error: &ApiError) -> bool {
-    error.retryable && matches!(error.code, Code::Blocked | Code::Conflict)
+    error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
 /// An operation that can begin: its GPUs are its own, and every plan stands on readings made since.
@@ -171,10 +171,9 @@ impl Ready {
         for ((_, outcome), plan) in agent.readings.now(&uuids).await.into_iter().zip(meant) {
             readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
         }
-        let gpus = renewed(agent, viewer, &readings).await?;
+        let gpus = agent.planner.gpus_with(viewer, &readings).await?;
         let config = agent.settings.config();
-        let mut plans = planned(agent, &gpus, &order.request).await?;
-        other_managers::refuse(&agent.host_root, &mut plans);
+        let mut plans = agent.planner.planned(&gpus, &order.request).await?;
         // Nor is anything reset along that is not claimed.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
@@ -182,7 +181,7 @@ impl Ready {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
         }
-        mode::preflight::examine(agent, viewer, &gpus, &mut plans).await;
+        agent.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }

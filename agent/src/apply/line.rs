@@ -28,14 +28,11 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{
-    begin::{Order, Ready, intent, may_pass, refusal},
-    carry_out::{self, carry_out, finish},
-    free_gpus, mode, planned,
-};
+use super::begin::{Order, Ready, intent, may_pass, refusal};
 use crate::{
     agent::Shared,
     caller::Viewer,
+    modes::mig::reset::not_resetting,
     operation::{self, Ongoing},
 };
 
@@ -102,7 +99,7 @@ impl Line {
     }
 
     /// Puts an operation, recorded as queued or waiting, into the line. It was asked for at `since`.
-    pub(super) fn enter(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
+    pub(crate) fn enter(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
         self.insert(ongoing, order, since, Instant::now());
     }
 
@@ -172,7 +169,7 @@ async fn round(agent: &Shared) {
         return;
     }
     // What they wait for is read by everybody, so it is seen with nobody's eyes.
-    let gpus = match free_gpus(agent, Viewer::Agent).await {
+    let gpus = match agent.planner.gpus(Viewer::Agent).await {
         Ok(gpus) => gpus,
         Err(error) => return all.iter().for_each(|one| still(agent, one, &error)),
     };
@@ -196,8 +193,8 @@ fn passes(error: &ApiError) -> bool {
 }
 
 async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, ApiError> {
-    mode::not_resetting(agent)?;
-    let meant = planned(agent, gpus, &one.order.request).await?;
+    not_resetting(&agent.outside)?;
+    let meant = agent.planner.planned(gpus, &one.order.request).await?;
     // As last seen; only what seems possible is worth a claim and a fresh reading.
     if let Some(error) = refusal(&meant) {
         return Err(error);
@@ -213,11 +210,12 @@ async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, A
 fn start(agent: &Shared, one: Waiting, ready: Ready) {
     agent.line.waiting().remove(&one.ongoing.number());
     let Waiting { ongoing, order, .. } = one;
-    carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
+    let agent = Arc::clone(agent);
+    agent.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
         let Ready { parts, claim } = ready;
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
-            Ok(()) => return carry_out(&agent, ongoing, &parts).await,
+            Ok(()) => return executor.run(ongoing, &parts).await,
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
             // It is on record that it was cancelled, and will be told in a moment: nothing else ends what
             // stands in line.
@@ -233,7 +231,8 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
             }
             Err(error) => error,
         };
-        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error.outcome("nothing of it was done"))).await;
+        let error = error.outcome("nothing of it was done");
+        executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
 }
 
@@ -267,8 +266,8 @@ fn leave(agent: &Shared, one: &Waiting, mut error: ApiError) {
         error.errors = last.errors;
     }
     let error = error.outcome("nothing of it was done");
-    carry_out::in_background(agent, Arc::clone(&one.ongoing), move |agent, ongoing| async move {
-        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
+    agent.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
+        executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
 }
 

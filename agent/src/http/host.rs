@@ -4,7 +4,9 @@ use axum::{Json, extract::State};
 use gpush_api::{MaintenanceState, Recovered, WhyRequest};
 
 use super::{extract::Body, failure::Failure, requests::Requests};
-use crate::{caller::Caller, idempotency::Header, maintenance::MaintenanceControl, recover::Recovery, state::redact};
+use crate::{
+    caller::Caller, idempotency::Header, maintenance::MaintenanceControl, recover::LossAcceptance, state::redact,
+};
 
 /// Takes the GPUs out of gpushd's hands: no handle of the driver is open when it answers. Refused
 /// while an operation changes a GPU. It lasts until it is left, over restarts of gpushd and the host.
@@ -56,7 +58,7 @@ pub(super) async fn leave(
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn recover(
-    State(recovery): State<Recovery>,
+    State(recovery): State<LossAcceptance>,
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::{extract::Body, failure::Failure, if_match::IfMatch, response_limiter::ResponseLimiter};
 use crate::{
-    apply::{self, Engine, Order},
+    apply::{self, Engine, Order, Planner},
     authorization::Authorization,
     caller::Caller,
     idempotency::Header,
@@ -24,13 +24,13 @@ const LONGEST_WAIT: u64 = 30 * 24 * 3600;
     post, path = "/v1/mig/plan", operation_id = "planMig", tag = "mig", request_body = PlanRequest,
     responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn plan(
-    State(engine): State<Engine>,
+    State(planner): State<Planner>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Body(request): Body<PlanRequest>,
 ) -> Result<Response, Failure> {
     let viewer = caller.viewer;
-    let plan = async move { Ok::<Plans, Failure>(apply::plan(&engine, viewer, &request).await?) };
+    let plan = async move { Ok::<Plans, Failure>(planner.plan(viewer, &request).await?) };
     limiter.answer(&caller, StatusCode::OK, plan).await
 }
 

@@ -12,18 +12,19 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::UNKNOWN_BOOT;
 use crate::{
     agent::{Agent, Shared},
-    apply,
+    apply::{self, Executor, Planner, Recovery, Services},
     authorization::Authorization,
     durable::{self, Remembered},
     health::{Check, Health, Sources},
     http::{self, requests::Requests, response_limiter::ResponseLimiter},
     idempotency::Idempotency,
     maintenance::MaintenanceControl,
+    modes::{driver::Driver, mig::MigMode},
     mps::{self, Mps},
     operation::Operations,
     outside::Outside,
     processes::{self, SeenShares, Strays},
-    recover::Recovery,
+    recover::LossAcceptance,
     reload::{self, Differences, Inbox, Reload},
     settings::Settings,
     shared_gpus::SharedGpus,
@@ -48,8 +49,16 @@ pub(super) struct Origin {
 
 /// What `life` runs.
 pub(super) struct Parts {
-    /// Carries out operations.
+    /// Queues and begins operations.
     pub(super) engine: Shared,
+    /// The driver, behind its worker.
+    pub(super) hardware: Hardware,
+    /// Time-sliced GPUs.
+    pub(super) timeslice: Timeslice,
+    /// What is set on GPUs that are shared whole.
+    pub(super) shared_gpus: SharedGpus,
+    /// Takes over operations that an earlier gpushd left.
+    pub(super) recovery: Recovery,
     /// What handlers of requests use.
     pub(super) handles: http::Handles,
     /// What the layouts at start use.
@@ -151,23 +160,42 @@ pub(super) fn compose(
         seen_shares,
     );
     let (commits, operations) = (Commits::new(store.clone(), state.clone()), Operations::new(store.clone(), &state));
+    let mig = MigMode {
+        driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
+        outside: Arc::clone(&outside),
+        users: users.clone(),
+        state: state.clone(),
+    };
+    let planner =
+        Planner { mig: mig.clone(), mps: mps.clone(), operations: operations.clone(), host_root: host_root.clone() };
+    let tasks = TaskTracker::new();
+    let executor = Executor {
+        mig,
+        mps: mps.clone(),
+        timeslice: timeslice.clone(),
+        services: Services {
+            state: state.clone(),
+            store: store.clone(),
+            outside: Arc::clone(&outside),
+            stopping: stopping.clone(),
+        },
+        operations: operations.clone(),
+        tasks: tasks.clone(),
+    };
+    let recovery = Recovery { executor: executor.clone(), planner: planner.clone(), stopping: stopping.clone() };
     let engine = Arc::new(Agent {
         settings: settings.clone(),
-        store: store.clone(),
         read_only: read_only.clone(),
-        hardware: hardware.clone(),
         state: state.clone(),
         readings: readings.clone(),
         outside: Arc::clone(&outside),
         users: users.clone(),
         idempotency: idempotency.clone(),
         operations: operations.clone(),
+        planner: planner.clone(),
+        executor,
         line: Default::default(),
-        mps: mps.clone(),
-        shared_gpus: shared_gpus.clone(),
-        timeslice: timeslice.clone(),
-        host_root: host_root.clone(),
-        tasks: TaskTracker::new(),
+        tasks,
         stopping: stopping.clone(),
     });
     let health = Health::new(Sources {
@@ -179,7 +207,7 @@ pub(super) fn compose(
         checks: vec![
             check(&settings, |settings| settings.trouble().into_iter().collect()),
             check(&engine, |engine| engine.operations.not_stopping(&engine.stopping).err().into_iter().collect()),
-            check(&engine, |engine| apply::services_health(engine)),
+            check(&outside, |outside| apply::services_health(outside)),
             check(&timeslice, Timeslice::health),
             check(&shared_gpus, SharedGpus::health),
             check(&mps, mps::health),
@@ -203,35 +231,32 @@ pub(super) fn compose(
         commits: commits.clone(),
         readings: readings.clone(),
         operations: operations.clone(),
-        hardware,
-        outside,
+        hardware: hardware.clone(),
+        outside: Arc::clone(&outside),
         host_lock: Arc::clone(&host_lock),
     };
-    let recovery = Recovery {
+    let acceptance = LossAcceptance {
         state: state.clone(),
         readings: readings.clone(),
         store: store.clone(),
         mps: mps.clone(),
-        shared_gpus,
+        shared_gpus: shared_gpus.clone(),
         host_lock,
     };
-    let differences = Differences {
-        settings: settings.clone(),
-        state: state.clone(),
-        readings: readings.clone(),
-        engine: Arc::clone(&engine),
-    };
+    let differences =
+        Differences { settings: settings.clone(), state: state.clone(), readings: readings.clone(), outside };
     let reload = Reload {
         settings: settings.clone(),
         state: state.clone(),
         readings: readings.clone(),
         store: store.clone(),
         mps: mps.clone(),
-        timeslice,
+        timeslice: timeslice.clone(),
     };
     let startup = startup::Handles {
         startup,
         engine: Arc::clone(&engine),
+        planner: planner.clone(),
         operations: operations.clone(),
         state: state.clone(),
         readings: readings.clone(),
@@ -248,16 +273,31 @@ pub(super) fn compose(
         limiter: ResponseLimiter::new(own_uid),
         commits,
         maintenance,
-        recovery,
+        recovery: acceptance,
         reloads,
         differences,
         health,
         operations,
         engine: Arc::clone(&engine),
+        planner,
         mps,
         strays,
     };
-    Ok(Parts { engine, handles, startup, reload, inbox, unfinished, superseded, boot_id, due })
+    Ok(Parts {
+        engine,
+        handles,
+        hardware,
+        timeslice,
+        shared_gpus,
+        recovery,
+        startup,
+        reload,
+        inbox,
+        unfinished,
+        superseded,
+        boot_id,
+        due,
+    })
 }
 
 /// Makes a check of a part, which it keeps a handle to.

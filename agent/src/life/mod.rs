@@ -58,6 +58,7 @@ use crate::{
     logging::{self, Log},
     monitor::Monitor,
     mps,
+    operation::Ongoing,
     options::{Arguments, Paths, Surroundings, Trust},
     outside::Outside,
     overrides, processes,
@@ -232,15 +233,29 @@ async fn serve(
         mps_dir: here.mps_dir,
         mps_programs: here.mps_programs,
     };
-    let Parts { engine, handles, startup, reload, mut inbox, unfinished, superseded, boot_id, due } =
-        compose::compose(settings, origin, remembered, options)?;
+    let Parts {
+        engine,
+        handles,
+        hardware,
+        timeslice,
+        shared_gpus,
+        recovery,
+        startup,
+        reload,
+        mut inbox,
+        unfinished,
+        superseded,
+        boot_id,
+        due,
+    } = compose::compose(settings, origin, remembered, options)?;
     let Handles { state, readings, operations, mps, strays, .. } = handles.clone();
-    let (hardware, stopping, tasks) = (engine.hardware.clone(), engine.stopping.clone(), engine.tasks.clone());
+    let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Before anybody could ask the driver, and before a queued operation could begin.
     handles.maintenance.resume();
     // Daemons that run are known before anybody is served.
     mps::find(&mps);
-    let changed = apply::take_over(&engine, unfinished, &superseded, &boot_id).await;
+    let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.line.enter(ongoing, order, since);
+    let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
     startup.startup.leave(changed.into_iter());
     let line = tokio::spawn(apply::line::run(Arc::clone(&engine)));
     // Subscribed before there is a worker whose events it could miss.
@@ -273,9 +288,9 @@ async fn serve(
     let expiry = tokio::spawn(overrides::expire(state.clone(), store, stopping.clone()));
     let daemons = tokio::spawn(mps::run(mps.clone()));
     let of = mps.clone();
-    let levels = tokio::spawn(timeslice::run(engine.timeslice.clone(), move |uuid: &str| of.has(uuid)));
+    let levels = tokio::spawn(timeslice::run(timeslice, move |uuid: &str| of.has(uuid)));
     let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
-    let leftover = tokio::spawn(shared_gpus::run(engine.shared_gpus.clone(), needs, stopping.clone()));
+    let leftover = tokio::spawn(shared_gpus::run(shared_gpus, needs, stopping.clone()));
     let strays = tokio::spawn(processes::run(strays));
 
     let reloading = Reloading { reload: &reload, socket_file: &socket_file, level };

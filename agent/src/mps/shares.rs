@@ -18,10 +18,11 @@ use std::{
 use gpush_api::{ApiError, Code, MpsPolicy, MpsSettings, MpsShare as Shown, MpsShareRequest, MpsShareTaken, MpsUsers};
 use gpush_core::sharing;
 use gpush_host::proc;
+use gpush_mps::daemon::Request as Do;
 use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId, StoreError};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, Mps, daemon::Do, targets::Outlook, view};
+use super::{Entry, Mps, targets::Outlook, view};
 use crate::{caller::Caller, eligibility, idempotency::Key, state::words};
 
 /// Longest life of a share that ends by itself, seconds.

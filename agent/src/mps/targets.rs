@@ -21,19 +21,14 @@ use gpush_core::{
     sharing::{self, Sharing, Target},
     supervisor::State,
 };
+use gpush_mps::daemon::{
+    Daemon, Desired as Wanted, RecordedUsers as OnRecord, Report as Seen, Request as Do, Sources, TargetDir as Place,
+    sweep_removed,
+};
 use jiff::{SignedDuration, Timestamp};
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{
-    Entry, Mps,
-    admission::OnRecord,
-    clients, compute_mode,
-    daemon::{Daemon, Do, Seen, Sources, Wanted},
-    many,
-    moves::Moves,
-    place::{self, Place},
-    records, shares, view,
-};
+use super::{Entry, Mps, clients, compute_mode, many, moves::Moves, records, shares, view};
 use crate::{caller::Viewer, eligibility};
 
 /// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
@@ -71,7 +66,7 @@ pub(crate) async fn run(mps: Mps) {
 /// none to whoever asks.
 pub(crate) fn find(mps: &Mps) {
     let mut known = BTreeSet::new();
-    place::sweep_removed(&mps.base);
+    sweep_removed(&mps.base);
     for (place, spec) in Place::all(&mps.base) {
         known.insert(spec.target.clone());
         let daemon = live(mps, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
@@ -80,7 +75,7 @@ pub(crate) fn find(mps: &Mps) {
         mps.entries().insert(spec.uuid, entry);
     }
     let (hands, stopping) = (mps.hands.clone(), mps.handles.stopping.clone());
-    tokio::spawn(async move { stopping.run_until_cancelled(hands.end_strays(known)).await });
+    tokio::spawn(async move { stopping.run_until_cancelled(hands.end_orphans(known)).await });
 }
 
 fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Daemon {

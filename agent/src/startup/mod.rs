@@ -39,7 +39,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{give::Outcome, layouts::Layouts, trigger::Trigger};
 use crate::{
-    apply::Engine,
+    apply::{Engine, Planner},
     caller::Viewer,
     operation::Operations,
     state::{State, readings::Readings},
@@ -184,8 +184,10 @@ impl Startup {
 pub(crate) struct Handles {
     /// Keeps what went wrong.
     pub(crate) startup: Startup,
-    /// Carries out operations.
+    /// Begins operations.
     pub(crate) engine: Engine,
+    /// Plans what an operation would do.
+    pub(crate) planner: Planner,
     /// Follows operations to their end.
     pub(crate) operations: Operations,
     /// Tells the config, and when conditions end.

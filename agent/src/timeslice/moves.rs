@@ -2,16 +2,16 @@
 //! and compute mode were read back, and begins only once what was set for turns has gone.
 //!
 //! ```text
-//! plan ─► leaves the GPU whole, and its rule says timeslice ─► takes_turns
+//! plan ─► leaves the GPU whole, and its rule says timeslice ─► step Set
 //! begin ─► what was set for turns that no rule wants ─► let go, awaited ─► steps
-//! done  ─► takes_turns ─► set and read back, awaited ─► what did not come about is told with the operation
+//! done  ─► step Set ─► set and read back, awaited ─► what did not come about is told with the operation
 //! ```
 //!
 //! A level that can't be set is no reason to take a GPU back: it is tried again, as after any drift.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Gpu, GpuPlan, Mode};
+use gpush_api::{ApiError, Gpu, GpuPlan, Mode, Step, TimesliceStep};
 use tokio::time::Instant;
 
 use super::{Subject, Timeslice};
@@ -29,7 +29,9 @@ pub(super) type Awaited = BTreeMap<String, Option<Vec<String>>>;
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-        plan.takes_turns = gpu.mode == Mode::Timeslice && plan.leaves_whole(gpu);
+        if gpu.mode == Mode::Timeslice && plan.leaves_whole(gpu) {
+            plan.add(Step::Timeslice(TimesliceStep::Set));
+        }
     }
 }
 
@@ -82,7 +84,7 @@ impl Drop for Those<'_> {
 
 /// GPUs on which something of ours stands that is there for turns.
 pub(crate) fn to_let_go(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
-    let ours = plans.iter().filter(|plan| !plan.takes_turns && timeslice.shared_gpus.has_turns_of(&plan.uuid));
+    let ours = plans.iter().filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_turns_of(&plan.uuid));
     ours.map(|plan| plan.uuid.clone()).collect()
 }
 

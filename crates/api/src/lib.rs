@@ -12,12 +12,15 @@ pub mod error;
 pub mod event;
 pub mod gpu;
 pub mod health;
+pub mod lease;
 pub mod mps;
 pub mod operation;
 pub mod overrides;
 pub mod plan;
 pub mod policy;
 pub mod process;
+pub mod refusal;
+pub mod step;
 pub mod text;
 pub mod timeslice;
 
@@ -35,6 +38,11 @@ pub use gpu::{
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
 };
+pub use lease::{
+    EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseKind,
+    LeaseMember, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRevocation, LeaseRevokeRequest, LeaseShare,
+    LeaseState, LeaseWait, MOST_MEMBERS, MemberShare, NotALeaseId,
+};
 pub use mps::{
     BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,
     MpsPolicy, MpsServer, MpsServerState, MpsSet, MpsSetRequest, MpsSettings, MpsShare, MpsShareRequest, MpsShareTaken,
@@ -42,13 +50,12 @@ pub use mps::{
 };
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
-pub use plan::{
-    ApplyRequest, Blocker, GpuLayout, GpuPlan, Holder, LayoutSource, MpsStop, Peer, PlanRequest, Plans, Refusal, Reset,
-    Step,
-};
+pub use plan::{ApplyRequest, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans};
 pub use policy::{
     ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
     WantedView,
 };
 pub use process::{GpuProcess, GpuProcesses, StrayPolicy};
+pub use refusal::{Blocker, Holder, Refusal};
+pub use step::{InstanceStep, MigModeStep, MpsStep, Peer, Phase, Reset, Step, TimesliceStep};
 pub use timeslice::{TimeslicePolicy, TimesliceState, TimesliceView};
