@@ -17,6 +17,7 @@
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
 //! | `many` | whether clients of several users can be had |
+//! | `missing` | errors for targets that gpushd does not have, or not yet |
 //! | `shares` | who took which part |
 //! | `clients` | who computes there, and with which share |
 //! | `control_connection` | names the processes that keep a daemon from answering |
@@ -28,6 +29,7 @@ mod clients;
 mod compute_mode;
 mod control_connection;
 mod many;
+mod missing;
 mod moves;
 mod records;
 mod shares;

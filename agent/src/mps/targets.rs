@@ -212,6 +212,14 @@ impl Outlook {
         Self { gpus, decided }
     }
 
+    /// Returns whether a target has no entry yet that will get one without an operation: gpushd has read its GPU, and
+    /// not come to start its daemon.
+    pub(super) fn has_pending(&self, mps: &Mps) -> bool {
+        let known: BTreeSet<String> = mps.entries().keys().cloned().collect();
+        let comes = |target: &Target| !target.full_gpu || mps.is_in_force(&target.uuid);
+        self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
+    }
+
     /// Why a target that has a daemon is not to be one any more: whoever has something of it may finish.
     pub(super) fn ends(&self, uuid: &str, entry: &Entry) -> Option<String> {
         let gpu = self.gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid)?;

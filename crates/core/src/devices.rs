@@ -32,7 +32,7 @@ fn of_gpu(gpu: &Gpu, daemons: &[MpsDaemon]) -> Vec<MigDevice> {
 fn device(gpu: &Gpu, instance: &GpuInstance, compute: Option<&ComputeInstance>, daemons: &[MpsDaemon]) -> MigDevice {
     let uuid = compute.and_then(|compute| compute.uuid.clone());
     let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
-    let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).map(|server| server.pid).collect();
+    let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
     let of_compute = compute.iter().flat_map(|compute| &compute.processes);
     // An MPS server without clients holds the device for no user.
     let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));

@@ -141,7 +141,7 @@ fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Opti
 
 /// Processes that use it: MPS servers do so for their clients alone, who are processes of the GPU too.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
-    let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).map(|server| server.pid).collect();
+    let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
     let all = gpu.processes.iter().chain(within);

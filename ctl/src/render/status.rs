@@ -63,7 +63,8 @@ fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
         one.processes.iter_mut().chain(one.compute.iter_mut().flat_map(|compute| &mut compute.processes))
     });
     for process in gpu.processes.iter_mut().chain(inner) {
-        let serves = |daemon: &&MpsDaemon| daemon.servers.iter().any(|server| Some(server.pid) == process.pid);
+        let serves =
+            |daemon: &&MpsDaemon| daemon.servers.iter().any(|server| server.pid.is_some() && server.pid == process.pid);
         let Some(daemon) = daemons.iter().find(serves) else { continue };
         let device = daemon.device.as_ref().map_or_else(String::new, |device| format!(", {device}"));
         process.command = Some(match daemon.gpu {

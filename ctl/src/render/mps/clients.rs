@@ -75,7 +75,7 @@ fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
         client.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         user.unwrap_or_else(|| NONE.to_owned()),
         share,
-        client.server.to_string(),
+        client.server.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         command,
     ]
 }

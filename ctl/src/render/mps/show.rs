@@ -157,12 +157,15 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
                 words(style, word)
             },
         );
-        let its = daemon.clients.iter().filter(|client| client.server == server.pid).count();
+        let serves = server.pid.map_or_else(
+            || NONE.to_owned(),
+            |pid| count(daemon.clients.iter().filter(|client| client.server == Some(pid)).count(), "client"),
+        );
         vec![
-            server.pid.to_string(),
+            server.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
             user(server.user.as_ref(), server.uid, look).unwrap_or_else(|| NONE.to_owned()),
             state,
-            count(its, "client"),
+            serves,
         ]
     };
     let columns = [("PID", Align::Right), ("USER", Align::Left), ("STATE", Align::Left), ("SERVES", Align::Left)];
