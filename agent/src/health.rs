@@ -109,7 +109,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 Code::DriverError,
                 "is cordoned for a fault that the driver reported",
                 format!(
-                    "drain it (`gpushctl gpu drain {index}`) and reset it or have it looked at; then `gpushctl gpu uncordon {index}`"
+                    "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}`, then `gpushctl gpu uncordon {index}`"
                 ),
             )
         }
@@ -119,7 +119,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             Code::DriverError,
             "is degraded",
             format!(
-                "see what stands with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
+                "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
                 // Without a rule nobody but who asks knows which.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),

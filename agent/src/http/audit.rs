@@ -1,14 +1,16 @@
 //! `/v1/audit`: who changed what, for administrators.
 
+use std::collections::BTreeSet;
+
 use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, AuditRecord};
-use gpush_core::selector::Selector;
+use gpush_core::{selector::Selector, sharing};
 use gpush_store::AuditQuery;
 use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::{desk, extract::Parameters, failure::Failure};
-use crate::{agent::Shared, caller::Caller};
+use crate::{agent::Shared, caller::Caller, state::HostState};
 
 /// Characters of a GPU's UUID.
 const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
@@ -27,8 +29,8 @@ pub(super) struct AuditParameters {
     after: Option<u64>,
     /// How many at most, 1 to 1000; 100 without it.
     limit: Option<usize>,
-    /// Only those about this: an operation, `config`, `host`, or GPUs by their selectors, with commas
-    /// between. Operations that concern a GPU are found under it.
+    /// Only records about this: an operation, an MPS target or share, a user, `config`, `host`, or GPUs by their
+    /// selectors, separated by commas. A GPU includes its operations and the MPS targets on it.
     object: Option<String>,
     /// Only those made at this time or later, as `2026-01-02T03:04:05Z`.
     #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
@@ -64,7 +66,7 @@ pub(super) async fn list(
     desk::answer(agent, caller, StatusCode::OK, list).await
 }
 
-/// What records name by `text`. A GPU that is gone is found by the whole of its UUID.
+/// The objects of records that `text` names. A GPU that the driver does not show is found by its whole UUID.
 fn objects(agent: &Shared, text: &str) -> Result<Vec<String>, ApiError> {
     let one = |word: &str| {
         let selector: Selector = match word.parse() {
@@ -82,11 +84,41 @@ fn objects(agent: &Shared, text: &str) -> Result<Vec<String>, ApiError> {
             }
         }
     };
+    let host = agent.state.now();
     let mut found = Vec::new();
-    for word in text.split(',') {
-        found.extend(one(word.trim())?);
+    for word in text.split(',').map(str::trim) {
+        if let Some(uuid) = device(&host, word) {
+            found.push(sharing::short_name(&uuid, &BTreeSet::new()));
+            found.push(uuid);
+            continue;
+        }
+        for object in one(word)? {
+            for target in targets(&host, &object) {
+                found.push(sharing::short_name(&target, &BTreeSet::new()));
+                found.push(target);
+            }
+            found.push(object);
+        }
     }
     Ok(found)
+}
+
+/// UUIDs of what may be shared through MPS on a GPU: the GPU and its MIG devices.
+fn targets(host: &HostState, uuid: &str) -> Vec<String> {
+    let Some(gpu) = host.gpu(uuid) else { return Vec::new() };
+    let computes = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+    computes.filter_map(|compute| compute.uuid.clone()).chain([uuid.to_owned()]).collect()
+}
+
+/// UUID of the MIG device that a text such as `1:2g.20gb@2` names.
+fn device(host: &HostState, text: &str) -> Option<String> {
+    let (gpu, device) = text.split_once(':')?;
+    let (profile, start) = device.split_once('@')?;
+    let (index, start): (u32, u8) = (gpu.parse().ok()?, start.parse().ok()?);
+    let gpu = host.gpus.iter().find(|one| one.gpu.index == index)?;
+    let mut instances = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let instance = instances.find(|one| one.profile == profile && one.placement.start == start)?;
+    instance.compute.first()?.uuid.clone()
 }
 
 fn shown(record: gpush_store::AuditRecord) -> AuditRecord {

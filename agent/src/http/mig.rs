@@ -1,9 +1,10 @@
-//! `/v1/mig`: plans, and carrying them out.
+//! `/v1/mig`: MIG devices, plans, and their execution.
 
 use std::time::Duration;
 
 use axum::{extract::State, http::StatusCode, response::Response};
-use gpush_api::{ApiError, ApplyRequest, Code, Operation, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, MigDevice, Operation, PlanRequest, Plans};
+use gpush_core::devices;
 use jiff::Timestamp;
 
 use super::{desk, extract::Body, failure::Failure, if_match::IfMatch};
@@ -12,12 +13,25 @@ use crate::{
     apply::{self, Order},
     caller::Caller,
     idempotency::Header,
+    mps,
     request::reason,
     state::redact,
 };
 
 /// Longest `wait_s`.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
+
+/// Every MIG device with its use: free, granted, in use or reserved.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/mig/devices", operation_id = "listMigDevices", tag = "mig",
+    responses((status = 200, description = "The answer", body = Vec<MigDevice>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn list_devices(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
+    let list = async |agent: Shared, caller: Caller| -> Result<Vec<MigDevice>, Failure> {
+        let gpus = agent.readings.host().await?.gpus(caller.viewer);
+        Ok(devices::list(&gpus, &mps::all(&agent.mps, &caller).await))
+    };
+    desk::answer(agent, caller, StatusCode::OK, list).await
+}
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
 #[cfg_attr(test, utoipa::path(

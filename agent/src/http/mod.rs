@@ -48,6 +48,7 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/maintenance/enter", post(host::enter))
         .route("/v1/maintenance/leave", post(host::leave))
         .route("/v1/recover", post(host::recover))
+        .route("/v1/mig/devices", get(mig::list_devices))
         .route("/v1/mig/plan", post(mig::plan))
         .route("/v1/mig/apply", post(mig::apply))
         .route("/v1/mps", get(mps::list))

@@ -236,9 +236,9 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
-        error.causes.extend(due.map(|gpu| {
-            format!("GPU {0} is to be shared, and is not yet: `gpushctl mig apply --gpu {0}` does it", gpu.index)
-        }));
+        error.causes.extend(
+            due.map(|gpu| format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)),
+        );
         error
     })?;
     let uuid = known.swap_remove(at).uuid;
@@ -317,11 +317,13 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
                 format!("nobody gets a share any more: {why}; who has one may finish, then it ends by itself")
             }
             Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(
-                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl mig apply --gpu {}` ends it",
+                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl apply {}` ends it",
                 gpu.index
             ),
         }),
-        (_, gpu) => findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message)),
+        (_, gpu) => {
+            findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message))
+        }
     }
     for server in &mut daemon.servers {
         server.uid = servers.get(&server.pid).copied().filter(|uid| caller.viewer.may_see(Some(*uid)));

@@ -235,7 +235,7 @@ pub(super) fn is_given(mode: Mode) -> bool {
 fn apply_again(gpu: &Gpu) -> String {
     match gpu.overridden {
         Some(_) => "`gpushctl mig apply`".to_owned(),
-        None => format!("`gpushctl mig apply --gpu {}`", gpu.index),
+        None => format!("`gpushctl apply {}`", gpu.index),
     }
 }
 

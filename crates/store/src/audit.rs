@@ -62,8 +62,8 @@ pub struct AuditQuery {
     pub limit: usize,
     /// The last ones and not the first.
     pub latest: bool,
-    /// Only those about one of these objects, or about an operation that concerns one of them; all when
-    /// empty.
+    /// Only records about one of these objects: their object, the target of a share, a GPU of an operation,
+    /// or the user who acted. All records when empty.
     pub objects: Vec<String>,
     /// Only those made at this time or later, by the wall clock.
     pub since: Option<Timestamp>,
@@ -110,8 +110,12 @@ impl View<'_> {
              json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
              WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
         );
+        // A share is recorded under its own id, with the target that it is of.
+        let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
+        let user = "iif(json_valid(audit.actor), audit.actor, '{}') ->> 'user'";
         let rest = format!(
-            "WHERE sequence > ?1 AND at >= ?4 AND (?2 = '[]' OR object IN {wanted} OR object IN ({concerned})) \
+            "WHERE sequence > ?1 AND at >= ?4 AND (?2 = '[]' OR object IN {wanted} OR object IN ({concerned}) \
+             OR {detail} ->> 'uuid' IN {wanted} OR {detail} ->> 'target' IN {wanted} OR {user} IN {wanted}) \
              ORDER BY sequence {order} LIMIT ?3"
         );
         let objects = serde_json::Value::from(query.objects.clone()).to_string();

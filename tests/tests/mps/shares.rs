@@ -318,11 +318,15 @@ fn while_a_daemon_does_not_serve_nobody_is_let_in_and_no_environment_is_handed_o
     assert!(gpush_tests::mps::signal(pid, nix::sys::signal::Signal::SIGKILL));
     reaches(&agent, "0", MpsState::Starting);
     assert!(!is_open(Path::new(&pipe)), "shut while it starts");
-    let env = { ctl(&host, &agent, &["--timeout", "1", "mps", "env", "0", "--for", "1h"]) }.output().expect("gpushctl");
+    let env = { ctl(&host, &agent, &["--request-timeout", "1", "mps", "env", "0", "--for", "1h"]) }
+        .output()
+        .expect("gpushctl");
     assert!(!env.status.success() && env.stdout.is_empty(), "{env:?}");
     let said = String::from_utf8_lossy(&env.stderr).into_owned();
     assert!(said.contains("its MPS daemon is starting"), "{said}");
-    let ran = { ctl(&host, &agent, &["--timeout", "1", "mps", "run", "0", "--", "true"]) }.output().expect("gpushctl");
+    let ran = { ctl(&host, &agent, &["--request-timeout", "1", "mps", "run", "0", "--", "true"]) }
+        .output()
+        .expect("gpushctl");
     assert_eq!(ran.status.code(), Some(125), "{ran:?}");
     reaches(&agent, "0", MpsState::Ready);
     assert!(is_open(Path::new(&pipe)), "whoever had a share has it still");
