@@ -10,9 +10,10 @@ use tokio::sync::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    apply::line::Line,
+    apply::queue::OperationQueue,
     http::desk::Desk,
     idempotency::Idempotency,
+    lanes::Lanes,
     mps::Mps,
     operation::Operations,
     outside::Outside,
@@ -55,10 +56,12 @@ pub(crate) struct Agent {
     pub(crate) users: Users,
     /// Requests with a key that are being answered.
     pub(crate) idempotency: Idempotency,
+    /// The lanes and the queue of each GPU.
+    pub(crate) lanes: Lanes,
     /// What is being done.
     pub(crate) operations: Operations,
-    /// What can't begin yet.
-    pub(crate) line: Line,
+    /// Operations that wait for their GPUs.
+    pub(crate) queue: OperationQueue,
     /// MPS daemons, and shares of their targets.
     pub(crate) mps: Mps,
     /// What is set on GPUs that are shared whole.

@@ -41,6 +41,7 @@ use crate::{
     durable::{self, Remembered},
     http,
     idempotency::Idempotency,
+    lanes::Lanes,
     listen::{
         accept::{self, Door},
         accounts::{self, Accounts},
@@ -254,13 +255,16 @@ async fn serve(
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
     mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
-    let shared_gpus = SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), shared_gpus);
+    let lanes = Lanes::new(state.clone());
+    let shared_gpus =
+        SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
     let stopping = CancellationToken::new();
     let outside = Arc::new(outside);
     let timeslice = Timeslice::new(
         state.clone(),
         readings.clone(),
         hardware.clone(),
+        lanes.clone(),
         shared_gpus.clone(),
         Arc::clone(&outside),
         stopping.clone(),
@@ -272,6 +276,7 @@ async fn serve(
     let handles = mps::Handles {
         state: state.clone(),
         readings: readings.clone(),
+        lanes: lanes.clone(),
         hardware: hardware.clone(),
         store: store.clone(),
         users: users.clone(),
@@ -299,9 +304,10 @@ async fn serve(
         hardware,
         outside,
         users,
-        operations: Operations::new(store.clone(), &state),
+        operations: Operations::new(store.clone(), state.events().clone(), lanes.clone()),
+        lanes,
         state,
-        line: Default::default(),
+        queue: Default::default(),
         idempotency,
         mps,
         shared_gpus,
@@ -319,13 +325,13 @@ async fn serve(
         stopping,
         own_uid,
     });
-    // Before anybody could ask the driver, and before an operation in line could begin.
+    // Before anybody could ask the driver, and before a queued operation could begin.
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
     mps::find(&agent.mps);
     let changed = apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
     agent.startup.leave(changed.into_iter());
-    let line = tokio::spawn(apply::line::run(Arc::clone(&agent)));
+    let queue = tokio::spawn(apply::queue::run(Arc::clone(&agent)));
     // Listens from before there is a worker to be heard.
     let monitor =
         Monitor { state: agent.state.clone(), readings: agent.readings.clone(), hardware: agent.hardware.clone() };
@@ -386,7 +392,7 @@ async fn serve(
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
     // It begins nothing more, and what it began is among the tasks.
-    let _ = line.await;
+    let _ = queue.await;
     agent.tasks.close();
     agent.tasks.wait().await;
     if unfinished > 0 {

@@ -3,15 +3,15 @@
 //! ```text
 //! request ─► which GPUs ─► claim them ─► read each anew ─► plan each ─► every plan stands?
 //!                              │                                            │ no: refused, nothing
-//!                              └─ another operation's: refused,             │ touched, or in line
-//!                                 or in line                                ▼ yes
+//!                              └─ another operation's: refused,             │ touched, or queued
+//!                                 or queued                                 ▼ yes
 //!                       journal ─► operation: all GPUs at once, steps one by one
 //! ```
 //!
 //! | file | subject |
 //! |---|---|
 //! | `begin` | from a request to an operation on record |
-//! | `line` | an operation that waits for its turn, or for instances to be idle |
+//! | `queue` | operations that wait for GPUs, or for instances to be idle |
 //! | `carry_out` | the operation as a whole: forward on all GPUs, or back on all |
 //! | `forward` | the steps on one GPU |
 //! | `back` | the previous layout on one GPU |
@@ -23,8 +23,8 @@ mod back;
 mod begin;
 mod carry_out;
 mod forward;
-pub(crate) mod line;
 mod mode;
+pub(crate) mod queue;
 mod recover;
 mod step;
 
@@ -34,7 +34,10 @@ pub(crate) use self::{
     recover::take_over,
 };
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest, Plans};
 use gpush_core::{
@@ -48,6 +51,7 @@ use gpush_store::{ConditionKind, GpuIntent, NewCondition, Scope};
 use crate::{
     agent::Shared,
     caller::Viewer,
+    lanes::{Need, Needs, Reserve},
     mps,
     operation::named_once,
     overrides::Lasting,
@@ -155,7 +159,7 @@ fn outcome(intent: &GpuIntent) -> Vec<GpuInstance> {
 /// that can't be read, or that an operation is changing, has an error in place of steps and costs the
 /// others nothing.
 pub(crate) async fn plan(agent: &Shared, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
-    let gpus = free_gpus(agent, viewer).await?;
+    let gpus = free_gpus(agent, viewer, request).await?;
     let meant = planned(agent, &gpus, request).await;
     let meant = meant.map_err(|error| agent.state.now().explain_absent(&request.gpus, error))?;
     if agent.state.maintenance().is_some() {
@@ -195,7 +199,7 @@ pub(crate) async fn plan(agent: &Shared, viewer: Viewer, request: &PlanRequest) 
 
 /// Adds to the reasons of a GPU how far the operation is that changes it, and which operations wait for it.
 pub(crate) fn add_progress(agent: &Shared, host: &HostState, gpu: &mut Gpu) {
-    gpu.reasons.extend(agent.line.for_gpu(&gpu.uuid));
+    gpu.reasons.extend(agent.queue.for_gpu(&gpu.uuid));
     let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
     let changing = reasons.iter().position(|reason| matches!(reason, Reason::Changing { .. }));
     let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
@@ -210,6 +214,16 @@ pub(crate) fn add_progress(agent: &Shared, host: &HostState, gpu: &mut Gpu) {
 /// Plans a request on GPUs as they were seen. Whether GPUs on NVSwitches are reset by themselves depends
 /// on who looks after these: that is looked up where a plan has such a reset.
 pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
+    planned_with_needs(agent, gpus, request).await.map(|(plans, _)| plans)
+}
+
+/// Plans a request as [`planned`] does. Also returns the lanes that the operation needs, each with what its plan takes
+/// away there, which is told even of plans that are refused because somebody uses it.
+pub(super) async fn planned_with_needs(
+    agent: &Shared,
+    gpus: &[Gpu],
+    request: &PlanRequest,
+) -> Result<(Vec<GpuPlan>, Needs), ApiError> {
     let config = agent.settings.config();
     let mut plans = plan_host(&config, gpus, request)?.plans;
     let on_switches =
@@ -217,15 +231,39 @@ pub(super) async fn planned(agent: &Shared, gpus: &[Gpu], request: &PlanRequest)
     if plans.iter().any(on_switches) && !mode::fabric_manager_runs(agent).await {
         without_fabric_manager(&config, gpus, &mut plans);
     }
+    let mut needs: Needs =
+        crate::operation::gpus(&plans).into_iter().map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
+    for plan in &plans {
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(&agent.mps, gpu, plan)));
+    }
     mps::plan(&agent.mps, gpus, &mut plans);
     timeslice::plan(gpus, &mut plans);
-    Ok(plans)
+    Ok((plans, needs))
 }
 
-/// All GPUs without the processes that hold them for no user.
-pub(super) async fn free_gpus(agent: &Shared, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
+/// All GPUs without the processes that hold them for no user. The MPS daemons of the GPUs that the request names are
+/// asked now; of other GPUs their last answers count.
+pub(super) async fn free_gpus(agent: &Shared, viewer: Viewer, request: &PlanRequest) -> Result<Vec<Gpu>, ApiError> {
+    let host = agent.state.now();
+    let names: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
+    let named = match names.as_slice() {
+        [] => (0..host.gpus.len()).collect(),
+        // A name that names no GPU is refused where the request is planned.
+        names => host.positions(names).unwrap_or_default(),
+    };
+    let asked = named.into_iter().map(|at| host.gpus[at].gpu.uuid.clone()).collect();
+    free_gpus_of(agent, viewer, &asked).await
+}
+
+/// All GPUs without the processes that hold them for no user. The MPS daemons of the GPUs in `asked` are asked now.
+pub(super) async fn free_gpus_of(
+    agent: &Shared,
+    viewer: Viewer,
+    asked: &BTreeSet<String>,
+) -> Result<Vec<Gpu>, ApiError> {
     let observed = agent.readings.host().await?;
-    Ok(observed.gpus_for_plans(viewer, &mps::idle(&agent.mps).await))
+    Ok(observed.gpus_for_plans(viewer, &mps::idle(&agent.mps, asked).await))
 }
 
 /// The same, with the GPUs of the operation as in its own readings. It waits for no other GPU.
@@ -235,7 +273,8 @@ async fn renewed(agent: &Shared, viewer: Viewer, before: &[Arc<Reading>]) -> Res
     if !before.iter().all(is_listed) {
         agent.readings.host().await?;
     }
-    Ok(agent.state.with(before).gpus_for_plans(viewer, &mps::idle(&agent.mps).await))
+    let asked = before.iter().map(|reading| reading.identity.uuid.clone()).collect();
+    Ok(agent.state.with(before).gpus_for_plans(viewer, &mps::idle(&agent.mps, &asked).await))
 }
 
 fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {

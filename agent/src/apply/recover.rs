@@ -4,7 +4,7 @@
 //! mark of single steps is needed:
 //!
 //! ```text
-//! in line ─► in line again
+//! queued ─► queued again
 //! begun, and its GPUs were another's since ─► failed
 //! begun ─► wait for the driver ─► read each GPU
 //!                                          ├─ all as planned ────────────────────────► done
@@ -38,7 +38,7 @@ use super::{
     begin::More,
     carry_out::{self, carry_out, finish, go_back},
     forward::Forward,
-    mode, modes, outcome, renewed,
+    mode, modes, outcome, queue, renewed,
     step::Trouble,
 };
 use crate::{
@@ -87,7 +87,7 @@ pub(crate) async fn take_over(
         let ongoing = agent.operations.take_over(&left);
         tracing::warn!(op = ongoing.id(), "{} was {} when gpushd ended", left.record.kind, left.record.stage);
         if left.intent.begun.is_none() {
-            line_up_again(agent, ongoing, left);
+            queue_again(agent, ongoing, left);
             continue;
         }
         if same_boot && left.record.kind != operation::START {
@@ -108,11 +108,14 @@ pub(crate) async fn take_over(
     changed
 }
 
-/// Puts one that was not begun in line again.
-fn line_up_again(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperation) {
+/// Queues an operation again that was not begun.
+fn queue_again(agent: &Shared, ongoing: Arc<Ongoing>, left: UnfinishedOperation) {
     note_the_gap(&ongoing, &left);
     match serde_json::from_value::<More>(left.intent.more) {
-        Ok(More { order, .. }) => agent.line.enter(&ongoing, order, left.record.created_at),
+        Ok(More { order, .. }) => {
+            let needs = queue::needs_before_plan(&ongoing);
+            agent.queue.enter(&agent.lanes, &ongoing, order, left.record.created_at, needs);
+        }
         Err(error) => {
             let error = ApiError::new(Code::Internal, "what was asked for can't be read any more")
                 .cause(error.to_string())

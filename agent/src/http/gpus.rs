@@ -45,7 +45,7 @@ pub(super) async fn list(
     let viewer = observed.viewer(caller.viewer);
     // How far an operation is, and which ones wait, is no part of a snapshot.
     let is_whole =
-        observed.late.is_empty() && agent.line.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
+        observed.late.is_empty() && agent.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
     if is_whole && let Some(json) = observed.host.answers.get(viewer) {
         return Ok(desk::json(StatusCode::OK, json));
     }

@@ -136,7 +136,7 @@ pub(super) async fn cancel(
             Some(operation) => shared.operations.get(&operation.to_string()).await?,
             None => shared.operations.cancel(&id, by, key).await?,
         };
-        shared.line.stir();
+        shared.queue.wake();
         Ok(operation)
     });
     let mut operation = cancelling.await?;

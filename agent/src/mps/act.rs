@@ -15,7 +15,7 @@ use super::{
     Entry, Mps, clients,
     daemon::{Do, Seen},
     records,
-    targets::Outlook,
+    targets::{self, Outlook},
     view,
 };
 use crate::{caller::Caller, eligibility, request::Request, state::words};
@@ -119,7 +119,7 @@ pub(crate) async fn act(
                     _ => error,
                 });
             }
-            record.await.inspect_err(|_| mps.settle())?;
+            record.await.inspect_err(|_| mps.wakes.wake(&entry.gpu_uuid))?;
         }
     }
     tracing::info!(mps = entry.short, uid, "{}", act.name());
@@ -135,8 +135,8 @@ pub(crate) async fn act(
 
 /// Has one started that is not stopped any more.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
-    super::targets::settle(mps).await;
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
+    targets::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
     // Somebody may have stopped it meanwhile, or an operation have begun.
     if mps.record(uuid).stopped.is_some() {
@@ -231,7 +231,7 @@ pub(crate) async fn set(
     let recorded = request.recorded_with("mps.set", entry.short.clone(), asked_for(&change, &settings));
     records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
-    super::targets::settle(mps).await;
+    targets::reconcile(mps, &entry.gpu_uuid).await;
     let daemon = view::one(mps, caller, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
     Ok(MpsSet { daemon, reaches })

@@ -204,6 +204,11 @@ impl Daemon {
         self.seen.borrow().clone()
     }
 
+    /// Follows what is known of it.
+    pub(super) fn follow(&self) -> watch::Receiver<Seen> {
+        self.seen.clone()
+    }
+
     /// Has something done, and waits until it is, or was refused.
     pub(super) async fn have(&self, what: Do) -> Result<(), ApiError> {
         let (done, answer) = oneshot::channel();

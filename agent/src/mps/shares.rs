@@ -1,8 +1,8 @@
 //! Shares: parts of a target that people take, each with a ceiling for its clients.
 //!
 //! ```text
-//! asked ─► the daemon serves, and has room, and no other user's clients ─► on record ─► its user is let in
-//!   └────► refused: why, and what to do
+//! asked ─► its turn in the queue ─► the daemon serves, and has room, and no other user's clients ─► on record ─► its
+//!   └────► refused: why, and what to do                                                             user is let in
 //! given back, its process ended, its time came, another boot ─► on record ─► its user, without another
 //!                                                               share, is let in no more
 //! ```
@@ -13,6 +13,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsSettings, MpsShare as Shown, MpsShareRequest, MpsShareTaken, MpsUsers};
@@ -22,7 +23,16 @@ use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId, StoreError};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Entry, Mps, daemon::Do, targets::Outlook, view};
-use crate::{caller::Caller, eligibility, idempotency::Key, state::words};
+use crate::{
+    caller::Caller,
+    eligibility,
+    idempotency::Key,
+    lanes::{Ahead, Kind, Withheld},
+    state::words,
+};
+
+/// How long a request waits until an operation on its GPU has ended: most take less.
+const OPERATION: Duration = Duration::from_secs(2);
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;
@@ -41,8 +51,8 @@ pub(crate) async fn take(
     let (uuid, entry) = view::find(mps, text)?;
     // What has ended by itself stands in nobody's way.
     expire(mps).await;
-    // Before anybody is kept waiting: operations on daemons have their turn too.
-    eligibility::at_rest(&mps.handles.state, &entry.gpu_uuid).await;
+    // Before the lock, which operations need too. Until the share is recorded no operation begins on the GPU.
+    let granted = mps.handles.lanes.grant(&entry.gpu_uuid, &uuid, OPERATION).await;
     let _turn = entry.turn.lock().await;
     if let Some(key) = &key
         && let Some(id) = mps.handles.idempotency.number(key).await?
@@ -73,6 +83,7 @@ pub(crate) async fn take(
     let process = request.with_pid.map(|pid| process(caller, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
     eligibility::admits(&mps.handles.readings, caller.viewer, &entry.gpu_uuid, &label).await?;
+    let _grant = granted.map_err(|withheld| not_granted(mps, &entry, &label, withheld))?;
     room(mps, caller, &label, &uuid, &entry, &policy, &settings)?;
     let by = caller.actor(mps.handles.users.user(caller.peer.uid).await);
     let uid = by.uid;
@@ -113,10 +124,33 @@ pub(crate) async fn take(
     tracing::info!(mps = entry.short, uid, "share s{} of {}% was taken", share.id, share.settings.percentage);
     mps.shares().push(share.clone());
     if share.process.is_some() || share.expires_at.is_some() {
-        // From now on it is looked more often whether one has ended.
-        mps.settle();
+        // From now on it is checked more often whether one has ended.
+        mps.expiring.send_modify(|granted| *granted += 1);
     }
     Ok(taken(&uuid, &entry, &share))
+}
+
+/// Why nothing of a target is granted now.
+fn not_granted(mps: &Mps, entry: &Entry, label: &str, withheld: Withheld) -> ApiError {
+    match withheld {
+        Withheld::Claimed(holder) => {
+            let index = entry.target.as_ref().map(|target| target.gpu);
+            let index = index.or_else(|| mps.handles.state.index_of(&entry.gpu_uuid)).unwrap_or_default();
+            words::changed_by(index, &entry.gpu_uuid, &holder)
+        }
+        Withheld::Reserved(Ahead { kind: Kind::Operation, name, .. }) => {
+            let id = name.strip_prefix("operation ").unwrap_or("ID").to_owned();
+            ApiError::new(Code::Conflict, format!("{label} is not available: {name} waits for it"))
+                .cause("the operation came first, and takes the target away")
+                .hint(format!("ask again when it has ended: `gpushctl operation wait {id}`"))
+                .retryable()
+        }
+        Withheld::Reserved(Ahead { kind: Kind::Share, name, .. }) => {
+            ApiError::new(Code::Conflict, format!("{label} is not available: {name} came first"))
+                .hint("ask again in a moment")
+                .retryable()
+        }
+    }
 }
 
 /// What the share's clients may have: what was asked for, within what the daemon lets anybody have.
@@ -341,8 +375,8 @@ pub(super) fn end_by_themselves(mps: &Mps) -> bool {
 }
 
 /// Ends the shares whose process has ended or whose time has come, but for those of targets that somebody has in hand:
-/// they end at the next look. Whether there were some.
-pub(super) async fn expire(mps: &Mps) -> bool {
+/// they end at the next check. Returns the UUIDs of the GPUs of those that have ended.
+pub(super) async fn expire(mps: &Mps) -> BTreeSet<String> {
     let now = Timestamp::now();
     let over = |share: &MpsShare| {
         let process = share.process.is_some_and(|one| proc::start(one.pid) != Some(one.start));
@@ -369,19 +403,21 @@ pub(super) async fn expire(mps: &Mps) -> bool {
         .filter(|(share, _)| turns.contains_key(&share.target) && find(mps, share.id).is_some())
         .collect();
     if ended.is_empty() {
-        return false;
+        return BTreeSet::new();
     }
     let recorded = record_ends(mps, ended.clone(), None).await;
     mps.expiry.report(recorded.as_ref().err(), ended.len());
     if recorded.is_err() {
-        return false;
+        return BTreeSet::new();
     }
+    let targets: Vec<String> = ended.iter().map(|(share, _)| share.target.clone()).collect();
     for (share, why) in ended {
         if let Err(error) = forget(mps, &share, why).await {
             tracing::error!("cannot revoke the access of the user of share s{}: {error}", share.id);
         }
     }
-    true
+    let entries = mps.entries();
+    targets.iter().filter_map(|target| Some(entries.get(target)?.gpu_uuid.clone())).collect()
 }
 
 /// Whether the ends of shares can be recorded; logged when that changes.

@@ -1,12 +1,15 @@
-//! Which daemons there shall be, and seeing to it: whenever the config or what stands on a GPU is another.
+//! Which daemons a GPU should have, and reconciling them: one task per GPU, under the lane of the GPU.
 //!
 //! ```text
-//! a daemon was found, or its target is wanted ──► an entry, a task that lives for it
-//!    wanted ───────────────────────────────────► Want(policy): started, or set
-//!    not wanted, or stopped by hand ───────────► Want(nothing): drained, ended
-//!    its GPU can't be seen ────────────────────► left alone: what runs there may be in use
-//! gone, and not wanted ────────────────────────► no entry, no directory
+//! a daemon was found, or its target is desired ──► an entry, with a supervisor task
+//!    desired ───────────────────────────────────► Want(policy): started, or set
+//!    not desired, or stopped on request ────────► Want(nothing): drained, ended
+//!    its GPU cannot be seen ────────────────────► left alone: what runs there may be in use
+//! ended, and not desired ───────────────────────► no entry, no directory
 //! ```
+//!
+//! An operation has the lane of its GPU and reconciles it itself, with [`reconcile_owned`]. A GPU whose reading hangs
+//! delays only its own task.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +25,7 @@ use gpush_core::{
     supervisor::State,
 };
 use jiff::{SignedDuration, Timestamp};
-use tokio::{task::JoinSet, time::Instant};
+use tokio::task::JoinSet;
 
 use super::{
     Entry, Mps,
@@ -34,37 +37,74 @@ use super::{
     place::{self, Place},
     records, shares, view,
 };
-use crate::{caller::Viewer, eligibility};
+use crate::{caller::Viewer, eligibility, state::HostState};
 
-/// Between two looks although nothing is said to be different; at what ends by itself, when there is such.
-const LOOK: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
+/// Interval of reconciliation without a reported change, and of checks whether a share has ended, while there are
+/// shares that end by themselves.
+const INTERVAL: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
 
-/// Looks after the daemons until the agent stops. They go on.
+/// Keeps the daemons until the agent stops. The daemons outlive it.
 pub(crate) async fn run(mps: Mps) {
-    // The first look may take as long as the driver does.
-    let (mut next, mut settle_at) = (Instant::now(), Instant::now());
     let mut snapshots = mps.handles.state.watch();
-    let mut changes = 0;
+    let mut expiring = mps.expiring.subscribe();
+    let mut reconcilers = JoinSet::new();
+    let mut reconciled = BTreeSet::new();
     loop {
-        let woken = tokio::select! {
-            Ok(host) = snapshots.wait_for(|host| host.changes != changes) => {
-                changes = host.changes;
-                true
+        let listed = snapshots.borrow_and_update().gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect::<Vec<_>>();
+        let with_daemon = mps.entries().values().map(|entry| entry.gpu_uuid.clone()).collect::<Vec<_>>();
+        for uuid in listed.iter().cloned().chain(with_daemon) {
+            if reconciled.insert(uuid.clone()) {
+                reconcilers.spawn(keep(mps.clone(), uuid));
             }
-            () = mps.handles.stopping.cancelled() => return,
-            () = mps.wake.notified() => true,
-            () = tokio::time::sleep_until(next) => false,
-        };
-        // Whether a share has ended is asked of the kernel and the clock; what GPUs hold, of the driver, which takes
-        // its time.
-        let ended = shares::expire(&mps).await;
-        if woken || ended || Instant::now() >= settle_at {
-            settle(&mps).await;
-            mps.handles.shared_gpus.look();
-            settle_at = Instant::now() + LOOK.0;
         }
-        next = if shares::end_by_themselves(&mps) { settle_at.min(Instant::now() + LOOK.1) } else { settle_at };
+        // Whether a share has ended is asked of the kernel and the clock, not of the driver.
+        for gpu in shares::expire(&mps).await {
+            mps.wakes.wake(&gpu);
+        }
+        let next = if shares::end_by_themselves(&mps) { INTERVAL.1 } else { INTERVAL.0 };
+        let is_new = |host: &Arc<HostState>| host.gpus.iter().any(|gpu| !reconciled.contains(&gpu.gpu.uuid));
+        tokio::select! {
+            () = mps.handles.stopping.cancelled() => break,
+            _ = snapshots.wait_for(is_new) => {}
+            _ = expiring.changed() => {}
+            () = tokio::time::sleep(next) => {}
+        }
     }
+    reconcilers.join_all().await;
+}
+
+/// Reconciles a GPU at once, whenever it or the config has changed, and when it is woken, until the agent stops.
+async fn keep(mps: Mps, gpu_uuid: String) {
+    let mut snapshots = mps.handles.state.watch();
+    let mut wakeups = mps.wakes.follow(&gpu_uuid);
+    let stopping = mps.handles.stopping.clone();
+    loop {
+        let before = Arc::clone(&snapshots.borrow_and_update());
+        wakeups.mark_unchanged();
+        let reconciled = async {
+            reconcile(&mps, &gpu_uuid).await;
+            mps.handles.shared_gpus.look();
+        };
+        if stopping.run_until_cancelled(reconciled).await.is_none() {
+            return;
+        }
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            _ = snapshots.wait_for(|host| has_changed(&before, host, &gpu_uuid)) => {}
+            _ = wakeups.changed() => {}
+            () = tokio::time::sleep(INTERVAL.0) => {}
+        }
+    }
+}
+
+/// Whether a GPU, or the config, differs between two snapshots.
+fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
+    let differs = match (before.gpu(gpu_uuid), now.gpu(gpu_uuid)) {
+        (Some(before), Some(now)) => before.differs_from(now),
+        (None, None) => false,
+        (Some(_), None) | (None, Some(_)) => true,
+    };
+    differs || !Arc::ptr_eq(&before.config, &now.config)
 }
 
 /// Goes on with the daemons that an agent before left running. Before anybody can ask: one that is not known yet is
@@ -84,7 +124,7 @@ pub(crate) fn find(mps: &Mps) {
 }
 
 fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Daemon {
-    let (shared, of) = (mps.clone(), uuid.to_owned());
+    let (shared, of, woken) = (mps.clone(), uuid.to_owned(), gpu_uuid.to_owned());
     let target = short.to_owned();
     let changed = move |seen: &Seen| {
         let Some(entry) = shared.entries().get(&of).cloned() else { return };
@@ -116,9 +156,9 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
             state,
             reasons,
         })));
-        // One that came up after nobody waited for it any more has no compute mode yet.
+        // A daemon that came up after its operation gave up has no compute mode yet.
         if matches!(seen.state, State::Stopped | State::Ready { .. }) {
-            shared.settle();
+            shared.wakes.wake(&woken);
         }
     };
     let witness = clients::witness(mps, gpu_uuid, uuid);
@@ -136,56 +176,71 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
     Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
 }
 
-/// Has each daemon be as it is wanted now.
-pub(super) async fn settle(mps: &Mps) {
-    // Two at once would each go by what it has seen itself, and one of them before the other's end.
-    let _alone = mps.settling.lock().await;
-    let config = mps.handles.state.config();
-    let Ok(observed) = mps.handles.readings.host().await else { return };
-    let mut gpus = observed.gpus(Viewer::Log);
+/// Reconciles the daemons of a GPU with their desired state, unless an operation changes the GPU, which does so itself.
+pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) {
+    if let Some(_turn) = mps.handles.lanes.turn(gpu_uuid).await {
+        reconcile_owned(mps, gpu_uuid).await;
+    }
+}
+
+/// Reconciles the daemons of a GPU whose lane the caller has.
+pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
+    let Ok(observed) = mps.handles.readings.gpu(gpu_uuid).await else { return };
+    let config = Arc::clone(&observed.host.config);
+    let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
     let moving = mps.moving();
+    let mut seen = at.map(|at| observed.at(at, Viewer::Log));
     // The operation that changes it wants its daemon now, as its last step.
-    for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && moving.coming.contains(&gpu.uuid)) {
+    if let Some(gpu) = &mut seen
+        && gpu.state == GpuState::Changing
+        && moving.coming.contains(gpu_uuid)
+    {
         gpu.state = GpuState::Ready;
     }
     let had: BTreeSet<String> = mps.entries().keys().cloned().collect();
-    let found = sharing::decide(&config, &gpus, &had);
-    mps.find(found.findings);
+    let rule = at.and_then(|at| observed.host.gpus[at].rule);
+    let decided = seen.as_ref().map(|gpu| sharing::decide_gpu(&config, rule, gpu, &had)).unwrap_or_default();
+    mps.find(gpu_uuid, decided.findings);
     let targets: BTreeMap<String, Target> =
-        found.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
+        decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| may_come(mps, &moving, target)) {
         enter(mps, target);
-        // What was set above a rule stands until the rule is another.
+        // What was set above a rule lasts until the rule is another.
         records::unset(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
-        let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
-        let before = mps.many().clone();
-        let asked = many::ask(&program, before).await;
-        *mps.many() = Some(asked);
+        ask_for_many(mps, &config).await;
     }
     let driver = mps.handles.hardware.status().driver.map(|driver| driver.version);
+    let unseen = decided.unseen.contains(gpu_uuid) || !can_be_judged(seen.as_ref());
     let entries = mps.entries().clone();
-    let mut settled = JoinSet::new();
-    for (uuid, entry) in entries {
-        let seen = gpus.iter().find(|gpu| gpu.uuid == entry.gpu_uuid);
-        // One that an operation brought up, and that was taken back with it, is none.
+    let mut reconciled = JoinSet::new();
+    for (uuid, entry) in entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu_uuid) {
+        // A daemon that an operation brought up, and that was taken back with it, is not desired.
         let target = targets.get(&uuid).filter(|target| may_come(mps, &moving, target));
         let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
-        let unseen = found.unseen.contains(&entry.gpu_uuid) || !can_be_judged(seen);
-        // What an operation brought up, an operation ends; and while a layout only is wanted, what it will
-        // take away stands.
-        let stands = mps.is_in_force(&uuid) && seen.is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
-            || seen.is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+        // What an operation brought up, an operation ends. While only a layout is desired, what it will take away
+        // stays.
+        let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
+            || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         if target.is_none() && !aside && (unseen || stands) {
             continue;
         }
         let wanted = target.map(|target| Box::new(wanted(mps, &config, &entry, &target, driver.clone())));
         let mps = mps.clone();
-        settled.spawn(async move { one(&mps, &uuid, &entry, wanted).await });
+        reconciled.spawn(async move { one(&mps, &uuid, &entry, wanted).await });
     }
-    settled.join_all().await;
+    reconciled.join_all().await;
+}
+
+/// Asks the control daemon whether it can serve several users, unless it was asked before.
+async fn ask_for_many(mps: &Mps, config: &Config) {
+    let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
+    let _asking = mps.asking_many.lock().await;
+    let before = mps.many().clone();
+    let asked = many::ask(&program, before).await;
+    *mps.many() = Some(asked);
 }
 
 /// Whether a target gets a daemon: a MIG device by its layout; a full GPU when an operation says so.
@@ -288,7 +343,7 @@ async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) 
     if place.is_taken() {
         // What it started is on its way out, or serves somebody.
         if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
-            mps.settle_soon();
+            mps.settle_soon(&entry.gpu_uuid);
         }
         return;
     }

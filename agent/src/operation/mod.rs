@@ -6,12 +6,10 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `claims` | which GPU is whose |
 //! | `naming` | GPUs in the error of an operation |
 //! | `ongoing` | one operation that has not ended, for whoever carries it out |
 //! | `wire` | a record of the journal as the API shows it |
 
-mod claims;
 mod naming;
 mod ongoing;
 mod wire;
@@ -29,14 +27,14 @@ use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
 };
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::claims::Claims;
-pub(crate) use self::{claims::Claim, naming::once as named_once, ongoing::Ongoing, wire::id};
+pub(crate) use self::{naming::once as named_once, ongoing::Ongoing, wire::id};
 use crate::{
     idempotency::Key,
-    state::{Events, State, words},
+    lanes::{Claim, Lanes},
+    state::{Events, words},
 };
 
 /// Kind of the operations that apply the layouts of a boot.
@@ -53,7 +51,7 @@ pub(crate) struct Operations(Arc<Inner>);
 struct Inner {
     store: Store,
     events: Events,
-    claims: Claims,
+    lanes: Lanes,
     /// Those that have not ended, and those whose end could not be recorded.
     live: Mutex<BTreeMap<OperationId, Live>>,
 }
@@ -87,9 +85,8 @@ pub(crate) struct New {
 
 impl Operations {
     /// Operations of this store, none of them running yet.
-    pub(crate) fn new(store: Store, state: &State) -> Self {
-        let (events, claims) = (state.events().clone(), Claims::new(state.clone()));
-        Self(Arc::new(Inner { store, events, claims, live: Mutex::default() }))
+    pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
+        Self(Arc::new(Inner { store, events, lanes, live: Mutex::default() }))
     }
 
     fn store(&self) -> &Store {
@@ -100,35 +97,22 @@ impl Operations {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims GPUs, given as (index, UUID).
-    ///
-    /// # Errors
-    /// When one of them is another operation's, which is named.
-    pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
-        self.0.claims.claim(gpus)
-    }
-
-    /// Rung whenever GPUs are let go.
-    pub(crate) fn let_go(&self) -> Arc<Notify> {
-        self.0.claims.let_go()
-    }
-
-    /// Begins none from now on, because of `why`. Those in line stay there.
+    /// Begins none from now on, because of `why`. Those that are queued stay so.
     ///
     /// # Errors
     /// Which GPU is whose, when one is being changed.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
-        self.0.claims.close(why)
+        self.0.lanes.close(why)
     }
 
     /// Begins them again.
     pub(crate) fn open(&self) {
-        self.0.claims.open();
+        self.0.lanes.open();
     }
 
     /// Why none is begun.
     pub(crate) fn closed(&self) -> Option<ApiError> {
-        self.0.claims.closed()
+        self.0.lanes.closed()
     }
 
     /// Refuses a GPU that an operation is changing.
@@ -136,7 +120,7 @@ impl Operations {
     /// # Errors
     /// Which operation.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
-        self.0.claims.at_rest(index, uuid)
+        self.0.lanes.at_rest(index, uuid)
     }
 
     /// How far the operation is that is changing the GPU.
@@ -192,7 +176,7 @@ impl Operations {
         Ok(self.admit((record, intent), Some(claim), false))
     }
 
-    /// Records an operation that stands in line.
+    /// Records an operation as queued.
     ///
     /// # Errors
     /// When it can't be recorded; then there is none.

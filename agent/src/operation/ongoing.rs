@@ -11,7 +11,8 @@ use gpush_store::{Intent, OperationId, StoreError, Tx, may_become};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Claim, Operations, naming, wire};
+use super::{Operations, naming, wire};
+use crate::lanes::Claim;
 
 /// An event of an operation.
 #[derive(Debug, Default)]
@@ -141,7 +142,7 @@ impl Ongoing {
     /// # Errors
     /// When one of them is another operation's.
     pub(crate) fn claim_again(&self) -> Result<(), ApiError> {
-        let claim = self.operations.0.claims.claim_again(&super::gpus(&self.watch.borrow().plans))?;
+        let claim = self.operations.0.lanes.claim_again(&super::gpus(&self.watch.borrow().plans))?;
         claim.name(&format!("operation {}", self.id));
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         Ok(())

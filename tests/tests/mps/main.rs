@@ -10,6 +10,8 @@ mod drains;
 mod eligibility;
 mod events;
 mod faults;
+mod hung_gpu;
 mod kills;
 mod mode_changes;
+mod queue;
 mod shares;
