@@ -38,7 +38,7 @@ use super::{
 use crate::{
     agent::Shared,
     caller::Viewer,
-    lanes::{Ahead, Kind, Lanes, Need, Needs, Place, Reserve},
+    lanes::{Ahead, Lanes, Need, Needs, Place, Reserve, Waiter},
     operation::{self, Ongoing},
 };
 
@@ -112,7 +112,7 @@ impl OperationQueue {
 
     /// Queues an operation, recorded as queued or waiting, that was requested at `since`.
     pub(super) fn enter(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, needs: Needs) {
-        let place = lanes.queue(Kind::Operation, &format!("operation {}", ongoing.id()), needs);
+        let place = lanes.queue(Waiter::Operation(ongoing.id()), needs);
         self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
@@ -239,7 +239,7 @@ async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, A
 pub(super) fn behind(agent: &Shared, ahead: &Ahead) -> ApiError {
     let index = agent.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
-    ApiError::new(Code::Conflict, format!("{} came first for {gpu}", ahead.name))
+    ApiError::new(Code::Conflict, format!("{} came first for {gpu}", ahead.waiter))
         .hint("`gpushctl operation list` shows what waits")
         .retryable()
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::MutexGuard};
 
 use gpush_api::ApiError;
 
-use super::{Known, Lanes, PREPARING};
+use super::{Known, Lanes};
 use crate::state::{Holder, words};
 
 /// The lanes of one operation; free again when dropped.
@@ -38,11 +38,11 @@ impl Lanes {
 
     fn take(&self, mut known: MutexGuard<'_, Known>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
         for (index, uuid) in gpus {
-            let Some(Holder { who: holder, .. }) = known.claimed.get(uuid) else { continue };
+            let Some(holder) = known.claimed.get(uuid) else { continue };
             return Err(words::changed_by(*index, uuid, holder));
         }
         let claim = Claim { lanes: self.clone(), uuids: gpus.iter().map(|(_, uuid)| uuid.clone()).collect() };
-        claim.show(&mut known.claimed, &Holder { who: PREPARING.to_owned(), begun: false });
+        claim.show(&mut known.claimed, &Holder::Planning);
         Ok(claim)
     }
 }
@@ -60,9 +60,9 @@ impl Claim {
         let _alone = finished.wait_for(|_| is_alone(&self.lanes)).await.is_ok();
     }
 
-    /// Shows which operation changes the GPUs from now on.
-    pub(crate) fn name(&self, who: &str) {
-        self.show(&mut self.lanes.known().claimed, &Holder { who: who.to_owned(), begun: true });
+    /// Shows that the operation with this id changes the GPUs from now on.
+    pub(crate) fn begin(&self, id: &str) {
+        self.show(&mut self.lanes.known().claimed, &Holder::Operation(id.to_owned()));
         // A reconciler that waited leaves the lane to the operation.
         self.lanes.make_room();
     }

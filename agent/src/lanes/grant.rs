@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::{Ahead, Kind, Lanes, Need, Needs, Place};
+use super::{Ahead, Lanes, Need, Needs, Place, Waiter};
+use crate::state::Holder;
 
 /// A grant that is being recorded; operations on the GPU begin after it.
 #[derive(Debug)]
@@ -16,8 +17,8 @@ pub(crate) struct Grant {
 /// Why nothing is granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Withheld {
-    /// An operation has the GPU; how messages name it.
-    Claimed(String),
+    /// An operation has the GPU.
+    Claimed(Holder),
     /// Something that came first waits for it.
     Reserved(Ahead),
 }
@@ -31,15 +32,17 @@ impl Lanes {
     /// for long.
     pub(crate) async fn grant(&self, gpu: &str, target: &str, patience: Duration) -> Result<Grant, Withheld> {
         let needs = Needs::from([(gpu.to_owned(), Need::Part(target.to_owned()))]);
-        let place = self.queue(Kind::Share, "another request for a share", needs);
+        let place = self.queue(Waiter::Share, needs);
         let mut room = self.room();
         let granted = async {
             loop {
                 // Before it is tried, so that no change in between is missed.
                 room.mark_unchanged();
                 match self.try_grant(gpu, &place) {
-                    Err(Withheld::Claimed(_) | Withheld::Reserved(Ahead { kind: Kind::Share, .. })) => {}
-                    decided @ (Ok(_) | Err(Withheld::Reserved(Ahead { kind: Kind::Operation, .. }))) => return decided,
+                    Err(Withheld::Claimed(_) | Withheld::Reserved(Ahead { waiter: Waiter::Share, .. })) => {}
+                    decided @ (Ok(_) | Err(Withheld::Reserved(Ahead { waiter: Waiter::Operation(_), .. }))) => {
+                        return decided;
+                    }
                 }
                 // The sender lives as long as the lanes do.
                 let _changed = room.changed().await;
@@ -54,7 +57,7 @@ impl Lanes {
     fn try_grant(&self, gpu: &str, place: &Place) -> Result<Grant, Withheld> {
         let mut known = self.known();
         if let Some(holder) = known.claimed.get(gpu) {
-            return Err(Withheld::Claimed(holder.who.clone()));
+            return Err(Withheld::Claimed(holder.clone()));
         }
         if let Some(ahead) = known.queue.ahead_of(place.ticket) {
             return Err(Withheld::Reserved(ahead));

@@ -57,7 +57,7 @@ pub(crate) use self::{
     claim::Claim,
     grant::Withheld,
     place::Place,
-    queue::{Ahead, Kind, Need, Needs, Reserve},
+    queue::{Ahead, Need, Needs, Reserve, Waiter},
 };
 
 /// The lanes of all GPUs. A handle, cheap to clone.
@@ -93,9 +93,6 @@ struct AtWork {
     grants: usize,
 }
 
-/// The name of an operation that has no id yet.
-const PREPARING: &str = "an operation that is being planned";
-
 impl Lanes {
     /// All lanes are free.
     pub(crate) fn new(host: state::State) -> Self {
@@ -129,7 +126,7 @@ impl Lanes {
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
         let mut known = self.known();
         match known.claimed.first_key_value() {
-            Some((uuid, holder)) => Err((uuid.clone(), holder.who.clone())),
+            Some((uuid, holder)) => Err((uuid.clone(), holder.to_string())),
             None => {
                 known.closed = Some(why);
                 Ok(())
@@ -155,7 +152,7 @@ impl Lanes {
     /// Names the operation.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
         match self.known().claimed.get(uuid) {
-            Some(holder) if holder.who != PREPARING => Err(words::changed_by(index, uuid, &holder.who)),
+            Some(holder) if holder.has_begun() => Err(words::changed_by(index, uuid, holder)),
             Some(_) | None => Ok(()),
         }
     }

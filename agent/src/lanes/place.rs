@@ -2,7 +2,7 @@
 
 use super::{
     Lanes,
-    queue::{Ahead, Entry, Kind, Needs, Ticket},
+    queue::{Ahead, Entry, Needs, Ticket, Waiter},
 };
 
 /// A place in the queue; given up when dropped.
@@ -13,9 +13,9 @@ pub(crate) struct Place {
 }
 
 impl Lanes {
-    /// Takes the last place in the queue. `name` is how messages name what waits.
-    pub(crate) fn queue(&self, kind: Kind, name: &str, needs: Needs) -> Place {
-        let ticket = self.known().queue.push(Entry { kind, name: name.to_owned(), needs });
+    /// Takes the last place in the queue.
+    pub(crate) fn queue(&self, waiter: Waiter, needs: Needs) -> Place {
+        let ticket = self.known().queue.push(Entry { waiter, needs });
         Place { lanes: self.clone(), ticket }
     }
 

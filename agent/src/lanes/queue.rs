@@ -13,7 +13,10 @@
 //! What is first holds back later entries and newcomers even while it cannot begin. So what it waits for can only
 //! become less, and it cannot be overtaken.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 /// A position in the order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,21 +57,28 @@ impl Need {
 pub(crate) type Needs = BTreeMap<String, Need>;
 
 /// What waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// An operation: it may wait for hours.
-    Operation,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Waiter {
+    /// The operation with this id: it may wait for hours.
+    Operation(String),
     /// A request for a share: it waits for seconds.
     Share,
+}
+
+impl fmt::Display for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Operation(id) => write!(f, "operation {id}"),
+            Self::Share => f.write_str("a request for a share"),
+        }
+    }
 }
 
 /// Something that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// What it is.
-    pub(crate) kind: Kind,
-    /// How messages name it: `operation op-3`.
-    pub(crate) name: String,
+    pub(crate) waiter: Waiter,
     /// What it needs.
     pub(crate) needs: Needs,
 }
@@ -87,9 +97,7 @@ pub(crate) struct Ahead {
     /// UUID of the GPU.
     pub(crate) gpu: String,
     /// What is ahead.
-    pub(crate) kind: Kind,
-    /// How messages name it.
-    pub(crate) name: String,
+    pub(crate) waiter: Waiter,
 }
 
 /// Entries in the order of their arrival.
@@ -135,7 +143,7 @@ impl Queue {
     fn conflict<'a>(mut first: impl Iterator<Item = &'a Entry>, needs: &Needs) -> Option<Ahead> {
         first.find_map(|entry| {
             let gpu = entry.conflict(needs)?.clone();
-            Some(Ahead { gpu, kind: entry.kind, name: entry.name.clone() })
+            Some(Ahead { gpu, waiter: entry.waiter.clone() })
         })
     }
 
@@ -173,24 +181,24 @@ mod tests {
         Needs::from([(gpu(index), Need::Part(target.to_owned()))])
     }
 
-    fn entry(name: &str, needs: Needs) -> Entry {
-        Entry { kind: Kind::Operation, name: name.to_owned(), needs }
+    fn entry(id: &str, needs: Needs) -> Entry {
+        Entry { waiter: Waiter::Operation(id.to_owned()), needs }
     }
 
-    fn ahead(index: u8, name: &str) -> Option<Ahead> {
-        Some(Ahead { gpu: gpu(index), kind: Kind::Operation, name: name.to_owned() })
+    fn ahead(index: u8, id: &str) -> Option<Ahead> {
+        Some(Ahead { gpu: gpu(index), waiter: Waiter::Operation(id.to_owned()) })
     }
 
     #[test]
     fn waiting_operation_holds_back_shares_of_what_its_plan_takes_away() {
         let mut queue = Queue::default();
-        let operation = queue.push(entry("operation op-1", lane(&[0], &["MIG-a"])));
+        let operation = queue.push(entry("op-1", lane(&[0], &["MIG-a"])));
         assert_eq!(queue.ahead_of(operation), None);
-        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-a")), ahead(0, "operation op-1"));
+        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-a")), ahead(0, "op-1"));
         assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-b")), None, "it stays");
         assert_eq!(queue.ahead_of_newcomer(&part(1, "MIG-a")), None, "another GPU");
         queue.set_needs(operation, Needs::from([(gpu(0), Need::Lane(Reserve::Gpu))]));
-        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-b")), ahead(0, "operation op-1"), "a change of mode");
+        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-b")), ahead(0, "op-1"), "a change of mode");
         assert!(!queue.remove(operation), "nothing was behind it");
         assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-a")), None);
     }
@@ -198,10 +206,10 @@ mod tests {
     #[test]
     fn share_that_came_first_goes_before_the_operation() {
         let mut queue = Queue::default();
-        let share = queue.push(entry("a share", part(0, "GPU-0")));
-        let operation = queue.push(entry("operation op-1", lane(&[0], &["GPU-0"])));
+        let share = queue.push(Entry { waiter: Waiter::Share, needs: part(0, "GPU-0") });
+        let operation = queue.push(entry("op-1", lane(&[0], &["GPU-0"])));
         assert_eq!(queue.ahead_of(share), None);
-        assert_eq!(queue.ahead_of(operation), ahead(0, "a share"));
+        assert_eq!(queue.ahead_of(operation), Some(Ahead { gpu: gpu(0), waiter: Waiter::Share }));
         assert!(queue.remove(share), "the operation was behind it");
         assert_eq!(queue.ahead_of(operation), None);
     }
@@ -209,14 +217,14 @@ mod tests {
     #[test]
     fn gang_holds_nothing_until_it_is_first_on_all_its_gpus() {
         let mut queue = Queue::default();
-        let one = queue.push(entry("operation op-1", lane(&[0], &[])));
-        let gang = queue.push(entry("operation op-2", lane(&[0, 1], &[])));
-        let later = queue.push(entry("operation op-3", lane(&[1], &[])));
-        assert_eq!(queue.ahead_of(gang), ahead(0, "operation op-1"));
+        let one = queue.push(entry("op-1", lane(&[0], &[])));
+        let gang = queue.push(entry("op-2", lane(&[0, 1], &[])));
+        let later = queue.push(entry("op-3", lane(&[1], &[])));
+        assert_eq!(queue.ahead_of(gang), ahead(0, "op-1"));
         assert_eq!(queue.ahead_of(later), None, "GPU 1 is free until the gang can have both");
         queue.remove(one);
         assert_eq!(queue.ahead_of(gang), None);
-        assert_eq!(queue.ahead_of(later), ahead(1, "operation op-2"));
+        assert_eq!(queue.ahead_of(later), ahead(1, "op-2"));
     }
 
     fn any_need() -> impl Strategy<Value = Need> {
@@ -257,14 +265,15 @@ mod tests {
             for at in 0..all.len() {
                 let held_back_by = first.iter().find(|earlier| **earlier < at && conflict(&all[**earlier], &all[at]));
                 // Only what is first holds back, and all that it conflicts with.
-                prop_assert_eq!(before[at].as_ref().map(|ahead| ahead.name.clone()), held_back_by.map(ToString::to_string));
+                let waiter = held_back_by.map(|earlier| Waiter::Operation(earlier.to_string()));
+                prop_assert_eq!(before[at].as_ref().map(|ahead| ahead.waiter.clone()), waiter);
             }
             let held_back = queue.ahead_of_newcomer(&newcomer).is_some();
             prop_assert_eq!(held_back, first.iter().any(|at| conflict(&all[*at], &newcomer)));
             // Each becomes first once all before it are gone, and stays so.
-            for at in 0..all.len() {
-                prop_assert_eq!(queue.ahead_of(tickets[at]), None);
-                queue.remove(tickets[at]);
+            for ticket in tickets {
+                prop_assert_eq!(queue.ahead_of(ticket), None);
+                queue.remove(ticket);
             }
         }
     }

@@ -35,7 +35,7 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
     assert_eq!((error.code, error.retryable), (Code::Conflict, true));
     assert_eq!(lanes.at_rest(1, "GPU-1"), Ok(()), "what is only being planned may be planned by others too");
-    first.name("operation op-1");
+    first.begin("op-1");
     let error = lanes.claim(&[gpu(1)]).unwrap_err();
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`gpushctl operation wait op-1`")), "{error:?}");
@@ -51,7 +51,7 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
 fn closed_lanes_are_given_only_to_operations_begun_before() {
     let lanes = lanes();
     let holder = lanes.claim(&[gpu(0)]).unwrap();
-    holder.name("operation op-1");
+    holder.begin("op-1");
     let why = || ApiError::new(Code::Conflict, "in maintenance");
     assert_eq!(lanes.close(why()), Err(("GPU-0".to_owned(), "operation op-1".to_owned())));
     assert_eq!(lanes.closed(), None);
@@ -91,7 +91,7 @@ async fn operation_begins_when_reconcilers_and_grants_of_its_gpus_have_finished(
     drop(grant);
     timeout(SOON, alone).await.unwrap();
     assert!(is_pending(&mut late).await);
-    claim.name("operation op-1");
+    claim.begin("op-1");
     assert!(timeout(SOON, late).await.unwrap().is_none());
     drop(claim);
     assert!(lanes.turn("GPU-1").await.is_some());
@@ -103,9 +103,9 @@ async fn nothing_is_granted_on_a_claimed_gpu() {
     let claim = lanes.claim(&[gpu(0)]).unwrap();
     let mut waits = Box::pin(lanes.grant("GPU-0", "GPU-0", SOON));
     assert!(is_pending(&mut waits).await);
-    claim.name("operation op-1");
+    claim.begin("op-1");
     let withheld = lanes.grant("GPU-0", "GPU-0", Duration::from_secs(1)).await.unwrap_err();
-    assert_eq!(withheld, Withheld::Claimed("operation op-1".to_owned()));
+    assert_eq!(withheld, Withheld::Claimed(Holder::Operation("op-1".to_owned())));
     drop(claim);
     timeout(SOON, waits).await.unwrap().unwrap();
 }
@@ -113,10 +113,13 @@ async fn nothing_is_granted_on_a_claimed_gpu() {
 #[tokio::test(start_paused = true)]
 async fn waiting_operation_is_not_overtaken_by_later_shares() {
     let lanes = lanes();
-    let place = lanes.queue(Kind::Operation, "operation op-1", takes_away("GPU-0"));
+    let place = lanes.queue(Waiter::Operation("op-1".to_owned()), takes_away("GPU-0"));
     assert_eq!(place.ahead(), None);
     let withheld = lanes.grant("GPU-0", "GPU-0", SOON).await.unwrap_err();
-    assert!(matches!(&withheld, Withheld::Reserved(ahead) if ahead.name == "operation op-1"), "{withheld:?}");
+    assert!(
+        matches!(&withheld, Withheld::Reserved(ahead) if ahead.waiter == Waiter::Operation("op-1".to_owned())),
+        "{withheld:?}"
+    );
     // What it leaves alone may be granted.
     drop(lanes.grant("GPU-0", "MIG-1", SOON).await.unwrap());
     place.set_needs(takes_away("MIG-1"));
@@ -131,8 +134,8 @@ async fn request_that_came_before_the_operation_goes_first() {
     let claim = lanes.claim(&[gpu(0)]).unwrap();
     let mut request = Box::pin(lanes.grant("GPU-0", "GPU-0", SOON));
     assert!(is_pending(&mut request).await);
-    let place = lanes.queue(Kind::Operation, "operation op-2", takes_away("GPU-0"));
-    assert_eq!(place.ahead().map(|ahead| ahead.kind), Some(Kind::Share));
+    let place = lanes.queue(Waiter::Operation("op-2".to_owned()), takes_away("GPU-0"));
+    assert_eq!(place.ahead().map(|ahead| ahead.waiter), Some(Waiter::Share));
     let mut room = lanes.room();
     drop(claim);
     room.mark_unchanged();

@@ -1,6 +1,7 @@
 //! The lane of one GPU for a reconciler.
 
 use super::Lanes;
+use crate::state::Holder;
 
 /// The lane of one GPU, for a reconciler; free again when dropped.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Lanes {
                 return Some(turn);
             }
             // An operation that is only being planned soon begins or leaves.
-            if self.known().claimed.get(uuid).is_some_and(|holder| holder.begun) {
+            if self.known().claimed.get(uuid).is_some_and(Holder::has_begun) {
                 return None;
             }
             tokio::select! {

@@ -14,8 +14,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     Entry, Mps, clients,
     daemon::{Do, Seen},
-    records,
-    targets::{self, Outlook},
+    reconcile, records,
+    targets::Outlook,
     view,
 };
 use crate::{caller::Caller, eligibility, request::Request, state::words};
@@ -136,7 +136,7 @@ pub(crate) async fn act(
 /// Has one started that is not stopped any more.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
-    targets::reconcile(mps, &entry.gpu_uuid).await;
+    reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
     // Somebody may have stopped it meanwhile, or an operation have begun.
     if mps.record(uuid).stopped.is_some() {
@@ -231,7 +231,7 @@ pub(crate) async fn set(
     let recorded = request.recorded_with("mps.set", entry.short.clone(), asked_for(&change, &settings));
     records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
-    targets::reconcile(mps, &entry.gpu_uuid).await;
+    reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let daemon = view::one(mps, caller, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
     Ok(MpsSet { daemon, reaches })

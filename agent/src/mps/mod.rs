@@ -13,7 +13,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `targets` | which daemons each GPU should have; reconciles them, one GPU at a time |
+//! | `targets` | which daemons each GPU should have |
+//! | `reconcile` | reconciles the daemons of each GPU, under its lane |
 //! | `wakes` | waking the reconcilers |
 //! | `daemon` | one, from outside: what may be wanted of it, what is known of it |
 //! | `life` | its life: hands of the machine in `core::supervisor` |
@@ -34,7 +35,7 @@
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
 //! | `many` | whether clients of several users can be had |
-//! | `shares` | who took which part |
+//! | `shares`, `share_end` | granting parts of a target, and their end |
 //! | `clients` | who computes there, and with which share |
 //! | `servers` | which processes are MPS servers, by what the kernel says |
 //! | `act` | what people may do with a daemon |
@@ -63,10 +64,12 @@ mod place;
 mod polls;
 mod protocol;
 mod publish;
+mod reconcile;
 mod records;
 mod said;
 mod servers;
 mod settings;
+mod share_end;
 mod shares;
 mod start;
 mod targets;
@@ -93,10 +96,12 @@ pub(crate) use self::{
     base_lock::take as lock_base,
     clients::{SharedTarget, sharing, terminate},
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
+    reconcile::run,
     records::Lasting,
     servers::{Server, Servers},
-    shares::{end as end_share, take as take_share},
-    targets::{find, run},
+    share_end::end as end_share,
+    shares::take as take_share,
+    targets::find,
     view::{SHARE_VARIABLE, all, health, logs_of, one},
 };
 use crate::{
@@ -177,7 +182,7 @@ pub(crate) struct Inner {
     /// Held while the control daemon is asked about several users.
     asking_many: tokio::sync::Mutex<()>,
     /// Whether the ends of shares can be recorded.
-    expiry: shares::Expiry,
+    expiry: share_end::Expiry,
     wakes: Wakes,
     /// Counts shares that end by themselves and were granted.
     expiring: watch::Sender<u64>,

@@ -26,7 +26,7 @@ use super::{
     Entry, Mps, compute_mode,
     daemon::{Do, Seen},
     place::Place,
-    targets, view,
+    reconcile, view,
 };
 use crate::lanes::Reserve;
 
@@ -260,7 +260,7 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
         tracing::warn!(gpu = uuid, "it can't be read before its MPS daemon is started: {error}");
     }
-    targets::reconcile_owned(mps, uuid).await;
+    reconcile::reconcile_owned(mps, uuid).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
     let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
     if let Some(error) = compute_mode::gets_past(mps, uuid, &label) {
@@ -316,7 +316,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     // The operation has the lanes of all of them.
     let reconciled = on.iter().map(|uuid| {
         let (mps, uuid) = (mps.clone(), uuid.clone());
-        async move { targets::reconcile_owned(&mps, &uuid).await }
+        async move { reconcile::reconcile_owned(&mps, &uuid).await }
     });
     reconciled.collect::<JoinSet<()>>().join_all().await;
     let entries = mps.entries().clone();

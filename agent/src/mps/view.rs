@@ -13,7 +13,7 @@ use jiff::Unit;
 use super::{
     Entry, Mps, clients, compute_mode,
     daemon::Seen,
-    ear, logs, many, shares,
+    ear, logs, many, share_end, shares,
     targets::{self, Outlook},
 };
 use crate::{
@@ -178,7 +178,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 
 /// All daemons, by GPU and device.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Vec<MpsDaemon> {
-    shares::expire(mps).await;
+    share_end::expire(mps).await;
     let entries = mps.entries().clone();
     let fresh = entries.values().map(|entry| {
         let daemon = entry.daemon.clone();
@@ -205,7 +205,7 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
 /// When they mean none, or several.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
-    shares::expire(mps).await;
+    share_end::expire(mps).await;
     // What it was a while ago is no answer to somebody who asks for it by name. A daemon has one ear: who may change
     // nothing does not keep it busy.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;

@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use gpush_api::{
     Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, STOPPING, StepState,
 };
@@ -40,7 +41,7 @@ use crate::{
 /// Kind of the operations that apply the layouts of a boot.
 pub(crate) const START: &str = "mig.start";
 
-/// Between two attempts to record an end, at first and at most.
+/// Pause between two attempts to record an end: the first, and the longest.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// All operations. A handle, cheap to clone.
@@ -171,7 +172,7 @@ impl Operations {
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
-        claim.name(&format!("operation {}", record.id));
+        claim.begin(&record.id.to_string());
         intent.begun = Some(record.sequence);
         Ok(self.admit((record, intent), Some(claim), false))
     }
@@ -350,8 +351,8 @@ impl Operations {
 
     /// Records an end that could not be recorded when it came, as soon as that is possible.
     async fn record_end(self, id: OperationId, state: OperationState, error: Option<ApiError>) {
-        let mut pause = RECORD.0;
-        loop {
+        let pauses = ExponentialBuilder::new().with_min_delay(RECORD.0).with_max_delay(RECORD.1).without_max_times();
+        for pause in pauses.build() {
             tokio::time::sleep(pause).await;
             match self.end(id, state, error.clone()).await {
                 Ok(()) => {
@@ -359,7 +360,7 @@ impl Operations {
                     return self.forget(id);
                 }
                 Err(StoreError::Closed) => return,
-                Err(_) => pause = (pause * 2).min(RECORD.1),
+                Err(_) => {}
             }
         }
     }

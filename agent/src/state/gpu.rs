@@ -68,6 +68,11 @@ impl GpuSnapshot {
         self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
     }
 
+    /// Whether this agent has not tried to read it to the end yet.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.reasons.iter().any(|reason| matches!(reason, Reason::NotRead))
+    }
+
     /// Whether events tell of a difference between the two.
     pub(crate) fn differs_from(&self, other: &Self) -> bool {
         self.told != other.told
@@ -164,9 +169,9 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
         reasons.extend(degraded.into_iter().map(Reason::Degraded));
     }
     // An operation that is only being planned hides nothing.
-    if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.begun) {
+    if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.has_begun()) {
         state = GpuState::Changing;
-        reasons.push(Reason::Changing { holder: holder.who.clone() });
+        reasons.push(Reason::Changing { holder: holder.clone() });
     }
     if known.unsettled.contains(uuid) {
         state = GpuState::Unknown;
