@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     match &arguments.command {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
         Some(options::Command::Helper { dir }) => return gpush_host::helper::keeper::main(dir),
-        Some(options::Command::MpsDaemon { dir }) => return mps::exec::main(dir),
+        Some(options::Command::MpsDaemon { dir }) => return gpush_mps::daemon::exec::main(dir),
         Some(options::Command::Man) => {
             let written = options::man_page().and_then(|page| std::io::Write::write_all(&mut std::io::stdout(), &page));
             return match written {

@@ -1,6 +1,9 @@
 //! What the command line and the environment say, with the defaults of root and of a user.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
 
 use clap::{Parser, Subcommand};
 
@@ -35,14 +38,18 @@ const FILES: [(&str, &str); 11] = [
 ];
 
 /// Directory of the MPS daemons of the system's service.
-pub(crate) const MPS_DIRECTORY: &str = "/run/gpush-mps";
+pub(crate) const MPS_DIRECTORY: &str = gpush_mps::SYSTEM_DIRECTORY;
+
+/// Version of gpushd, and of the newest database schema that it reads.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (database schema {})", env!("CARGO_PKG_VERSION"), gpush_store::SCHEMA));
 
 /// State directory of the system's service.
 const SYSTEM_STATE: &str = "/var/lib/gpush";
 
 /// The gpush host agent: owns how the GPUs of this host are shared.
 #[derive(Debug, Parser)]
-#[command(name = "gpushd", version, about, long_about = None, after_help = NOTES, disable_help_subcommand = true, max_term_width = 100)]
+#[command(name = "gpushd", version = VERSION.as_str(), about, long_about = None, after_help = NOTES, disable_help_subcommand = true, max_term_width = 100)]
 pub(crate) struct Arguments {
     /// Config file [default: /etc/gpush/config.toml, ~/.config/gpush/config.toml when not root]
     #[arg(long, env = "GPUSH_CONFIG", value_name = "FILE")]

@@ -6,6 +6,7 @@ mod demo;
 mod generate;
 mod install;
 mod links;
+mod package;
 mod skips;
 mod soak;
 mod step;
@@ -29,6 +30,8 @@ enum Task {
     Bench(bench::Arguments),
     /// Kill what belongs to MPS at random, a thousand times
     Soak(soak::Arguments),
+    /// Build the .deb and .rpm packages
+    Package(package::Arguments),
     /// Write docs/openapi.json from the code
     Openapi(generate::Arguments),
     /// Write the man pages gpushctl(1) and gpushd(8) to target/man
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => test::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Soak(arguments) => soak::run(&arguments),
+        Task::Package(arguments) => package::run(&arguments),
         Task::Openapi(arguments) => told(generate::openapi(&arguments)),
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),

@@ -56,6 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         let built = build.outcome == Outcome::Passed;
         steps.push(build);
         if built {
+            steps.push(packages(verbose));
             steps.push(tests("tests", &["--workspace"], verbose));
             let gpu = Command::new(workspace::root().join("tests/gpu/run"));
             steps.push(step::run("a real GPU", gpu, verbose));
@@ -99,6 +100,20 @@ fn demo(programs: &Path, verbose: bool) -> Step {
     let mut command = Command::new(programs.join("xtask"));
     command.args(["demo", "--every-preset", "--built"]);
     step::run("demo", command, verbose)
+}
+
+/// Makes packages of the debug build where the tests of `tests/tests/systemd/packages.rs` find them, in two versions
+/// for tests of upgrades.
+fn packages(verbose: bool) -> Step {
+    let name = "packages for tests";
+    if let Some(program) = ["dpkg-deb", "objcopy"].into_iter().find(|program| !workspace::is_installed(program)) {
+        return step::skipped(name, &format!("{program} is not installed"));
+    }
+    let folder = Build::Debug.folder();
+    let package = "\"$0\" package --debug-build --built --format deb --out \"$1/packages\"";
+    let mut command = Command::new("sh");
+    command.args(["-ec", &format!("{package}\n{package} --version 99.0.0")]).arg(folder.join("xtask")).arg(&folder);
+    step::run(name, command, verbose)
 }
 
 fn docs(verbose: bool) -> Step {

@@ -113,3 +113,9 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     }
     Ok(())
 }
+
+/// Whether a program is on the search path.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}

@@ -59,6 +59,10 @@ const BACKLOG: i32 = 4096;
 /// Connections accepted before other tasks have their turn.
 const BATCH: usize = 256;
 
+/// How long a connection without a request is kept open once gpushd stops: a client between its `connect` and its
+/// request would see a reset otherwise.
+const FIRST_REQUEST: Duration = Duration::from_millis(500);
+
 /// How long to wait before accepting again when there are no file descriptors.
 const EXHAUSTED: Duration = Duration::from_millis(50);
 
@@ -236,9 +240,11 @@ async fn connection(stream: UnixStream, mut peer: Peer, place: Place, router: Ro
         peer = peer.identify(&stream);
     }
     let pace = Pace::new();
+    let begun = CancellationToken::new();
     let io = TokioIo::new(Paced::new(stream, pace.clone()));
     let service = service_fn(|request: hyper::Request<Incoming>| {
         pace.busy();
+        begun.cancel();
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(peer.clone());
         let mut router = router.clone();
@@ -265,7 +271,11 @@ async fn connection(stream: UnixStream, mut peer: Peer, place: Place, router: Ro
         .max_buf_size(HEAD_BYTES)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
-    let mut closing = std::pin::pin!(closing.cancelled_owned());
+    // Hyper closes a connection at once when it is asked to end before its first request.
+    let mut ending = std::pin::pin!(async {
+        closing.cancelled().await;
+        let _ = tokio::time::timeout(FIRST_REQUEST, begun.cancelled()).await;
+    });
     let mut asked_to_end = false;
     loop {
         tokio::select! {
@@ -279,7 +289,7 @@ async fn connection(stream: UnixStream, mut peer: Peer, place: Place, router: Ro
                 tracing::debug!(uid = peer.uid, "a connection was too slow and is closed");
                 return;
             }
-            () = &mut closing, if !asked_to_end => {
+            () = &mut ending, if !asked_to_end => {
                 asked_to_end = true;
                 connection.as_mut().graceful_shutdown();
             }

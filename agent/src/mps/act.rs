@@ -8,16 +8,11 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsSet, MpsSetRequest, MpsSettings};
 use gpush_core::{sharing, supervisor::State};
 use gpush_host::proc;
+use gpush_mps::daemon::{Report as Seen, Request as Do};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{
-    Entry, Mps, clients,
-    daemon::{Do, Seen},
-    reconcile, records,
-    targets::Outlook,
-    view,
-};
+use super::{Entry, Mps, clients, reconcile, records, targets::Outlook, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Longest time that clients may be given to go, seconds.

@@ -3,17 +3,13 @@
 //! A client's environment names its share. That is a word of the client's own, so it only counts with the
 //! share's own user; it is shown, and nothing is granted by it.
 
-use std::{collections::BTreeMap, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{MpsClient, MpsServerState, ProcessKind};
-use gpush_host::proc;
+use gpush_api::{MpsClient, ProcessKind};
+use gpush_mps::daemon::{DriverClients as Witness, Report as Seen, Request as Do};
 use gpush_store::MpsShare;
 
 use super::Mps;
-use super::{
-    daemon::{Do, Seen},
-    health::Health,
-};
 use crate::caller::Caller;
 
 /// How long a daemon may take to be told to end the work of a client.
@@ -21,9 +17,6 @@ const TERMINATE: Duration = Duration::from_secs(5);
 
 /// How long the driver may take to tell who computes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
-
-/// Who computes through MPS on a target, by the driver's word; `None` when it does not tell.
-pub(super) type Witness = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<i32>>> + Send>> + Send + Sync>;
 
 /// The witness of a target: for when the daemon does not tell.
 pub(super) fn witness(mps: &Mps, gpu_uuid: &str, uuid: &str) -> Witness {
@@ -140,31 +133,9 @@ pub(super) fn findings(seen: &Seen, clients: &[MpsClient], shares: &[MpsShare]) 
     findings
 }
 
-/// Those who wait for a server in vain until all clients of the user whom the daemon serves have ended: of other
-/// users, and whoever came after them.
-fn stuck(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
-    let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();
-    let is_other = |pid: &i32| proc::owner(*pid).is_some_and(|uid| !users.contains(&uid));
-    if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }
-}
-
-/// Notes in the log who has begun to wait for another user's clients.
-pub(super) fn tell_stuck(target: &str, before: &Health, now: &Health) {
-    let known = stuck(&before.servers, &before.waiting());
-    for pid in stuck(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {
-        tracing::warn!(
-            mps = target,
-            pid,
-            uid = proc::owner(*pid),
-            command = proc::name(*pid),
-            "a client waits, for its daemon serves another user"
-        );
-    }
-}
-
 /// Who waits for another user's clients, as somebody may see it.
 pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Seen) -> Vec<String> {
-    let stuck = stuck(&seen.servers, &seen.waiting);
+    let stuck = seen.blocked();
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
     let why = "a daemon serves one user at a time, and a client of another one has come: until that one has gone, or \

@@ -11,8 +11,9 @@ use std::{
 
 use gpush_api::{ApiError, Code, ComputeMode, Mode, MpsComputeMode};
 use gpush_core::sharing::Target;
+use gpush_mps::daemon::TargetDir as Place;
 
-use super::{Mps, place::Place};
+use super::Mps;
 
 impl Mps {
     fn open(&self) -> MutexGuard<'_, BTreeMap<String, String>> {

@@ -10,7 +10,7 @@ use std::{
 
 use gpush_api::{MpsPolicy, MpsUsers};
 use gpush_host::helper::Helpers;
-use gpush_mps::version;
+use gpush_mps::protocol::version;
 use tokio::process::Command;
 
 /// How long it may take to print its help.

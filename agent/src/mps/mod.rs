@@ -16,62 +16,25 @@
 //! | `targets` | which daemons each GPU should have |
 //! | `reconcile` | reconciles the daemons of each GPU, under its lane |
 //! | `wakes` | waking the reconcilers |
-//! | `daemon` | one, from outside: what may be wanted of it, what is known of it |
-//! | `life` | its life: hands of the machine in `core::supervisor` |
-//! | `start` | how it comes by a daemon: goes on with one, or starts one |
-//! | `end` | how it ends, asked or not |
-//! | `publish` | what the rest of the agent is shown of it |
-//! | `look` | looking how it is, beside its life |
-//! | `admission` | whose it is, and handing it over to another user |
-//! | `left` | what one that died left behind |
-//! | `hands` | starting, waiting for and killing its process: a unit of systemd's, or a child |
-//! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
-//! | `place`, `acl` | its directory, and who may look into it |
-//! | `health`, `settings` | how it is, what its clients may have |
-//! | `door` | who has come to it and has no server yet |
-//! | `said`, `logs`, `polls` | what its log tells gpushd, and people; what of it is gpushd's own doing |
-//! | `keep` | keeping its logs small |
-//! | `ear`, `protocol` | who keeps it from answering, how it is spoken to |
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
 //! | `many` | whether clients of several users can be had |
 //! | `shares`, `share_end` | granting parts of a target, and their end |
 //! | `clients` | who computes there, and with which share |
-//! | `servers` | which processes are MPS servers, by what the kernel says |
+//! | `control_connection` | names the processes that keep a daemon from answering |
 //! | `act` | what people may do with a daemon |
 //! | `view` | as the API shows it |
 
 mod act;
-mod admission;
-mod base_lock;
 mod clients;
 mod compute_mode;
-mod daemon;
-mod door;
-mod ear;
-mod end;
-pub(crate) mod exec;
-mod hands;
-mod health;
-mod keep;
-mod left;
-mod life;
-mod logs;
-mod look;
+mod control_connection;
 mod many;
 mod moves;
-mod place;
-mod polls;
-mod protocol;
-mod publish;
 mod reconcile;
 mod records;
-mod said;
-mod servers;
-mod settings;
 mod share_end;
 mod shares;
-mod start;
 mod targets;
 mod view;
 mod wakes;
@@ -86,6 +49,11 @@ use std::{
 
 use gpush_core::sharing::Target;
 use gpush_host::identity::Users;
+use gpush_mps::daemon::{Daemon, Launcher as Hands};
+pub(crate) use gpush_mps::daemon::{
+    base_lock::take as lock_base,
+    server_processes::{Server, Servers},
+};
 use gpush_nvml::Hardware;
 use gpush_store::{MpsShare, MpsTarget, Store};
 use tokio::sync::watch;
@@ -93,12 +61,10 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     act::{Act, act, set},
-    base_lock::take as lock_base,
     clients::{SharedTarget, sharing, terminate},
     moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
     reconcile::run,
     records::Lasting,
-    servers::{Server, Servers},
     share_end::end as end_share,
     shares::take as take_share,
     targets::find,
@@ -113,7 +79,7 @@ use crate::{
     timeslice::Timeslice,
 };
 
-use self::{daemon::Daemon, hands::Hands, moves::Moves, wakes::Wakes};
+use self::{moves::Moves, wakes::Wakes};
 
 /// Until what is about to end is checked again.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
@@ -301,6 +267,16 @@ impl Mps {
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, MpsTarget>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Collects what identifies MPS servers now.
+    pub(crate) fn servers(&self) -> Servers {
+        let entries = self.entries().clone();
+        let label = |target: &str| {
+            let entry = entries.iter().find(|(_, entry)| entry.short == target);
+            entry.map_or_else(|| target.to_owned(), |(uuid, entry)| view::label(entry, uuid))
+        };
+        Servers::of(&self.base, label, &self.handles.state.config().mps, self.handles.own_uid)
     }
 
     fn shares_of(&self, uuid: &str) -> Vec<MpsShare> {

@@ -20,14 +20,10 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, MpsStop, Refusal, Step};
 use gpush_core::{sharing, supervisor::State};
+use gpush_mps::daemon::{Report as Seen, Request as Do, TargetDir as Place};
 use tokio::{task::JoinSet, time::timeout};
 
-use super::{
-    Entry, Mps, compute_mode,
-    daemon::{Do, Seen},
-    place::Place,
-    reconcile, view,
-};
+use super::{Entry, Mps, compute_mode, reconcile, view};
 use crate::lanes::Reserve;
 
 /// Beyond what a daemon may take to end, or to answer.

@@ -23,15 +23,12 @@ use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
 };
+use gpush_mps::daemon::{Desired as Wanted, Report as Seen, Request as Do, TargetDir as Place};
 use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
 use super::{
-    Entry, Mps, compute_mode,
-    daemon::{Do, Seen, Wanted},
-    many,
-    place::Place,
-    records, share_end,
+    Entry, Mps, compute_mode, many, records, share_end,
     targets::{can_be_judged, enter, may_come, program, wanted},
 };
 use crate::{

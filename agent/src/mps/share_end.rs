@@ -9,10 +9,11 @@ use std::{
 
 use gpush_api::{ApiError, Code, MpsShare as Shown};
 use gpush_host::proc;
+use gpush_mps::daemon::Request as Do;
 use gpush_store::{MpsShare, NewAudit, StoreError};
 use jiff::Timestamp;
 
-use super::{Mps, daemon::Do, shares::shown};
+use super::{Mps, shares::shown};
 use crate::caller::Caller;
 
 /// Releases a share on request. Its clients continue, without a share.

@@ -14,10 +14,11 @@ use std::{collections::BTreeSet, time::Duration};
 use gpush_api::{ApiError, Code, MpsPolicy, MpsSettings, MpsShare as Shown, MpsShareRequest, MpsShareTaken, MpsUsers};
 use gpush_core::sharing;
 use gpush_host::proc;
+use gpush_mps::daemon::Request as Do;
 use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, Mps, daemon::Do, share_end, targets::Outlook, view};
+use super::{Entry, Mps, share_end, targets::Outlook, view};
 use crate::{
     caller::Caller,
     eligibility,

@@ -8,24 +8,18 @@ use gpush_core::{
     sharing::{self, Sharing, Target},
     supervisor::State,
 };
-
-use super::{
-    Entry, Mps,
-    admission::OnRecord,
-    clients,
-    daemon::{Daemon, Seen, Sources, Wanted},
-    many,
-    moves::Moves,
-    place::{self, Place},
-    view,
+use gpush_mps::daemon::{
+    Daemon, Desired as Wanted, RecordedUsers as OnRecord, Report as Seen, Sources, TargetDir as Place, sweep_removed,
 };
+
+use super::{Entry, Mps, clients, many, moves::Moves, view};
 use crate::{caller::Viewer, eligibility};
 
 /// Goes on with the daemons that an agent before left running. Before anybody can ask: one that is not known yet is
 /// none to whoever asks.
 pub(crate) fn find(mps: &Mps) {
     let mut known = BTreeSet::new();
-    place::sweep_removed(&mps.base);
+    sweep_removed(&mps.base);
     for (place, spec) in Place::all(&mps.base) {
         known.insert(spec.target.clone());
         let daemon = live(mps, &spec.target, &spec.gpu_uuid, &spec.uuid, place);
@@ -34,7 +28,7 @@ pub(crate) fn find(mps: &Mps) {
         mps.entries().insert(spec.uuid, entry);
     }
     let (hands, stopping) = (mps.hands.clone(), mps.handles.stopping.clone());
-    tokio::spawn(async move { stopping.run_until_cancelled(hands.end_strays(known)).await });
+    tokio::spawn(async move { stopping.run_until_cancelled(hands.end_orphans(known)).await });
 }
 
 fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Daemon {

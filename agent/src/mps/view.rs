@@ -8,12 +8,11 @@ use gpush_core::{
     supervisor::State,
 };
 use gpush_host::proc;
+use gpush_mps::daemon::{Report as Seen, log};
 use jiff::Unit;
 
 use super::{
-    Entry, Mps, clients, compute_mode,
-    daemon::Seen,
-    ear, logs, many, share_end, shares,
+    Entry, Mps, clients, compute_mode, control_connection, many, share_end, shares,
     targets::{self, Outlook},
 };
 use crate::{
@@ -219,7 +218,7 @@ pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDae
 pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
     let (_, entry) = find(mps, text)?;
     match entry.daemon.seen().logs {
-        Some(dir) => Ok(logs::last(&dir, lines, all)),
+        Some(dir) => Ok(log::last(&dir, lines, all)),
         None => Ok(MpsLogs { files: Vec::new() }),
     }
 }
@@ -304,7 +303,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
         .filter_map(|pid| Some((pid, proc::owner(pid)?)))
         .collect();
     let mut daemon = bare(outlook, uuid, entry);
-    daemon.reasons.extend(ear::named(mps, caller, &seen).await);
+    daemon.reasons.extend(control_connection::holders(mps, caller, &seen).await);
     findings.extend(clients::waiting(mps, caller, &seen).await);
     findings.extend(mps.findings().into_iter().filter(|finding| finding.contains(&label(entry, uuid))));
     let open = compute_mode::gets_past(mps, &entry.gpu_uuid, &label(entry, uuid));

@@ -58,7 +58,7 @@ impl<'a> Judge<'a> {
     pub(super) fn of(strays: &'a Strays) -> Self {
         Self {
             strays,
-            servers: Servers::of(&strays.mps),
+            servers: strays.mps.servers(),
             lost: strays.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
         }
     }

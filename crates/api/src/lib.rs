@@ -12,6 +12,7 @@ pub mod error;
 pub mod event;
 pub mod gpu;
 pub mod health;
+pub mod lease;
 pub mod mps;
 pub mod operation;
 pub mod overrides;
@@ -34,6 +35,11 @@ pub use gpu::{
 };
 pub use health::{
     Driver, Health, HealthStatus, LayoutsAtStart, Maintenance, MaintenanceState, Recovered, Version, WhyRequest,
+};
+pub use lease::{
+    EndReason, Enforcement, LONGEST_LEASE_S, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseKind,
+    LeaseMember, LeaseQueuePosition, LeaseRenewRequest, LeaseRequest, LeaseRevocation, LeaseRevokeRequest, LeaseShare,
+    LeaseState, LeaseWait, MOST_MEMBERS, MemberShare, NotALeaseId,
 };
 pub use mps::{
     BadValue, MPS_CLIENTS, MemoryLimit, MpsClient, MpsComputeMode, MpsDaemon, MpsEndRequest, MpsLog, MpsLogs,

@@ -4,7 +4,7 @@
 
 use std::{os::unix::net::UnixListener, path::Path, time::Duration};
 
-use gpush_mps::{
+use gpush_mps::protocol::{
     control::{Control, ControlError},
     session::SessionError,
 };

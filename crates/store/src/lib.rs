@@ -67,6 +67,7 @@ pub use operation::{
     GpuIntent, Intent, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
 };
 pub use overrides::{NewOverride, Override};
+pub use schema::KNOWN as SCHEMA;
 pub use shared_gpu::{ComputeModeSet, LevelSet, SharedGpu};
 pub use store::{Pending, Statistics, Store};
 pub use tx::{Tx, View};

@@ -53,7 +53,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
 ];
 
 /// Newest schema that this build knows.
-pub(crate) const KNOWN: u32 = MIGRATIONS.len() as u32;
+pub const KNOWN: u32 = MIGRATIONS.len() as u32;
 
 /// Schema of a file, as its header says; 0 for an empty one.
 pub(crate) fn version(connection: &Connection) -> Result<u32, StoreError> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpush_api::{MpsServerState, Percentage};
-use gpush_mps::{
+use gpush_mps::protocol::{
     control::{Control, ControlError, Protocol},
     lock,
     session::{SessionError, Stage},

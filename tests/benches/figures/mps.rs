@@ -55,7 +55,7 @@ fn own_first_answer(host: &Host, control: &Path) -> Duration {
     let began = Instant::now();
     let mut alone = alone.spawn().expect("a control daemon");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let ear = gpush_mps::control::Control::of(&dir);
+    let ear = gpush_mps::protocol::control::Control::of(&dir);
     runtime.block_on(async { while ear.daemon(Duration::from_secs(5)).await.is_err() {} });
     let took = began.elapsed();
     alone.kill().expect("a child");

@@ -47,6 +47,22 @@ impl Machine {
         self.sh(&format!("set -e\n{}", enable.join("\n").replace(" --now", "")));
     }
 
+    /// Installs a package of the debug build, in the version that the tests are built with (`None`) or a later one.
+    /// Returns what `dpkg` printed, or `None` where `cargo xtask test` made no packages.
+    ///
+    /// # Panics
+    /// When the package can't be installed.
+    #[must_use]
+    pub fn install_package(&self, version: Option<&str>) -> Option<String> {
+        let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
+        let file = format!("packages/gpush_{version}-1_amd64.deb");
+        if !built().join(&file).is_file() {
+            println!("SKIPPED packages: {file} is not there; `cargo xtask test` makes it where dpkg-deb is installed");
+            return None;
+        }
+        Some(self.sh(&format!("dpkg --force-confdef --force-confold --install {BUILT}/{file} 2>&1")))
+    }
+
     /// Has gpushd see a simulated host, described in TOML. Its state is the one thing that the unit's
     /// sandbox is opened for.
     ///

@@ -1,7 +1,7 @@
 //! Start and stop: one agent a state directory, sockets that are stale or alive, signals, systemd.
 
 use std::{
-    io::Read,
+    io::{Read, Write},
     os::unix::{
         fs::{FileTypeExt, PermissionsExt},
         net::UnixListener,
@@ -94,6 +94,27 @@ fn an_idle_agent_stops_at_once_even_with_clients_waiting() {
     println!("stopped after {} ms", took.as_millis());
     // Two seconds of draining, and as much again for a busy machine.
     assert!(took < Duration::from_secs(4), "{took:?}");
+}
+
+/// An upgrade of the package restarts gpushd under a client that has connected and not sent its request yet.
+#[test]
+fn connection_without_request_is_answered_while_gpushd_stops() {
+    let host = Host::up("a30x4");
+    let mut agent = Agent::start(&host, "");
+    let mut early = agent.connect();
+    let mut idle = agent.connect();
+    let request = b"GET /v1/version HTTP/1.1\r\nHost: gpushd\r\n\r\n";
+    idle.write_all(request).unwrap();
+    let mut head = [0; 12];
+    idle.read_exact(&mut head).unwrap();
+    agent.signal(Signal::SIGTERM);
+    // gpushd closes a connection that was answered as soon as it stops.
+    idle.read_to_end(&mut Vec::new()).unwrap();
+    early.write_all(request).unwrap();
+    let mut answer = String::new();
+    early.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    assert!(agent.wait().success(), "{}", agent.log());
 }
 
 #[test]

@@ -2,4 +2,5 @@
 
 mod host;
 mod mps;
+mod packages;
 mod units;

@@ -2,36 +2,43 @@
 
 use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, engine_row};
 
-use super::target::{Target, Wanted};
+use super::target::Target;
 
-/// Sums over the GPU instances of a target. Those of unknown profile count as instances only: what
-/// they take is not known, and they are only wanted where they stood.
+/// Sums over GPU instances. Those of unknown profile count as instances only: their slices and engines are not
+/// known, and they are only wanted where they were.
 #[derive(Debug)]
-pub(super) struct Demand<'a> {
+pub(crate) struct Demand<'a> {
     geometry: &'a Geometry,
     instances: usize,
     /// Number of each profile, in the geometry's order.
     numbers: Vec<u32>,
     /// Memory slices at least.
-    pub(super) memory: u32,
+    pub(in crate::plan) memory: u32,
     /// Compute slices.
-    pub(super) compute: u32,
+    pub(in crate::plan) compute: u32,
     /// Engines.
-    pub(super) engines: EngineRow,
+    pub(in crate::plan) engines: EngineRow,
 }
 
 impl<'a> Demand<'a> {
+    /// Sums over the GPU instances of a target.
     pub(super) fn of(geometry: &'a Geometry, target: &Target) -> Self {
+        Self::of_profiles(geometry, target.instances.iter().map(|wanted| wanted.profile_id))
+    }
+
+    /// Sums over GPU instances of these profile ids.
+    pub(crate) fn of_profiles(geometry: &'a Geometry, profiles: impl Iterator<Item = u32>) -> Self {
         let mut demand = Self {
             geometry,
-            instances: target.instances.len(),
+            instances: 0,
             numbers: vec![0; geometry.profiles.len()],
             memory: 0,
             compute: 0,
             engines: engine_row(gpush_api::Engines::default()),
         };
-        for Wanted { profile_id, .. } in &target.instances {
-            let known = geometry.profiles.iter().zip(&mut demand.numbers).find(|(p, _)| p.profile.id == *profile_id);
+        for profile_id in profiles {
+            demand.instances += 1;
+            let known = geometry.profiles.iter().zip(&mut demand.numbers).find(|(p, _)| p.profile.id == profile_id);
             let Some((profile, number)) = known else { continue };
             *number += 1;
             demand.memory += profile.memory_slices();
@@ -49,15 +56,15 @@ impl<'a> Demand<'a> {
     }
 
     /// Whether the part has all of it.
-    pub(super) fn is_met(&self) -> bool {
+    pub(crate) fn is_met(&self) -> bool {
         self.instances <= MOST_INSTANCES
             && self.compute <= u32::from(self.geometry.compute_slices)
             && self.numbers().all(|(profile, number)| number <= u32::from(profile.profile.max))
             && self.short_engine().is_none()
     }
 
-    /// Profiles of which one more could be had, as far as numbers, slices and engines go.
-    pub(super) fn further(&self) -> impl Iterator<Item = &'a Profile> {
+    /// Profiles of which one more instance is possible, by numbers, slices and engines.
+    pub(crate) fn further(&self) -> impl Iterator<Item = &'a Profile> {
         self.geometry.profiles.iter().zip(&self.numbers).map(|(p, n)| (p, *n)).filter_map(|(profile, number)| {
             let possible = self.instances < MOST_INSTANCES
                 && number < u32::from(profile.profile.max)

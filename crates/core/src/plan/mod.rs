@@ -51,6 +51,8 @@ mod search;
 mod steps;
 mod target;
 
+pub(crate) use capacity::Demand;
+
 pub use beside::{Beside, Missing, beside};
 pub use outcome::{entries, others, outcome};
 pub use target::{Target, Wanted, WantedCompute};

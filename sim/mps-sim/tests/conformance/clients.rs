@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_mps::control::ControlError;
+use gpush_mps::protocol::control::ControlError;
 use nix::sys::signal::Signal;
 
 use crate::daemon::{LONG, Setup, another_uid, is_alive, signal, until};

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_mps::{command::Pid, control::Control, session};
+use gpush_mps::protocol::{command::Pid, control::Control, session};
 use mps_sim::fault::{self, FaultFile, Kind};
 
 pub(crate) const LONG: Duration = Duration::from_secs(10);
@@ -98,10 +98,10 @@ impl Setup {
     /// A program with the daemon's environment.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        // Tests that run in the background were started to ignore SIGINT, which ends servers by force.
+        // A test run in the background ignores SIGINT, one under nohup ignores SIGHUP, and children inherit that.
         let mut command = Command::new("/usr/bin/env");
         command
-            .arg("--default-signal=INT")
+            .arg("--default-signal=INT,HUP")
             .arg(program)
             .env_clear()
             .env("PATH", path)

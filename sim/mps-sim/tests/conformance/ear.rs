@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpush_api::Percentage;
-use gpush_mps::{
+use gpush_mps::protocol::{
     command::Command,
     control::{Control, ControlError},
     front, holder,

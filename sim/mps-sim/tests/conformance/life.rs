@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
 use gpush_api::Percentage;
-use gpush_mps::{
+use gpush_mps::protocol::{
     control::{Control, ControlError},
     lock,
     session::SessionError,

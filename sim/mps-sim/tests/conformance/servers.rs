@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpush_api::{MemoryLimit, MpsServerState, Percentage};
-use gpush_mps::control::ControlError;
+use gpush_mps::protocol::control::ControlError;
 use mps_sim::fault::Kind;
 
 use crate::daemon::{Daemon, LONG, Setup, Trait, is_alive, until};

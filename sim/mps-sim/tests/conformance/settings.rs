@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use gpush_api::{MemoryLimit, Percentage, Priority};
-use gpush_mps::{control::ControlError, lock};
+use gpush_mps::protocol::{control::ControlError, lock};
 
 use crate::daemon::{LONG, Setup, Trait, another_uid};
 

@@ -1,0 +1,240 @@
+//! Leases: the right of a user to a share of one or more targets.
+//!
+//! The holder and the caller who requested the lease may be different users: root or a Slurm hook can request a
+//! lease for a user. The holder is admitted to the targets.
+//!
+//! Callers who are neither the holder nor an administrator see [`Lease::redact`]ed leases: user name, kind,
+//! members and end, but no process id, cgroup, command or request.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::operation::Actor;
+
+mod id;
+mod member;
+mod request;
+mod state;
+
+pub use id::{LeaseId, NotALeaseId};
+pub use member::{LeaseBinding, LeaseMember, MemberShare};
+pub use request::{LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
+pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
+
+/// The user who holds a lease.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseHolder {
+    /// User id.
+    pub uid: u32,
+    /// User name, when the uid has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+/// Position of a waiting lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseQueuePosition {
+    /// 1 for the first.
+    pub position: u32,
+    /// Leases and operations that must end first, such as `L12` and `op-7`.
+    #[serde(default)]
+    pub behind: Vec<String>,
+    /// Why it waits, one sentence each.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+}
+
+/// A revocation by an administrator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseRevocation {
+    /// The administrator.
+    pub by: Actor,
+    /// The administrator's words.
+    pub reason: String,
+    /// When it was revoked.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub at: Timestamp,
+    /// When gpushd ends the processes of the lease; without it, they may run to their end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub processes_end_at: Option<Timestamp>,
+}
+
+/// A lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Lease {
+    /// `L17`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub id: LeaseId,
+    /// The user who is admitted.
+    pub holder: LeaseHolder,
+    /// The caller who requested it. Absent when the caller of this answer may not see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_by: Option<Actor>,
+    /// How it shares GPUs.
+    pub kind: LeaseKind,
+    /// What limits its holder.
+    pub enforcement: Enforcement,
+    /// State.
+    pub state: LeaseState,
+    /// Why it ends or ended; in the states `releasing` and `ended`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<EndReason>,
+    /// The request. Absent when the caller may not see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<LeaseRequest>,
+    /// Targets with their settings; empty while it is queued.
+    #[serde(default)]
+    pub members: Vec<LeaseMember>,
+    /// What its life depends on.
+    pub binding: LeaseBinding,
+    /// Operation that creates its MIG devices, `op-7`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation: Option<String>,
+    /// When it was requested.
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub created_at: Timestamp,
+    /// When it was granted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub granted_at: Option<Timestamp>,
+    /// When it expires, by the wall clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub expires_at: Option<Timestamp>,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub ended_at: Option<Timestamp>,
+    /// Its place in the queue, while it is queued.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<LeaseQueuePosition>,
+    /// What it waits for in the state `releasing`, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits_for: Vec<String>,
+    /// Its revocation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revocation: Option<LeaseRevocation>,
+}
+
+impl Lease {
+    /// Removes what only the holder and administrators may see: process ids, cgroups, the request, and the
+    /// sentences that can name processes.
+    pub fn redact(&mut self) {
+        self.asked_by = None;
+        self.request = None;
+        self.binding.redact();
+        self.waits_for.clear();
+        if let Some(queue) = &mut self.queue {
+            queue.reasons.clear();
+        }
+        if let Some(revocation) = &mut self.revocation {
+            revocation.by.pid = None;
+            revocation.reason.clear();
+        }
+    }
+}
+
+/// A granted lease and the environment of its processes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseGrant {
+    /// The lease.
+    pub lease: Lease,
+    /// Environment of its processes, in order.
+    pub environment: Vec<(String, String)>,
+    /// What the holder should know: a warning each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// `POST /v1/leases/{id}/renew`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseRenewRequest {
+    /// Seconds from now to the new end.
+    pub duration_s: u64,
+}
+
+/// `POST /v1/leases/{id}/revoke`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseRevokeRequest {
+    /// Why: the holder sees it.
+    pub reason: String,
+    /// Whether gpushd ends the processes of the lease. Without it, they may run to their end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub end: bool,
+    /// With `end`: seconds until SIGTERM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice_s: Option<u64>,
+    /// With `end`: seconds from SIGTERM to SIGKILL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_s: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(binding: LeaseBinding) -> Lease {
+        let actor = Actor { uid: 1000, user: Some("alice".to_owned()), pid: Some(471_147) };
+        Lease {
+            id: LeaseId(17),
+            holder: LeaseHolder { uid: 1000, user: Some("alice".to_owned()) },
+            asked_by: Some(actor.clone()),
+            kind: LeaseKind::Mps,
+            enforcement: LeaseKind::Mps.enforcement(),
+            state: LeaseState::Releasing,
+            reason: Some(EndReason::Revoked),
+            request: Some(LeaseRequest { gpus: vec!["secret-selector".to_owned()], ..LeaseRequest::default() }),
+            members: Vec::new(),
+            binding,
+            operation: None,
+            created_at: Timestamp::UNIX_EPOCH,
+            granted_at: None,
+            expires_at: Some(Timestamp::UNIX_EPOCH),
+            ended_at: None,
+            queue: Some(LeaseQueuePosition {
+                position: 1,
+                behind: vec!["L16".to_owned()],
+                reasons: vec!["secret-reason".to_owned()],
+            }),
+            waits_for: vec!["pid 471147 (secret-command) runs".to_owned()],
+            revocation: Some(LeaseRevocation {
+                by: actor,
+                reason: "secret-words".to_owned(),
+                at: Timestamp::UNIX_EPOCH,
+                processes_end_at: None,
+            }),
+        }
+    }
+
+    #[test]
+    fn redacted_lease_shows_user_kind_and_end_only() {
+        let secret = || Some("/secret.slice/secret.scope".to_owned());
+        for binding in [
+            LeaseBinding::Scope { unit: secret(), cgroup: secret() },
+            LeaseBinding::Cgroup { cgroup: secret() },
+            LeaseBinding::Process { pid: Some(471_147), start: Some(471_147) },
+            LeaseBinding::Job { cluster: "ci".to_owned(), job: 7, cgroup: secret() },
+            LeaseBinding::Time,
+            LeaseBinding::None,
+        ] {
+            let mut lease = lease(binding);
+            let whole = serde_json::to_string(&lease).unwrap();
+            assert_eq!(serde_json::from_str::<Lease>(&whole).unwrap(), lease);
+            lease.redact();
+            let text = serde_json::to_string(&lease).unwrap();
+            assert!(!text.contains("secret") && !text.contains("471147"), "{text}");
+            assert!(text.contains("alice") && text.contains("\"mps\"") && text.contains("expires_at"), "{text}");
+            assert_eq!(serde_json::from_str::<Lease>(&text).unwrap(), lease);
+        }
+    }
+}

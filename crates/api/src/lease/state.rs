@@ -1,0 +1,196 @@
+//! Kinds, states and end reasons of leases.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How a lease shares a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum LeaseKind {
+    /// MIG devices.
+    Mig,
+    /// A part of an MPS daemon's target.
+    Mps,
+    /// A time-slice replica of a GPU.
+    Timeslice,
+    /// Whole GPUs.
+    Whole,
+}
+
+impl LeaseKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Mig, Self::Mps, Self::Timeslice, Self::Whole];
+
+    /// Name in JSON, in requests and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mig => "mig",
+            Self::Mps => "mps",
+            Self::Timeslice => "timeslice",
+            Self::Whole => "whole",
+        }
+    }
+
+    /// Returns what limits a holder of this kind to its share.
+    #[must_use]
+    pub fn enforcement(self) -> Enforcement {
+        match self {
+            Self::Mig => Enforcement::Hardware,
+            Self::Mps => Enforcement::MpsCeiling,
+            Self::Timeslice => Enforcement::None,
+            Self::Whole => Enforcement::Exclusive,
+        }
+    }
+}
+
+impl fmt::Display for LeaseKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What limits a holder to its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Enforcement {
+    /// The GPU separates MIG devices: memory, compute and faults.
+    Hardware,
+    /// The MPS daemon and the client's environment set ceilings that cooperating clients keep.
+    MpsCeiling,
+    /// No other lease is granted on the GPU.
+    Exclusive,
+    /// gpushd counts replicas. Nothing limits memory or compute time.
+    None,
+}
+
+/// State of a lease.
+///
+/// `queued → granting → active → releasing → ended`; a lease can end from each of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum LeaseState {
+    /// The lease waits for capacity.
+    Queued,
+    /// The capacity is reserved; the grant is being recorded, or the MIG devices are being created.
+    Granting,
+    /// The holder may use the share.
+    Active,
+    /// No new process is admitted; processes of the lease may still run.
+    Releasing,
+    /// The capacity is free.
+    Ended,
+}
+
+impl LeaseState {
+    /// All of them, in order.
+    pub const ALL: [Self; 5] = [Self::Queued, Self::Granting, Self::Active, Self::Releasing, Self::Ended];
+
+    /// Name in JSON and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Granting => "granting",
+            Self::Active => "active",
+            Self::Releasing => "releasing",
+            Self::Ended => "ended",
+        }
+    }
+
+    /// Whether the lease occupies capacity.
+    #[must_use]
+    pub fn holds_capacity(self) -> bool {
+        match self {
+            Self::Granting | Self::Active | Self::Releasing => true,
+            Self::Queued | Self::Ended => false,
+        }
+    }
+}
+
+impl fmt::Display for LeaseState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a lease ends or ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum EndReason {
+    /// The holder released it, or the process, scope or job that it was bound to ended.
+    Released,
+    /// Its end time was reached.
+    Expired,
+    /// An administrator revoked it.
+    Revoked,
+    /// It was cancelled before it was granted, or its waiting client disconnected.
+    Cancelled,
+    /// It was not granted within the time that the request allowed.
+    TimedOut,
+    /// The host was rebooted.
+    Rebooted,
+    /// One of its GPUs was lost.
+    GpuLost,
+    /// The grant failed.
+    Failed,
+}
+
+impl EndReason {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Released,
+        Self::Expired,
+        Self::Revoked,
+        Self::Cancelled,
+        Self::TimedOut,
+        Self::Rebooted,
+        Self::GpuLost,
+        Self::Failed,
+    ];
+
+    /// Name in JSON and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Expired => "expired",
+            Self::Revoked => "revoked",
+            Self::Cancelled => "cancelled",
+            Self::TimedOut => "timed_out",
+            Self::Rebooted => "rebooted",
+            Self::GpuLost => "gpu_lost",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_equal_their_json() {
+        let json = |value: serde_json::Value| value.as_str().map(str::to_owned);
+        for kind in LeaseKind::ALL {
+            assert_eq!(json(serde_json::to_value(kind).unwrap()).as_deref(), Some(kind.name()));
+        }
+        for state in LeaseState::ALL {
+            assert_eq!(json(serde_json::to_value(state).unwrap()).as_deref(), Some(state.name()));
+        }
+        for reason in EndReason::ALL {
+            assert_eq!(json(serde_json::to_value(reason).unwrap()).as_deref(), Some(reason.name()));
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Durations and points in time, as users type them.
+//!
+//! | typed | meaning |
+//! |---|---|
+//! | `90s`, `15m`, `1h30m`, `2d`, `1w` | a duration |
+//! | `90`, `0.5` | seconds |
+//! | `2026-12-01T08:00:00Z`, `2026-12-01T08:00+01:00` | a point in time (RFC 3339) |
+//!
+//! Every command and every request takes this notation. jiff reads the units; days have 24 hours.
+
+use std::{fmt, time::Duration};
+
+use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, civil::DateTime};
+
+/// The longest duration: 52 weeks. Longer ones are typing errors more often than intentions.
+pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
+
+/// Examples for messages.
+const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a bare number is seconds";
+
+/// Why a text is not a duration or point in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DurationError {
+    /// Neither a duration nor, where one is accepted, a point in time.
+    Malformed,
+    /// Zero, where something must last.
+    Zero,
+    /// Longer than [`LONGEST`].
+    TooLong,
+    /// A point in time without a zone.
+    NoZone(String),
+    /// A point in time that has passed, where a future one is needed.
+    Past(Timestamp),
+    /// A point in time in the future, where a past one is needed.
+    Future(Timestamp),
+}
+
+impl fmt::Display for DurationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed => f.write_str(EXAMPLES),
+            Self::Zero => f.write_str("the duration must be longer than 0"),
+            Self::TooLong => f.write_str("the duration must be 52w or less"),
+            Self::NoZone(text) => write!(f, "the time zone is missing: write {text}Z for UTC, or {text}+01:00"),
+            Self::Past(at) => write!(f, "{at} has passed"),
+            Self::Future(at) => write!(f, "{at} is in the future"),
+        }
+    }
+}
+
+impl std::error::Error for DurationError {}
+
+/// Parses a duration, which may be zero.
+///
+/// # Errors
+/// The text is not a duration, or the duration is longer than [`LONGEST`].
+pub fn parse(text: &str) -> Result<Duration, DurationError> {
+    let text = text.trim();
+    let seconds = match text.bytes().next() {
+        Some(b) if b.is_ascii_digit() => bare_seconds(text),
+        Some(_) | None => return Err(DurationError::Malformed),
+    };
+    let duration = match seconds {
+        Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| DurationError::TooLong)?,
+        None => with_units(text)?,
+    };
+    if duration > LONGEST { Err(DurationError::TooLong) } else { Ok(duration) }
+}
+
+/// Parses a duration longer than zero.
+///
+/// # Errors
+/// As [`parse`], and for zero.
+pub fn parse_positive(text: &str) -> Result<Duration, DurationError> {
+    let duration = parse(text)?;
+    if duration.is_zero() { Err(DurationError::Zero) } else { Ok(duration) }
+}
+
+/// Whether a text has the form of a duration, whatever its length.
+#[must_use]
+pub fn is_duration(text: &str) -> bool {
+    matches!(parse(text), Ok(_) | Err(DurationError::TooLong))
+}
+
+/// A bare number: digits with an optional fraction.
+fn bare_seconds(text: &str) -> Option<f64> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+/// Numbers, each with its unit. jiff reads more notations; only this one is accepted.
+fn with_units(text: &str) -> Result<Duration, DurationError> {
+    if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.') {
+        return Err(DurationError::Malformed);
+    }
+    // jiff's error for a number beyond its range has no type of its own.
+    let digits = text.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap_or(0);
+    let error = if digits > 9 { DurationError::TooLong } else { DurationError::Malformed };
+    let span: Span = text.parse().map_err(|_| error.clone())?;
+    let duration: SignedDuration =
+        span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| DurationError::Malformed)?;
+    Duration::try_from(duration).map_err(|_| error)
+}
+
+/// Parses when something ends: a duration from `now`, or a future point in time.
+///
+/// # Errors
+/// The text is neither, or the time has passed.
+pub fn parse_end(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
+    match parse_moment(text)? {
+        Moment::At(at) if at <= now => Err(DurationError::Past(at)),
+        Moment::At(at) => Ok(at),
+        Moment::Span(span) if span.is_zero() => Err(DurationError::Zero),
+        Moment::Span(span) => now.checked_add(span).map_err(|_| DurationError::TooLong),
+    }
+}
+
+/// Parses since when: a duration before `now`, or a past point in time.
+///
+/// # Errors
+/// The text is neither, or the time is in the future.
+pub fn parse_start(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
+    match parse_moment(text)? {
+        Moment::At(at) if at > now => Err(DurationError::Future(at)),
+        Moment::At(at) => Ok(at),
+        Moment::Span(span) => now.checked_sub(span).map_err(|_| DurationError::TooLong),
+    }
+}
+
+enum Moment {
+    At(Timestamp),
+    Span(Duration),
+}
+
+fn parse_moment(text: &str) -> Result<Moment, DurationError> {
+    let text = text.trim();
+    if let Ok(at) = text.parse::<Timestamp>() {
+        return Ok(Moment::At(at));
+    }
+    if text.contains('-') && text.parse::<DateTime>().is_ok() {
+        let time = if text.contains(['T', 't', ' ']) { text.to_owned() } else { format!("{text}T00:00") };
+        return Err(DurationError::NoZone(time));
+    }
+    parse(text).map(Moment::Span)
+}
+
+/// Writes a duration in the notation that [`parse`] reads: `1h 30m` without the space, `0s` for zero.
+#[must_use]
+pub fn format(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let units = [(86_400, "d"), (3600, "h"), (60, "m")];
+    let mut rest = seconds;
+    let mut out = String::new();
+    for (size, unit) in units {
+        if rest >= size {
+            out += &format!("{}{unit}", rest / size);
+            rest %= size;
+        }
+    }
+    let millis = duration.subsec_millis();
+    if millis > 0 {
+        let fraction = format!("{millis:03}");
+        out += &format!("{rest}.{}s", fraction.trim_end_matches('0'));
+    } else if rest > 0 || out.is_empty() {
+        out += &format!("{rest}s");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn units_and_bare_seconds_are_accepted() {
+        for (text, seconds) in [
+            ("90s", 90.0),
+            ("15m", 900.0),
+            ("1h30m", 5400.0),
+            ("2d", 172_800.0),
+            ("1w", 604_800.0),
+            ("1d2h3m4s", 93_784.0),
+            ("90", 90.0),
+            ("0", 0.0),
+            ("0.5", 0.5),
+            (" 30 ", 30.0),
+            ("52w", LONGEST.as_secs_f64()),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_secs_f64(seconds)), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_notations_are_refused_with_examples() {
+        for text in
+            ["", "h", "-2h", "+2h", "2 h", "2y", "3mo", "PT2H", "1e9", "NaN", "inf", "1h 30m", "30m1h", "ü", "1.2.3"]
+        {
+            assert_eq!(parse(text), Err(DurationError::Malformed), "{text}");
+        }
+        for text in ["53w", "99999999999999w", "99999999999999999999999"] {
+            assert_eq!(parse(text), Err(DurationError::TooLong), "{text}");
+        }
+        assert_eq!(parse_positive("0h"), Err(DurationError::Zero));
+    }
+
+    #[test]
+    fn ends_are_in_the_future_and_starts_in_the_past() {
+        let now = at("2026-01-31T12:00:00Z");
+        assert_eq!(parse_end("1h30m", now), Ok(at("2026-01-31T13:30:00Z")));
+        assert_eq!(parse_end("2026-12-01T08:00+01:00", now), Ok(at("2026-12-01T07:00:00Z")));
+        assert_eq!(parse_end("2001-12-01T08:00Z", now), Err(DurationError::Past(at("2001-12-01T08:00:00Z"))));
+        assert_eq!(parse_end("0", now), Err(DurationError::Zero));
+        assert_eq!(parse_start("7d", now), Ok(at("2026-01-24T12:00:00Z")));
+        assert_eq!(parse_start("2026-01-30T00:00:01Z", now), Ok(at("2026-01-30T00:00:01Z")));
+        assert_eq!(parse_start("2026-02-01T00:00:00Z", now), Err(DurationError::Future(at("2026-02-01T00:00:00Z"))));
+        let zone = parse_start("2026-01-30", now).unwrap_err().to_string();
+        assert_eq!(zone, "the time zone is missing: write 2026-01-30T00:00Z for UTC, or 2026-01-30T00:00+01:00");
+        assert!(parse_end("2126-12-01T08:00", now).unwrap_err().to_string().contains("2126-12-01T08:00Z"));
+        assert_eq!(parse_start("yesterday", now), Err(DurationError::Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn formatted_durations_parse_back(millis in 0..=LONGEST.as_millis()) {
+            let duration = Duration::from_millis(u64::try_from(millis).unwrap());
+            let text = format(duration);
+            let parsed = parse(&text).unwrap();
+            let difference = parsed.abs_diff(duration);
+            prop_assert!(difference < Duration::from_micros(1), "{} became {:?}", text, parsed);
+        }
+
+        #[test]
+        fn any_text_parses_without_a_panic(text in "\\PC{0,24}") {
+            let _ = (parse(&text), parse_end(&text, Timestamp::UNIX_EPOCH), parse_start(&text, Timestamp::UNIX_EPOCH));
+        }
+    }
+}

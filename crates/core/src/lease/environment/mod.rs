@@ -1,0 +1,154 @@
+//! The environment of the processes of a lease.
+//!
+//! Every value is typed: a UUID, a path that gpushd chose, a number. No text of a user is part of it, so no value
+//! needs escaping in a shell, in a Docker command or in Slurm's TaskProlog protocol; the formats quote all the same.
+
+use std::fmt;
+
+use gpush_api::{LeaseId, MemoryLimit, Percentage, Priority};
+
+mod format;
+
+pub use format::{Format, SHELL_FAILURE};
+
+/// Longest path that nvidia-cuda-mps-control accepts, in bytes; with 88 it fails silently.
+const LONGEST_PIPE_DIRECTORY: usize = 87;
+
+/// UUID of a GPU or MIG device.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DeviceUuid(String);
+
+/// Pipe directory of an MPS daemon: an absolute path of at most 87 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct PipeDirectory(String);
+
+/// A value that cannot be part of an environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotAValue {
+    /// Not the UUID of a device.
+    Uuid,
+    /// Not a pipe directory.
+    PipeDirectory,
+}
+
+impl fmt::Display for NotAValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uuid => "not the UUID of a GPU or MIG device",
+            Self::PipeDirectory => "not an absolute path of at most 87 plain characters",
+        })
+    }
+}
+
+impl std::error::Error for NotAValue {}
+
+impl DeviceUuid {
+    /// Accepts `GPU-<uuid>` and `MIG-<uuid>`.
+    ///
+    /// # Errors
+    /// The text is something else.
+    pub fn new(text: &str) -> Result<Self, NotAValue> {
+        let uuid = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).ok_or(NotAValue::Uuid)?;
+        let fits = |(at, b): (usize, u8)| match at {
+            8 | 13 | 18 | 23 => b == b'-',
+            _ => b.is_ascii_hexdigit(),
+        };
+        let is_uuid = uuid.len() == 36 && uuid.bytes().enumerate().all(fits);
+        if is_uuid { Ok(Self(text.to_owned())) } else { Err(NotAValue::Uuid) }
+    }
+
+    /// The UUID.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl PipeDirectory {
+    /// Accepts an absolute path of letters, digits and `/_.-` without `..`.
+    ///
+    /// # Errors
+    /// The path is something else, or too long for nvidia-cuda-mps-control.
+    pub fn new(path: &str) -> Result<Self, NotAValue> {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b"/_.-".contains(&b);
+        let is_path = path.starts_with('/')
+            && path.len() <= LONGEST_PIPE_DIRECTORY
+            && path.bytes().all(plain)
+            && path.split('/').all(|part| part != "..");
+        if is_path { Ok(Self(path.to_owned())) } else { Err(NotAValue::PipeDirectory) }
+    }
+}
+
+/// The part of an environment that makes processes clients of an MPS daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MpsClient {
+    /// Pipe directory of the daemon.
+    pub pipe_directory: PipeDirectory,
+    /// Active thread percentage.
+    pub percentage: Percentage,
+    /// Most device memory that one process may pin.
+    pub memory_limit: Option<MemoryLimit>,
+    /// Priority of kernels.
+    pub priority: Priority,
+}
+
+/// The environment of a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environment {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Devices that processes see, in order.
+    pub devices: Vec<DeviceUuid>,
+    /// The MPS daemon, for leases of kind `mps`.
+    pub mps: Option<MpsClient>,
+}
+
+impl Environment {
+    /// Returns names and values, in a fixed order.
+    #[must_use]
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
+        let devices: Vec<&str> = self.devices.iter().map(DeviceUuid::as_str).collect();
+        let mut variables = vec![
+            ("CUDA_VISIBLE_DEVICES", devices.join(",")),
+            // With UUIDs it changes nothing; programs that take indexes all the same count like nvidia-smi.
+            ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
+        ];
+        if let Some(mps) = &self.mps {
+            variables.push(("CUDA_MPS_PIPE_DIRECTORY", mps.pipe_directory.0.clone()));
+            variables.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", mps.percentage.to_string()));
+            // The daemon sees one device and calls it 0, whatever its index is.
+            let limit = mps.memory_limit.map(|limit| format!("0={limit}"));
+            variables.extend(limit.map(|limit| ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit)));
+            variables.push(("CUDA_MPS_CLIENT_PRIORITY", mps.priority.number().to_string()));
+        }
+        variables.push(("GPUSH_LEASE", self.lease.to_string()));
+        variables
+    }
+
+    /// Variables of other leases and shares that the caller's environment may have and that must go.
+    #[must_use]
+    pub fn unset(&self) -> Vec<&'static str> {
+        let set: Vec<&str> = self.variables().iter().map(|(name, _)| *name).collect();
+        ALL.into_iter().filter(|name| !set.contains(name)).collect()
+    }
+
+    /// Returns the environment in a format. It ends with a newline.
+    #[must_use]
+    pub fn text(&self, format: Format) -> String {
+        format::text(self, format)
+    }
+}
+
+/// Every variable that an environment can set.
+const ALL: [&str; 7] = [
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "CUDA_MPS_CLIENT_PRIORITY",
+    "GPUSH_LEASE",
+];
+
+#[cfg(test)]
+mod tests;

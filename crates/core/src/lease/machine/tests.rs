@@ -1,0 +1,250 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn at(seconds: u64) -> Instant {
+    Duration::from_secs(seconds)
+}
+
+const END: Option<EndProcesses> =
+    Some(EndProcesses { notice: Duration::from_secs(60), grace: Duration::from_secs(10) });
+
+fn one(bound: u32) -> Remaining {
+    Remaining { bound: Some(bound), ..Remaining::NONE }
+}
+
+/// Applies events; the last state and the effects of all.
+fn run(mut state: State, events: &[Event]) -> (State, Vec<Effect>) {
+    let mut all = Vec::new();
+    for event in events {
+        let (next, effects) = step(state, *event, at(0));
+        state = next;
+        all.extend(effects);
+    }
+    (state, all)
+}
+
+const NEW: State = State::Queued { recorded: false };
+
+#[test]
+fn free_share_is_granted_with_one_commit_and_ends_after_its_processes() {
+    let (state, effects) = run(NEW, &[Event::Reserved(GrantBy::Commit), Event::Committed]);
+    assert_eq!(state, State::Active);
+    assert_eq!(effects, [Effect::CommitGrant, Effect::OpenAdmission, Effect::ReportGrant]);
+    let (state, effects) = run(state, &[Event::Released, Event::Probed(one(2)), Event::Probed(one(1))]);
+    assert_eq!(state.name(), gpush_api::LeaseState::Releasing);
+    let released = EndReason::Released;
+    let expected = [Effect::CloseAdmission, Effect::RecordReleasing(released), Effect::WatchProcesses];
+    assert_eq!(effects, expected);
+    let (state, effects) = run(state, &[Event::Probed(Remaining::NONE), Event::EndRecorded]);
+    assert_eq!(state, State::Ended(released));
+    assert_eq!(effects, [Effect::RecordEnd(released), Effect::FreeCapacity, Effect::ReportEnd(released)]);
+}
+
+#[test]
+fn release_waits_while_any_source_is_silent_or_lists_a_process() {
+    let (releasing, _) = run(State::Active, &[Event::Released]);
+    let sources = [None, Some(0), Some(1)];
+    for bound in sources {
+        for driver in sources {
+            for daemon in sources {
+                let remaining = Remaining { bound, driver, daemon };
+                let (_, effects) = step(releasing, Event::Probed(remaining), at(0));
+                assert_eq!(!effects.is_empty(), remaining == Remaining::NONE, "{remaining:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn grant_in_progress_is_aborted_only_after_its_outcome_is_known() {
+    let (state, effects) = run(NEW, &[Event::Reserved(GrantBy::Operation), Event::Released, Event::Revoked(None)]);
+    assert_eq!(effects, [Effect::BeginOperation, Effect::CancelOperation], "cancelled once");
+    assert_eq!((state.name(), state.reason()), (gpush_api::LeaseState::Granting, Some(EndReason::Cancelled)));
+    let (failed, effects) = run(state, &[Event::OperationFailed]);
+    assert_eq!(failed, State::Ended(EndReason::Cancelled));
+    assert_eq!(effects, [Effect::FreeCapacity, Effect::ReportEnd(EndReason::Cancelled)]);
+    // The operation was faster than its cancellation: the instance exists and goes through a release.
+    let (done, effects) = run(state, &[Event::Committed]);
+    assert_eq!(done.reason(), Some(EndReason::Cancelled));
+    assert!(!effects.contains(&Effect::OpenAdmission) && !effects.contains(&Effect::FreeCapacity), "{effects:?}");
+}
+
+#[test]
+fn revocation_with_end_sends_notice_then_term_then_kill() {
+    let (mut state, effects) = step(State::Active, Event::Revoked(END), at(100));
+    assert!(effects.contains(&Effect::Notify(at(160))), "{effects:?}");
+    let mut sent = Vec::new();
+    while let Some(due) = state.due() {
+        assert_eq!(step(state, Event::Tick, due - Duration::from_millis(1)).1, []);
+        let (next, effects) = step(state, Event::Tick, due);
+        sent.extend(effects.into_iter().map(|effect| (due, effect)));
+        state = next;
+    }
+    assert_eq!(sent, [(at(160), Effect::Terminate), (at(170), Effect::Kill)]);
+    assert_eq!(step(state, Event::Revoked(END), at(999)).1, [], "a second revocation does not start again");
+    // An expired lease whose processes stay can still be revoked with an end.
+    let (expired, _) = step(State::Active, Event::Expired(None), at(0));
+    let (state, effects) = step(expired, Event::Revoked(END), at(5));
+    assert_eq!((effects, state.reason()), (vec![Effect::Notify(at(65))], Some(EndReason::Expired)));
+}
+
+#[test]
+fn end_that_cannot_be_recorded_keeps_the_capacity_and_is_retried() {
+    let (state, effects) = run(
+        State::Active,
+        &[Event::Released, Event::Probed(Remaining::NONE), Event::EndNotRecorded, Event::EndRecorded],
+    );
+    assert!(!effects.contains(&Effect::FreeCapacity));
+    let (state, effects) = run(state, &[Event::Tick, Event::EndRecorded]);
+    assert_eq!(effects[..2], [Effect::RecordEnd(EndReason::Released), Effect::FreeCapacity]);
+    assert_eq!(state, State::Ended(EndReason::Released));
+}
+
+#[test]
+fn reboot_ends_every_recorded_lease_without_a_probe() {
+    use gpush_api::LeaseState;
+    for recorded in [LeaseState::Queued, LeaseState::Granting, LeaseState::Active, LeaseState::Releasing] {
+        let restored = State::restored(recorded, None);
+        assert_eq!(restored.name(), recorded);
+        let (state, effects) = run(restored, &[Event::Rebooted, Event::EndRecorded]);
+        assert!(matches!(state, State::Ended(_)), "{recorded}: {state:?}");
+        assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::RecordEnd(_))).count(), 1, "{recorded}");
+    }
+}
+
+/// The host as it is, apart from what the machine believes.
+#[derive(Debug, Default)]
+struct World {
+    reserved: bool,
+    durable: bool,
+    end_recorded: bool,
+    admitted: bool,
+    processes: u32,
+    granting: bool,
+    was_admitted: bool,
+    was_freed: bool,
+}
+
+/// What the test does next: an event that is possible in this world.
+fn event(world: &mut World, state: &State, what: u8, now: Instant) -> Option<Event> {
+    let recording = matches!(state, State::Releasing(Releasing { step: ReleaseStep::Recording, .. }));
+    let end = END.filter(|_| now.as_secs() % 2 == 0);
+    Some(match what {
+        0 if !world.reserved && matches!(state, State::Queued { .. }) => {
+            (world.reserved, world.granting) = (true, true);
+            Event::Reserved(if now.as_secs() % 3 == 0 { GrantBy::Operation } else { GrantBy::Commit })
+        }
+        1 if world.granting => {
+            (world.granting, world.durable) = (false, true);
+            Event::Committed
+        }
+        2 if world.granting => {
+            world.granting = false;
+            match state {
+                State::Granting(Granting { by: GrantBy::Operation, .. }) => Event::OperationFailed,
+                _ => Event::CommitFailed,
+            }
+        }
+        3 => Event::Released,
+        4 => Event::Expired(end),
+        5 => Event::Revoked(end),
+        6 => Event::GpuLost,
+        7 => Event::BindingEnded,
+        8 => Event::WaitTimedOut,
+        // Processes start while the holder is admitted, and can fork as long as one runs.
+        9 if world.admitted || world.processes > 0 => {
+            world.processes += 1;
+            return None;
+        }
+        10 if world.processes > 0 => {
+            world.processes -= 1;
+            return None;
+        }
+        11 => Event::Probed(one(world.processes)),
+        12 => Event::Probed(Remaining { driver: None, ..one(world.processes) }),
+        13 if recording => {
+            world.end_recorded = true;
+            Event::EndRecorded
+        }
+        14 if recording => Event::EndNotRecorded,
+        15 => Event::Tick,
+        16 => Event::QueueRecorded,
+        _ => return None,
+    })
+}
+
+fn execute(world: &mut World, effect: Effect) -> Result<(), TestCaseError> {
+    match effect {
+        Effect::OpenAdmission => {
+            prop_assert!(world.reserved && world.durable, "admitted without a reserved and durable grant");
+            prop_assert!(!world.was_admitted, "admitted twice");
+            (world.admitted, world.was_admitted) = (true, true);
+        }
+        Effect::CloseAdmission => {
+            prop_assert!(world.admitted);
+            world.admitted = false;
+        }
+        Effect::FreeCapacity => {
+            prop_assert!(world.reserved && !world.was_freed, "freed without a reservation, or twice");
+            prop_assert!(!world.admitted && world.processes == 0, "freed under {} processes", world.processes);
+            prop_assert!(!world.durable || world.end_recorded, "freed before the end is durable");
+            prop_assert!(!world.granting, "freed while the grant may still take effect");
+            (world.reserved, world.was_freed) = (false, true);
+        }
+        Effect::Kill => world.processes = 0,
+        Effect::CommitGrant | Effect::BeginOperation => prop_assert!(world.reserved),
+        Effect::CancelOperation
+        | Effect::RecordReleasing(_)
+        | Effect::WatchProcesses
+        | Effect::Notify(_)
+        | Effect::Terminate
+        | Effect::RecordEnd(_)
+        | Effect::ReportGrant
+        | Effect::ReportEnd(_) => {}
+    }
+    Ok(())
+}
+
+proptest! {
+    /// Any order of events: the holder is admitted after a durable grant only, capacity becomes free once and
+    /// never under a process, and a lease that nothing hinders ends.
+    #[test]
+    fn lease_never_frees_capacity_under_a_process(happens in proptest::collection::vec((0_u8..17, 0_u64..9), 1..120)) {
+        let (mut state, mut world, mut now) = (NEW, World::default(), at(0));
+        for (what, later) in happens {
+            now += at(later);
+            let Some(event) = event(&mut world, &state, what, now) else { continue };
+            let before = state;
+            let (next, effects) = step(state, event, now);
+            if let State::Ended(_) = before {
+                prop_assert_eq!((next, effects.len()), (before, 0), "ended is final");
+            }
+            prop_assert!(next.name() >= before.name(), "{:?} after {:?}", next, before);
+            state = next;
+            for effect in effects {
+                execute(&mut world, effect)?;
+            }
+            prop_assert_eq!(state.admits(), world.admitted);
+            prop_assert_eq!(state.name().holds_capacity(), world.reserved);
+        }
+        // Nothing hinders it any more: it ends.
+        for _ in 0..10 {
+            world.processes = 0;
+            let last = if world.granting { 1 } else { 3 };
+            for what in [last, 15, 11, 13] {
+                now += at(100);
+                let Some(event) = event(&mut world, &state, what, now) else { continue };
+                let (next, effects) = step(state, event, now);
+                state = next;
+                for effect in effects {
+                    execute(&mut world, effect)?;
+                }
+            }
+        }
+        prop_assert!(matches!(state, State::Ended(_)), "{:?}", state);
+        prop_assert!(!world.reserved);
+    }
+}

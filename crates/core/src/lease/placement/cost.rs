@@ -1,0 +1,64 @@
+//! What a placement costs: lists of counts that add up over GPUs and compare from the gravest on.
+
+use std::ops::Add;
+
+use super::Policy;
+
+/// A cost. The order of its fields is the order of the objective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(super) struct Cost([u32; 9]);
+
+/// The parts of a cost.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Parts {
+    /// Instances and shares in use that must end first: above zero in reservations only.
+    pub(super) blocked: u32,
+    /// Free GPU instances destroyed.
+    pub(super) destroyed: u32,
+    /// Memory slices of those.
+    pub(super) destroyed_slices: u32,
+    /// Size of what is granted: memory slices, compute slices, engines.
+    pub(super) size: [u32; 3],
+    /// Instances created.
+    pub(super) created: u32,
+    /// (Profile, placement) pairs that become impossible.
+    pub(super) lost: u32,
+    /// Free memory slices of the GPUs used: few means that they are full.
+    pub(super) free: u32,
+    /// Occupied memory slices that each member meets on its GPU.
+    pub(super) load: u32,
+}
+
+impl Parts {
+    /// Orders the parts as the policy says.
+    pub(super) fn cost(self, policy: Policy) -> Cost {
+        let [memory, compute, engines] = self.size;
+        let (first, second) = match policy {
+            Policy::Pack => (self.lost, self.free),
+            Policy::Spread => (self.load, self.lost),
+        };
+        Cost([
+            self.blocked,
+            self.destroyed,
+            self.destroyed_slices,
+            memory,
+            compute,
+            engines,
+            self.created,
+            first,
+            second,
+        ])
+    }
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let mut sum = self.0;
+        for (sum, other) in sum.iter_mut().zip(other.0) {
+            *sum = sum.saturating_add(other);
+        }
+        Self(sum)
+    }
+}

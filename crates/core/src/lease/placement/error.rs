@@ -1,0 +1,113 @@
+//! Why a request has no assignment.
+
+use gpush_api::LeaseKind;
+
+use crate::nearest::nearest_few;
+
+use super::{Closed, GpuOffer, Host, Policy, Wanted, WantedDevice, WantedShare, gang};
+
+/// Why there is no assignment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoAssignment {
+    /// None of the GPUs offers this kind.
+    NotOffered {
+        /// The kind.
+        kind: LeaseKind,
+        /// What they offer.
+        offered: Vec<LeaseKind>,
+    },
+    /// None of the GPUs has the profile.
+    UnknownProfile {
+        /// The profile.
+        profile: String,
+        /// Profiles with a similar name.
+        nearest: Vec<String>,
+    },
+    /// The GPUs could not meet the request if all of them were empty.
+    TooLarge {
+        /// How many members they could hold when empty.
+        most: usize,
+    },
+    /// The capacity is in use now.
+    Busy {
+        /// What is in the way, by GPU. GPUs that do not offer the kind are left out.
+        obstacles: Vec<(u32, Obstacle)>,
+    },
+}
+
+/// Why one GPU does not meet a request now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Nothing is granted on it.
+    Closed(Closed),
+    /// What it offers is in use or reserved.
+    InUse,
+    /// Its MPS daemons serve other users. The uid of one of them.
+    OtherUser(u32),
+    /// It has capacity for this many members: too few for the gang.
+    Partly(usize),
+}
+
+/// Finds the reason.
+pub(super) fn explain(host: &Host, wanted: &Wanted, policy: Policy) -> NoAssignment {
+    let kind = wanted.share.kind();
+    let selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
+    let selected = Host { gpus: host.gpus.iter().filter(selected).cloned().collect() };
+    let offered = selected.kinds();
+    if !offered.contains(&kind) {
+        return NoAssignment::NotOffered { kind, offered };
+    }
+    if let WantedShare::Mig(WantedDevice::Profile(profile)) = &wanted.share
+        && let Some(error) = unknown_profile(&selected, profile)
+    {
+        return error;
+    }
+    let empty = selected.emptied();
+    let most = empty.gpus.iter().map(|gpu| gang::capacity(gpu, wanted, policy)).sum();
+    if most < wanted.count {
+        return NoAssignment::TooLarge { most };
+    }
+    let offering = selected.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
+    NoAssignment::Busy { obstacles: offering.map(|gpu| (gpu.index, obstacle(gpu, wanted, policy))).collect() }
+}
+
+fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {
+    let mut names: Vec<&str> = Vec::new();
+    for mig in host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()) {
+        names.extend(mig.geometry.profiles.iter().map(|known| known.profile.name.as_str()));
+        let compute = mig.geometry.profiles.iter().flat_map(|known| &known.compute);
+        names.extend(compute.map(|compute| compute.profile.name.as_str()));
+    }
+    if names.contains(&profile) {
+        return None;
+    }
+    names.sort_unstable();
+    names.dedup();
+    let nearest = nearest_few(profile, names, 3).into_iter().map(str::to_owned).collect();
+    Some(NoAssignment::UnknownProfile { profile: profile.to_owned(), nearest })
+}
+
+fn obstacle(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> Obstacle {
+    if let Some(closed) = gpu.closed {
+        return Obstacle::Closed(closed);
+    }
+    let other = gpu.mps.iter().filter_map(|mps| mps.user).find(|user| *user != wanted.holder);
+    match (gang::capacity(gpu, wanted, policy), other) {
+        (0, Some(user)) if matches!(wanted.share, WantedShare::Mps { .. }) => Obstacle::OtherUser(user),
+        (0, _) => Obstacle::InUse,
+        (count, _) => Obstacle::Partly(count),
+    }
+}
+
+impl WantedShare {
+    /// The kind of lease.
+    #[must_use]
+    pub fn kind(&self) -> LeaseKind {
+        match self {
+            Self::Mig(_) => LeaseKind::Mig,
+            Self::Mps { .. } => LeaseKind::Mps,
+            Self::Timeslice => LeaseKind::Timeslice,
+            Self::Whole => LeaseKind::Whole,
+        }
+    }
+}

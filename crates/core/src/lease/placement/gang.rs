@@ -1,0 +1,97 @@
+//! The best distribution of a request's members over GPUs.
+//!
+//! Costs add up over GPUs, so the best distribution is found GPU by GPU: for each number of members that the GPUs
+//! from here on hold, the best number for this GPU. A gang is all or nothing.
+
+use super::{
+    Assignment, Blocked, Closed, GpuOffer, Host, Member, Policy, Wanted, WantedShare,
+    cost::{Cost, Parts},
+    mig, single,
+};
+
+/// A way to hold some members on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Way {
+    pub(super) cost: Cost,
+    pub(super) members: Vec<Member>,
+    /// Free GPU instances to destroy: GPU index and GPU instance id.
+    pub(super) destroys: Vec<(u32, u32)>,
+}
+
+/// The best assignment, or `None` when there is none.
+pub(super) fn best(host: &Host, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<Assignment> {
+    let count = wanted.count;
+    let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
+    gpus.sort_by_key(|gpu| gpu.index);
+    let ways: Vec<Vec<Option<Way>>> = gpus.iter().map(|gpu| ways_on(gpu, wanted, policy, blocked)).collect();
+    let chosen = distribute(&ways, count)?;
+    let mut assignment = Assignment::default();
+    for (ways, number) in ways.into_iter().zip(chosen) {
+        let way = ways.into_iter().nth(number).flatten()?;
+        assignment.members.extend(way.members);
+        assignment.destroys.extend(way.destroys);
+    }
+    Some(assignment)
+}
+
+/// Number of members that a GPU alone can hold now, at most those requested.
+pub(super) fn capacity(gpu: &GpuOffer, wanted: &Wanted, policy: Policy) -> usize {
+    ways_on(gpu, wanted, policy, Blocked::Never).iter().rposition(Option::is_some).unwrap_or(0)
+}
+
+/// The best way for each number of members on one GPU.
+fn ways_on(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
+    let mut ways = match &wanted.share {
+        WantedShare::Mig(device) => mig::ways(gpu, device, wanted.count, policy, blocked),
+        WantedShare::Mps { .. } | WantedShare::Timeslice | WantedShare::Whole => {
+            single::ways(gpu, wanted, policy, blocked)
+        }
+    };
+    if gpu.closed.is_some() {
+        for way in ways.iter_mut().flatten() {
+            let blocked = u32::try_from(way.members.len()).unwrap_or(u32::MAX);
+            way.cost = way.cost + Parts { blocked, ..Parts::default() }.cost(policy);
+        }
+    }
+    ways
+}
+
+/// Whether the request may use a GPU at all. A claimed one can be reserved: its operation ends.
+fn may_use(gpu: &GpuOffer, wanted: &Wanted, blocked: Blocked) -> bool {
+    let selected = wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
+    selected
+        && match gpu.closed {
+            None => true,
+            Some(Closed::Claimed) => blocked == Blocked::Last,
+            Some(Closed::Cordoned | Closed::NotReady) => false,
+        }
+}
+
+/// The number of members for each GPU at the least cost. Among equals, earlier GPUs hold more.
+fn distribute(ways: &[Vec<Option<Way>>], count: usize) -> Option<Vec<usize>> {
+    // For the GPUs from each one on: the least cost for each number of members, and how many this GPU holds then.
+    let mut least: Vec<Vec<Option<(Cost, usize)>>> = vec![vec![None; count + 1]; ways.len() + 1];
+    least[ways.len()][0] = Some((Cost::default(), 0));
+    for (gpu, ways) in ways.iter().enumerate().rev() {
+        let (head, rest) = least.split_at_mut(gpu + 1);
+        let (here, after) = (&mut head[gpu], &rest[0]);
+        for (number, least) in here.iter_mut().enumerate() {
+            let most = number.min(ways.len().saturating_sub(1));
+            for own in (0..=most).rev() {
+                let (Some(way), Some((others, _))) = (&ways[own], after[number - own]) else { continue };
+                let cost = way.cost + others;
+                if least.is_none_or(|(best, _)| cost < best) {
+                    *least = Some((cost, own));
+                }
+            }
+        }
+    }
+    let mut left = count;
+    let mut chosen = Vec::with_capacity(ways.len());
+    for least in least.iter().take(ways.len()) {
+        let (_, own) = least[left]?;
+        chosen.push(own);
+        left -= own;
+    }
+    (left == 0).then_some(chosen)
+}

@@ -1,0 +1,257 @@
+//! The best ways to hold 0, 1, 2 … members on one GPU with MIG devices.
+//!
+//! Options are the devices that meet the request and, on a dynamic GPU, the places where an instance that meets it
+//! can be created. Sets of options are tried in rising order, so none is tried twice; disjoint placements keep
+//! their number small (298 on an A100).
+
+use gpush_api::Placement;
+
+use crate::{
+    geometry::{Profile, Slices, Spot},
+    plan::Demand,
+};
+
+use super::{
+    Blocked, GpuOffer, Member, MigOffer, Policy, WantedDevice,
+    cost::{Cost, Parts},
+    gang::Way,
+    host::Instance,
+    size::rank,
+};
+
+/// Something that one member can be.
+enum Choice<'a> {
+    /// An existing device: position of its instance, and its UUID.
+    Device { instance: usize, uuid: &'a str, free: bool, size: [u32; 3] },
+    /// An instance to create.
+    Create { profile: &'a Profile, spot: &'a Spot },
+}
+
+/// The best way for each number of members, from 0 to `most`; `None` where there is none.
+pub(super) fn ways(
+    gpu: &GpuOffer,
+    wanted: &WantedDevice,
+    most: usize,
+    policy: Policy,
+    blocked: Blocked,
+) -> Vec<Option<Way>> {
+    let Some(mig) = &gpu.mig else { return vec![Some(Way::default())] };
+    let options = options(mig, wanted, blocked);
+    let most = most.min(options.len());
+    let before = Room::of(mig, &[], &[]);
+    let mut best = vec![None; most + 1];
+    let mut search = Search { gpu, mig, policy, blocked, options: &options, before, best: &mut best };
+    search.extend(&mut Vec::new(), 0);
+    best
+}
+
+fn options<'a>(mig: &'a MigOffer, wanted: &WantedDevice, blocked: Blocked) -> Vec<Choice<'a>> {
+    let mut options = Vec::new();
+    for (position, instance) in mig.instances.iter().enumerate() {
+        let profile = mig.geometry.profile(instance.profile_id);
+        let reserved = mig.reserved.iter().any(|(_, placement)| placement.overlaps(instance.placement));
+        for device in &instance.devices {
+            let meets = match profile {
+                Some(profile) if device.whole => wanted.is_met_by(profile),
+                Some(_) | None => wanted.is_met_by_part(&device.profile),
+            };
+            let free = device.free && !instance.busy && !instance.clearing && !reserved;
+            if meets && (free || blocked == Blocked::Last) {
+                let size = profile.map_or([u32::from(instance.placement.size), 0, 0], rank);
+                options.push(Choice::Device { instance: position, uuid: &device.uuid, free, size });
+            }
+        }
+    }
+    if mig.dynamic {
+        for profile in mig.geometry.profiles.iter().filter(|profile| wanted.is_met_by(profile)) {
+            options.extend(profile.spots.iter().map(|spot| Choice::Create { profile, spot }));
+        }
+    }
+    options
+}
+
+struct Search<'a> {
+    gpu: &'a GpuOffer,
+    mig: &'a MigOffer,
+    policy: Policy,
+    blocked: Blocked,
+    options: &'a [Choice<'a>],
+    before: Room,
+    best: &'a mut Vec<Option<Way>>,
+}
+
+impl Search<'_> {
+    /// Weighs a set of options, and all sets that extend it by options from `next` on.
+    fn extend(&mut self, chosen: &mut Vec<usize>, next: usize) {
+        // A set that does not fit can't be mended by a larger one.
+        let Some((cost, way)) = self.weigh(chosen) else { return };
+        let best = &mut self.best[chosen.len()];
+        // Options are in rising order of instance, profile and start: the first of equals is the lowest.
+        if best.as_ref().is_none_or(|best| cost < best.cost) {
+            *best = Some(way);
+        }
+        if chosen.len() + 1 == self.best.len() {
+            return;
+        }
+        for option in next..self.options.len() {
+            chosen.push(option);
+            self.extend(chosen, option + 1);
+            chosen.pop();
+        }
+    }
+
+    /// The cost of a set of options, or `None` when they do not fit together.
+    fn weigh(&self, chosen: &[usize]) -> Option<(Cost, Way)> {
+        let mut created: Vec<(&Profile, Placement)> = Vec::new();
+        let mut used: Vec<usize> = Vec::new();
+        let mut parts = Parts::default();
+        let mut members = Vec::new();
+        let mut slices = Slices::NONE;
+        for &option in chosen {
+            match &self.options[option] {
+                Choice::Device { instance, uuid, free, size } => {
+                    parts.blocked += u32::from(!free);
+                    add(&mut parts.size, *size);
+                    used.push(*instance);
+                    members.push(Member::Device { gpu: self.gpu.index, uuid: (*uuid).to_owned() });
+                }
+                Choice::Create { profile, spot } => {
+                    if spot.slices.meets(slices) {
+                        return None;
+                    }
+                    slices = slices.and(spot.slices);
+                    add(&mut parts.size, rank(profile));
+                    parts.created += 1;
+                    created.push((profile, spot.placement));
+                    let (profile_id, placement) = (profile.profile.id, spot.placement);
+                    members.push(Member::Create { gpu: self.gpu.index, profile_id, placement });
+                }
+            }
+        }
+        let cleared = self.clear(&created, &used, slices)?;
+        parts.blocked += cleared.blocked;
+        parts.destroyed = u32::try_from(cleared.destroyed.len()).unwrap_or(u32::MAX);
+        let destroyed = cleared.destroyed.iter().map(|instance| u32::from(instance.placement.size));
+        parts.destroyed_slices = destroyed.sum();
+        if !chosen.is_empty() {
+            let after = Room::of(self.mig, &created, &used);
+            parts.lost = self.before.pairs.saturating_sub(after.pairs);
+            parts.free = u32::from(self.mig.geometry.memory_slices).saturating_sub(self.before.occupied);
+            let count = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
+            // Each member meets what was there before and the members before it.
+            parts.load = self.before.occupied * count + parts.size[0] / count * (count * (count - 1) / 2);
+        }
+        let destroys = cleared.destroyed.iter().map(|instance| (self.gpu.index, instance.id)).collect();
+        let cost = parts.cost(self.policy);
+        Some((cost, Way { cost, members, destroys }))
+    }
+
+    /// What must go so that `created` fits next to everything else, or `None` when it can't.
+    fn clear(&self, created: &[(&Profile, Placement)], used: &[usize], slices: Slices) -> Option<Cleared<'_>> {
+        let mut cleared = Cleared::default();
+        let mut spare: Vec<&Instance> = Vec::new();
+        let mut kept: Vec<&Instance> = Vec::new();
+        for (position, instance) in self.mig.instances.iter().enumerate() {
+            let in_the_way = Slices::of(instance.placement).meets(slices);
+            let is_used = used.contains(&position);
+            match (in_the_way, is_used || instance.foreign, instance.is_free()) {
+                (true, true, _) => return None,
+                (true, false, true) => cleared.destroyed.push(instance),
+                (true, false, false) if self.blocked == Blocked::Last => cleared.blocked += 1,
+                (true, false, false) => return None,
+                (false, false, true) => spare.push(instance),
+                (false, ..) => kept.push(instance),
+            }
+        }
+        if created.is_empty() {
+            return Some(cleared);
+        }
+        let reserved = self.mig.reserved.iter().map(|(_, placement)| Slices::of(*placement));
+        if self.blocked == Blocked::Never && reserved.into_iter().any(|reserved| reserved.meets(slices)) {
+            return None;
+        }
+        let new: Vec<u32> = created.iter().map(|(profile, _)| profile.profile.id).collect();
+        let all: Vec<&Instance> = kept.iter().chain(&spare).copied().collect();
+        if self.fits(&all, &new) {
+            return Some(cleared);
+        }
+        // Free instances can be in the way of engines and numbers too. The fewest and smallest go.
+        let mut sets: Vec<u32> = (0..1_u32 << spare.len().min(16)).collect();
+        let weight = |set: &u32| {
+            let sizes = spare.iter().enumerate().filter(|(n, _)| set & (1 << n) != 0);
+            (set.count_ones(), sizes.map(|(_, instance)| u32::from(instance.placement.size)).sum::<u32>(), *set)
+        };
+        sets.sort_by_key(weight);
+        let set = sets.into_iter().find(|set| {
+            let stays = spare.iter().enumerate().filter(|(n, _)| set & (1 << n) == 0).map(|(_, instance)| *instance);
+            let stays: Vec<&Instance> = kept.iter().copied().chain(stays).collect();
+            self.fits(&stays, &new)
+        })?;
+        cleared.destroyed.extend(spare.iter().enumerate().filter(|(n, _)| set & (1 << n) != 0).map(|(_, one)| *one));
+        cleared.destroyed.sort_by_key(|instance| instance.placement);
+        Some(cleared)
+    }
+
+    /// Whether the part has enough slices, engines and numbers, now and once the reserved instances exist.
+    fn fits(&self, stays: &[&Instance], new: &[u32]) -> bool {
+        let profiles = |stays: &mut dyn Iterator<Item = &&Instance>| -> Vec<u32> {
+            stays.map(|instance| instance.profile_id).chain(new.iter().copied()).collect()
+        };
+        let met = |profiles: Vec<u32>| Demand::of_profiles(&self.mig.geometry, profiles.into_iter()).is_met();
+        if !met(profiles(&mut stays.iter())) {
+            return false;
+        }
+        if self.mig.reserved.is_empty() || self.blocked == Blocked::Last {
+            return true;
+        }
+        // The reserved instances come after the ones in their way have gone.
+        let reserved = self.mig.reserved.iter().fold(Slices::NONE, |all, (_, at)| all.and(Slices::of(*at)));
+        let goes = |instance: &Instance| instance.clearing || Slices::of(instance.placement).meets(reserved);
+        let mut later = stays.iter().filter(|instance| !goes(instance));
+        let mut later = profiles(&mut later);
+        later.extend(self.mig.reserved.iter().map(|(profile_id, _)| *profile_id));
+        met(later)
+    }
+}
+
+/// What must go for a set of options.
+#[derive(Default)]
+struct Cleared<'a> {
+    /// Free instances.
+    destroyed: Vec<&'a Instance>,
+    /// Instances in use.
+    blocked: u32,
+}
+
+fn add(sum: &mut [u32; 3], size: [u32; 3]) {
+    for (sum, size) in sum.iter_mut().zip(size) {
+        *sum += size;
+    }
+}
+
+/// What is occupied, and what else could be created. Free instances do not count as occupied: they can be
+/// destroyed.
+struct Room {
+    occupied: u32,
+    pairs: u32,
+}
+
+impl Room {
+    /// The room that is left with more instances created and in use.
+    fn of(mig: &MigOffer, created: &[(&Profile, Placement)], used: &[usize]) -> Self {
+        let stays =
+            |position: usize, instance: &Instance| !instance.is_free() || instance.foreign || used.contains(&position);
+        let standing = mig.instances.iter().enumerate().filter(|(position, instance)| stays(*position, instance));
+        let standing = standing.map(|(_, instance)| (instance.profile_id, instance.placement));
+        let created = created.iter().map(|(profile, placement)| (profile.profile.id, *placement));
+        let all: Vec<(u32, Placement)> = standing.chain(created).collect();
+        let taken = all.iter().fold(Slices::NONE, |taken, (_, placement)| taken.and(Slices::of(*placement)));
+        let demand = Demand::of_profiles(&mig.geometry, all.iter().map(|(profile_id, _)| *profile_id));
+        let spots = demand.further().flat_map(|profile| &profile.spots);
+        let pairs = spots.filter(|spot| !spot.slices.meets(taken)).count();
+        Self {
+            occupied: all.iter().map(|(_, placement)| u32::from(placement.size)).sum(),
+            pairs: u32::try_from(pairs).unwrap_or(u32::MAX),
+        }
+    }
+}

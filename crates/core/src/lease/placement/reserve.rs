@@ -1,0 +1,72 @@
+//! Reservations and grants, applied to a host.
+//!
+//! A waiting request reserves at most its own size: the assignment that waits for the fewest shares in use. Later
+//! requests are placed on the host with that assignment applied, so they do not delay the first one.
+
+use super::{Assignment, Blocked, Host, Member, Policy, Wanted, gang};
+
+impl Host {
+    /// The assignment that waits for the fewest shares in use; `None` when the host can never meet the request.
+    #[must_use]
+    pub fn reservation(&self, wanted: &Wanted, policy: Policy) -> Option<Assignment> {
+        gang::best(self, wanted, policy, Blocked::Last)
+    }
+
+    /// Occupies what a grant takes, and removes what it destroys. `holder` becomes the user of MPS targets.
+    pub fn occupy(&mut self, assignment: &Assignment, holder: u32) {
+        for gpu in &mut self.gpus {
+            let index = gpu.index;
+            if let Some(mig) = &mut gpu.mig {
+                mig.instances.retain(|instance| !assignment.destroys.contains(&(index, instance.id)));
+            }
+        }
+        self.take_members(assignment, holder);
+    }
+
+    /// Keeps from later requests what a reservation takes, as far as it is free. What it destroys exists until then.
+    pub fn reserve(&mut self, assignment: &Assignment, holder: u32) {
+        for gpu in &mut self.gpus {
+            for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+                instance.clearing |= assignment.destroys.contains(&(gpu.index, instance.id));
+            }
+        }
+        self.take_members(assignment, holder);
+    }
+
+    fn take_members(&mut self, assignment: &Assignment, holder: u32) {
+        for member in &assignment.members {
+            let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.index == member.gpu()) else { continue };
+            match member {
+                Member::Device { uuid, .. } => {
+                    let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+                    let mut devices = instances.flat_map(|instance| &mut instance.devices);
+                    if let Some(device) = devices.find(|device| device.uuid == *uuid) {
+                        device.free = false;
+                    }
+                }
+                Member::Create { profile_id, placement, .. } => {
+                    if let Some(mig) = &mut gpu.mig {
+                        mig.reserved.push((*profile_id, *placement));
+                    }
+                }
+                Member::Mps { target, percentage, .. } => {
+                    if let Some(mps) = gpu.mps.iter_mut().find(|mps| mps.target == *target) {
+                        let taken = mps.taken_tenths.saturating_add(u32::from(percentage.tenths()));
+                        mps.taken_tenths = taken.min(mps.capacity_tenths.max(mps.taken_tenths));
+                        mps.user = mps.user.or(Some(holder));
+                    }
+                }
+                Member::Timeslice { .. } => {
+                    if let Some(slices) = &mut gpu.timeslice {
+                        slices.taken = slices.taken.saturating_add(1).min(slices.replicas.max(slices.taken));
+                    }
+                }
+                Member::Whole { .. } => {
+                    if let Some(whole) = &mut gpu.whole {
+                        whole.free = false;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Placement on MPS targets, by time-slicing, and of whole GPUs.
+
+use super::{
+    Blocked, GpuOffer, Member, MpsOffer, Policy, Wanted, WantedShare,
+    cost::{Cost, Parts},
+    gang::Way,
+};
+
+/// The ways to hold no member or one.
+pub(super) fn ways(gpu: &GpuOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Vec<Option<Way>> {
+    let one = match &wanted.share {
+        WantedShare::Mps { .. } => {
+            let ways = gpu.mps.iter().filter_map(|mps| on_mps(gpu, mps, wanted, policy, blocked));
+            // The first of equals: targets are in the order of the GPU's placements.
+            ways.reduce(|best, way| if way.cost < best.cost { way } else { best })
+        }
+        WantedShare::Timeslice => gpu.timeslice.and_then(|slices| {
+            let left = slices.replicas.saturating_sub(slices.taken);
+            let blocks = u32::from(left == 0);
+            let parts = Parts { blocked: blocks, free: left, load: slices.taken, ..Parts::default() };
+            let way = Way { cost: parts.cost(policy), ..member(Member::Timeslice { gpu: gpu.index }) };
+            (blocks == 0 || blocked == Blocked::Last && slices.replicas > 0).then_some(way)
+        }),
+        WantedShare::Whole => gpu.whole.and_then(|whole| {
+            let parts = Parts { blocked: u32::from(!whole.free), ..Parts::default() };
+            let way = Way { cost: parts.cost(policy), ..member(Member::Whole { gpu: gpu.index }) };
+            (whole.free || blocked == Blocked::Last).then_some(way)
+        }),
+        WantedShare::Mig(_) => None,
+    };
+    [Some(Way::default())].into_iter().chain(one.map(Some)).collect()
+}
+
+fn on_mps(gpu: &GpuOffer, mps: &MpsOffer, wanted: &Wanted, policy: Policy, blocked: Blocked) -> Option<Way> {
+    let WantedShare::Mps { percentage, memory_limit, .. } = &wanted.share else { return None };
+    if memory_limit.is_some_and(|limit| limit.mib() > mps.memory_mib) {
+        return None;
+    }
+    let percentage = percentage.unwrap_or(mps.default);
+    let tenths = u32::from(percentage.tenths());
+    if tenths > mps.capacity_tenths {
+        return None;
+    }
+    let left = mps.capacity_tenths.saturating_sub(mps.taken_tenths);
+    let is_others = mps.user.is_some_and(|user| user != wanted.holder);
+    let blocks = u32::from(tenths > left) + u32::from(is_others);
+    if blocks > 0 && blocked == Blocked::Never {
+        return None;
+    }
+    // A user's own daemon runs already; another target would need a second one.
+    let created = u32::from(mps.user != Some(wanted.holder));
+    let created = if policy == Policy::Pack { created } else { 0 };
+    let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };
+    let way = member(Member::Mps { gpu: gpu.index, target: mps.target.clone(), percentage });
+    Some(Way { cost: parts.cost(policy), ..way })
+}
+
+fn member(member: Member) -> Way {
+    Way { cost: Cost::default(), members: vec![member], destroys: Vec::new() }
+}

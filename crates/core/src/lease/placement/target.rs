@@ -1,0 +1,34 @@
+//! The planner's target for an assignment: a dynamic grant is executed by the same plan as an `apply`.
+
+use gpush_api::GpuInstance;
+
+use crate::{
+    geometry::Geometry,
+    plan::{Target, Wanted, WantedCompute},
+};
+
+use super::{Assignment, Member};
+
+/// Returns what a GPU holds after a grant: every instance that stays, exactly where it is, and those to create.
+#[must_use]
+pub fn target(geometry: &Geometry, instances: &[GpuInstance], gpu: u32, assignment: &Assignment) -> Target {
+    let stays = |instance: &&GpuInstance| !assignment.destroys.contains(&(gpu, instance.id));
+    let stays: Vec<GpuInstance> = instances.iter().filter(stays).cloned().collect();
+    let mut target = Target::of_instances(geometry, &stays);
+    for member in &assignment.members {
+        let Member::Create { gpu: on, profile_id, placement } = member else { continue };
+        let Some(profile) = geometry.profile(*profile_id).filter(|_| *on == gpu) else { continue };
+        let whole = profile.whole().map(|compute| WantedCompute {
+            profile_id: compute.profile.id,
+            at: None,
+            profile: compute.profile.name.clone(),
+        });
+        target.instances.push(Wanted {
+            profile_id: *profile_id,
+            at: Some(*placement),
+            compute: whole.into_iter().collect(),
+            profile: profile.profile.name.clone(),
+        });
+    }
+    target
+}

@@ -1,0 +1,222 @@
+mod oracle;
+pub(in crate::lease) mod scene;
+
+use std::collections::BTreeSet;
+
+use gpush_api::LeaseKind;
+
+use super::*;
+use scene::{gpu, mig, mps, timeslice, wanted, whole};
+
+fn at_least(memory_gib: u64, slices: u8) -> WantedShare {
+    WantedShare::Mig(WantedDevice::AtLeast { memory_mib: memory_gib * 1024, slices })
+}
+
+fn profile(name: &str) -> WantedShare {
+    WantedShare::Mig(WantedDevice::Profile(name.to_owned()))
+}
+
+fn some_mps(percentage: &str) -> WantedShare {
+    WantedShare::Mps { percentage: percentage.parse().ok(), memory_limit: None, priority: None }
+}
+
+fn text(assignment: &Assignment) -> String {
+    let member = |member: &Member| match member {
+        Member::Device { gpu, uuid } => format!("{gpu}:{uuid}"),
+        Member::Create { gpu, profile_id, placement } => format!("{gpu}:new {profile_id}@{}", placement.start),
+        Member::Mps { gpu, target, percentage } => format!("{gpu}:{target} {percentage}%"),
+        Member::Timeslice { gpu } | Member::Whole { gpu } => gpu.to_string(),
+    };
+    let mut words: Vec<String> = assignment.members.iter().map(member).collect();
+    words.extend(assignment.destroys.iter().map(|(gpu, id)| format!("destroys {gpu}:{id}")));
+    words.join(", ")
+}
+
+fn placed(host: &Host, wanted: &Wanted, policy: Policy) -> String {
+    place(host, wanted, policy).map_or_else(|error| format!("{error:?}"), |assignment| text(&assignment))
+}
+
+#[test]
+fn tightest_free_instance_is_taken_first() {
+    let host = Host {
+        gpus: vec![
+            mig(0, "a100-80", false, "4g.40gb@0, 2g.20gb@4"),
+            mig(1, "a100-80", false, "3g.40gb@0, 1g.10gb@4 used"),
+        ],
+    };
+    assert_eq!(placed(&host, &wanted(at_least(10, 1), 1), Policy::Pack), "0:2g.20gb@4");
+    assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), Policy::Pack), "1:3g.40gb@0");
+    assert_eq!(
+        placed(&host, &wanted(profile("1g.10gb"), 1), Policy::Pack),
+        "Busy { obstacles: [(0, InUse), (1, InUse)] }"
+    );
+}
+
+#[test]
+fn dynamic_gpu_creates_where_fewest_placements_are_lost_and_reuses_first() {
+    let empty = Host { gpus: vec![mig(0, "a100-80", true, "")] };
+    // A 1g at start 6 leaves 4g@0, and 2g@0, 2g@2; one at 0 would leave neither 4g nor 3g@0.
+    assert_eq!(placed(&empty, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:new 19@6");
+    let kept = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0, 3g.40gb@4 used")] };
+    assert_eq!(placed(&kept, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
+    // Only a free instance in the way is destroyed, and a foreign one never.
+    assert_eq!(placed(&kept, &wanted(profile("3g.40gb"), 1), Policy::Pack), "0:new 9@0, destroys 0:0");
+    let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
+    assert_eq!(placed(&foreign, &wanted(profile("3g.40gb"), 1), Policy::Pack), "Busy { obstacles: [(0, InUse)] }");
+    assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), Policy::Pack), "0:1g.10gb@0");
+}
+
+#[test]
+fn pack_fills_one_gpu_and_spread_uses_several() {
+    let host = Host {
+        gpus: vec![mig(0, "a100-80", true, ""), mig(1, "a100-80", true, "3g.40gb@4 used"), mig(2, "a100-80", true, "")],
+    };
+    let gpus = |policy| {
+        place(&host, &wanted(profile("1g.10gb"), 2), policy)
+            .unwrap()
+            .members
+            .iter()
+            .map(Member::gpu)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(gpus(Policy::Pack), [1, 1]);
+    assert_eq!(gpus(Policy::Spread), [0, 2]);
+}
+
+#[test]
+fn gang_is_placed_as_a_whole_or_not_at_all() {
+    let host =
+        Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used"), mig(1, "a100-80", true, "7g.80gb@0 used")] };
+    assert_eq!(
+        placed(&host, &wanted(profile("2g.20gb"), 2), Policy::Pack),
+        "Busy { obstacles: [(0, Partly(1)), (1, InUse)] }"
+    );
+    assert_eq!(placed(&host, &wanted(profile("3g.40gb"), 5), Policy::Pack), "TooLarge { most: 4 }");
+    let whole = Host { gpus: vec![whole(0, true), whole(1, false), whole(2, true)] };
+    assert_eq!(placed(&whole, &wanted(WantedShare::Whole, 2), Policy::Spread), "0, 2");
+    assert_eq!(placed(&whole, &wanted(WantedShare::Whole, 4), Policy::Pack), "TooLarge { most: 3 }");
+}
+
+#[test]
+fn part_of_an_instance_is_granted_by_name_only() {
+    let mut one = mig(0, "a100-80", false, "3g.40gb@0");
+    let instance = &mut one.mig.as_mut().unwrap().instances[0];
+    instance.devices = (0..3)
+        .map(|n| Device { uuid: format!("part-{n}"), profile: "1c.3g.40gb".to_owned(), whole: false, free: n > 0 })
+        .collect();
+    let host = Host { gpus: vec![one] };
+    assert_eq!(placed(&host, &wanted(profile("1c.3g.40gb"), 2), Policy::Pack), "0:part-1, 0:part-2");
+    assert!(place(&host, &wanted(at_least(10, 1), 1), Policy::Pack).is_err(), "it shares its memory with others");
+    let NoAssignment::UnknownProfile { nearest, .. } =
+        place(&host, &wanted(profile("1g.12gb"), 1), Policy::Pack).unwrap_err()
+    else {
+        panic!()
+    };
+    assert_eq!(nearest[..2], ["1g.10gb", "1g.20gb"]);
+}
+
+#[test]
+fn mps_target_of_another_user_or_without_room_is_not_used() {
+    let host = Host { gpus: vec![mps(0, 900, None), mps(1, 500, Some(1000)), mps(2, 0, Some(2000)), mps(3, 0, None)] };
+    assert_eq!(placed(&host, &wanted(some_mps("25"), 1), Policy::Pack), "1:GPU-1 25%", "the user's own daemon first");
+    assert_eq!(placed(&host, &wanted(some_mps("10"), 1), Policy::Spread), "3:GPU-3 10%");
+    assert_eq!(placed(&host, &wanted(some_mps("60"), 1), Policy::Pack), "3:GPU-3 60%");
+    let one = Host { gpus: vec![host.gpus[2].clone()] };
+    assert_eq!(placed(&one, &wanted(some_mps("10"), 1), Policy::Pack), "Busy { obstacles: [(2, OtherUser(2000))] }");
+    let limit = MemoryLimit::of_mib(1 << 20);
+    let much = WantedShare::Mps { percentage: None, memory_limit: limit, priority: None };
+    assert_eq!(placed(&host, &wanted(much, 1), Policy::Pack), "TooLarge { most: 0 }");
+}
+
+#[test]
+fn timeslice_replicas_are_counted() {
+    let host = Host { gpus: vec![timeslice(0, 4, 3), timeslice(1, 4, 0), timeslice(2, 4, 4)] };
+    assert_eq!(placed(&host, &wanted(WantedShare::Timeslice, 1), Policy::Pack), "0");
+    assert_eq!(placed(&host, &wanted(WantedShare::Timeslice, 1), Policy::Spread), "1");
+}
+
+#[test]
+fn closed_gpu_and_unselected_gpu_are_not_used() {
+    let closed = |closed| GpuOffer { closed: Some(closed), ..whole(0, true) };
+    for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
+        let host = Host { gpus: vec![closed(reason)] };
+        let error = place(&host, &wanted(WantedShare::Whole, 1), Policy::Pack).unwrap_err();
+        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(0, Obstacle::Closed(reason))] });
+    }
+    let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
+    let only = |index| Wanted { gpus: Some(BTreeSet::from([index])), ..wanted(WantedShare::Whole, 1) };
+    assert_eq!(placed(&host, &only(0), Policy::Pack), "0");
+    let offered = vec![LeaseKind::Mps];
+    let error = place(&host, &only(1), Policy::Pack).unwrap_err();
+    assert_eq!(error, NoAssignment::NotOffered { kind: LeaseKind::Whole, offered });
+}
+
+#[test]
+fn reservation_waits_for_the_fewest_and_keeps_its_place_from_later_requests() {
+    let mut host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@1 used")] };
+    let large = wanted(profile("3g.40gb"), 1);
+    assert!(place(&host, &large, Policy::Pack).is_err());
+    let reservation = host.reservation(&large, Policy::Pack).unwrap();
+    assert_eq!(text(&reservation), "0:new 9@4", "one instance is in the way there, two at start 0");
+    host.reserve(&reservation, 1000);
+    let small = wanted(profile("1g.10gb"), 1);
+    let mut starts = Vec::new();
+    while let Ok(assignment) = place(&host, &small, Policy::Pack) {
+        let Member::Create { placement, .. } = assignment.members[0] else { panic!() };
+        starts.push(placement.start);
+        host.gpus[0].mig.as_mut().unwrap().instances.push(scene::instance("a100-80", 19, placement, false));
+    }
+    starts.sort_unstable();
+    assert_eq!(starts, [2, 3], "never from slice 4 on");
+}
+
+#[test]
+fn same_inputs_give_the_same_assignment_in_any_order_of_gpus() {
+    let mut gpus: Vec<GpuOffer> = (0..4).map(|index| mig(index, "h100-80-sxm", true, "1g.10gb@0 used")).collect();
+    gpus.push(gpu(9));
+    let request = wanted(at_least(20, 2), 3);
+    let expected = place(&Host { gpus: gpus.clone() }, &request, Policy::Pack).unwrap();
+    for turn in 0..gpus.len() {
+        gpus.rotate_left(turn);
+        assert_eq!(place(&Host { gpus: gpus.clone() }, &request, Policy::Pack).unwrap(), expected);
+    }
+}
+
+/// Placement finds an assignment exactly when there is one, and none is better; the planner executes it.
+#[test]
+fn placement_equals_the_brute_force_search() {
+    let (mut placed, mut refused, mut created, mut destroyed) = (0, 0, 0, 0);
+    for seed in 0..400_u64 {
+        let mut dice = scene::Dice::new(seed);
+        let model = ["a100-80", "a30-24", "h100-80-sxm"][dice.below(3)];
+        let gpus = 1 + dice.below(2);
+        let random = |index| scene::random(&mut dice, u32::try_from(index).unwrap(), model);
+        let host = Host { gpus: (0..gpus).map(random).collect() };
+        let geometry = host.gpus[0].mig.as_ref().unwrap().geometry.clone();
+        let named = geometry.profiles[dice.below(geometry.profiles.len())].profile.clone();
+        let (share, most) = match dice.below(3) {
+            0 => (at_least(nominal_mib(&named.name).unwrap() / 1024, named.slices), 2),
+            _ => (profile(&named.name), 3),
+        };
+        let request = wanted(share, 1 + dice.below(most));
+        for policy in [Policy::Pack, Policy::Spread] {
+            let best = oracle::least_cost(&host, &request, policy);
+            match place(&host, &request, policy) {
+                Ok(assignment) => {
+                    let what = format!("seed {seed}: {}", text(&assignment));
+                    assert_eq!(oracle::cost(&host, &assignment, policy), best, "{what}");
+                    oracle::executes(&host, &assignment);
+                    placed += 1;
+                    created += usize::from(assignment.needs_operation());
+                    destroyed += usize::from(!assignment.destroys.is_empty());
+                }
+                Err(error) => {
+                    assert_eq!(best, None, "seed {seed}: {error:?}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    println!("{placed} placed ({created} with a creation, {destroyed} with a destruction), {refused} refused");
+    assert!(placed > 300 && refused > 100 && created > 150 && destroyed > 40);
+}

@@ -1,0 +1,110 @@
+//! Hosts to place requests on.
+
+use std::sync::Arc;
+
+use gpush_api::Placement;
+
+use crate::geometry::Geometry;
+
+use super::*;
+
+/// Small, repeatable random numbers (xorshift).
+pub(in crate::lease) struct Dice(u64);
+
+impl Dice {
+    pub(in crate::lease) fn new(seed: u64) -> Self {
+        let mut dice = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..8).for_each(|_| _ = dice.below(2));
+        dice
+    }
+
+    pub(in crate::lease) fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 >> 33).unwrap() % limit
+    }
+}
+
+pub(in crate::lease) fn wanted(share: WantedShare, count: usize) -> Wanted {
+    Wanted { share, count, holder: 1000, gpus: None }
+}
+
+/// A GPU that offers nothing.
+pub(in crate::lease) fn gpu(index: u32) -> GpuOffer {
+    GpuOffer { index, uuid: format!("GPU-{index}"), ..GpuOffer::default() }
+}
+
+pub(in crate::lease) fn whole(index: u32, free: bool) -> GpuOffer {
+    GpuOffer { whole: Some(WholeOffer { free }), ..gpu(index) }
+}
+
+pub(in crate::lease) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
+    GpuOffer { timeslice: Some(TimesliceOffer { replicas, taken }), ..gpu(index) }
+}
+
+pub(in crate::lease) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
+    let target = format!("GPU-{index}");
+    let (capacity_tenths, default) = (1000, Percentage::ALL);
+    let offer = MpsOffer { target, memory_mib: 81_920, capacity_tenths, taken_tenths, default, user };
+    GpuOffer { mps: vec![offer], ..gpu(index) }
+}
+
+fn geometry(model: &str) -> Geometry {
+    Geometry::of_model(&gpush_geometry::model(model).unwrap())
+}
+
+/// An instance with one device, in use unless `free`.
+pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
+    let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
+    let uuid = format!("{name}@{}", placement.start);
+    let devices = vec![Device { uuid, profile: name, whole: true, free }];
+    Instance {
+        id: u32::from(placement.start),
+        profile_id,
+        placement,
+        foreign: false,
+        busy: false,
+        clearing: false,
+        devices,
+    }
+}
+
+/// A GPU with instances such as `1g.10gb@4 used, 2g.20gb@0 foreign`. The id of an instance is its start.
+pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> GpuOffer {
+    let geometry = geometry(model);
+    let mut standing = Vec::new();
+    for text in instances.split(", ").filter(|text| !text.is_empty()) {
+        let (name, rest) = text.split_once('@').unwrap();
+        let (start, word) = rest.split_once(' ').unwrap_or((rest, ""));
+        let profile = geometry.named(name).unwrap();
+        let start: u8 = start.parse().unwrap();
+        let spot = profile.spots.iter().find(|spot| spot.placement.start == start).unwrap();
+        let mut one = instance(model, profile.profile.id, spot.placement, word != "used");
+        one.foreign = word == "foreign";
+        standing.push(one);
+    }
+    let mig = MigOffer { geometry: Arc::new(geometry), dynamic, instances: standing, reserved: Vec::new() };
+    GpuOffer { mig: Some(mig), ..gpu(index) }
+}
+
+/// A GPU with random instances, as far as they fit.
+pub(in crate::lease) fn random(dice: &mut Dice, index: u32, model: &str) -> GpuOffer {
+    let dynamic = dice.below(4) > 0;
+    let mut gpu = mig(index, model, dynamic, "");
+    let offer = gpu.mig.as_mut().unwrap();
+    for _ in 0..dice.below(7) {
+        let profile = &offer.geometry.profiles[dice.below(offer.geometry.profiles.len())];
+        let placement = profile.spots[dice.below(profile.spots.len())].placement;
+        let mut all: Vec<(u32, Placement)> =
+            offer.instances.iter().map(|instance| (instance.profile_id, instance.placement)).collect();
+        all.push((profile.profile.id, placement));
+        if oracle::legal(&offer.geometry, &all) {
+            let mut one = instance(model, profile.profile.id, placement, dice.below(2) == 0);
+            one.foreign = dice.below(4) == 0;
+            one.devices[0].uuid = format!("{index}/{}", placement.start);
+            offer.instances.push(one);
+        }
+    }
+    gpu
+}

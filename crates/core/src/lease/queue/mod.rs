@@ -1,0 +1,233 @@
+//! The queue: one order of arrival for waiting leases and waiting operations.
+//!
+//! ```text
+//! push ──► entries in order ──schedule(host)──► Grant      the lease can be granted now
+//!                                               Ready      the operation is first on all its GPUs
+//!                                               Waits      what it reserves, and behind what it is
+//!                                               Never      the host cannot meet it any more
+//! ```
+//!
+//! One pass goes through the entries in order, on a copy of the host. An entry that can be granted occupies its
+//! assignment. One that cannot reserves, on GPUs where no earlier entry reserves: a lease the assignment that waits for
+//! the fewest shares in use, which is at most its own size; an operation what its last plan takes away. Later entries
+//! are placed on what is left. So a later, smaller request can be granted at once, and never delays an earlier one.
+//!
+//! - A gang or an operation on several GPUs reserves nothing until it is first on all of them. Two gangs cannot wait
+//!   for each other.
+//! - Nothing new is placed on a reservation, so what an entry waits for can only become less: it is not overtaken
+//!   for ever.
+//! - A grant that creates instances claims its GPUs: the next pass after its operation continues there.
+//! - The queue holds no capacity itself. The caller reserves a granted assignment before it schedules again.
+//!
+//! GPUs are named by index within one pass; entries that name GPUs for longer are updated by the caller.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use crate::lease::placement::{Assignment, Closed, Host, Member, NoAssignment, Policy, Wanted, place};
+
+/// Position in the order of arrival: the sequence number with which an entry was recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// What a waiting operation's last plan takes away on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Takes {
+    /// These targets, by UUID.
+    Targets(BTreeSet<String>),
+    /// The GPU: the plan changes its mode or resets it, or is not known yet.
+    Gpu,
+}
+
+/// Something that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Waiting {
+    /// A lease.
+    Lease(Wanted),
+    /// An operation, with what it takes away by GPU index.
+    Operation(BTreeMap<u32, Takes>),
+}
+
+/// What one pass found for an entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The lease can be granted now.
+    Grant(Assignment),
+    /// The operation is first on all its GPUs. Whether it can begin depends on what is in use there.
+    Ready,
+    /// The entry waits.
+    Waits {
+        /// What it keeps from later entries; `None` while it is not first on all its GPUs.
+        reserves: Option<Assignment>,
+        /// Earlier entries that reserve on GPUs that it could use.
+        behind: Vec<Ticket>,
+        /// Why a lease has no assignment.
+        why: Option<NoAssignment>,
+    },
+    /// The host cannot meet the lease, even when all leases have ended.
+    Never(NoAssignment),
+}
+
+/// Entries in order of arrival.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Queue {
+    entries: BTreeMap<Ticket, Waiting>,
+}
+
+impl Queue {
+    /// Adds an entry. An entry with the same ticket is replaced and keeps its place.
+    pub fn push(&mut self, ticket: Ticket, waiting: Waiting) {
+        self.entries.insert(ticket, waiting);
+    }
+
+    /// Removes an entry: it was granted, cancelled, or its client disconnected. Returns it if it was there.
+    pub fn remove(&mut self, ticket: Ticket) -> Option<Waiting> {
+        self.entries.remove(&ticket)
+    }
+
+    /// Entries in order.
+    pub fn entries(&self) -> impl Iterator<Item = (Ticket, &Waiting)> {
+        self.entries.iter().map(|(ticket, waiting)| (*ticket, waiting))
+    }
+
+    /// Position of an entry, from 1.
+    #[must_use]
+    pub fn position(&self, ticket: Ticket) -> Option<usize> {
+        self.entries.contains_key(&ticket).then(|| self.entries.range(..=ticket).count())
+    }
+
+    /// Returns the host as a newcomer finds it: with the reservations of all entries.
+    #[must_use]
+    pub fn host_for_newcomer(&self, host: &Host, policy: Policy) -> Host {
+        let mut pass = Pass::new(host, policy);
+        for (ticket, waiting) in &self.entries {
+            pass.decide(*ticket, waiting);
+        }
+        pass.host
+    }
+
+    /// Decides about every entry, in order.
+    #[must_use]
+    pub fn schedule(&self, host: &Host, policy: Policy) -> Vec<(Ticket, Outcome)> {
+        let mut pass = Pass::new(host, policy);
+        self.entries.iter().map(|(ticket, waiting)| (*ticket, pass.decide(*ticket, waiting))).collect()
+    }
+}
+
+/// One pass through the entries.
+struct Pass<'a> {
+    policy: Policy,
+    /// The host with grants and reservations of the entries before.
+    host: Host,
+    /// The first entry that reserves, by GPU index.
+    heads: BTreeMap<u32, Ticket>,
+    /// Requests that failed in this pass. The host only becomes fuller, so they fail again.
+    failed: HashSet<&'a Wanted>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(host: &Host, policy: Policy) -> Self {
+        Self { policy, host: host.clone(), heads: BTreeMap::new(), failed: HashSet::new() }
+    }
+
+    fn decide(&mut self, ticket: Ticket, waiting: &'a Waiting) -> Outcome {
+        match waiting {
+            Waiting::Operation(takes) => self.operation(ticket, takes),
+            Waiting::Lease(wanted) => self.lease(ticket, wanted),
+        }
+    }
+
+    fn operation(&mut self, ticket: Ticket, takes: &BTreeMap<u32, Takes>) -> Outcome {
+        let behind = self.heads_of(takes.keys().copied());
+        if !behind.is_empty() {
+            return Outcome::Waits { reserves: None, behind, why: None };
+        }
+        for (gpu, takes) in takes {
+            self.heads.insert(*gpu, ticket);
+            self.take(*gpu, takes);
+        }
+        Outcome::Ready
+    }
+
+    fn lease(&mut self, ticket: Ticket, wanted: &'a Wanted) -> Outcome {
+        let candidates = self.candidates(wanted);
+        let why = if self.failed.contains(wanted) {
+            None
+        } else {
+            match place(&self.host, wanted, self.policy) {
+                Ok(assignment) => {
+                    self.grant(&assignment, wanted.holder);
+                    return Outcome::Grant(assignment);
+                }
+                Err(why @ NoAssignment::Busy { .. }) => Some(why),
+                // What a GPU offers can change with the operation that has claimed it.
+                Err(why) if self.is_closed(wanted) => Some(why),
+                Err(why) => return Outcome::Never(why),
+            }
+        };
+        self.failed.insert(wanted);
+        let behind = self.heads_of(candidates.iter().copied());
+        let free: BTreeSet<u32> = candidates.into_iter().filter(|gpu| !self.heads.contains_key(gpu)).collect();
+        let reserves = if free.is_empty() {
+            None
+        } else {
+            let restricted = Wanted { gpus: Some(free), ..wanted.clone() };
+            self.host.reservation(&restricted, self.policy)
+        };
+        if let Some(assignment) = &reserves {
+            self.heads.extend(assignment.gpus().into_iter().map(|gpu| (gpu, ticket)));
+            self.host.reserve(assignment, wanted.holder);
+        }
+        Outcome::Waits { reserves, behind, why }
+    }
+
+    /// Occupies an assignment. Its operation claims the GPUs on which it creates instances.
+    fn grant(&mut self, assignment: &Assignment, holder: u32) {
+        self.host.occupy(assignment, holder);
+        let creates = |member: &&Member| matches!(member, Member::Create { .. });
+        let claimed: BTreeSet<u32> = assignment.members.iter().filter(creates).map(Member::gpu).collect();
+        for gpu in self.host.gpus.iter_mut().filter(|gpu| claimed.contains(&gpu.index)) {
+            gpu.closed = gpu.closed.or(Some(Closed::Claimed));
+        }
+    }
+
+    /// Indexes of the GPUs that a request could use.
+    fn candidates(&self, wanted: &Wanted) -> BTreeSet<u32> {
+        let kind = wanted.share.kind();
+        let selected = |index: &u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
+        let offering = self.host.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
+        offering.map(|gpu| gpu.index).filter(selected).collect()
+    }
+
+    /// Whether a GPU that the request may use is closed.
+    fn is_closed(&self, wanted: &Wanted) -> bool {
+        let selected = |index: u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
+        self.host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
+    }
+
+    /// Entries that reserve on these GPUs, in order.
+    fn heads_of(&self, gpus: impl Iterator<Item = u32>) -> Vec<Ticket> {
+        let heads: BTreeSet<Ticket> = gpus.filter_map(|gpu| self.heads.get(&gpu).copied()).collect();
+        heads.into_iter().collect()
+    }
+
+    /// Keeps from later entries what an operation takes away.
+    fn take(&mut self, index: u32, takes: &Takes) {
+        let Some(gpu) = self.host.gpus.iter_mut().find(|gpu| gpu.index == index) else { return };
+        match takes {
+            Takes::Gpu => gpu.closed = gpu.closed.or(Some(Closed::Claimed)),
+            Takes::Targets(targets) => {
+                let instances = gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+                for device in instances.flat_map(|instance| &mut instance.devices) {
+                    device.free &= !targets.contains(&device.uuid);
+                }
+                gpu.mps.retain(|mps| !targets.contains(&mps.target));
+                if targets.contains(&gpu.uuid) {
+                    gpu.closed = gpu.closed.or(Some(Closed::Claimed));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

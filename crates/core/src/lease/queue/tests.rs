@@ -1,0 +1,236 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::lease::placement::{
+    WantedDevice, WantedShare,
+    scene::{Dice, instance, mig, mps, wanted, whole},
+};
+
+fn lease(share: WantedShare, count: usize) -> Waiting {
+    Waiting::Lease(wanted(share, count))
+}
+
+fn profile(name: &str) -> WantedShare {
+    WantedShare::Mig(WantedDevice::Profile(name.to_owned()))
+}
+
+fn queue(entries: Vec<Waiting>) -> Queue {
+    let mut queue = Queue::default();
+    for (n, waiting) in entries.into_iter().enumerate() {
+        queue.push(Ticket(n as u64 + 1), waiting);
+    }
+    queue
+}
+
+/// What one pass decides, in short.
+fn decisions(queue: &Queue, host: &Host) -> Vec<String> {
+    let decide = |(ticket, outcome): (Ticket, Outcome)| {
+        let text = match outcome {
+            Outcome::Grant(assignment) => format!("grant {:?}", assignment.gpus()),
+            Outcome::Ready => "ready".to_owned(),
+            Outcome::Waits { reserves: Some(assignment), .. } => format!("reserves {:?}", assignment.gpus()),
+            Outcome::Waits { reserves: None, behind, .. } => format!("behind {behind:?}"),
+            Outcome::Never(_) => "never".to_owned(),
+        };
+        format!("{}: {text}", ticket.0)
+    };
+    queue.schedule(host, Policy::Pack).into_iter().map(decide).collect()
+}
+
+#[test]
+fn later_small_request_is_granted_only_outside_the_reservation() {
+    let host = Host { gpus: vec![mig(0, "a100-80", true, "3g.40gb@4 used, 1g.10gb@0 used")] };
+    let queue = queue(vec![lease(profile("4g.40gb"), 1), lease(profile("1g.10gb"), 1)]);
+    assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: behind [Ticket(1)]"]);
+    let host = Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used, 1g.10gb@4 used")] };
+    let queue = super::tests::queue(vec![lease(profile("4g.40gb"), 1), lease(profile("1g.10gb"), 1)]);
+    assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: grant {0}"]);
+}
+
+#[test]
+fn two_gangs_for_the_same_gpus_are_served_in_order() {
+    let host = Host { gpus: vec![whole(0, false), whole(1, true), whole(2, true)] };
+    let gang = || lease(WantedShare::Whole, 3);
+    let queue = queue(vec![gang(), gang(), lease(WantedShare::Whole, 1)]);
+    let expected = ["1: reserves {0, 1, 2}", "2: behind [Ticket(1)]", "3: behind [Ticket(1)]"];
+    assert_eq!(decisions(&queue, &host), expected);
+}
+
+#[test]
+fn gang_that_is_not_first_on_all_gpus_reserves_nothing() {
+    let host = Host { gpus: vec![whole(0, false), whole(1, true)] };
+    let only = |gpu| Waiting::Lease(Wanted { gpus: Some(BTreeSet::from([gpu])), ..wanted(WantedShare::Whole, 1) });
+    let queue = queue(vec![only(0), lease(WantedShare::Whole, 2), only(1)]);
+    assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: behind [Ticket(1)]", "3: grant {1}"]);
+}
+
+#[test]
+fn operation_reserves_what_it_takes_and_waits_behind_a_lease() {
+    let host =
+        Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0, 3g.40gb@4"), whole(1, true), mps(2, 1000, None)] };
+    let device = Takes::Targets(BTreeSet::from(["3g.40gb@0".to_owned()]));
+    let operation = |gpu, takes| Waiting::Operation(BTreeMap::from([(gpu, takes)]));
+    let share = WantedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
+    let queue = queue(vec![
+        operation(0, device),
+        lease(profile("3g.40gb"), 1),
+        lease(profile("3g.40gb"), 1),
+        operation(1, Takes::Gpu),
+        lease(WantedShare::Whole, 1),
+        lease(share, 1),
+        operation(2, Takes::Gpu),
+    ]);
+    let expected = [
+        "1: ready",
+        "2: grant {0}",
+        "3: behind [Ticket(1)]",
+        "4: ready",
+        "5: behind [Ticket(4)]",
+        "6: reserves {2}",
+        "7: behind [Ticket(6)]",
+    ];
+    assert_eq!(decisions(&queue, &host), expected);
+}
+
+#[test]
+fn newcomer_does_not_take_what_an_entry_reserves() {
+    let host = Host { gpus: vec![mps(0, 600, Some(1000))] };
+    let share =
+        |percent: &str| WantedShare::Mps { percentage: percent.parse().ok(), memory_limit: None, priority: None };
+    let queue = queue(vec![lease(share("60"), 1)]);
+    let left = queue.host_for_newcomer(&host, Policy::Pack);
+    assert!(place(&left, &wanted(share("10"), 1), Policy::Pack).is_err());
+    assert!(place(&host, &wanted(share("10"), 1), Policy::Pack).is_ok());
+}
+
+#[test]
+fn impossible_request_is_reported_and_holds_up_nobody() {
+    let host = Host { gpus: vec![whole(0, true)] };
+    let queue = queue(vec![lease(WantedShare::Whole, 5), lease(WantedShare::Whole, 1)]);
+    assert_eq!(decisions(&queue, &host), ["1: never", "2: grant {0}"]);
+    assert_eq!((queue.position(Ticket(2)), queue.position(Ticket(9))), (Some(2), None));
+}
+
+/// A dynamic host on which grants take effect.
+struct World {
+    host: Host,
+    held: Vec<(Ticket, Vec<(u32, u32)>)>,
+}
+
+const MODEL: &str = "a100-80";
+
+impl World {
+    fn grant(&mut self, ticket: Ticket, assignment: &Assignment) {
+        let mut ids = Vec::new();
+        for gpu in &mut self.host.gpus {
+            let mig = gpu.mig.as_mut().unwrap();
+            mig.instances.retain(|one| !assignment.destroys.contains(&(gpu.index, one.id)));
+            for member in assignment.members.iter().filter(|member| member.gpu() == gpu.index) {
+                match member {
+                    Member::Create { profile_id, placement, .. } => {
+                        assert!(mig.instances.iter().all(|one| !one.placement.overlaps(*placement)));
+                        let mut one = instance(MODEL, *profile_id, *placement, false);
+                        one.devices[0].uuid = format!("{}/{}", gpu.index, placement.start);
+                        ids.push((gpu.index, one.id));
+                        mig.instances.push(one);
+                    }
+                    Member::Device { uuid, .. } => {
+                        let mut all = mig.instances.iter_mut();
+                        let one = all.find(|one| one.devices[0].uuid == *uuid).unwrap();
+                        assert!(one.devices[0].free, "{uuid} granted twice");
+                        one.devices[0].free = false;
+                        ids.push((gpu.index, one.id));
+                    }
+                    _ => panic!(),
+                }
+            }
+        }
+        self.held.push((ticket, ids));
+    }
+
+    fn release(&mut self, n: usize) {
+        let (_, ids) = self.held.swap_remove(n);
+        for (gpu, id) in ids {
+            let mig = self.host.gpus[gpu as usize].mig.as_mut().unwrap();
+            mig.instances.iter_mut().find(|one| one.id == id).unwrap().devices[0].free = true;
+        }
+    }
+}
+
+/// Leases that must end before a reservation is free.
+fn blockers(world: &World, assignment: &Assignment) -> usize {
+    let in_use = |gpu: u32| {
+        let mig = world.host.gpus[gpu as usize].mig.as_ref().unwrap();
+        mig.instances.iter().filter(|one| !one.is_free())
+    };
+    let of = |member: &Member| match member {
+        Member::Create { gpu, placement, .. } => in_use(*gpu).filter(|one| one.placement.overlaps(*placement)).count(),
+        Member::Device { gpu, uuid } => in_use(*gpu).filter(|one| one.devices[0].uuid == *uuid).count(),
+        _ => 0,
+    };
+    assignment.members.iter().map(of).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    /// Random requests and releases: nothing is granted twice, what the first entry waits for never becomes more,
+    /// and everything is granted once the others have ended.
+    #[test]
+    fn first_entry_is_never_delayed_by_later_ones(seed in any::<u64>()) {
+        let mut dice = Dice::new(seed);
+        let mut world = World { host: Host { gpus: vec![mig(0, MODEL, true, ""), mig(1, MODEL, true, "")] }, held: Vec::new() };
+        let (mut queue, mut next) = (Queue::default(), 0);
+        let mut first: Option<(Ticket, usize)> = None;
+        for round in 0..60 {
+            if round < 40 && dice.below(3) > 0 {
+                let name = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"][dice.below(6)];
+                next += 1;
+                queue.push(Ticket(next), lease(profile(name), 1 + dice.below(2)));
+            } else if !world.held.is_empty() {
+                let n = dice.below(world.held.len());
+                world.release(n);
+            }
+            for (n, (ticket, outcome)) in queue.schedule(&world.host, Policy::Pack).into_iter().enumerate() {
+                match outcome {
+                    Outcome::Grant(assignment) => {
+                        queue.remove(ticket);
+                        world.grant(ticket, &assignment);
+                    }
+                    Outcome::Waits { reserves, behind, .. } if n == 0 => {
+                        prop_assert!(behind.is_empty());
+                        let now = blockers(&world, &reserves.expect("the first entry reserves"));
+                        if let Some((_, before)) = first.filter(|(known, _)| *known == ticket) {
+                            prop_assert!(now <= before, "{now} leases in the way of {ticket:?}, {before} before");
+                        }
+                        prop_assert!(now > 0);
+                        first = Some((ticket, now));
+                    }
+                    Outcome::Waits { .. } => {}
+                    Outcome::Never(why) => prop_assert!(false, "{why:?}"),
+                    Outcome::Ready => prop_assert!(false),
+                }
+            }
+        }
+        while queue.entries().next().is_some() {
+            prop_assert!(!world.held.is_empty(), "{queue:?} waits for nothing");
+            world.release(0);
+            for (ticket, outcome) in queue.schedule(&world.host, Policy::Pack) {
+                if let Outcome::Grant(assignment) = outcome {
+                    queue.remove(ticket);
+                    world.grant(ticket, &assignment);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ten_thousand_equal_requests_cost_one_placement() {
+    let gpus = (0..8).map(|index| mig(index, MODEL, true, "7g.80gb@0 used")).collect();
+    let entries = (0..10_000).map(|_| lease(profile("1g.10gb"), 1)).collect();
+    let outcomes = queue(entries).schedule(&Host { gpus }, Policy::Pack);
+    let reserving = outcomes.iter().filter(|(_, one)| matches!(one, Outcome::Waits { reserves: Some(_), .. })).count();
+    assert_eq!((outcomes.len(), reserving), (10_000, 8), "one for each GPU");
+}

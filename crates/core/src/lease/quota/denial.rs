@@ -1,0 +1,175 @@
+//! Denials that explain themselves.
+
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use gpush_api::{ApiError, Code, LeaseId, LeaseKind};
+
+use super::{MemoryAmount, Subject};
+use crate::duration;
+
+/// The limit that a request exceeds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exceeded {
+    /// The kind is not allowed.
+    Kind {
+        /// The kind requested.
+        kind: LeaseKind,
+        /// Kinds that are allowed.
+        allowed: BTreeSet<LeaseKind>,
+    },
+    /// Too many leases.
+    Leases {
+        /// The limit.
+        most: u32,
+    },
+    /// Too many waiting requests.
+    Queued {
+        /// The limit.
+        most: u32,
+    },
+    /// Too much memory.
+    Memory {
+        /// The limit.
+        most: MemoryAmount,
+        /// What the request adds, in the same unit.
+        wanted: MemoryAmount,
+    },
+    /// Too large a share of MPS targets.
+    MpsPercentage {
+        /// The limit, tenths of a percent.
+        most_tenths: u32,
+        /// What the request adds.
+        wanted_tenths: u32,
+    },
+    /// Too long.
+    Duration {
+        /// The limit in seconds.
+        longest_s: u64,
+        /// The duration requested; `None` for no end.
+        wanted_s: Option<u64>,
+    },
+}
+
+/// A request that a quota denies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denial {
+    /// Whom the quota names; `None` for the standard limits.
+    pub subject: Option<Subject>,
+    /// The limit.
+    pub exceeded: Exceeded,
+    /// The user's leases that count towards the limit.
+    pub held: Vec<LeaseId>,
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.subject {
+            Some(Subject::User(name)) => write!(f, "user {name} may ")?,
+            Some(Subject::Group(name)) => write!(f, "group {name} may ")?,
+            Some(Subject::Everybody) | None => f.write_str("each user may ")?,
+        }
+        match &self.exceeded {
+            Exceeded::Kind { kind, .. } => write!(f, "not hold leases of kind {kind}")?,
+            Exceeded::Leases { most } => write!(f, "hold {}", leases(*most))?,
+            Exceeded::Queued { most: 0 } => f.write_str("not wait for leases")?,
+            Exceeded::Queued { most } => write!(f, "wait for {}", leases(*most))?,
+            Exceeded::Memory { most, wanted } => write!(f, "hold {most}; the request adds {wanted}")?,
+            Exceeded::MpsPercentage { most_tenths, wanted_tenths } => {
+                let (most, wanted) = (Percent(*most_tenths), Percent(*wanted_tenths));
+                write!(f, "hold {most} of MPS targets; the request adds {wanted}")?;
+            }
+            Exceeded::Duration { longest_s, wanted_s } => {
+                write!(f, "hold a lease for at most {}; the request ", span(*longest_s))?;
+                match wanted_s {
+                    Some(wanted_s) => write!(f, "is for {}", span(*wanted_s))?,
+                    None => f.write_str("has no end")?,
+                }
+            }
+        }
+        let verb = if matches!(self.exceeded, Exceeded::Queued { .. }) { "wait for" } else { "hold" };
+        match self.held.as_slice() {
+            [] => Ok(()),
+            held => {
+                let ids: Vec<String> = held.iter().take(MOST_NAMED).map(LeaseId::to_string).collect();
+                write!(f, "; you {verb} {}", ids.join(", "))?;
+                match held.len().saturating_sub(MOST_NAMED) {
+                    0 => Ok(()),
+                    more => write!(f, " and {more} more"),
+                }
+            }
+        }
+    }
+}
+
+impl std::error::Error for Denial {}
+
+/// Most leases that a message names.
+const MOST_NAMED: usize = 8;
+
+fn leases(number: u32) -> String {
+    match number {
+        0 => "no lease".to_owned(),
+        1 => "1 lease".to_owned(),
+        number => format!("{number} leases"),
+    }
+}
+
+fn span(seconds: u64) -> String {
+    duration::format(Duration::from_secs(seconds))
+}
+
+/// Tenths of a percent as a percentage.
+struct Percent(u32);
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.0 / 10, self.0 % 10) {
+            (whole, 0) => write!(f, "{whole} %"),
+            (whole, tenth) => write!(f, "{whole}.{tenth} %"),
+        }
+    }
+}
+
+impl fmt::Display for MemoryAmount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Gpus(1000) => f.write_str("the memory of 1 GPU"),
+            Self::Gpus(thousandths) => {
+                let fraction = format!("{:03}", thousandths % 1000);
+                let fraction = fraction.trim_end_matches('0');
+                let point = if fraction.is_empty() { "" } else { "." };
+                write!(f, "the memory of {}{point}{fraction} GPUs", thousandths / 1000)
+            }
+            Self::Mib(mib) if mib % 1024 == 0 => write!(f, "{} GiB of GPU memory", mib / 1024),
+            Self::Mib(mib) => write!(f, "{mib} MiB of GPU memory"),
+        }
+    }
+}
+
+impl Denial {
+    /// Returns what to do next.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        let release = || match self.held.first() {
+            Some(id) => format!("release one with `gpushctl lease release {id}`"),
+            None => "request less".to_owned(),
+        };
+        match &self.exceeded {
+            Exceeded::Kind { allowed, .. } if allowed.is_empty() => "ask an administrator for a quota".to_owned(),
+            Exceeded::Kind { allowed, .. } => {
+                let names: Vec<&str> = allowed.iter().map(|kind| kind.name()).collect();
+                format!("request {}", names.join(" or "))
+            }
+            Exceeded::Leases { .. } | Exceeded::Queued { .. } => release(),
+            Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => release(),
+            Exceeded::Duration { longest_s, .. } => format!("add `--for {}` or less", span(*longest_s)),
+        }
+    }
+}
+
+impl From<&Denial> for ApiError {
+    fn from(denial: &Denial) -> Self {
+        // A release of the user's own lease makes it possible; nothing else does.
+        Self::new(Code::Denied, format!("cannot grant a lease: {denial}")).hint(denial.hint())
+    }
+}

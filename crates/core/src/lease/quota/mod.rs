@@ -1,0 +1,237 @@
+//! Quotas: what a user may lease.
+//!
+//! Quotas are a list; the first one that names the user, one of the user's groups, or everybody applies, alone.
+//! Without a match the [`Limits::standard`] apply, which keep one user from taking a whole host. Root has no quota.
+//!
+//! Limits count the leases of one user. A quota for a group limits each of its members, not all of them together.
+//!
+//! A request is checked twice: before placement ([`check_request`]), and with the size of its assignment
+//! ([`check_size`]), because the size of an "at least" request is known only then.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{LeaseId, LeaseKind, LeaseMember, MemberShare};
+
+mod denial;
+
+pub use denial::{Denial, Exceeded};
+
+/// Whom a quota names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// A user, by name.
+    User(String),
+    /// Each member of a group, by name.
+    Group(String),
+    /// Each user.
+    Everybody,
+}
+
+/// An amount of GPU memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryAmount {
+    /// Fractions of GPUs, thousandths: 1500 is one and a half GPUs, whatever their size.
+    Gpus(u32),
+    /// MiB.
+    Mib(u64),
+}
+
+/// A quota.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quota {
+    /// Whom it names.
+    pub subject: Subject,
+    /// What it allows.
+    pub limits: Limits,
+}
+
+/// What a user may lease; `None` for no limit.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Kinds of lease.
+    pub kinds: Option<BTreeSet<LeaseKind>>,
+    /// Leases that hold capacity.
+    pub leases: Option<u32>,
+    /// Leases that wait.
+    pub queued: Option<u32>,
+    /// Memory of all leases together.
+    ///
+    /// A fraction does not deny a user's only lease when it has one member: otherwise nobody could lease the only
+    /// GPU of a host.
+    pub memory: Option<MemoryAmount>,
+    /// MPS percentage of all leases together, tenths of a percent.
+    pub mps_tenths: Option<u32>,
+    /// Longest duration of a lease in seconds. A lease without an end is longer than any limit.
+    pub longest_s: Option<u64>,
+    /// Indexes of the GPUs that may be used.
+    pub gpus: Option<BTreeSet<u32>>,
+}
+
+impl Limits {
+    /// Limits of a user whom no quota names, on a host with this many GPUs: three quarters of its memory, 32 leases
+    /// and 16 waiting requests.
+    #[must_use]
+    pub fn standard(gpus: usize) -> Self {
+        let gpus = u32::try_from(gpus).unwrap_or(u32::MAX);
+        let memory = Some(MemoryAmount::Gpus(gpus.saturating_mul(750)));
+        Self { leases: Some(32), queued: Some(16), memory, ..Self::default() }
+    }
+}
+
+/// A user whose quota is looked up.
+#[derive(Debug, Clone, Copy)]
+pub struct User<'a> {
+    /// User id.
+    pub uid: u32,
+    /// User name, when the uid has one.
+    pub name: Option<&'a str>,
+    /// Names of all groups of the user.
+    pub groups: &'a [String],
+}
+
+/// A lease that the user has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Id.
+    pub id: LeaseId,
+    /// Whether it waits.
+    pub queued: bool,
+    /// Its size; zero while it waits.
+    pub size: Size,
+}
+
+/// What a lease takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Size {
+    /// Members.
+    pub members: usize,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Fractions of GPUs, thousandths, rounded up for each member.
+    pub gpu_thousandths: u32,
+    /// MPS percentage, tenths.
+    pub mps_tenths: u32,
+}
+
+impl Size {
+    /// The size of all members of a lease.
+    #[must_use]
+    pub fn of(members: &[LeaseMember]) -> Self {
+        let mut size = Self { members: members.len(), ..Self::default() };
+        for member in members {
+            let whole = member.gpu_memory_mib.max(1);
+            let thousandths = member.memory_mib.saturating_mul(1000).div_ceil(whole);
+            let thousandths = u32::try_from(thousandths).unwrap_or(u32::MAX);
+            size.memory_mib = size.memory_mib.saturating_add(member.memory_mib);
+            size.gpu_thousandths = size.gpu_thousandths.saturating_add(thousandths);
+            size.mps_tenths = size.mps_tenths.saturating_add(match &member.share {
+                MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
+                MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
+            });
+        }
+        size
+    }
+}
+
+/// The quota of one user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Effective {
+    /// Whom the quota names; `None` for the standard limits.
+    pub subject: Option<Subject>,
+    /// What it allows.
+    pub limits: Limits,
+}
+
+/// Finds the quota of a user on a host with `gpus` GPUs.
+#[must_use]
+pub fn effective(quotas: &[Quota], user: User<'_>, gpus: usize) -> Effective {
+    if user.uid == 0 {
+        return Effective { subject: None, limits: Limits::default() };
+    }
+    let names = |quota: &&Quota| match &quota.subject {
+        Subject::User(name) => user.name == Some(name),
+        Subject::Group(name) => user.groups.contains(name),
+        Subject::Everybody => true,
+    };
+    match quotas.iter().find(names) {
+        Some(quota) => Effective { subject: Some(quota.subject.clone()), limits: quota.limits.clone() },
+        None => Effective { subject: None, limits: Limits::standard(gpus) },
+    }
+}
+
+/// Checks a request before placement.
+///
+/// # Errors
+/// The first limit that it exceeds.
+pub fn check_request(quota: &Effective, held: &[Held], kind: LeaseKind, duration_s: Option<u64>) -> Result<(), Denial> {
+    let limits = &quota.limits;
+    if let Some(kinds) = limits.kinds.as_ref().filter(|kinds| !kinds.contains(&kind)) {
+        return Err(quota.denial(Exceeded::Kind { kind, allowed: kinds.clone() }, Vec::new()));
+    }
+    if let Some(longest_s) = limits.longest_s.filter(|longest| duration_s.is_none_or(|wanted| wanted > *longest)) {
+        return Err(quota.denial(Exceeded::Duration { longest_s, wanted_s: duration_s }, Vec::new()));
+    }
+    let granted: Vec<LeaseId> = ids(held, false);
+    if let Some(most) = limits.leases.filter(|most| granted.len() >= *most as usize) {
+        return Err(quota.denial(Exceeded::Leases { most }, granted));
+    }
+    Ok(())
+}
+
+/// Checks whether a request may wait in the queue.
+///
+/// # Errors
+/// The user has as many waiting requests as the quota allows.
+pub fn check_queue(quota: &Effective, held: &[Held]) -> Result<(), Denial> {
+    let queued = ids(held, true);
+    match quota.limits.queued.filter(|most| queued.len() >= *most as usize) {
+        Some(most) => Err(quota.denial(Exceeded::Queued { most }, queued)),
+        None => Ok(()),
+    }
+}
+
+/// Checks the size of an assignment together with what the user holds.
+///
+/// # Errors
+/// The first limit that it exceeds.
+pub fn check_size(quota: &Effective, held: &[Held], size: Size) -> Result<(), Denial> {
+    let granted: Vec<&Held> = held.iter().filter(|held| !held.queued).collect();
+    let sum = |of: fn(Size) -> u64| granted.iter().map(|held| of(held.size)).fold(of(size), u64::saturating_add);
+    let holders = |of: fn(Size) -> u64| granted.iter().filter(|held| of(held.size) > 0).map(|held| held.id).collect();
+    match quota.limits.memory {
+        Some(MemoryAmount::Mib(most)) if sum(|size| size.memory_mib) > most => {
+            let exceeded =
+                Exceeded::Memory { most: MemoryAmount::Mib(most), wanted: MemoryAmount::Mib(size.memory_mib) };
+            return Err(quota.denial(exceeded, holders(|size| size.memory_mib)));
+        }
+        Some(MemoryAmount::Gpus(most))
+            if sum(|size| size.gpu_thousandths.into()) > u64::from(most)
+                && !(granted.is_empty() && size.members == 1) =>
+        {
+            let (most, wanted) = (MemoryAmount::Gpus(most), MemoryAmount::Gpus(size.gpu_thousandths));
+            return Err(quota.denial(Exceeded::Memory { most, wanted }, holders(|size| size.gpu_thousandths.into())));
+        }
+        Some(MemoryAmount::Mib(_) | MemoryAmount::Gpus(_)) | None => {}
+    }
+    match quota.limits.mps_tenths {
+        Some(most) if size.mps_tenths > 0 && sum(|size| size.mps_tenths.into()) > u64::from(most) => {
+            let exceeded = Exceeded::MpsPercentage { most_tenths: most, wanted_tenths: size.mps_tenths };
+            Err(quota.denial(exceeded, holders(|size| size.mps_tenths.into())))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn ids(held: &[Held], queued: bool) -> Vec<LeaseId> {
+    held.iter().filter(|held| held.queued == queued).map(|held| held.id).collect()
+}
+
+impl Effective {
+    fn denial(&self, exceeded: Exceeded, mut held: Vec<LeaseId>) -> Denial {
+        held.sort_unstable();
+        Denial { subject: self.subject.clone(), exceeded, held }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn groups(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+fn group(name: &str, limits: Limits) -> Quota {
+    Quota { subject: Subject::Group(name.to_owned()), limits }
+}
+
+fn held(id: u64, memory_mib: u64) -> Held {
+    let size = Size { members: 1, memory_mib, gpu_thousandths: u32::try_from(memory_mib / 80).unwrap(), mps_tenths: 0 };
+    Held { id: LeaseId(id), queued: false, size }
+}
+
+fn of(limits: Limits) -> Effective {
+    Effective { subject: Some(Subject::Group("students".to_owned())), limits }
+}
+
+fn limits(leases: u32) -> Limits {
+    Limits { leases: Some(leases), ..Limits::default() }
+}
+
+#[test]
+fn first_quota_that_names_the_user_applies_alone() {
+    let quotas = [
+        Quota { subject: Subject::User("alice".to_owned()), limits: limits(9) },
+        group("students", limits(2)),
+        group("staff", limits(4)),
+        Quota { subject: Subject::Everybody, limits: limits(1) },
+    ];
+    let leases = |uid, name, names: &[&str]| {
+        let names = groups(names);
+        effective(&quotas, User { uid, name, groups: &names }, 8).limits.leases
+    };
+    assert_eq!(leases(1000, Some("alice"), &["students"]), Some(9));
+    assert_eq!(leases(1001, Some("bob"), &["staff", "students"]), Some(2));
+    assert_eq!(leases(1002, None, &[]), Some(1));
+    assert_eq!(leases(0, Some("root"), &["students"]), None);
+    // The user's name is not a group's, and the other way round.
+    assert_eq!(leases(1003, Some("students"), &["alice"]), Some(1));
+}
+
+#[test]
+fn denial_names_the_quota_the_limit_and_the_leases() {
+    let two = [held(21, 0), held(17, 0)];
+    let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
+    assert_eq!(denial.to_string(), "group students may hold 2 leases; you hold L17, L21");
+    assert_eq!(denial.hint(), "release one with `gpushctl lease release L17`");
+    let error = gpush_api::ApiError::from(&denial);
+    assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
+
+    let day = Limits { longest_s: Some(86_400), ..Limits::default() };
+    let denial = check_request(&of(day.clone()), &[], LeaseKind::Mig, Some(90_000)).unwrap_err();
+    assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request is for 1d1h");
+    let denial = check_request(&of(day), &[], LeaseKind::Mig, None).unwrap_err();
+    assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request has no end");
+    assert_eq!(denial.hint(), "add `--for 1d` or less");
+
+    let kinds = Some(BTreeSet::from([LeaseKind::Mig, LeaseKind::Mps]));
+    let denial = check_request(&of(Limits { kinds, ..Limits::default() }), &[], LeaseKind::Whole, None).unwrap_err();
+    assert_eq!(denial.to_string(), "group students may not hold leases of kind whole");
+    assert_eq!(denial.hint(), "request mig or mps");
+
+    let memory = Limits { memory: Some(MemoryAmount::Gpus(1500)), ..Limits::default() };
+    let denial = check_size(&of(memory), &[held(17, 80_000)], held(0, 60_000).size).unwrap_err();
+    let text = "group students may hold the memory of 1.5 GPUs; the request adds the memory of 0.75 GPUs; you hold L17";
+    assert_eq!(denial.to_string(), text);
+
+    let memory = Limits { memory: Some(MemoryAmount::Mib(40 * 1024)), ..Limits::default() };
+    let denial = check_size(&of(memory), &[], Size { members: 1, memory_mib: 81_920, ..Size::default() }).unwrap_err();
+    let text = "group students may hold 40 GiB of GPU memory; the request adds 80 GiB of GPU memory";
+    assert_eq!(denial.to_string(), text);
+    assert_eq!(denial.hint(), "request less");
+
+    let percent = Limits { mps_tenths: Some(500), ..Limits::default() };
+    let denial = check_size(&of(percent), &[], Size { members: 1, mps_tenths: 505, ..Size::default() }).unwrap_err();
+    assert_eq!(denial.to_string(), "group students may hold 50 % of MPS targets; the request adds 50.5 %");
+}
+
+#[test]
+fn waiting_requests_have_a_limit_of_their_own() {
+    let limits = Limits { queued: Some(1), leases: Some(2), ..Limits::default() };
+    let waiting = Held { queued: true, ..held(5, 0) };
+    assert_eq!(check_queue(&of(limits.clone()), &[held(1, 0), held(2, 0)]), Ok(()));
+    let denial = check_queue(&of(limits.clone()), &[waiting]).unwrap_err();
+    assert_eq!(denial.to_string(), "group students may wait for 1 lease; you wait for L5");
+    assert_eq!(check_request(&of(limits), &[waiting, held(1, 0)], LeaseKind::Mig, None), Ok(()));
+}
+
+#[test]
+fn standard_limits_leave_a_quarter_of_the_host_to_others() {
+    let nobody = User { uid: 1000, name: None, groups: &[] };
+    let gpu = |members: u32| Size { members: 1, gpu_thousandths: 1000 * members, ..Size::default() };
+    for gpus in 1..=16 {
+        let quota = effective(&[], nobody, gpus);
+        let mut held = Vec::new();
+        while check_size(&quota, &held, gpu(1)).is_ok() {
+            held.push(Held { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });
+        }
+        assert_eq!(held.len(), (gpus * 3 / 4).max(1), "{gpus} GPUs");
+        // One request cannot take them all as a gang either.
+        let gang = Size { members: gpus, ..gpu(u32::try_from(gpus).unwrap()) };
+        assert_eq!(check_size(&quota, &[], gang).is_ok(), gpus == 1, "{gpus} GPUs");
+    }
+}
+
+proptest! {
+    /// What is granted never exceeds an absolute limit, and holding more never turns a denial into a grant.
+    #[test]
+    fn granted_leases_never_exceed_the_limits(
+        wishes in proptest::collection::vec((0..50_000_u64, 0..400_u32, 1..20_000_u64), 1..60),
+        most_mib in 1..200_000_u64, most_tenths in 1..1500_u32, most in 0..12_u32, longest in 1..20_000_u64,
+    ) {
+        let quota = of(Limits {
+            leases: Some(most),
+            memory: Some(MemoryAmount::Mib(most_mib)),
+            mps_tenths: Some(most_tenths),
+            longest_s: Some(longest),
+            ..Limits::default()
+        });
+        let mut held: Vec<Held> = Vec::new();
+        for (n, (memory_mib, mps_tenths, seconds)) in wishes.into_iter().enumerate() {
+            let size = Size { members: 1, memory_mib, mps_tenths, ..Size::default() };
+            let granted = check_request(&quota, &held, LeaseKind::Mps, Some(seconds)).is_ok()
+                && check_size(&quota, &held, size).is_ok();
+            let one = Held { id: LeaseId(n as u64), queued: false, size };
+            if granted {
+                prop_assert!(seconds <= longest);
+                held.push(one);
+            } else {
+                let more: Vec<Held> = held.iter().copied().chain([one]).collect();
+                let still = check_request(&quota, &more, LeaseKind::Mps, Some(seconds)).is_err()
+                    || check_size(&quota, &more, size).is_err();
+                prop_assert!(still);
+            }
+            prop_assert!(held.len() <= most as usize);
+            prop_assert!(held.iter().map(|held| held.size.memory_mib).sum::<u64>() <= most_mib);
+            prop_assert!(held.iter().map(|held| held.size.mps_tenths).sum::<u32>() <= most_tenths);
+        }
+    }
+}

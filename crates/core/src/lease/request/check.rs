@@ -1,0 +1,63 @@
+//! Limits of a request, whether it came as text or as JSON.
+
+use gpush_api::{LONGEST_LEASE_S, LeaseKind, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS, MemoryLimit};
+
+use super::RequestError;
+use crate::{
+    quote::Quoted,
+    selector::{self, Selector},
+};
+
+/// Longest profile name; NVIDIA's longest has 13 characters.
+const LONGEST_PROFILE: usize = 32;
+
+/// Checks the limits of a request.
+///
+/// # Errors
+/// The first value outside its limits.
+pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
+    let LeaseRequest { share, gpus, count, duration_s, wait, holder: _ } = request;
+    match share {
+        LeaseShare::MigProfile { profile } => {
+            self::profile(profile)
+                .map_err(|why| RequestError::BadProfile { name: Quoted(profile).to_string(), why })?;
+        }
+        LeaseShare::MigSize { memory_mib, slices } => {
+            if memory_mib.is_some_and(|mib| MemoryLimit::of_mib(mib).is_none()) {
+                return Err(RequestError::BadMemory);
+            }
+            if *slices == Some(0) {
+                return Err(RequestError::NoSlices);
+            }
+        }
+        LeaseShare::Default | LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Whole => {}
+    }
+    if !(1..=MOST_MEMBERS).contains(count) {
+        return Err(RequestError::BadCount { count: *count });
+    }
+    if let (Some(kind @ (LeaseKind::Mps | LeaseKind::Timeslice)), 2..) = (share.kind(), *count) {
+        return Err(RequestError::NotCountable { kind });
+    }
+    let waits = match wait {
+        LeaseWait::Seconds(seconds) => Some(*seconds),
+        LeaseWait::No | LeaseWait::Unlimited => None,
+    };
+    if [*duration_s, waits].into_iter().flatten().any(|seconds| !(1..=LONGEST_LEASE_S).contains(&seconds)) {
+        return Err(RequestError::BadDuration);
+    }
+    if gpus.len() > selector::MOST {
+        return Err(RequestError::TooManySelectors { count: gpus.len() });
+    }
+    for text in gpus {
+        text.parse::<Selector>().map_err(RequestError::BadSelector)?;
+    }
+    Ok(())
+}
+
+/// Checks that a text has the form of a profile name. Whether a GPU has the profile is decided by placement.
+pub(super) fn profile(text: &str) -> Result<String, String> {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".+-".contains(&b);
+    let lower = text.to_ascii_lowercase();
+    let is_name = lower.len() <= LONGEST_PROFILE && lower.contains("g.") && lower.bytes().all(plain);
+    if is_name { Ok(lower) } else { Err("write a profile name, such as 1g.10gb or 1c.3g.40gb".to_owned()) }
+}

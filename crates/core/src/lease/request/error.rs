@@ -1,0 +1,225 @@
+//! What can be wrong with a request, and how to write it instead.
+
+use std::fmt;
+
+use gpush_api::{ApiError, Code, LeaseKind, MOST_MEMBERS};
+
+use super::{Key, LONGEST_SPEC, Spelling};
+use crate::selector::SelectorError;
+
+/// Why a request is refused before anything about the host is considered.
+///
+/// Texts of the user are quoted: they have no control characters and at most 80 characters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestError {
+    /// The text is longer than [`LONGEST_SPEC`].
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A character that no request has: a control character, or one outside ASCII.
+    BadCharacter {
+        /// Its position, from 1.
+        at: usize,
+    },
+    /// A Slurm comment has several requests.
+    SeveralInComment,
+    /// Nothing between two commas.
+    EmptyTerm,
+    /// No such key.
+    UnknownKey {
+        /// As given, quoted.
+        key: String,
+        /// The key that was probably meant.
+        nearest: Option<&'static str>,
+    },
+    /// A key that Slurm decides.
+    ChosenBySlurm {
+        /// The key.
+        key: Key,
+    },
+    /// A key was given twice.
+    Repeated {
+        /// The key.
+        key: Key,
+        /// How it is written.
+        spelling: Spelling,
+    },
+    /// A key needs a value.
+    MissingValue {
+        /// The key.
+        key: Key,
+        /// How it is written.
+        spelling: Spelling,
+    },
+    /// A key takes no value.
+    UnexpectedValue {
+        /// The key.
+        key: Key,
+        /// How it is written.
+        spelling: Spelling,
+    },
+    /// A value is wrong.
+    BadValue {
+        /// The key.
+        key: Key,
+        /// How it is written.
+        spelling: Spelling,
+        /// As given, quoted.
+        value: String,
+        /// What is wrong, or what to write.
+        why: String,
+    },
+    /// Two keys name two kinds of share.
+    Contradiction {
+        /// One.
+        first: Key,
+        /// The other.
+        second: Key,
+        /// How they are written.
+        spelling: Spelling,
+    },
+    /// A key does not apply to the kind of share.
+    Unfit {
+        /// The key.
+        key: Key,
+        /// The key that names the kind, if one was given.
+        kind: Option<Key>,
+        /// How they are written.
+        spelling: Spelling,
+    },
+    /// A text does not have the form of a profile name.
+    BadProfile {
+        /// As given, quoted.
+        name: String,
+        /// What to write.
+        why: String,
+    },
+    /// Memory outside 1 MiB to 16 TiB.
+    BadMemory,
+    /// Zero compute slices.
+    NoSlices,
+    /// A number of members outside 1 to 64.
+    BadCount {
+        /// The number.
+        count: u32,
+    },
+    /// Several members of a kind that has one.
+    NotCountable {
+        /// The kind.
+        kind: LeaseKind,
+    },
+    /// A duration of zero, or of more than 52 weeks.
+    BadDuration,
+    /// Too many selectors.
+    TooManySelectors {
+        /// Their number.
+        count: usize,
+    },
+    /// A selector is wrong.
+    BadSelector(SelectorError),
+    /// The request names no kind, and the GPUs offer none or several.
+    NoDefault {
+        /// What they offer.
+        offered: Vec<LeaseKind>,
+    },
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong { bytes } => {
+                write!(f, "the request has {bytes} bytes; the limit is {LONGEST_SPEC}")
+            }
+            Self::BadCharacter { at } => write!(f, "character {at} of the request is not printable ASCII"),
+            Self::SeveralInComment => f.write_str("the comment has several requests"),
+            Self::EmptyTerm => f.write_str("the request has an empty term"),
+            Self::UnknownKey { key, .. } => write!(f, "{key} is not a key of a request"),
+            Self::ChosenBySlurm { key } => write!(f, "`{}` is not allowed in a Slurm request", key.name()),
+            Self::Repeated { key, spelling } => write!(f, "`{}` is given twice", key.written(*spelling)),
+            Self::MissingValue { key, spelling } => write!(f, "`{}` needs a value", key.written(*spelling)),
+            Self::UnexpectedValue { key, spelling } => write!(f, "`{}` takes no value", key.written(*spelling)),
+            Self::BadValue { key, spelling, value, why } => {
+                write!(f, "`{}`: {value} is not valid: {why}", key.written(*spelling))
+            }
+            Self::Contradiction { first, second, spelling } => {
+                write!(f, "`{}` and `{}` exclude each other", first.written(*spelling), second.written(*spelling))
+            }
+            Self::Unfit { key, kind: Some(kind), spelling } => {
+                write!(f, "`{}` does not apply to `{}`", key.written(*spelling), kind.written(*spelling))
+            }
+            Self::Unfit { key, kind: None, spelling } => {
+                write!(f, "`{}` needs `{}`", key.written(*spelling), Key::Mps.written(*spelling))
+            }
+            Self::BadProfile { name, why } => write!(f, "{name} is not a profile name: {why}"),
+            Self::BadMemory => f.write_str("the memory must be 1 MiB to 16 TiB"),
+            Self::NoSlices => f.write_str("the number of compute slices must be 1 or more"),
+            Self::BadCount { count } => {
+                write!(f, "cannot request {count} members: the limits are 1 and {MOST_MEMBERS}")
+            }
+            Self::NotCountable { kind } => write!(f, "a lease of kind {kind} has one member"),
+            Self::BadDuration => f.write_str("a duration must be 1 second to 52 weeks"),
+            Self::TooManySelectors { count } => write!(f, "the request has {count} GPU selectors; the limit is 256"),
+            Self::BadSelector(error) => write!(f, "{error}"),
+            Self::NoDefault { offered } if offered.is_empty() => f.write_str("no GPU can be leased"),
+            Self::NoDefault { offered } => {
+                let names: Vec<&str> = offered.iter().map(|kind| kind.name()).collect();
+                write!(f, "the request must name a kind of share: the GPUs offer {}", names.join(", "))
+            }
+        }
+    }
+}
+
+impl std::error::Error for RequestError {}
+
+impl RequestError {
+    /// Returns what to write instead.
+    #[must_use]
+    pub fn hint(&self) -> String {
+        let keys = || Key::ALL.map(Key::name).join(", ");
+        match self {
+            Self::SeveralInComment => "write one word that begins with `gpush:`".to_owned(),
+            Self::TooLong { .. } | Self::BadCharacter { .. } | Self::EmptyTerm => {
+                "write terms such as mps=25,mem=8G".to_owned()
+            }
+            Self::UnknownKey { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
+            Self::UnknownKey { nearest: None, .. } => format!("the keys are {}", keys()),
+            Self::ChosenBySlurm { key: Key::For | Key::Wait } => "use Slurm's --time; Slurm queues the job".to_owned(),
+            Self::ChosenBySlurm { .. } => "use Slurm's --gres; Slurm chooses the GPUs".to_owned(),
+            Self::Repeated { key, spelling } => format!("give `{}` once", key.written(*spelling)),
+            Self::MissingValue { key, spelling } | Self::BadValue { key, spelling, .. } => {
+                format!("for example `{}`", key.written(*spelling).with(key.example()))
+            }
+            Self::UnexpectedValue { key, spelling } => format!("write `{}` alone", key.written(*spelling)),
+            Self::Contradiction { first, second, spelling } => {
+                format!("give `{}` or `{}`", first.written(*spelling), second.written(*spelling))
+            }
+            Self::Unfit { key, spelling, .. } => format!("leave out `{}`", key.written(*spelling)),
+            Self::BadProfile { .. } => "list the profiles with `gpushctl mig profiles`".to_owned(),
+            Self::BadMemory => "write whole MiB or GiB, such as 10G".to_owned(),
+            Self::NoSlices => "write 1 or more, or leave it out".to_owned(),
+            Self::BadCount { .. } => format!("request 1 to {MOST_MEMBERS} members"),
+            Self::NotCountable { .. } => "request one lease for each share".to_owned(),
+            Self::BadDuration => "write 90s, 15m, 1h30m or 2d".to_owned(),
+            Self::TooManySelectors { .. } => "use ranges, such as 0-7".to_owned(),
+            Self::BadSelector(error) => error.hint.clone(),
+            Self::NoDefault { offered } if offered.is_empty() => "list the GPUs with `gpushctl status`".to_owned(),
+            Self::NoDefault { offered } => {
+                let flag = |kind: &LeaseKind| match kind {
+                    LeaseKind::Mig => "--mem 10G",
+                    LeaseKind::Mps => "--mps 25",
+                    LeaseKind::Timeslice => "--timeslice",
+                    LeaseKind::Whole => "--whole",
+                };
+                format!("add {}", offered.iter().map(flag).collect::<Vec<_>>().join(" or "))
+            }
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let hint = error.hint();
+        Self::new(Code::BadRequest, format!("cannot request a lease: {error}")).hint(hint)
+    }
+}

@@ -1,0 +1,172 @@
+//! Keys of a request and how they are spelled.
+
+use std::fmt;
+
+use super::RequestError;
+use crate::{nearest::nearest, quote::Quoted};
+
+/// A key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// MIG profile.
+    Mig,
+    /// Memory.
+    Mem,
+    /// Compute slices.
+    Slices,
+    /// Active thread percentage.
+    Mps,
+    /// Priority of kernels.
+    Priority,
+    /// Time-slice replica.
+    Timeslice,
+    /// Whole GPU.
+    Whole,
+    /// GPU selector.
+    Gpu,
+    /// Number of members.
+    Count,
+    /// Duration of the lease.
+    For,
+    /// Waiting for capacity.
+    Wait,
+}
+
+/// How a request is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Spelling {
+    /// Flags of `gpushctl run` and `gpushctl lease request`: `--mps 25`.
+    Flags,
+    /// A Slurm spec: `mps=25`.
+    Slurm,
+}
+
+/// Whether a key has a value.
+enum Arity {
+    None,
+    Optional,
+    Required,
+}
+
+impl Key {
+    /// All of them, in the order in which [`super::spec`] writes them.
+    pub const ALL: [Self; 11] = [
+        Self::Mig,
+        Self::Mps,
+        Self::Timeslice,
+        Self::Whole,
+        Self::Mem,
+        Self::Slices,
+        Self::Priority,
+        Self::Gpu,
+        Self::Count,
+        Self::For,
+        Self::Wait,
+    ];
+
+    /// Returns the key without dashes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mig => "mig",
+            Self::Mem => "mem",
+            Self::Slices => "slices",
+            Self::Mps => "mps",
+            Self::Priority => "priority",
+            Self::Timeslice => "timeslice",
+            Self::Whole => "whole",
+            Self::Gpu => "gpu",
+            Self::Count => "count",
+            Self::For => "for",
+            Self::Wait => "wait",
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, RequestError> {
+        let found = Self::ALL.into_iter().find(|key| key.name() == text);
+        found.ok_or_else(|| RequestError::UnknownKey {
+            key: Quoted(text).to_string(),
+            nearest: nearest(text, Self::ALL.map(Self::name)),
+        })
+    }
+
+    /// Whether Slurm decides this, and a job's request does not.
+    pub(super) fn is_chosen_by_slurm(self) -> bool {
+        matches!(self, Self::Gpu | Self::Count | Self::For | Self::Wait)
+    }
+
+    fn arity(self) -> Arity {
+        match self {
+            Self::Timeslice | Self::Whole => Arity::None,
+            Self::Mps | Self::Wait => Arity::Optional,
+            Self::Mig | Self::Mem | Self::Slices | Self::Priority | Self::Gpu | Self::Count | Self::For => {
+                Arity::Required
+            }
+        }
+    }
+
+    /// An example of its value.
+    pub(super) fn example(self) -> &'static str {
+        match self {
+            Self::Mig => "1g.10gb",
+            Self::Mem => "10G",
+            Self::Slices => "2",
+            Self::Mps => "25",
+            Self::Priority => "below-normal",
+            Self::Timeslice | Self::Whole => "",
+            Self::Gpu => "0-3",
+            Self::Count => "2",
+            Self::For => "2h",
+            Self::Wait => "5m",
+        }
+    }
+
+    /// Returns the value that a term has, if it has one as its key demands.
+    pub(super) fn check_value<'a>(
+        self,
+        value: Option<&'a str>,
+        spelling: Spelling,
+    ) -> Result<Option<&'a str>, RequestError> {
+        match (self.arity(), value) {
+            (Arity::None, Some(_)) => Err(RequestError::UnexpectedValue { key: self, spelling }),
+            (Arity::Required, None | Some("")) | (Arity::Optional, Some("")) => {
+                Err(RequestError::MissingValue { key: self, spelling })
+            }
+            (Arity::None | Arity::Optional, None) | (Arity::Optional | Arity::Required, Some(_)) => Ok(value),
+        }
+    }
+
+    /// Returns the key as it is written: `--mps` or `mps`.
+    pub(super) fn written(self, spelling: Spelling) -> Written {
+        Written { key: self, spelling }
+    }
+}
+
+/// A key as it is written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Written {
+    key: Key,
+    spelling: Spelling,
+}
+
+impl Written {
+    /// Returns the key with a value, as it is written: `--mps 25`, `--wait=5m` or `mps=25`.
+    pub(super) fn with(self, value: &str) -> String {
+        let separator = match (self.spelling, self.key) {
+            _ if value.is_empty() => "",
+            // A word after `--wait` is not its value.
+            (Spelling::Slurm, _) | (Spelling::Flags, Key::Wait) => "=",
+            (Spelling::Flags, _) => " ",
+        };
+        format!("{self}{separator}{value}")
+    }
+}
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.spelling {
+            Spelling::Flags => write!(f, "--{}", self.key.name()),
+            Spelling::Slurm => f.write_str(self.key.name()),
+        }
+    }
+}

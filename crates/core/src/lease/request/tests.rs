@@ -1,0 +1,246 @@
+use gpush_api::{LeaseKind, Percentage, Priority};
+use proptest::prelude::*;
+
+use super::*;
+
+fn share(text: &str) -> LeaseShare {
+    parse(text).unwrap_or_else(|error| panic!("{text}: {error}")).share
+}
+
+fn flags(terms: &[(Key, Option<&str>)]) -> Result<LeaseRequest, RequestError> {
+    let terms: Vec<Term<'_>> = terms.iter().map(|(key, value)| Term { key: *key, value: *value }).collect();
+    build(&terms, Spelling::Flags)
+}
+
+#[test]
+fn spec_terms_become_typed_shares() {
+    let mps = |percentage: &str, mib: Option<u64>, priority: Option<Priority>| LeaseShare::Mps {
+        percentage: percentage.parse::<Percentage>().ok(),
+        memory_limit_mib: mib.and_then(MemoryLimit::of_mib),
+        priority,
+    };
+    assert_eq!(share("mps=25,mem=8G"), mps("25", Some(8192), None));
+    assert_eq!(share("mem=8G , mps = 12.5%"), mps("12.5", Some(8192), None));
+    assert_eq!(share("mps"), mps("", None, None));
+    assert_eq!(share("priority=below-normal,mps"), mps("", None, Some(Priority::BelowNormal)));
+    assert_eq!(share("mig=1g.10gb"), LeaseShare::MigProfile { profile: "1g.10gb".to_owned() });
+    assert_eq!(share("mig=1G.10GB+ME"), LeaseShare::MigProfile { profile: "1g.10gb+me".to_owned() });
+    assert_eq!(share("mem=10G"), LeaseShare::MigSize { memory_mib: Some(10240), slices: None });
+    assert_eq!(share("slices=2"), LeaseShare::MigSize { memory_mib: None, slices: Some(2) });
+    assert_eq!((share("timeslice"), share("whole")), (LeaseShare::Timeslice, LeaseShare::Whole));
+}
+
+#[test]
+fn flags_take_gpus_count_and_times() {
+    let request = flags(&[
+        (Key::Whole, None),
+        (Key::Gpu, Some("0-3")),
+        (Key::Gpu, Some("*H100*")),
+        (Key::Count, Some("2")),
+        (Key::For, Some("1h30m")),
+        (Key::Wait, Some("30")),
+    ])
+    .unwrap();
+    assert_eq!((request.gpus.len(), request.count, request.duration_s), (2, 2, Some(5400)));
+    assert_eq!(request.wait, LeaseWait::Seconds(30));
+    assert_eq!(spec(&request), "whole,gpu=0-3,gpu=*H100*,count=2,for=5400s,wait=30s");
+    assert_eq!(flags(&[(Key::Wait, None)]).unwrap().wait, LeaseWait::Unlimited);
+    assert_eq!(flags(&[]).unwrap().share, LeaseShare::Default);
+}
+
+#[test]
+fn wrong_spec_names_the_term_and_an_example() {
+    let cases = [
+        ("", "the request has an empty term", "write terms such as mps=25,mem=8G"),
+        ("mps=25,", "the request has an empty term", "write terms such as mps=25,mem=8G"),
+        ("msp=25", "`msp` is not a key of a request", "did you mean `mps`?"),
+        ("MPS=25", "`MPS` is not a key of a request", "did you mean `mps`?"),
+        ("mps=0", "`mps`: `0` is not valid: it must be over 0 and up to 100", "for example `mps=25`"),
+        ("mps=101", "`mps`: `101` is not valid: it must be over 0 and up to 100", "for example `mps=25`"),
+        ("mps=-5", "`mps`: `-5` is not valid: give a number over 0 and up to 100", "for example `mps=25`"),
+        ("mps=", "`mps` needs a value", "for example `mps=25`"),
+        ("mig", "`mig` needs a value", "for example `mig=1g.10gb`"),
+        ("whole=1", "`whole` takes no value", "write `whole` alone"),
+        ("mps=25,mps=25", "`mps` is given twice", "give `mps` once"),
+        ("mps=25,whole", "`mps` and `whole` exclude each other", "give `mps` or `whole`"),
+        ("mps=25,slices=2", "`slices` does not apply to `mps`", "leave out `slices`"),
+        ("mig=1g.10gb,mem=8G", "`mem` does not apply to `mig`", "leave out `mem`"),
+        ("priority=normal", "`priority` needs `mps`", "leave out `priority`"),
+        ("mem=8", "`mem`: `8` is not valid: say of what: 8G or 8192M", "for example `mem=10G`"),
+        ("slices=0", "the number of compute slices must be 1 or more", "write 1 or more, or leave it out"),
+        ("slices=300", "`slices`: `300` is not valid: no GPU has that many slices", "for example `slices=2`"),
+        ("gpu=0", "`gpu` is not allowed in a Slurm request", "use Slurm's --gres; Slurm chooses the GPUs"),
+        ("for=2h", "`for` is not allowed in a Slurm request", "use Slurm's --time; Slurm queues the job"),
+        (
+            "mig=big",
+            "`mig`: `big` is not valid: write a profile name, such as 1g.10gb or 1c.3g.40gb",
+            "for example `mig=1g.10gb`",
+        ),
+    ];
+    for (text, message, hint) in cases {
+        let error = parse(text).unwrap_err();
+        assert_eq!((error.to_string().as_str(), error.hint().as_str()), (message, hint), "{text}");
+    }
+}
+
+#[test]
+fn wrong_flag_is_named_as_it_is_typed() {
+    let cases: [(&[(Key, Option<&str>)], &str, &str); 6] = [
+        (&[(Key::Mps, Some("101"))], "`--mps`: `101` is not valid: it must be over 0 and up to 100", "`--mps 25`"),
+        (&[(Key::For, Some("0"))], "`--for`: `0` is not valid: the duration must be longer than 0", "`--for 2h`"),
+        (&[(Key::For, Some("-2h"))], "`--for`: `-2h` is not valid", "`--for 2h`"),
+        (&[(Key::Wait, Some("99999999999999999999s"))], "`--wait`: ", "`--wait=5m`"),
+        (&[(Key::Count, Some("0")), (Key::Whole, None)], "cannot request 0 members", "request 1 to 64"),
+        (
+            &[(Key::Count, Some("2")), (Key::Mps, Some("25"))],
+            "a lease of kind mps has one member",
+            "one lease for each",
+        ),
+    ];
+    for (terms, message, hint) in cases {
+        let error = flags(terms).unwrap_err();
+        assert!(error.to_string().starts_with(message), "{error}");
+        assert!(error.hint().contains(hint), "{}", error.hint());
+    }
+}
+
+#[test]
+fn hostile_spec_is_refused_with_a_short_plain_message() {
+    let long = format!("mps=25,mem={}", "9".repeat(20_000));
+    let many = "mps=25,".repeat(3000);
+    for text in [
+        long.as_str(),
+        many.as_str(),
+        "mps=25\n",
+        "mps=25\nmem=8G",
+        "mps=$(reboot)",
+        "$(reboot)",
+        "mps=25;reboot",
+        "mps=`id`",
+        "mig=1g.10gb\u{202e}",
+        "mig=../../etc",
+        "mig=1g.10gb --gpu 3",
+        "mps=２５",
+        "mem=8Ｇ",
+        "\u{1b}[31mmps",
+        "mps=25,\u{0}",
+        "=",
+        "mps==25",
+        "mig=1g.10gb\0",
+    ] {
+        let error = parse(text).unwrap_err();
+        let all = format!("{error} {}", error.hint());
+        assert!(all.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{all:?}");
+        assert!(all.len() < 300, "{all}");
+        let _ = gpush_api::ApiError::from(error);
+    }
+}
+
+#[test]
+fn comment_without_a_request_is_ignored() {
+    for text in
+        ["", "train llama", "mps25", "uses mps", "gpush", "see gpush: docs later".trim_end_matches(':'), "x,mps"]
+    {
+        if !text.contains("gpush:") {
+            assert_eq!(from_comment(text), Ok(None), "{text}");
+        }
+    }
+    for text in ["mps", " mps-per-gpu\n"] {
+        assert_eq!(from_comment(text).unwrap().unwrap().share.kind(), Some(LeaseKind::Mps), "{text}");
+    }
+    let found = from_comment("epoch 3\ngpush:mps=25,mem=8G $(rm -rf /)").unwrap().unwrap();
+    assert_eq!(spec(&found), "mps=25,mem=8G");
+    assert_eq!(from_comment("gpush:mps gpush:whole"), Err(RequestError::SeveralInComment));
+    assert!(from_comment("gpush:").is_err() && from_comment("gpush:mpss=3").is_err());
+}
+
+#[test]
+fn request_without_share_takes_the_only_kind_offered() {
+    for kind in LeaseKind::ALL {
+        assert_eq!(default_share(&[kind, kind]).unwrap().kind(), Some(kind));
+    }
+    let error = default_share(&[LeaseKind::Whole, LeaseKind::Mig]).unwrap_err();
+    assert_eq!(error.to_string(), "the request must name a kind of share: the GPUs offer mig, whole");
+    assert_eq!(error.hint(), "add --mem 10G or --whole");
+    assert!(default_share(&[]).is_err());
+}
+
+#[test]
+fn json_request_outside_its_limits_is_refused() {
+    let good = LeaseRequest::default();
+    let share = |share| LeaseRequest { share, ..LeaseRequest::default() };
+    for bad in [
+        LeaseRequest { count: 65, ..good.clone() },
+        LeaseRequest { duration_s: Some(u64::MAX), ..good.clone() },
+        LeaseRequest { duration_s: Some(0), ..good.clone() },
+        LeaseRequest { wait: LeaseWait::Seconds(u64::MAX), ..good.clone() },
+        LeaseRequest { gpus: vec!["$(id)".to_owned()], ..good.clone() },
+        LeaseRequest { gpus: vec!["0".to_owned(); 300], ..good.clone() },
+        LeaseRequest { count: 2, ..share(LeaseShare::Timeslice) },
+        share(LeaseShare::MigSize { memory_mib: Some(0), slices: None }),
+        share(LeaseShare::MigSize { memory_mib: Some(u64::MAX), slices: None }),
+        share(LeaseShare::MigProfile { profile: "1g.10gb;id".to_owned() }),
+        share(LeaseShare::MigProfile { profile: "g.".repeat(40) }),
+    ] {
+        let error = check(&bad).unwrap_err();
+        assert!(!error.to_string().is_empty() && !error.hint().is_empty());
+    }
+    assert_eq!(check(&good), Ok(()));
+}
+
+fn any_share() -> impl Strategy<Value = LeaseShare> {
+    let memory = proptest::option::of(1..(16_u64 << 20));
+    prop_oneof![
+        Just(LeaseShare::Default),
+        Just(LeaseShare::Whole),
+        Just(LeaseShare::Timeslice),
+        "[1-7]g\\.[1-9][0-9]{0,2}gb(\\+me)?".prop_map(|profile| LeaseShare::MigProfile { profile }),
+        (1..(16_u64 << 20), proptest::option::of(1..8_u8))
+            .prop_map(|(mib, slices)| LeaseShare::MigSize { memory_mib: Some(mib), slices }),
+        (proptest::option::of(1..=1000_u16), memory, proptest::option::of(0..2_u32)).prop_map(
+            |(tenths, mib, priority)| LeaseShare::Mps {
+                percentage: tenths.and_then(Percentage::of_tenths),
+                memory_limit_mib: mib.and_then(MemoryLimit::of_mib),
+                priority: priority.and_then(Priority::of_number),
+            }
+        ),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn request_text_reads_back_as_the_same_request(share in any_share(), count in 1..64_u32, seconds in 1..1_000_000_u64) {
+        let single = matches!(share.kind(), Some(LeaseKind::Mps | LeaseKind::Timeslice));
+        let request = LeaseRequest {
+            share,
+            count: if single { 1 } else { count },
+            duration_s: Some(seconds),
+            wait: LeaseWait::Seconds(seconds),
+            gpus: vec!["0-3".to_owned()],
+            holder: None,
+        };
+        let text = spec(&request);
+        let terms: Vec<Term<'_>> = text
+            .split(',')
+            .map(|term| match term.split_once('=') {
+                Some((key, value)) => Term { key: Key::parse(key).unwrap(), value: Some(value) },
+                None => Term { key: Key::parse(term).unwrap(), value: None },
+            })
+            .collect();
+        prop_assert_eq!(build(&terms, Spelling::Flags).unwrap(), request.clone());
+        let json = serde_json::to_string(&request).unwrap();
+        prop_assert_eq!(serde_json::from_str::<LeaseRequest>(&json).unwrap(), request);
+    }
+
+    /// Text of a user never passes into a request: whatever is accepted is typed, or has the form of a name.
+    #[test]
+    fn no_text_passes_the_parser_unchecked(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
+        if let Ok(request) = parse(&text) {
+            prop_assert!(check(&request).is_ok());
+            let plain = |c: char| c.is_ascii_alphanumeric() || ".,=+-%".contains(c);
+            prop_assert!(spec(&request).chars().all(plain), "{}", spec(&request));
+        }
+        let _ = from_comment(&text);
+        let _ = from_comment(&format!("gpush:{text}"));
+    }
+}

@@ -1,0 +1,45 @@
+//! Requests as text.
+
+use gpush_api::{LeaseRequest, LeaseShare, LeaseWait};
+
+use super::Key;
+
+/// Writes a request in the grammar: what [`super::build`] reads as the same request. Used in audit records.
+#[must_use]
+pub fn spec(request: &LeaseRequest) -> String {
+    let mut terms: Vec<(Key, Option<String>)> = Vec::new();
+    match &request.share {
+        LeaseShare::Default => {}
+        LeaseShare::MigProfile { profile } => terms.push((Key::Mig, Some(profile.clone()))),
+        LeaseShare::MigSize { memory_mib, slices } => {
+            terms.extend(memory_mib.map(|mib| (Key::Mem, Some(memory(mib)))));
+            terms.extend(slices.map(|slices| (Key::Slices, Some(slices.to_string()))));
+        }
+        LeaseShare::Mps { percentage, memory_limit_mib, priority } => {
+            terms.push((Key::Mps, percentage.map(|percentage| percentage.to_string())));
+            terms.extend(memory_limit_mib.map(|limit| (Key::Mem, Some(memory(limit.mib())))));
+            terms.extend(priority.map(|priority| (Key::Priority, Some(priority.to_string()))));
+        }
+        LeaseShare::Timeslice => terms.push((Key::Timeslice, None)),
+        LeaseShare::Whole => terms.push((Key::Whole, None)),
+    }
+    terms.extend(request.gpus.iter().map(|selector| (Key::Gpu, Some(selector.clone()))));
+    if request.count != 1 {
+        terms.push((Key::Count, Some(request.count.to_string())));
+    }
+    terms.extend(request.duration_s.map(|seconds| (Key::For, Some(format!("{seconds}s")))));
+    match request.wait {
+        LeaseWait::No => {}
+        LeaseWait::Seconds(seconds) => terms.push((Key::Wait, Some(format!("{seconds}s")))),
+        LeaseWait::Unlimited => terms.push((Key::Wait, None)),
+    }
+    let term = |(key, value): (Key, Option<String>)| match value {
+        Some(value) => format!("{}={value}", key.name()),
+        None => key.name().to_owned(),
+    };
+    terms.into_iter().map(term).collect::<Vec<_>>().join(",")
+}
+
+fn memory(mib: u64) -> String {
+    if mib % 1024 == 0 { format!("{}G", mib / 1024) } else { format!("{mib}M") }
+}

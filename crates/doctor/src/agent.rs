@@ -1,0 +1,55 @@
+//! gpushd itself: sockets, reachability, version and health.
+
+use gpush_api::ApiError;
+
+use crate::{Area, Finding, Host};
+
+/// Sockets of the system's service.
+const SOCKETS: [&str; 2] = ["run/gpush/gpushd.sock", "run/gpush/admin.sock"];
+
+/// What gpushd answered.
+#[derive(Debug, Clone)]
+pub enum Agent {
+    /// Nothing: why.
+    Unreachable(ApiError),
+    /// It answered.
+    Reached {
+        /// Version of gpushd.
+        version: String,
+        /// Version of the caller, which came from the same package.
+        own: String,
+        /// What gpushd says is wrong, one sentence each; empty when it is well.
+        troubles: Vec<String>,
+    },
+}
+
+pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    match agent {
+        Agent::Unreachable(error) => {
+            let hint = error.hint.clone().unwrap_or_else(|| "look at `systemctl status gpushd`".to_owned());
+            let finding = Finding::problem(Area::Agent, error.message.clone(), hint);
+            findings.push(error.causes.iter().cloned().fold(finding, Finding::cause));
+        }
+        Agent::Reached { version, own, troubles } => {
+            if version == own {
+                findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
+            } else {
+                let message = format!("gpushd has version {version} and gpushctl {own}");
+                let hint = "restart the agent with `systemctl restart gpushd`: no program of a user ends by that";
+                findings.push(Finding::warning(Area::Agent, message, hint));
+            }
+            let hint = "look at `gpushctl status`";
+            findings.extend(troubles.iter().map(|trouble| Finding::warning(Area::Agent, trouble.clone(), hint)));
+        }
+    }
+    if host.has("run/systemd/system") {
+        let missing: Vec<&str> = SOCKETS.into_iter().filter(|socket| !host.has(socket)).collect();
+        if !missing.is_empty() {
+            let message = format!("/{} is missing", missing.join(" and /"));
+            let hint = "start the sockets with `systemctl start gpushd.socket gpushd-admin.socket`";
+            findings.push(Finding::problem(Area::Agent, message, hint));
+        }
+    }
+    findings
+}

@@ -1,0 +1,53 @@
+//! The config file: valid, and writable by root alone.
+
+use std::{fs, os::unix::fs::MetadataExt};
+
+use gpush_core::config::Config;
+
+use crate::{Area, Finding, Host};
+
+/// Config file of the system's service.
+const PATH: &str = "/etc/gpush/config.toml";
+
+/// The config, or the defaults where there is none that can be read; and what was found.
+pub(crate) fn examine(host: &Host) -> (Config, Vec<Finding>) {
+    let file = host.path(PATH);
+    let bytes = match fs::read(&file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let found = Finding::ok(Area::Config, format!("{PATH} does not exist: gpushd manages no GPU"));
+            return (Config::default(), vec![found]);
+        }
+        Err(error) => {
+            let hint = format!("read it as root: `sudo gpushctl doctor`; or `chmod 644 {PATH}`");
+            let found = Finding::warning(Area::Config, format!("{PATH} cannot be read"), hint);
+            return (Config::default(), vec![found.cause(error.to_string())]);
+        }
+    };
+    let mut findings = Vec::new();
+    if let Ok(meta) = fs::metadata(&file)
+        && (meta.uid() != 0 || meta.mode() & 0o022 != 0)
+    {
+        let message = format!("{PATH} can be changed by users who are not root, so gpushd does not load it");
+        let hint = format!("`chown root:root {PATH} && chmod 644 {PATH}`");
+        findings.push(Finding::problem(Area::Config, message, hint));
+    }
+    match Config::from_bytes(&bytes, PATH) {
+        Ok(config) => {
+            if findings.is_empty() {
+                let rules = config.rules.len();
+                let text =
+                    if rules == 0 { "no rule: gpushd manages no GPU".to_owned() } else { format!("{rules} rules") };
+                findings.push(Finding::ok(Area::Config, format!("{PATH}: {text}")));
+            }
+            (config, findings)
+        }
+        Err(errors) => {
+            let error = gpush_api::ApiError::from(&errors);
+            let hint = format!("correct it, then `gpushctl config check {PATH}`");
+            let finding = Finding::problem(Area::Config, format!("{PATH} is not a valid config"), hint);
+            findings.push(error.causes.into_iter().fold(finding, Finding::cause));
+            (Config::default(), findings)
+        }
+    }
+}

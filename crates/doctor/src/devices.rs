@@ -1,0 +1,52 @@
+//! Device nodes of the driver, and who may open them.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use crate::{Area, Finding, Host, driver};
+
+pub(crate) fn examine(host: &Host) -> Vec<Finding> {
+    if driver::module_version(host).is_none() {
+        return vec![Finding::ok(Area::Devices, "not examined: NVIDIA's kernel module is not loaded")];
+    }
+    let mut findings = Vec::new();
+    let gpus = host.names("proc/driver/nvidia/gpus").len();
+    let is_gpu = |name: &String| name.strip_prefix("nvidia").is_some_and(|minor| minor.parse::<u32>().is_ok());
+    let mut nodes: Vec<String> = host.names("dev").into_iter().filter(is_gpu).collect();
+    let create = "create them with `nvidia-modprobe -c 0 -u`, then `systemctl restart gpushd`: a unit's sandbox \
+                  shows no node that is newer than the unit";
+    if !host.has("dev/nvidiactl") {
+        findings.push(Finding::problem(Area::Devices, "/dev/nvidiactl is missing", create));
+    } else if nodes.len() < gpus {
+        let message = format!("{gpus} GPUs have {} device nodes", nodes.len());
+        findings.push(Finding::problem(Area::Devices, message, create));
+    }
+    if !host.has("dev/nvidia-uvm") {
+        let message = "/dev/nvidia-uvm is missing: CUDA programs do not start";
+        findings.push(Finding::warning(Area::Devices, message, "load the module with `nvidia-modprobe -u -c 0`"));
+    }
+    if host.has("proc/driver/nvidia-caps/mig-minors") && !host.has("dev/nvidia-caps") {
+        let message = "/dev/nvidia-caps is missing: programs cannot open MIG devices";
+        findings.push(Finding::warning(
+            Area::Devices,
+            message,
+            "create it with `nvidia-modprobe -f \
+            /proc/driver/nvidia/capabilities/mig/monitor`",
+        ));
+    }
+    nodes.push("nvidiactl".to_owned());
+    let closed: Vec<String> = nodes.iter().filter(|name| !is_open_to_all(host, name)).cloned().collect();
+    if !closed.is_empty() {
+        let message = "not every user may open the GPUs' device nodes";
+        let hint = "if that is not meant, set NVreg_DeviceFileMode=0666 for the module nvidia in /etc/modprobe.d";
+        findings.push(Finding::warning(Area::Devices, message, hint).cause(format!("closed: {}", closed.join(", "))));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(Area::Devices, format!("{gpus} GPUs with their device nodes, open to all users")));
+    }
+    findings
+}
+
+/// Whether others may read and write a device node; one that is missing is not this check's.
+fn is_open_to_all(host: &Host, name: &str) -> bool {
+    fs::metadata(host.path("dev").join(name)).map_or(true, |meta| meta.permissions().mode() & 0o006 == 0o006)
+}

@@ -1,0 +1,139 @@
+//! Findings, their areas and their severity.
+
+use std::{fmt, str::FromStr};
+
+use serde::Serialize;
+
+/// A part of the host that is examined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Area {
+    /// Kernel and systemd.
+    Floor,
+    /// Kernel module and library of the NVIDIA driver.
+    Driver,
+    /// Device nodes.
+    Devices,
+    /// NVIDIA's MPS programs.
+    Mps,
+    /// Other programs that manage or hold the GPUs.
+    Managers,
+    /// gpushd itself.
+    Agent,
+    /// The config file.
+    Config,
+    /// Free space.
+    Disk,
+    /// SELinux and AppArmor.
+    Security,
+}
+
+impl Area {
+    /// All areas, in the order in which a person mends them.
+    pub const ALL: [Self; 9] = [
+        Self::Floor,
+        Self::Driver,
+        Self::Devices,
+        Self::Mps,
+        Self::Managers,
+        Self::Agent,
+        Self::Config,
+        Self::Disk,
+        Self::Security,
+    ];
+
+    /// Its name, as `--only` takes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Floor => "floor",
+            Self::Driver => "driver",
+            Self::Devices => "devices",
+            Self::Mps => "mps",
+            Self::Managers => "managers",
+            Self::Agent => "agent",
+            Self::Config => "config",
+            Self::Disk => "disk",
+            Self::Security => "security",
+        }
+    }
+}
+
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Area {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|area| area.name() == name);
+        found.ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|area| area.name()).collect();
+            format!("the areas are {}", names.join(", "))
+        })
+    }
+}
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// As gpush needs it.
+    Ok,
+    /// gpush works; something else may not.
+    Warning,
+    /// Something that gpush offers does not work.
+    Problem,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Problem => "problem",
+        })
+    }
+}
+
+/// One result of the examination.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Part of the host.
+    pub area: Area,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was found, in one clause.
+    pub message: String,
+    /// Facts behind it.
+    pub causes: Vec<String>,
+    /// What to do, with a command; `None` when all is well.
+    pub hint: Option<String>,
+}
+
+impl Finding {
+    /// A finding that all is well.
+    pub(crate) fn ok(area: Area, message: impl Into<String>) -> Self {
+        Self { area, severity: Severity::Ok, message: message.into(), causes: Vec::new(), hint: None }
+    }
+
+    /// Something that does not keep gpush from working.
+    pub(crate) fn warning(area: Area, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, hint: Some(hint.into()), ..Self::ok(area, message) }
+    }
+
+    /// Something that keeps gpush from working.
+    pub(crate) fn problem(area: Area, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { severity: Severity::Problem, hint: Some(hint.into()), ..Self::ok(area, message) }
+    }
+
+    /// The same with a fact behind it.
+    #[must_use]
+    pub(crate) fn cause(mut self, cause: impl Into<String>) -> Self {
+        self.causes.push(cause.into());
+        self
+    }
+}

@@ -1,0 +1,55 @@
+//! Kernel and systemd: the oldest ones that gpush supports.
+
+use crate::{Area, Finding, Host};
+
+/// Oldest kernel: pidfd_open came with it.
+const KERNEL: (u32, u32) = (5, 4);
+
+/// Oldest systemd: the units use what it has.
+const SYSTEMD: u32 = 245;
+
+pub(crate) fn examine(host: &Host) -> Vec<Finding> {
+    vec![kernel(host), systemd(host)]
+}
+
+fn kernel(host: &Host) -> Finding {
+    let release = host.read("proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let version = match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => {
+            let hint = "look at /proc/sys/kernel/osrelease";
+            return Finding::warning(Area::Floor, "the version of the kernel is unknown", hint);
+        }
+    };
+    if version < KERNEL {
+        let message = format!("Linux {release} is too old: gpush needs {}.{} or later", KERNEL.0, KERNEL.1);
+        return Finding::problem(
+            Area::Floor,
+            message,
+            "install a newer kernel, or a newer release of the distribution",
+        );
+    }
+    Finding::ok(Area::Floor, format!("Linux {release}"))
+}
+
+fn systemd(host: &Host) -> Finding {
+    if !host.has("run/systemd/system") {
+        let message = "systemd does not run: MPS daemons are child processes of gpushd";
+        let hint = "see docs/mps.md for what that means; on a host of your own, run gpushd as a systemd service";
+        return Finding::warning(Area::Floor, message, hint);
+    }
+    let said = host.run("usr/bin/systemctl", &["--version"]).unwrap_or_default();
+    let version = said.split_whitespace().nth(1).and_then(|word| {
+        let digits: String = word.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().ok()
+    });
+    match version {
+        None => Finding::warning(Area::Floor, "the version of systemd is unknown", "look at `systemctl --version`"),
+        Some(version) if version < SYSTEMD => {
+            let message = format!("systemd {version} is too old: gpush needs {SYSTEMD} or later");
+            Finding::problem(Area::Floor, message, "install a newer release of the distribution")
+        }
+        Some(version) => Finding::ok(Area::Floor, format!("systemd {version}")),
+    }
+}

@@ -1,0 +1,90 @@
+//! Access to the host: files, processes and programs below a root directory.
+//!
+//! The root is `/`, except in tests, which plant faults below another directory.
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+/// Most bytes that are read of a file.
+const MOST: u64 = 64 << 10;
+
+/// The host that is examined.
+#[derive(Debug, Clone)]
+pub struct Host {
+    root: PathBuf,
+}
+
+/// A running process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    /// Name of its program, of at most 15 bytes.
+    pub(crate) name: String,
+}
+
+impl Host {
+    /// The host with this root directory.
+    #[must_use]
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// A path of the host, given without the leading `/` or with it.
+    pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Root directory.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Text of a file, trimmed, of at most 64 KiB; `None` if it can't be read.
+    pub(crate) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
+        let mut bytes = Vec::new();
+        fs::File::open(self.path(path)).ok()?.take(MOST).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// Whether a path exists.
+    pub(crate) fn has(&self, path: impl AsRef<Path>) -> bool {
+        self.path(path).exists()
+    }
+
+    /// Names in a directory, sorted; none if it can't be read.
+    pub(crate) fn names(&self, directory: impl AsRef<Path>) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path(directory)) else { return Vec::new() };
+        let mut names: Vec<String> =
+            entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// Standard output of a program of the host; `None` if it can't be run or fails.
+    pub(crate) fn run(&self, program: impl AsRef<Path>, arguments: &[&str]) -> Option<String> {
+        let mut command = Command::new(self.path(program));
+        let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// All processes, by pid.
+    pub(crate) fn processes(&self) -> Vec<Process> {
+        let pids = self.names("proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
+        let mut processes: Vec<Process> =
+            pids.filter_map(|pid| Some(Process { pid, name: self.read(format!("proc/{pid}/comm"))? })).collect();
+        processes.sort_by_key(|process| process.pid);
+        processes
+    }
+
+    /// The value of an environment variable of a process; `None` if it has none, or that can't be read.
+    pub(crate) fn variable(&self, pid: u32, name: &str) -> Option<String> {
+        let environment = self.read(format!("proc/{pid}/environ"))?;
+        let found = environment.split('\0').find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='));
+        found.map(str::to_owned)
+    }
+}

@@ -1,0 +1,58 @@
+//! Examines a host: finds what keeps gpush from working, and names the command that mends it.
+//!
+//! Each [`Area`] is a module with one function, which reads the host through [`Host`] and returns findings. Nothing
+//! here changes the host. The examination needs no agent: what the agent answered is an input ([`Agent`]).
+//!
+//! | module | subject |
+//! |---|---|
+//! | `host` | access to files, processes and programs below a root directory |
+//! | `finding` | areas, findings and their severity |
+//! | `floor` | kernel and systemd |
+//! | `driver` | kernel module and library of the NVIDIA driver |
+//! | `devices` | device nodes and who may open them |
+//! | `mps` | NVIDIA's MPS programs |
+//! | `managers` | other programs that manage or hold the GPUs |
+//! | `agent` | sockets, reachability, version and health of gpushd |
+//! | `config` | the config file |
+//! | `disk` | free space of the state directory |
+//! | `security` | SELinux and AppArmor |
+
+mod agent;
+mod config;
+mod devices;
+mod disk;
+mod driver;
+mod finding;
+mod floor;
+mod host;
+mod managers;
+mod mps;
+mod security;
+
+pub use self::{
+    agent::Agent,
+    finding::{Area, Finding, Severity},
+    host::Host,
+};
+
+/// Examines areas of a host, in the order of [`Area::ALL`].
+///
+/// Without root, what only root can read is left out, and a finding of the area says so.
+#[must_use]
+pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
+    let (config, mut of_config) = config::examine(host);
+    let examined = Area::ALL.into_iter().filter(|area| areas.contains(area));
+    examined
+        .flat_map(|area| match area {
+            Area::Floor => floor::examine(host),
+            Area::Driver => driver::examine(host, &config),
+            Area::Devices => devices::examine(host),
+            Area::Mps => mps::examine(host, &config),
+            Area::Managers => managers::examine(host),
+            Area::Agent => agent::examine(host, agent),
+            Area::Config => std::mem::take(&mut of_config),
+            Area::Disk => disk::examine(host),
+            Area::Security => security::examine(host),
+        })
+        .collect()
+}

@@ -1,0 +1,74 @@
+//! Other programs that manage the GPUs, or hold them open.
+
+use gpush_host::other_managers;
+
+use crate::{Area, Finding, Host, host::Process};
+
+/// Directory of the MPS daemons that gpushd supervises.
+const OWN_MPS: &str = "/run/gpush-mps";
+
+/// A program that only matters where it runs, by process name, with its meaning and what to do.
+struct Known {
+    name: &'static str,
+    message: &'static str,
+    hint: &'static str,
+}
+
+const KNOWN: [Known; 3] = [
+    Known {
+        name: "nv-hostengine",
+        message: "DCGM holds the GPUs open: a change of MIG mode waits for its end",
+        hint: "name its service in `services` of [mode_change], so that gpushd stops and starts it around the change",
+    },
+    Known {
+        name: "nvidia-device-p",
+        message: "the device plugin of Kubernetes hands out GPUs of this host",
+        hint: "give each GPU to one of the two: `mode = \"unmanaged\"` in a rule of gpush, or leave it out of the plugin",
+    },
+    Known {
+        name: "nvidia-mig-mana",
+        message: "a pod of nvidia-mig-manager changes MIG layouts on this host",
+        hint: "remove the label nvidia.com/mig.config of the node, or give gpushd no rule with mode \"mig\"",
+    },
+];
+
+pub(crate) fn examine(host: &Host) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(manager) = other_managers::mig_manager(host.root()) {
+        let error = manager.error("gpushd changes no MIG layout");
+        let finding = Finding::problem(Area::Managers, error.message, error.hint.unwrap_or_default());
+        findings.push(error.causes.into_iter().fold(finding, Finding::cause));
+    }
+    let processes = host.processes();
+    for known in KNOWN {
+        if let Some(process) = processes.iter().find(|process| process.name == known.name) {
+            let finding = Finding::warning(Area::Managers, known.message, known.hint);
+            findings.push(finding.cause(format!("pid {}: {}", process.pid, process.name)));
+        }
+    }
+    findings.extend(foreign_mps(host, &processes));
+    if findings.is_empty() {
+        findings.push(Finding::ok(Area::Managers, "gpush is the only manager of the GPUs"));
+    }
+    findings
+}
+
+/// MPS control daemons that gpushd did not start.
+fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
+    let daemons = processes.iter().filter(|process| process.name == "nvidia-cuda-mps");
+    let foreign = daemons.filter_map(|daemon| {
+        let cgroup = host.read(format!("proc/{}/cgroup", daemon.pid)).unwrap_or_default();
+        if cgroup.contains("/gpushd-mps@") {
+            return None;
+        }
+        let directory = host.variable(daemon.pid, "CUDA_MPS_PIPE_DIRECTORY");
+        if directory.as_ref().is_some_and(|directory| directory.starts_with(OWN_MPS)) {
+            return None;
+        }
+        let directory = directory.unwrap_or_else(|| "/tmp/nvidia-mps".to_owned());
+        let hint = format!("end it with `echo quit | CUDA_MPS_PIPE_DIRECTORY={directory} nvidia-cuda-mps-control`");
+        let message = "an MPS control daemon runs that gpushd did not start";
+        Some(Finding::warning(Area::Managers, message, hint).cause(format!("pid {}, {directory}", daemon.pid)))
+    });
+    foreign.collect()
+}

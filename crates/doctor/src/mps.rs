@@ -1,0 +1,36 @@
+//! NVIDIA's MPS programs: present, and of the driver's version.
+
+use std::fs;
+
+use gpush_api::Mode;
+use gpush_core::config::Config;
+use gpush_mps::version;
+
+use crate::{Area, Finding, Host, driver};
+
+pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
+    let programs = [&config.mps.control, &config.mps.server];
+    let missing: Vec<&String> = programs.into_iter().filter(|path| !host.has(path)).collect();
+    let is_used = config.rules.iter().any(|rule| rule.mode == Mode::Mps);
+    if let Some(path) = missing.first() {
+        let message = format!("{path} is not installed");
+        let hint = "install NVIDIA's MPS programs (Debian: nvidia-cuda-mps; RHEL: nvidia-driver-cuda), or set their \
+                    paths in [mps] of the config";
+        return vec![if is_used {
+            Finding::problem(Area::Mps, message, hint).cause("a rule of the config has mode \"mps\"")
+        } else {
+            Finding::warning(Area::Mps, message, hint).cause("no rule of the config has mode \"mps\"")
+        }];
+    }
+    let bytes = fs::read(host.path(&config.mps.control)).unwrap_or_default();
+    let built = version::of_program(&bytes);
+    match (built, driver::module_version(host)) {
+        (Some(built), Some(module)) if built != module => {
+            let message = format!("the MPS programs have version {built} and the driver {module}");
+            let hint = "install both from one release of the driver";
+            vec![Finding::warning(Area::Mps, message, hint).cause(config.mps.control.clone())]
+        }
+        (Some(built), _) => vec![Finding::ok(Area::Mps, format!("MPS programs {built}"))],
+        (None, _) => vec![Finding::ok(Area::Mps, format!("MPS programs of unknown version, {}", config.mps.control))],
+    }
+}

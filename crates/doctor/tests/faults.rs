@@ -1,0 +1,295 @@
+//! A healthy host below a directory, and every finding as a fault that is planted there.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
+
+use gpush_api::{ApiError, Code};
+use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
+use tempfile::TempDir;
+
+/// A host on which everything is as gpush needs it.
+struct Planted(TempDir);
+
+impl Planted {
+    fn healthy() -> Self {
+        let host = Self(tempfile::tempdir().expect("a temporary directory"));
+        host.write("proc/sys/kernel/osrelease", "5.10.0-30-amd64\n");
+        fs::create_dir_all(host.0.path().join("run/systemd/system")).expect("a directory");
+        host.program("usr/bin/systemctl", "#!/bin/sh\necho 'systemd 247 (247.3-7)'\n");
+        host.write("sys/module/nvidia/version", "550.163.01\n");
+        host.write("proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: NVIDIA A100\n");
+        host.write("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.163.01", "");
+        let link = host.0.path().join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1");
+        symlink("libnvidia-ml.so.550.163.01", link).expect("a link");
+        for node in ["nvidiactl", "nvidia0", "nvidia-uvm"] {
+            host.write(&format!("dev/{node}"), "");
+            host.mode(&format!("dev/{node}"), 0o666);
+        }
+        for program in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+            host.write(&format!("usr/bin/{program}"), "\u{0}550.163.01\u{0}");
+        }
+        for socket in ["gpushd.sock", "admin.sock"] {
+            host.write(&format!("run/gpush/{socket}"), "");
+        }
+        host.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
+        host.mode("etc/gpush/config.toml", 0o644);
+        host.write("sys/fs/selinux/enforce", "0");
+        host
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("a directory");
+        fs::write(path, text).expect("a file");
+    }
+
+    fn program(&self, path: &str, script: &str) {
+        self.write(path, script);
+        self.mode(path, 0o755);
+    }
+
+    fn mode(&self, path: &str, mode: u32) {
+        fs::set_permissions(self.0.path().join(path), fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+
+    fn remove(&self, path: &str) {
+        let path: &Path = &self.0.path().join(path);
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        removed.expect("it was there");
+    }
+
+    fn process(&self, pid: u32, name: &str, cgroup: &str, environment: &str) {
+        self.write(&format!("proc/{pid}/comm"), name);
+        self.write(&format!("proc/{pid}/cgroup"), cgroup);
+        self.write(&format!("proc/{pid}/environ"), environment);
+    }
+
+    fn examine(&self, agent: &Agent) -> Vec<Finding> {
+        // Files of a test belong to its user; only root's tests can examine owners.
+        examine(&Host::at(self.0.path()), agent, &Area::ALL)
+    }
+}
+
+fn healthy_agent() -> Agent {
+    Agent::Reached { version: "1.0".to_owned(), own: "1.0".to_owned(), troubles: Vec::new() }
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+#[test]
+fn healthy_host_has_no_findings_but_ok() {
+    if !is_root() {
+        return println!("SKIPPED a healthy host: its config belongs to root");
+    }
+    let findings = Planted::healthy().examine(&healthy_agent());
+    let bad: Vec<&Finding> = findings.iter().filter(|finding| finding.severity != Severity::Ok).collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+    let areas: Vec<Area> = findings.iter().map(|finding| finding.area).collect();
+    assert!(Area::ALL.iter().all(|area| areas.contains(area)) && areas.is_sorted(), "{areas:?}");
+}
+
+#[test]
+fn every_planted_fault_is_found_with_a_command() {
+    let none = |_: &Planted| {};
+    let reached = healthy_agent;
+    type Plant<'p> = &'p dyn Fn(&Planted);
+    let plants: &[(Area, Severity, &str, Plant, Agent)] = &[
+        (
+            Area::Floor,
+            Severity::Problem,
+            "Linux 4.18.0-553.el8 is too old",
+            &|h| h.write("proc/sys/kernel/osrelease", "4.18.0-553.el8"),
+            reached(),
+        ),
+        (
+            Area::Floor,
+            Severity::Problem,
+            "systemd 239 is too old",
+            &|h| h.program("usr/bin/systemctl", "#!/bin/sh\necho 'systemd 239 (239-82.el8)'\n"),
+            reached(),
+        ),
+        (Area::Floor, Severity::Warning, "systemd does not run", &|h| h.remove("run/systemd"), reached()),
+        (Area::Driver, Severity::Problem, "kernel module is not loaded", &|h| h.remove("sys/module/nvidia"), reached()),
+        (
+            Area::Driver,
+            Severity::Problem,
+            "nouveau",
+            &|h| {
+                h.remove("sys/module/nvidia");
+                h.write("sys/module/nouveau/x", "");
+            },
+            reached(),
+        ),
+        (
+            Area::Driver,
+            Severity::Problem,
+            "the library has version 550.163.01 and the kernel module 535.183.01",
+            &|h| h.write("sys/module/nvidia/version", "535.183.01"),
+            reached(),
+        ),
+        (
+            Area::Driver,
+            Severity::Problem,
+            "libnvidia-ml.so.1 is not installed",
+            &|h| h.remove("usr/lib/x86_64-linux-gnu"),
+            reached(),
+        ),
+        (Area::Devices, Severity::Problem, "/dev/nvidiactl is missing", &|h| h.remove("dev/nvidiactl"), reached()),
+        (Area::Devices, Severity::Problem, "1 GPUs have 0 device nodes", &|h| h.remove("dev/nvidia0"), reached()),
+        (Area::Devices, Severity::Warning, "/dev/nvidia-uvm is missing", &|h| h.remove("dev/nvidia-uvm"), reached()),
+        (
+            Area::Devices,
+            Severity::Warning,
+            "/dev/nvidia-caps is missing",
+            &|h| h.write("proc/driver/nvidia-caps/mig-minors", "config 1"),
+            reached(),
+        ),
+        (Area::Devices, Severity::Warning, "not every user may open", &|h| h.mode("dev/nvidia0", 0o660), reached()),
+        (
+            Area::Mps,
+            Severity::Problem,
+            "nvidia-cuda-mps-server is not installed",
+            &|h| h.remove("usr/bin/nvidia-cuda-mps-server"),
+            reached(),
+        ),
+        (
+            Area::Mps,
+            Severity::Warning,
+            "the MPS programs have version 535.309.01",
+            &|h| h.write("usr/bin/nvidia-cuda-mps-control", "\u{0}535.309.01\u{0}"),
+            reached(),
+        ),
+        (
+            Area::Managers,
+            Severity::Problem,
+            "nvidia-mig-manager",
+            &|h| h.write("sys/fs/cgroup/system.slice/nvidia-mig-manager.service/x", ""),
+            reached(),
+        ),
+        (
+            Area::Managers,
+            Severity::Warning,
+            "DCGM holds the GPUs open",
+            &|h| h.process(7, "nv-hostengine", "", ""),
+            reached(),
+        ),
+        (
+            Area::Managers,
+            Severity::Warning,
+            "the device plugin of Kubernetes",
+            &|h| h.process(7, "nvidia-device-p", "", ""),
+            reached(),
+        ),
+        (
+            Area::Managers,
+            Severity::Warning,
+            "a pod of nvidia-mig-manager",
+            &|h| h.process(7, "nvidia-mig-mana", "", ""),
+            reached(),
+        ),
+        (
+            Area::Managers,
+            Severity::Warning,
+            "gpushd did not start",
+            &|h| h.process(7, "nvidia-cuda-mps", "0::/user.slice", "CUDA_MPS_PIPE_DIRECTORY=/tmp/x\u{0}A=b"),
+            reached(),
+        ),
+        (
+            Area::Agent,
+            Severity::Problem,
+            "not there",
+            &none,
+            Agent::Unreachable(
+                ApiError::new(Code::Unavailable, "gpushd is not there").hint("`systemctl start gpushd`"),
+            ),
+        ),
+        (
+            Area::Agent,
+            Severity::Warning,
+            "gpushd has version 0.9 and gpushctl 1.0",
+            &none,
+            Agent::Reached { version: "0.9".to_owned(), own: "1.0".to_owned(), troubles: Vec::new() },
+        ),
+        (
+            Area::Agent,
+            Severity::Warning,
+            "GPU 3 is degraded",
+            &none,
+            Agent::Reached {
+                version: "1.0".to_owned(),
+                own: "1.0".to_owned(),
+                troubles: vec!["GPU 3 is degraded".to_owned()],
+            },
+        ),
+        (
+            Area::Agent,
+            Severity::Problem,
+            "/run/gpush/admin.sock is missing",
+            &|h| h.remove("run/gpush/admin.sock"),
+            reached(),
+        ),
+        (
+            Area::Config,
+            Severity::Problem,
+            "is not a valid config",
+            &|h| h.write("etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"mpz\"\n"),
+            reached(),
+        ),
+        (
+            Area::Config,
+            Severity::Problem,
+            "can be changed by users",
+            &|h| h.mode("etc/gpush/config.toml", 0o666),
+            reached(),
+        ),
+        (
+            Area::Security,
+            Severity::Warning,
+            "SELinux is enforcing",
+            &|h| h.write("sys/fs/selinux/enforce", "1"),
+            reached(),
+        ),
+        (
+            Area::Security,
+            Severity::Warning,
+            "an AppArmor profile confines gpushd",
+            &|h| h.write("sys/kernel/security/apparmor/profiles", "/usr/sbin/gpushd (enforce)"),
+            reached(),
+        ),
+    ];
+    for (area, severity, part, plant, agent) in plants {
+        let host = Planted::healthy();
+        plant(&host);
+        let findings = host.examine(agent);
+        let found = findings.iter().find(|finding| finding.message.contains(part));
+        let found = found.unwrap_or_else(|| panic!("{part} is not found: {findings:#?}"));
+        assert_eq!((found.area, found.severity), (*area, *severity), "{found:#?}");
+        assert!(found.hint.as_ref().is_some_and(|hint| !hint.is_empty()), "{found:#?}");
+    }
+    println!("{} planted faults found", plants.len());
+}
+
+#[test]
+fn own_mps_daemons_are_not_foreign() {
+    let host = Planted::healthy();
+    host.process(7, "nvidia-cuda-mps", "0::/gpush.slice/gpush-mps.slice/gpushd-mps@0.service", "");
+    host.process(8, "nvidia-cuda-mps", "0::/", "CUDA_MPS_PIPE_DIRECTORY=/run/gpush-mps/0/p1\u{0}");
+    let findings = host.examine(&healthy_agent());
+    let managers: Vec<&Finding> = findings.iter().filter(|finding| finding.area == Area::Managers).collect();
+    assert!(managers.iter().all(|finding| finding.severity == Severity::Ok), "{managers:#?}");
+}
+
+#[test]
+fn config_that_does_not_exist_is_not_a_problem() {
+    let host = Planted::healthy();
+    host.remove("etc/gpush");
+    host.remove("usr/bin/nvidia-cuda-mps-control");
+    let findings = examine(&Host::at(host.0.path()), &healthy_agent(), &[Area::Config, Area::Mps]);
+    let severities: Vec<Severity> = findings.iter().map(|finding| finding.severity).collect();
+    assert_eq!(severities, [Severity::Warning, Severity::Ok], "{findings:#?}");
+}

@@ -1,0 +1,71 @@
+//! The lock of the directory of MPS daemons.
+//!
+//! An agent adopts every daemon that it finds in its directory, and ends those that its config does not want.
+//! Two agents with different state directories would do so to each other's daemons, so one agent at a time has
+//! the directory, for its whole life.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use gpush_host::path_lock::{LockError, PathLock};
+
+use super::target_dir;
+
+/// Another gpushd has the directory of MPS daemons.
+#[derive(Debug, thiserror::Error)]
+#[error("another gpushd {}has the directory of MPS daemons {}; stop it{}, or give another directory with --mps-dir",
+        pid(*.holder, "(pid ", ") "), base.display(), pid(*.holder, " (`kill ", "`)"))]
+pub struct BaseHeld {
+    base: PathBuf,
+    holder: Option<u32>,
+}
+
+fn pid(pid: Option<u32>, before: &str, after: &str) -> String {
+    pid.map_or_else(String::new, |pid| format!("{before}{pid}{after}"))
+}
+
+/// Takes the lock, and creates the directory if need be. `None`, logged, when neither can be done: no daemon can
+/// be started there either.
+///
+/// # Errors
+/// When another gpushd has it.
+pub fn take(base: &Path) -> Result<Option<PathLock>, BaseHeld> {
+    let made = if base.is_dir() { Ok(()) } else { target_dir::directory(base, 0o711) };
+    let taken = made.map_err(|source| LockError::Unusable { path: base.to_owned(), source });
+    match taken.and_then(|()| PathLock::take(&base.join("agent"))) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(LockError::Held { holder }) => Err(BaseHeld { base: base.to_owned(), holder }),
+        Err(LockError::Unusable { path, source }) => {
+            log(&path, &source);
+            Ok(None)
+        }
+    }
+}
+
+fn log(path: &Path, error: &io::Error) {
+    tracing::warn!("cannot lock the directory of MPS daemons, so none can be started: {}: {error}", path.display());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn second_agent_is_refused_until_the_first_has_ended() {
+        let scratch = tempfile::tempdir().unwrap();
+        let base = scratch.path().join("gpush-mps");
+        let first = take(&base).unwrap();
+        assert_eq!(fs::metadata(&base).unwrap().permissions().mode() & 0o777, 0o711);
+        let error = take(&base).unwrap_err().to_string();
+        let own = std::process::id();
+        assert!(error.starts_with(&format!("another gpushd (pid {own}) has the directory")), "{error}");
+        assert!(error.contains("--mps-dir"), "{error}");
+        drop(first);
+        assert!(take(&base).unwrap().is_some());
+        assert!(take(Path::new("/proc/none/gpush-mps")).unwrap().is_none());
+    }
+}

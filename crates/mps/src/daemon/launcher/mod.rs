@@ -1,0 +1,220 @@
+//! Starts a daemon's process, reports how it ended, and kills it with everything that it started. The supervisor
+//! ([`gpush_core::supervisor`]) does not depend on how.
+//!
+//! ```text
+//!               process launcher                   systemd launcher
+//! check_free    no process holds the lock          and the unit is inactive
+//! start         gpushd mps-daemon DIR, detached    StartUnit gpushd-mps@DIR, then its main process
+//! ended         pidfd of the daemon                pidfd of the daemon
+//! exit_reason   exit status of the child           Result of the unit, which is then reset
+//! kill          all processes that hold the lock   KillUnit: the unit's cgroup
+//! ```
+//!
+//! An adopted daemon is watched through a pidfd, like one that was just started. Adoption needs only its pid, which the
+//! lock tells, once [`ownership`] has identified it. So gpushd notices the end of a unit's daemon without systemd, and
+//! asks systemd only for the reason. When the bus fails, gpushd starts no daemon; everything else works.
+
+mod ownership;
+mod process;
+mod recovered_spec;
+mod systemd;
+
+use std::{collections::BTreeSet, io, path::Path, process::ExitStatus};
+
+use gpush_host::pidfd::AsyncPidFd;
+use nix::sys::signal::Signal;
+use tokio::task::JoinHandle;
+
+use self::systemd::Units;
+pub(super) use self::{
+    ownership::{LockOwner, OwnedProcess, find, kill, processes},
+    recovered_spec::recovered_spec,
+};
+use super::target_dir::TargetDir;
+use crate::SYSTEM_DIRECTORY;
+
+/// Why a daemon was not started.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StartError {
+    /// Not yet, and this is not a failure of the daemon: leftovers still run, or systemd does not answer.
+    #[error("{0}")]
+    Later(String),
+    /// The system refused, or the process ended before it became the daemon.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl StartError {
+    fn locked() -> Self {
+        Self::Later("what the daemon before started is still there".to_owned())
+    }
+}
+
+/// Starts, watches and kills the daemons of this host.
+#[derive(Debug, Clone)]
+pub struct Launcher(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
+    /// Daemons are children of gpushd that outlive it.
+    Process,
+    /// Each daemon is a systemd unit.
+    Systemd(Units),
+}
+
+impl Kind {
+    /// Chooses the launcher. Unit names contain only the target, so units serve no directory but the system's.
+    fn choose(base: &Path, is_root: bool, has_systemd: impl Fn() -> bool) -> Self {
+        if base == Path::new(SYSTEM_DIRECTORY) && is_root && has_systemd() {
+            Self::Systemd(Units::default())
+        } else {
+            Self::Process
+        }
+    }
+}
+
+impl Launcher {
+    /// Returns the launcher for daemons below `base`.
+    #[must_use]
+    pub fn of(base: &Path) -> Self {
+        let is_root = nix::unistd::geteuid().is_root();
+        Self(Kind::choose(base, is_root, gpush_host::systemd::is_the_service_manager))
+    }
+
+    /// Checks that no process of a daemon is left: then its directory may be prepared, and a daemon started.
+    pub(super) async fn check_free(&self, dir: &TargetDir) -> Result<(), StartError> {
+        if dir.is_taken() {
+            return Err(StartError::locked());
+        }
+        match &self.0 {
+            Kind::Process => Ok(()),
+            Kind::Systemd(units) => units.check_free(dir).await,
+        }
+    }
+
+    /// Starts the daemon that the directory's spec describes.
+    pub(super) async fn start(&self, dir: &TargetDir) -> Result<DaemonProcess, StartError> {
+        if dir.is_taken() {
+            return Err(StartError::locked());
+        }
+        match &self.0 {
+            Kind::Process => process::start(dir).await,
+            Kind::Systemd(units) => units.start(dir).await,
+        }
+    }
+
+    /// Returns how a process ended, in words, and releases what would prevent the next start. Call it after the end.
+    pub(super) async fn exit_reason(&self, dir: &TargetDir, process: DaemonProcess) -> String {
+        match &self.0 {
+            Kind::Process => process::exit_reason(process).await,
+            Kind::Systemd(units) => units.exit_reason(dir, process.pid).await,
+        }
+    }
+
+    /// Kills a daemon, if it still lives, and everything that it started.
+    pub(super) async fn kill(&self, dir: &TargetDir, daemon: Option<&DaemonProcess>) {
+        match &self.0 {
+            Kind::Process => kill_all(dir, daemon),
+            Kind::Systemd(units) => units.kill(dir, daemon).await,
+        }
+    }
+
+    /// Returns whether the launcher knows daemons whose directories were deleted: it starts no other in their place, and
+    /// ends them once they have no clients.
+    pub(super) fn tracks_orphans(&self) -> bool {
+        matches!(self.0, Kind::Systemd(_))
+    }
+
+    /// Ends daemons whose directories were deleted and whose targets are not in `known`, once they have no clients.
+    /// Returns when none is left.
+    pub async fn end_orphans(&self, known: BTreeSet<String>) {
+        match &self.0 {
+            // They are found when their targets get a daemon again.
+            Kind::Process => {}
+            Kind::Systemd(units) => units.end_orphans(known).await,
+        }
+    }
+}
+
+/// The process of a daemon, whether or not it is a child of gpushd.
+#[derive(Debug)]
+pub(super) struct DaemonProcess {
+    /// Its pid.
+    pub(super) pid: i32,
+    handle: AsyncPidFd,
+    /// The exit status, if the process is a child of this gpushd.
+    status: Option<JoinHandle<io::Result<ExitStatus>>>,
+}
+
+impl DaemonProcess {
+    /// Opens the process of a pid. Returns `None` when there is none.
+    pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
+        Ok(AsyncPidFd::open(pid)?.map(|handle| Self { pid, handle, status: None }))
+    }
+
+    /// Waits until the process has ended.
+    pub(super) async fn ended(&self) {
+        self.handle.ended().await;
+    }
+
+    /// Sends SIGTERM to the process.
+    fn terminate(&self) -> io::Result<()> {
+        self.handle.signal(Signal::SIGTERM)
+    }
+
+    /// Kills the process. A process that has ended is not an error.
+    fn kill(&self) -> io::Result<()> {
+        self.handle.kill()
+    }
+
+    /// Returns whether the process has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.handle.has_ended()
+    }
+}
+
+/// Kills all processes that hold the lock of a directory, or the daemon's own lock if that is another one now.
+fn kill_all(dir: &TargetDir, daemon: Option<&DaemonProcess>) {
+    let locks = dir.lock_file().into_iter().chain(daemon.and_then(|daemon| ownership::lock_of(dir, daemon)));
+    let locks: BTreeSet<_> = locks.collect();
+    // The daemon first, so that it starts no more servers. It may not hold a lock yet.
+    if let Some(daemon) = daemon
+        && let Err(error) = daemon.kill()
+    {
+        tracing::error!("the MPS daemon {} can't be killed: {error}", daemon.pid);
+    }
+    ownership::kill(&locks);
+}
+
+/// Describes an end by exit status.
+fn exited(status: i32) -> String {
+    format!("ended with status {status}")
+}
+
+/// Describes an end by signal.
+fn signalled(signal: i32) -> String {
+    format!("was ended by signal {signal}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn pid_without_process_opens_nothing() {
+        assert!(DaemonProcess::of(-1).unwrap().is_none() && DaemonProcess::of(0).unwrap().is_none());
+        let me = DaemonProcess::of(std::process::id().cast_signed()).unwrap().unwrap();
+        assert!(!me.has_ended());
+    }
+
+    #[test]
+    fn systemd_launcher_serves_only_roots_system_directory() {
+        let system = Path::new(SYSTEM_DIRECTORY);
+        let is_systemd =
+            |base: &Path, is_root, has_systemd| matches!(Kind::choose(base, is_root, || has_systemd), Kind::Systemd(_));
+        assert!(is_systemd(system, true, true));
+        assert!(!is_systemd(system, true, false));
+        assert!(!is_systemd(system, false, true));
+        assert!(!is_systemd(Path::new("/tmp/gpush-mps"), true, true));
+    }
+}

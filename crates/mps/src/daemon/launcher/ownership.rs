@@ -1,0 +1,214 @@
+//! Which processes are a target's own: told by what no user can have given them.
+//!
+//! Whoever has a share can lock `control_lock`, have our environment and be called as a daemon is, so none
+//! of that makes a process ours. That it was started with our lock does: `lock` has mode 0600, and a daemon
+//! and all that it started have it as their standard input.
+//!
+//! ```text
+//!                   the daemon                               what it started
+//! standard input    `lock`                                   `lock`
+//! effective user    gpushd's                                 the share's
+//! program           the spec's, also when replaced since     any
+//! pid namespace     gpushd's                                 any
+//! control_lock      held: the kernel names it                not held
+//! ```
+//!
+//! `lock` may have been deleted since, alone or with its directory; the kernel still says where it was.
+//! What has one that is not its place's any more is a stray: nobody can reach it, and it has the GPU.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use crate::protocol::lock::{self, Holder};
+use gpush_host::proc::{self, Environment, FileId, pids, program};
+
+use super::DaemonProcess;
+use crate::daemon::target_dir::{Spec, TargetDir};
+
+/// How often those are looked for that one which was killed had started meanwhile.
+const ROUNDS: u32 = 4;
+
+/// Who has a pipe directory.
+#[derive(Debug)]
+pub(in crate::daemon) enum LockOwner {
+    /// Nobody.
+    Nobody,
+    /// Its daemon.
+    Daemon(DaemonProcess),
+    /// Somebody else, whom the kernel may name.
+    Foreign(Option<i32>),
+}
+
+/// A process of a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::daemon) struct OwnedProcess {
+    pub(in crate::daemon) pid: i32,
+    /// The lock that it has.
+    pub(in crate::daemon) lock: FileId,
+    /// Whether it is a control daemon, and no server.
+    pub(in crate::daemon) is_daemon: bool,
+    /// Whether its lock is not its place's any more.
+    pub(in crate::daemon) is_stray: bool,
+}
+
+/// A lock as a process has it.
+struct Input {
+    file: FileId,
+    owner: u32,
+    /// Where it is, or was.
+    path: PathBuf,
+}
+
+impl Input {
+    fn of(pid: i32) -> Option<Self> {
+        let path = proc::open_file(pid, 0)?;
+        // Asked first: nearly every process has another.
+        if path.file_name()? != "lock" {
+            return None;
+        }
+        let meta = proc::open_file_metadata(pid, 0)?;
+        meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
+    }
+
+    /// Whether it is the lock of a place, or was until it was deleted.
+    fn is_of(&self, place: &TargetDir) -> bool {
+        // Nobody but us can make files there.
+        let was = || self.owner == own_uid() && self.path.parent() == Some(canonical(place.dir()).as_path());
+        Some(self.file) == place.lock_file() || was()
+    }
+}
+
+/// The daemon that runs in a place with this spec: what has the directory, and all else that tells it.
+pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
+    let pipe = place.pipe(spec.tenure);
+    let pid = match lock::taken_by(&pipe)? {
+        Holder::Nobody => return Ok(LockOwner::Nobody),
+        Holder::Unnamed => return Ok(LockOwner::Foreign(None)),
+        Holder::Process(pid) => pid,
+    };
+    let Some(process) = DaemonProcess::of(pid)? else { return Ok(LockOwner::Nobody) };
+    let ours = has_lock_of(place, pid) && is_daemon(pid) && program(pid).is_some_and(|own| own == spec.control);
+    // What was asked was asked of it only if it lives still: its pid could become another's.
+    if process.has_ended() || lock::taken_by(&pipe)? != Holder::Process(pid) {
+        return Ok(LockOwner::Nobody);
+    }
+    Ok(if ours { LockOwner::Daemon(process) } else { LockOwner::Foreign(Some(pid)) })
+}
+
+/// All processes of a target: of its place, and those that were left without one.
+pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedProcess> {
+    let base = place.dir().parent().map(canonical);
+    let here = place.lock_file();
+    let part = |pid: i32| {
+        let Input { file, owner, path } = Input::of(pid)?;
+        let is_stray = Some(file) != here;
+        if is_stray {
+            let below = path.parent().and_then(Path::parent) == base.as_deref() && owner == own_uid();
+            // The directory may have been renamed.
+            let its = || path.parent() == Some(canonical(place.dir()).as_path()) || serves(pid, uuid);
+            if !below || !its() {
+                return None;
+            }
+        }
+        Some(OwnedProcess { pid, lock: file, is_daemon: is_daemon(pid), is_stray })
+    };
+    pids().filter_map(part).collect()
+}
+
+/// Kills all that have one of these locks; who was killed.
+pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
+    let has_one = |pid: i32| Input::of(pid).is_some_and(|input| locks.contains(&input.file));
+    let mut killed: Vec<DaemonProcess> = Vec::new();
+    for _ in 0..ROUNDS {
+        let before = killed.len();
+        for pid in pids() {
+            if killed.iter().any(|one| one.pid == pid) || !has_one(pid) {
+                continue;
+            }
+            let Ok(Some(process)) = DaemonProcess::of(pid) else { continue };
+            // The pid may have become another's between the two.
+            if !has_one(pid) {
+                continue;
+            }
+            match process.kill() {
+                Ok(()) => killed.push(process),
+                Err(error) => tracing::error!("process {pid} of an MPS daemon can't be killed: {error}"),
+            }
+        }
+        if killed.len() == before {
+            break;
+        }
+    }
+    killed
+}
+
+/// The lock that a daemon has, if that is, or was, its place's.
+pub(super) fn lock_of(place: &TargetDir, daemon: &DaemonProcess) -> Option<FileId> {
+    let input = Input::of(daemon.pid).filter(|input| input.is_of(place))?;
+    (!daemon.has_ended()).then_some(input.file)
+}
+
+/// Whether a process has the lock of a place, or had it until that was deleted.
+pub(super) fn has_lock_of(place: &TargetDir, pid: i32) -> bool {
+    Input::of(pid).is_some_and(|input| input.is_of(place))
+}
+
+/// Whether what has our lock is the control daemon, and not a server of root's.
+pub(super) fn is_daemon(pid: i32) -> bool {
+    proc::owner(pid) == Some(own_uid())
+        && proc::is_in_our_pid_namespace(pid)
+        && proc::words(pid).is_some_and(|words| words.get(1).is_some_and(|word| word == b"-f"))
+}
+
+/// Returns a variable of a process's environment.
+pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
+    match proc::environment(pid, name) {
+        Environment::Set(value) => String::from_utf8(value).ok(),
+        Environment::Unset | Environment::Unknown => None,
+    }
+}
+
+fn serves(pid: i32, uuid: &str) -> bool {
+    variable(pid, "CUDA_VISIBLE_DEVICES").as_deref() == Some(uuid)
+}
+
+fn own_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+/// A path as the kernel has it, also of what is not there any more.
+fn canonical(path: &Path) -> PathBuf {
+    if let Ok(path) = fs::canonicalize(path) {
+        return path;
+    }
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => canonical(parent).join(name),
+        _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_of_a_missing_file_is_resolved() {
+        let scratch = tempfile::tempdir().unwrap();
+        let there = fs::canonicalize(scratch.path()).unwrap();
+        assert_eq!(canonical(&scratch.path().join("a/b")), there.join("a/b"));
+    }
+
+    #[test]
+    fn a_process_that_has_no_lock_of_ours_is_no_part_and_no_daemon() {
+        let me = std::process::id().cast_signed();
+        assert_eq!(proc::owner(me), Some(own_uid()));
+        assert!(program(me).is_some() && !is_daemon(me));
+        let scratch = tempfile::tempdir().unwrap();
+        let place = TargetDir::of(scratch.path(), "g1");
+        assert!(!has_lock_of(&place, me) && processes(&place, "GPU-1").is_empty());
+    }
+}

@@ -1,0 +1,62 @@
+//! Daemons as children of gpushd: in containers, and wherever it is not the host's own.
+//!
+//! They are detached, so they go on when gpushd ends. Where it is the first process of a container, that
+//! takes them along.
+
+use std::{io, os::unix::process::ExitStatusExt, process::Stdio, time::Duration};
+
+use tokio::{io::AsyncReadExt, process::Command};
+
+use super::{DaemonProcess, StartError};
+use crate::daemon::target_dir::TargetDir;
+
+/// How long the program that becomes the daemon may take to do so.
+const BECOME: Duration = Duration::from_secs(10);
+
+/// How long the end of a child that has ended may take to be told.
+const REAPED: Duration = Duration::from_millis(200);
+
+/// Starts the daemon that the place's spec describes. It is in the place's lock when this returns.
+pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError> {
+    let failed = |error: io::Error| StartError::Failed(error.to_string());
+    let mut child = Command::new("/proc/self/exe")
+        .arg("mps-daemon")
+        .arg(place.dir())
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        // It becomes the daemon, whose own words go elsewhere: then this end closes.
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+    let mut said = String::new();
+    if let Some(mut trouble) = child.stderr.take() {
+        let read = tokio::time::timeout(BECOME, trouble.read_to_string(&mut said)).await;
+        if read.is_err() {
+            said = "it did not become the daemon in time".to_owned();
+        }
+    }
+    let process = DaemonProcess::of(pid).map_err(failed)?;
+    // Nobody else waits for it: without that it would stay as a zombie.
+    let status = tokio::spawn(async move { child.wait().await });
+    match (said.trim(), process) {
+        ("", Some(process)) => Ok(DaemonProcess { status: Some(status), ..process }),
+        ("", None) => Err(StartError::Failed("it ended as soon as it was started".to_owned())),
+        (said, _) => Err(StartError::Failed(gpush_api::text::plain(said))),
+    }
+}
+
+/// How it ended, in words, once it has: one that a gpushd before started was never a child of ours.
+pub(super) async fn exit_reason(process: DaemonProcess) -> String {
+    let Some(status) = process.status else { return "ended".to_owned() };
+    match tokio::time::timeout(REAPED, status).await {
+        Ok(Ok(Ok(status))) => match (status.code(), status.signal()) {
+            (Some(code), _) => super::exited(code),
+            (None, Some(signal)) => super::signalled(signal),
+            (None, None) => "ended".to_owned(),
+        },
+        Ok(_) | Err(_) => "ended".to_owned(),
+    }
+}

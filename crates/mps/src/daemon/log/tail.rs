@@ -1,0 +1,149 @@
+//! The ends of the logs of a daemon and its servers, as they are shown.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
+    path::Path,
+};
+
+use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
+
+use super::{CONTROL_LOG, SERVER_LOG, filter::Filter};
+
+/// Most bytes of a log that are read for its last lines: without a filter, and where checks are left out.
+const MOST: (u64, u64) = (256 << 10, 4 << 20);
+
+/// Most bytes of a line that are shown. Users can write into these logs.
+const LONGEST_LINE: usize = 4096;
+
+/// The last lines of each log; without what gpushd's own checks leave there, unless `all` are wanted. Reads line
+/// by line: memory is bounded by what is shown. Blocks.
+#[must_use]
+pub fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
+    let file = |name: &str| {
+        let path = dir.join(name);
+        let shown = path.display().to_string();
+        let filtered = name == CONTROL_LOG && !all;
+        match end_of(&path, lines, filtered) {
+            Ok(End { lines, left_out }) => MpsLog { path: shown, lines: lines.into(), left_out, error: None },
+            // Servers have written nothing yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: None }
+            }
+            Err(error) => {
+                let error = ApiError::new(Code::Internal, format!("cannot read {shown}")).cause(error.to_string());
+                MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: Some(error) }
+            }
+        }
+    };
+    MpsLogs { files: vec![file(CONTROL_LOG), file(SERVER_LOG)] }
+}
+
+/// The end of a log.
+struct End {
+    lines: VecDeque<String>,
+    left_out: usize,
+}
+
+fn end_of(path: &Path, most: usize, filtered: bool) -> io::Result<End> {
+    let mut file = File::open(path)?;
+    let meta = file.metadata()?;
+    let bytes = if filtered { MOST.1 } else { MOST.0 };
+    let from = meta.len().saturating_sub(bytes);
+    file.seek(SeekFrom::Start(from))?;
+    let mut reader = BufReader::new(file.take(bytes));
+    let mut last = VecDeque::new();
+    let mut show = |line: String| {
+        if last.len() == most {
+            last.pop_front();
+        }
+        if most > 0 {
+            last.push_back(text::plain(&line));
+        }
+    };
+    // The first line is cut where it was not read from its beginning.
+    let begins = from == 0;
+    if !begins {
+        next_line(&mut reader)?;
+    }
+    let mut filter = filtered.then(|| Filter::new(begins));
+    while let Some(line) = next_line(&mut reader)? {
+        match &mut filter {
+            Some(filter) => filter.line(line, &mut show),
+            None => show(line),
+        }
+    }
+    let silent = meta.modified()?.elapsed().unwrap_or_default();
+    let left_out = filter.map_or(0, |filter| filter.end(silent, &mut show));
+    Ok(End { lines: last, left_out })
+}
+
+/// Reads a line without its end; `None` at the end of the file. What is beyond [`LONGEST_LINE`] is skipped.
+fn next_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    let mut is_any = false;
+    loop {
+        let buffer = reader.fill_buf()?;
+        if buffer.is_empty() {
+            break;
+        }
+        is_any = true;
+        let end = buffer.iter().position(|byte| *byte == b'\n');
+        let piece = &buffer[..end.unwrap_or(buffer.len())];
+        line.extend(&piece[..piece.len().min(LONGEST_LINE - line.len())]);
+        let read = end.map_or(buffer.len(), |end| end + 1);
+        reader.consume(read);
+        if end.is_some() {
+            break;
+        }
+    }
+    if line.last() == Some(&b'\r') {
+        line.pop();
+    }
+    Ok(is_any.then(|| String::from_utf8_lossy(&line).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_shown_and_nothing_that_a_terminal_obeys() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(CONTROL_LOG), "a\nb\n\u{1b}[2Jc\n").unwrap();
+        for all in [false, true] {
+            let logs = last(dir.path(), 2, all);
+            assert_eq!(logs.files[0].lines, ["b", "?[2Jc"]);
+            assert_eq!((logs.files[1].lines.len(), &logs.files[1].error), (0, &None));
+        }
+        fs::write(dir.path().join(SERVER_LOG), "x".repeat(300 << 10) + "\nlast\n").unwrap();
+        assert_eq!(last(dir.path(), 5, false).files[1].lines, ["last"]);
+    }
+
+    #[test]
+    fn long_line_is_cut_and_the_next_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(SERVER_LOG), "x".repeat(100 << 10) + "\r\nlast\r\nunfinished").unwrap();
+        let lines = last(dir.path(), 5, false).files.remove(1).lines;
+        let lengths: Vec<usize> = lines.iter().map(String::len).collect();
+        assert_eq!((lengths, lines[1].as_str(), lines[2].as_str()), (vec![LONGEST_LINE, 4, 10], "last", "unfinished"));
+        assert_eq!(last(dir.path(), 0, false).files.remove(1).lines.len(), 0);
+    }
+
+    #[test]
+    fn an_event_is_found_behind_thousands_of_looks() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = |said: &str| format!("[2026-11-22 08:57:50.000 Control 7] {said}\n");
+        let look = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4711", "UI closed"].map(line).concat();
+        let said = line("NEW CLIENT 5 from user 1: Server already exists") + &look.repeat(9000);
+        assert!(said.len() > 1 << 20);
+        fs::write(dir.path().join(CONTROL_LOG), said).unwrap();
+        let told = last(dir.path(), 40, false).files.remove(0).lines;
+        assert_eq!(told.len(), 1, "{told:#?}");
+        assert!(told[0].contains("NEW CLIENT 5"));
+        assert_eq!(last(dir.path(), 40, true).files[0].lines.len(), 40);
+    }
+}

@@ -1,0 +1,214 @@
+//! MPS servers, recognized by parentage and cgroup: a daemon that was just started, or does not answer, has listed none.
+//!
+//! ```text
+//! its parent runs as root, has the lock of a target as standard input,
+//!   and is in the same gpushd-mps@ unit, if it is in one ───────────────► server of that target's daemon
+//! its own standard input is that lock, and its daemon has ended ────────► the same: it is left over
+//! it runs the program of a server, is no client of MPS, and its parent
+//!   runs the program of a control daemon as root ───────────────────────► server of a daemon that is not gpushd's
+//! ```
+//!
+//! The program alone proves nothing: any user can start the server's file with `LD_PRELOAD`. The lock has mode 0600, and
+//! only a daemon passes it on. "Root" includes the user that gpushd runs as.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use gpush_api::ProcessKind;
+use gpush_core::config;
+use gpush_host::{
+    cgroup,
+    proc::{self, FileId},
+};
+
+use super::TargetDir;
+
+/// File name of NVIDIA's server.
+const SERVER: &str = "nvidia-cuda-mps-server";
+
+/// Beginning of the units of gpushd's daemons.
+const UNIT: &str = "gpushd-mps@";
+
+/// What identifies servers, as it is now.
+#[derive(Debug)]
+pub struct Servers {
+    /// The lock of each target, with its label.
+    locks: Vec<(FileId, String)>,
+    /// Programs of servers.
+    servers: Vec<FileId>,
+    /// Programs of control daemons.
+    controls: Vec<FileId>,
+    own_uid: u32,
+}
+
+/// A server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Server<'a> {
+    /// Of the daemon of a target, by its label.
+    Of(&'a str),
+    /// Of a daemon that is not gpushd's.
+    Foreign,
+}
+
+impl Server<'_> {
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> String {
+        match self {
+            Self::Of(target) => format!("MPS server of {target}"),
+            Self::Foreign => "MPS server of a daemon that is not gpushd's".to_owned(),
+        }
+    }
+}
+
+impl Servers {
+    /// Collects what identifies servers now: of the targets below `base`, and of daemons that run the config's
+    /// `programs`. `label` names a target by its short name. `own_uid` is the uid that gpushd runs as.
+    #[must_use]
+    pub fn of(base: &Path, label: impl Fn(&str) -> String, programs: &config::Mps, own_uid: u32) -> Self {
+        let places = TargetDir::all(base);
+        let locks = places.iter().filter_map(|(place, spec)| Some((place.lock_file()?, label(&spec.target))));
+        let servers = places.iter().map(|(_, spec)| spec.servers.join(SERVER));
+        let controls = places.iter().map(|(_, spec)| spec.control.clone());
+        Self {
+            locks: locks.collect(),
+            servers: files(servers.chain([programs.server.clone().into()])),
+            controls: files(controls.chain([programs.control.clone().into()])),
+            own_uid,
+        }
+    }
+
+    /// Returns the server that a process is, if it is one.
+    #[must_use]
+    pub fn of_process(&self, pid: u32, kind: ProcessKind) -> Option<Server<'_>> {
+        let parent = proc::parent(pid).filter(|parent| *parent > 1);
+        match parent.and_then(|parent| self.holds(parent).map(|target| (parent, target))) {
+            Some((parent, target)) if self.is_trusted(parent) && is_in_unit_of(pid, parent) => {
+                return Some(Server::Of(target));
+            }
+            // It is a child of a server: no server, whatever it has inherited.
+            Some(_) => return None,
+            None => {}
+        }
+        if let Some(target) = self.holds(pid) {
+            return Some(Server::Of(target));
+        }
+        let runs = |pid: u32, programs: &[FileId]| proc::executable_id(pid).is_some_and(|id| programs.contains(&id));
+        let is_foreign = kind != ProcessKind::MpsClient
+            && runs(pid, &self.servers)
+            && parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls));
+        is_foreign.then_some(Server::Foreign)
+    }
+
+    /// The target whose lock a process has as standard input.
+    fn holds(&self, pid: u32) -> Option<&str> {
+        let input = FileId::of(&proc::open_file_metadata(pid, 0)?);
+        self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target.as_str())
+    }
+
+    fn is_trusted(&self, pid: u32) -> bool {
+        proc::owner(pid).is_some_and(|uid| uid == 0 || uid == self.own_uid)
+    }
+}
+
+/// Returns whether a process is in the unit of its daemon, where the daemon is in one of gpushd's.
+fn is_in_unit_of(pid: u32, daemon: u32) -> bool {
+    let unit = |pid: u32| cgroup::of(pid)?.unit;
+    unit(daemon).filter(|unit| unit.starts_with(UNIT)).is_none_or(|its| unit(pid) == Some(its))
+}
+
+fn files(paths: impl Iterator<Item = PathBuf>) -> Vec<FileId> {
+    paths.filter_map(|path| fs::metadata(path).ok()).map(|meta| FileId::of(&meta)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        os::unix::process::CommandExt,
+        process::{Child, Command, Stdio},
+    };
+
+    use super::*;
+
+    fn file_id(path: &str) -> FileId {
+        FileId::of(&fs::metadata(path).unwrap())
+    }
+
+    /// A shell with this standard input, and the pid of its child, which runs `tail` and has another input.
+    fn family(input: File) -> (Child, u32) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, b"ready\n").unwrap();
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
+        let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
+        // The child is known to run `tail`, and no longer the shell, once it has printed its line.
+        let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
+        assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
+        let pid = lines.iter().find_map(|line| line.parse().ok());
+        (shell, pid.expect("the shell prints the pid of its child"))
+    }
+
+    fn end(mut shell: Child) {
+        let group = nix::unistd::Pid::from_raw(shell.id().cast_signed());
+        nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL).unwrap();
+        shell.wait().unwrap();
+    }
+
+    fn servers(lock: FileId, own_uid: u32) -> Servers {
+        Servers { locks: vec![(lock, "GPU 0".to_owned())], servers: Vec::new(), controls: Vec::new(), own_uid }
+    }
+
+    #[test]
+    fn child_of_a_trusted_process_with_the_lock_is_a_server() {
+        let scratch = tempfile::NamedTempFile::new().unwrap();
+        let own = nix::unistd::geteuid().as_raw();
+        let (daemon, server) = family(File::open(scratch.path()).unwrap());
+        let servers = servers(FileId::of(&scratch.as_file().metadata().unwrap()), own);
+        assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of("GPU 0")));
+        // The daemon's own parent, this test, has no lock: as if its parent had ended.
+        assert_eq!(servers.of_process(daemon.id(), ProcessKind::Compute), Some(Server::Of("GPU 0")));
+        assert_eq!(servers.of_process(std::process::id(), ProcessKind::Compute), None);
+        end(daemon);
+    }
+
+    /// A user's own server has the lock too; what the user makes it start is not a server.
+    #[test]
+    fn child_of_a_users_process_with_the_lock_is_no_server() {
+        if !nix::unistd::geteuid().is_root() {
+            return println!("SKIPPED children of servers: only root has processes of others");
+        }
+        let scratch = tempfile::NamedTempFile::new().unwrap();
+        let input = File::open(scratch.path()).unwrap();
+        let mut server = Command::new("/bin/sh");
+        server.args(["-c", "sleep 600 & echo $!; wait"]).stdin(input).stdout(Stdio::piped()).uid(65534);
+        let mut server = server.process_group(0).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(server.stdout.take().unwrap()), &mut line).unwrap();
+        let servers = servers(FileId::of(&scratch.as_file().metadata().unwrap()), 0);
+        let child: u32 = line.trim().parse().unwrap();
+        assert_eq!(servers.of_process(child, ProcessKind::Compute), None);
+        end(server);
+    }
+
+    #[test]
+    fn program_of_a_server_without_a_control_daemon_above_it_is_no_server() {
+        let scratch = tempfile::NamedTempFile::new().unwrap();
+        let own = nix::unistd::geteuid().as_raw();
+        let (parent, child) = family(File::open(scratch.path()).unwrap());
+        let tail = proc::executable_id(child).unwrap();
+        let lock = file_id("/dev/zero");
+        let evaded = Servers { servers: vec![tail], ..servers(lock, own) };
+        assert_eq!(evaded.of_process(child, ProcessKind::Compute), None);
+        let shell = proc::executable_id(parent.id()).unwrap();
+        let below_a_daemon = Servers { controls: vec![shell], ..evaded };
+        assert_eq!(below_a_daemon.of_process(child, ProcessKind::Compute), Some(Server::Foreign));
+        assert_eq!(below_a_daemon.of_process(child, ProcessKind::MpsClient), None);
+        let of_a_user = Servers { own_uid: own + 1, ..below_a_daemon };
+        assert_eq!(of_a_user.of_process(child, ProcessKind::Compute).is_some(), own == 0);
+        end(parent);
+    }
+}

@@ -1,0 +1,353 @@
+//! A daemon's ear, shared: one question at a time, each with a deadline, again while somebody else has it;
+//! answers as values, and what was set read back.
+//!
+//! ```text
+//! asked ──► our turn ──► session ─┬─ answered ─────────────────────► refusal by its words? ──► value
+//!                          ▲      ├─ closed: somebody has its ear, ask again ─┐
+//!                          ├──────┼───────────────────────────────────────────┘ until the deadline: busy
+//!                          └──────┼─ foreign: through NVIDIA's front-end from then on, when there is one
+//!                                 └─ absent, silent: told as it is
+//! ```
+
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use gpush_api::{MemoryLimit, MpsServerState, Percentage, Priority};
+use thiserror::Error;
+use tokio::{sync::Mutex, time::Instant};
+
+use super::{
+    command::{Command, Pid},
+    front,
+    session::{self, Answer, Daemon, SessionError},
+};
+
+/// Between two tries while somebody else has its ear.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Why a command was not done.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// No answer.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// Somebody else had its ear until the deadline: an open front-end, or a connection that hangs.
+    #[error("somebody else has the control daemon's ear")]
+    Busy,
+    /// The daemon did not do it.
+    #[error("the control daemon refused `{command}`: {said}")]
+    Refused {
+        /// What it was told.
+        command: String,
+        /// Its words, or that its status was not 0.
+        said: String,
+    },
+    /// This daemon does not know the command.
+    #[error("this control daemon does not know `{0}`")]
+    Unknown(String),
+    /// No such server, or none at all.
+    #[error("the control daemon has no such server")]
+    NoServer,
+    /// The server starts or ends, and was not asked.
+    #[error("the server starts or ends, and the control daemon did not ask it")]
+    ServerBusy,
+    /// It said that all was well, and has another value.
+    #[error("the control daemon was told {told} and has {has}")]
+    NotSet {
+        /// What it was told.
+        told: String,
+        /// What it reads back; empty when it has none.
+        has: String,
+    },
+    /// An answer that can't be read.
+    #[error("the control daemon answered `{command}` with `{said}`")]
+    Strange {
+        /// What it was told.
+        command: String,
+        /// Its words.
+        said: String,
+    },
+}
+
+/// The one who may speak to a daemon. All of an agent's questions to it go through one of these.
+#[derive(Debug)]
+pub struct Control {
+    directory: PathBuf,
+    /// Its pid: nobody else who comes to listen there is told what it was to be told.
+    only: Option<Pid>,
+    /// NVIDIA's front-end, for a daemon that speaks otherwise.
+    front: Option<PathBuf>,
+    /// What was foreign about its protocol, once something was.
+    foreign: OnceLock<String>,
+    turn: Mutex<()>,
+}
+
+/// How a daemon is spoken to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Protocol {
+    /// On its socket.
+    Direct,
+    /// Through NVIDIA's front-end: what was foreign about its own protocol.
+    FrontEnd(String),
+}
+
+impl Control {
+    /// For the daemon of a pipe directory; nothing is opened yet.
+    #[must_use]
+    pub fn of(directory: &Path) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            only: None,
+            front: None,
+            foreign: OnceLock::new(),
+            turn: Mutex::new(()),
+        }
+    }
+
+    /// Through this front-end, an absolute path, if the daemon turns out to speak otherwise.
+    #[must_use]
+    pub fn with_front(self, program: &Path) -> Self {
+        Self { front: Some(program.to_owned()), ..self }
+    }
+
+    /// Only for the daemon of this pid, and for none that comes after it.
+    #[must_use]
+    pub fn only(self, pid: Pid) -> Self {
+        Self { only: Some(pid), ..self }
+    }
+
+    /// Its pipe directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// How it is spoken to, as far as it was.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.foreign.get().map_or(Protocol::Direct, |what| Protocol::FrontEnd(what.clone()))
+    }
+
+    /// Says a command and hears the answer, all within `deadline`, waiting for our turn included.
+    ///
+    /// # Errors
+    /// See [`ControlError`]. After [`SessionError::Silent`] it may have been done all the same.
+    pub async fn say(&self, command: &Command, deadline: Duration) -> Result<Answer, ControlError> {
+        let until = Instant::now() + deadline;
+        let _turn = tokio::time::timeout_at(until, self.turn.lock()).await.map_err(|_| ControlError::Busy)?;
+        let mut greeted = false;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let line = command.to_string();
+            match self.ask(command, &line, left).await {
+                Ok(answer) => return judged(&line, answer),
+                Err(SessionError::Closed) if command.ends_the_daemon() => return Err(SessionError::Closed.into()),
+                Err(SessionError::Closed) if Instant::now() + AGAIN >= until => return Err(ControlError::Busy),
+                Err(SessionError::Closed) => {
+                    greeted = true;
+                    tokio::time::sleep(AGAIN).await;
+                }
+                // The deadline came in the middle of one more try.
+                Err(SessionError::Silent { .. }) if greeted => return Err(ControlError::Busy),
+                Err(other) => return Err(other.into()),
+            }
+        }
+    }
+
+    /// One try. A daemon whose protocol is foreign is not asked by it again.
+    async fn ask(&self, command: &Command, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
+        let until = Instant::now() + deadline;
+        if self.foreign.get().is_none() {
+            match session::ask_only(self.only, &self.directory.join("control_privileged"), line, deadline).await {
+                Err(SessionError::Foreign(what)) if self.front.is_some() => {
+                    let _first = self.foreign.set(what);
+                }
+                other => return other,
+            }
+        }
+        let Some(front) = &self.front else {
+            return Err(SessionError::Foreign(self.foreign.get().cloned().unwrap_or_default()));
+        };
+        if let Some(meant) = self.only {
+            front::is_of(meant, &self.directory)?;
+        }
+        front::ask(front, &self.directory, command, until.saturating_duration_since(Instant::now())).await
+    }
+
+    /// Who answers.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn daemon(&self, deadline: Duration) -> Result<Daemon, ControlError> {
+        Ok(self.say(&Command::ServerList, deadline).await?.daemon)
+    }
+
+    /// Pids of its servers.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn servers(&self, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
+        self.pids(Command::ServerList, deadline).await
+    }
+
+    /// Pids of a server's clients. A server that starts or ends has none, as far as the daemon says.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn clients(&self, server: Pid, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
+        self.pids(Command::ClientList(server), deadline).await
+    }
+
+    async fn pids(&self, command: Command, deadline: Duration) -> Result<Vec<Pid>, ControlError> {
+        let text = self.text(command, deadline).await?;
+        text.split_whitespace().map(|word| word.parse().map_err(|_| strange(command, &text))).collect()
+    }
+
+    /// State of a server.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::Unknown`] from daemons before version 550.
+    pub async fn server_state(&self, server: Pid, deadline: Duration) -> Result<MpsServerState, ControlError> {
+        let command = Command::ServerStatus(server);
+        let text = self.text(command, deadline).await?;
+        let upper = text.trim().to_ascii_uppercase();
+        match upper.as_str() {
+            "INITIALIZING" => Ok(MpsServerState::Initializing),
+            "ACTIVE" => Ok(MpsServerState::Active),
+            "FAULT" => Ok(MpsServerState::Fault),
+            _ => Err(strange(command, &text)),
+        }
+    }
+
+    /// Active thread percentage of the next server.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn default_percentage(&self, deadline: Duration) -> Result<Percentage, ControlError> {
+        let text = self.text(Command::DefaultPercentage, deadline).await?;
+        text.trim().parse().map_err(|_| strange(Command::DefaultPercentage, &text))
+    }
+
+    /// Sets the active thread percentage of the next server, and reads it back.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    pub async fn set_default_percentage(&self, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetDefaultPercentage(to), deadline).await?;
+        let has = self.default_percentage(deadline).await?;
+        if has == to { Ok(()) } else { Err(not_set(to, has)) }
+    }
+
+    /// Priority of the next clients.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn default_priority(&self, deadline: Duration) -> Result<Priority, ControlError> {
+        let text = self.text(Command::DefaultPriority, deadline).await?;
+        let number = text.trim().parse().ok();
+        number.and_then(Priority::of_number).ok_or_else(|| strange(Command::DefaultPriority, &text))
+    }
+
+    /// Sets the priority of the next clients, and reads it back.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    pub async fn set_default_priority(&self, to: Priority, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetDefaultPriority(to), deadline).await?;
+        let has = self.default_priority(deadline).await?;
+        if has == to { Ok(()) } else { Err(not_set(to, has)) }
+    }
+
+    /// Pinned memory limit of the next server, `None` without one. From a GiB on the daemon shows whole
+    /// ones, rounded down: so much it is at least.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn default_memory_limit(&self, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
+        limit(Command::DefaultMemoryLimit, &self.text(Command::DefaultMemoryLimit, deadline).await?)
+    }
+
+    /// Sets the pinned memory limit of the next server, or takes it away, and reads it back as far as the
+    /// daemon shows it.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`].
+    pub async fn set_default_memory_limit(
+        &self,
+        to: Option<MemoryLimit>,
+        deadline: Duration,
+    ) -> Result<(), ControlError> {
+        let command = to.map_or(Command::ClearDefaultMemoryLimit, Command::SetDefaultMemoryLimit);
+        self.text(command, deadline).await?;
+        let has = self.default_memory_limit(deadline).await?;
+        let words = |limit: Option<MemoryLimit>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
+        if has == to.map(shown) { Ok(()) } else { Err(not_set(words(to), words(has))) }
+    }
+
+    /// Has a server started for a user. Whether it lives is for [`Control::servers`] to say.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn start_server(&self, uid: u32, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
+    }
+
+    /// Ends the daemon. That it answers, or hangs up, says little: its process tells.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn quit(&self, force_after_s: Option<u32>, deadline: Duration) -> Result<(), ControlError> {
+        match self.say(&Command::Quit { force_after_s }, deadline).await {
+            Ok(_) | Err(ControlError::Session(SessionError::Closed)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The answer, a line for each frame: the daemon sends them without ends.
+    pub(crate) async fn text(&self, command: Command, deadline: Duration) -> Result<String, ControlError> {
+        Ok(self.say(&command, deadline).await?.text.join("\n"))
+    }
+}
+
+/// The memory limit in an answer; none where it is empty.
+pub(crate) fn limit(command: Command, said: &str) -> Result<Option<MemoryLimit>, ControlError> {
+    match said.trim() {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|_| strange(command, said)),
+    }
+}
+
+/// A limit as the daemon shows it: whole GiB from one on, rounded down.
+#[must_use]
+pub fn shown(limit: MemoryLimit) -> MemoryLimit {
+    let whole = limit.mib() / 1024 * 1024;
+    MemoryLimit::of_mib(whole).unwrap_or(limit)
+}
+
+/// Tells refusals from answers: they come as text, the first of it, with status 0.
+fn judged(line: &str, answer: Answer) -> Result<Answer, ControlError> {
+    let said = answer.text.first().map_or("", |first| first.trim());
+    let refused = ["Insufficient privileges", "Not enough privilege", "Invalid", "Failed"];
+    if said.starts_with("Unknown command") {
+        Err(ControlError::Unknown(line.to_owned()))
+    } else if said.starts_with("Server") && said.ends_with("not found") {
+        Err(ControlError::NoServer)
+    } else if refused.iter().any(|words| said.starts_with(words)) {
+        Err(ControlError::Refused { command: line.to_owned(), said: said.to_owned() })
+    } else if answer.status != 0 {
+        Err(ControlError::Refused { command: line.to_owned(), said: format!("status {} {said}", answer.status) })
+    } else {
+        Ok(answer)
+    }
+}
+
+pub(crate) fn strange(command: Command, said: &str) -> ControlError {
+    ControlError::Strange { command: command.to_string(), said: said.trim().to_owned() }
+}
+
+pub(crate) fn not_set(told: impl std::fmt::Display, has: impl std::fmt::Display) -> ControlError {
+    ControlError::NotSet { told: told.to_string(), has: has.to_string() }
+}

@@ -1,0 +1,150 @@
+//! NVIDIA's front-end, for daemons whose protocol is another than the known one: a process per question.
+//!
+//! ```text
+//! nvidia-cuda-mps-control ◄ COMMAND
+//!                         ◄ get_default_active_thread_percentage      it always has an answer
+//!                         ► answer, then a percentage, status 0       heard
+//!                         ► no percentage, status 0                   another one has the daemon's ear
+//!                         ► status 1                                  no daemon
+//! ```
+//!
+//! Its status is 0 for what was refused, and when nobody listened, and an answer may be empty: only the second
+//! question tells whether the first was heard. Who answers it does not tell either; that is who holds the lock.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use gpush_api::Percentage;
+use gpush_host::proc;
+use tokio::{io::AsyncWriteExt, process::Command as Program};
+
+use super::{
+    command::Command,
+    lock,
+    session::{Answer, Daemon, SessionError, Stage},
+};
+
+/// Asks one thing of the daemon of a directory through the front-end, an absolute path.
+///
+/// # Errors
+/// See [`SessionError`]. The front-end can't tell a daemon that ends from one whose ear is had:
+/// [`SessionError::Closed`].
+pub async fn ask(
+    program: &Path,
+    directory: &Path,
+    command: &Command,
+    deadline: Duration,
+) -> Result<Answer, SessionError> {
+    let ended = tokio::time::timeout(deadline, run(program, directory, &lines(command))).await;
+    let output = ended.map_err(|_| SessionError::Silent { stage: Stage::Answer })?.map_err(SessionError::System)?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() && !command.ends_the_daemon() {
+        let said = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
+        return Err(absent(directory, io::Error::other(said.trim().to_owned())));
+    }
+    let daemon = match (holder(directory), command.ends_the_daemon()) {
+        (Ok(daemon), _) => daemon,
+        // It ended, as it was told to.
+        (Err(_), true) => return Err(SessionError::Closed),
+        (Err(cause), false) => return Err(absent(directory, cause)),
+    };
+    let text = if command.ends_the_daemon() { Some(answer(&said)) } else { heard(&said) };
+    text.map(|text| Answer { daemon, text, status: 0 }).ok_or(SessionError::Closed)
+}
+
+/// What it is told. Behind a command that ends the daemon nothing is heard.
+fn lines(command: &Command) -> String {
+    if command.ends_the_daemon() {
+        return format!("{command}\n");
+    }
+    format!("{command}\n{}\n", Command::DefaultPercentage)
+}
+
+async fn run(program: &Path, directory: &Path, lines: &str) -> io::Result<Output> {
+    let mut child = Program::new(program)
+        .env_clear()
+        .env("CUDA_MPS_PIPE_DIRECTORY", directory)
+        .env("LANG", "C.UTF-8")
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // Without a daemon it ends before it reads.
+        let _unread = stdin.write_all(lines.as_bytes()).await;
+    }
+    child.wait_with_output().await
+}
+
+fn absent(directory: &Path, cause: io::Error) -> SessionError {
+    let at: PathBuf = directory.join("control_privileged");
+    SessionError::Absent { at, cause }
+}
+
+/// Sees that a directory is that of one process: the front-end speaks to whoever listens.
+pub(crate) fn is_of(meant: i32, directory: &Path) -> Result<(), SessionError> {
+    match holder(directory) {
+        Ok(Daemon { pid, .. }) if pid != meant => Err(SessionError::Another { pid, meant }),
+        Ok(_) => Ok(()),
+        Err(cause) => Err(absent(directory, cause)),
+    }
+}
+
+/// Who has the directory.
+fn holder(directory: &Path) -> io::Result<Daemon> {
+    let nobody = || io::Error::new(io::ErrorKind::NotFound, "nobody holds its lock");
+    let pid = lock::holder(directory)?.ok_or_else(nobody)?;
+    let uid = proc::owner(pid).ok_or_else(nobody)?;
+    Ok(Daemon { pid, uid })
+}
+
+/// The answer before the percentage; `None` without one.
+fn heard(said: &str) -> Option<Vec<String>> {
+    let mut text = answer(said);
+    text.pop()?.trim().parse::<Percentage>().ok()?;
+    Some(text)
+}
+
+fn answer(said: &str) -> Vec<String> {
+    said.lines().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_was_heard_when_a_percentage_comes_behind_it() {
+        let text = |lines: &[&str]| Some(lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
+        assert_eq!(heard("100.0\n"), text(&[]));
+        assert_eq!(heard("4711\n4712\n33.4\n"), text(&["4711", "4712"]));
+        assert_eq!(heard("25.0\n25.0\n"), text(&["25.0"]), "asked for itself");
+        for unheard in ["", "\n", "Unknown command \"x\"\n", "4711\n"] {
+            assert_eq!(heard(unheard), None, "{unheard:?}");
+        }
+    }
+
+    #[test]
+    fn behind_quit_nothing_is_asked() {
+        assert_eq!(lines(&Command::Quit { force_after_s: Some(1) }), "quit -t 1\n");
+        assert_eq!(lines(&Command::ServerList), "get_server_list\nget_default_active_thread_percentage\n");
+    }
+
+    #[tokio::test]
+    async fn no_program_no_daemon_and_no_end_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let ask = |program: &'static str, ms| {
+            let dir = dir.path().to_owned();
+            async move { ask(Path::new(program), &dir, &Command::ServerList, Duration::from_millis(ms)).await }
+        };
+        assert!(matches!(ask("/nonexistent/control", 9000).await, Err(SessionError::System(_))));
+        assert!(matches!(ask("/bin/false", 9000).await, Err(SessionError::Absent { .. })));
+        assert!(matches!(ask("/usr/bin/yes", 50).await, Err(SessionError::Silent { .. })));
+    }
+}

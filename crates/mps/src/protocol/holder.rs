@@ -1,0 +1,217 @@
+//! Who is connected to a daemon. It listens to one at a time: an open front-end, or a peer that connected and
+//! says nothing, keeps all others from it, and neither daemon nor connection tells who that is. And who has come
+//! and waits for a server is told by nothing but its log, into which its users can write.
+//!
+//! ```text
+//! /proc/DAEMON/fd ──► its sockets ─┐
+//! sock_diag ──► name and peer ─────┴─► those bound to its doors ──► peers ──► /proc/*/fd ──► pids
+//! ```
+//!
+//! Its sockets are few, and asked for one by one. Only when one of them has a peer that nobody knows are the
+//! descriptors of the host gone through. The daemon and we must be in one network namespace, and in one pid
+//! namespace; whoever is not root finds processes of his own alone.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use gpush_host::proc;
+
+use super::{
+    command::Pid,
+    sockets::{Kernel, of_process},
+};
+
+/// Its two sockets. Root's front-ends come to the first, and nobody else; clients, servers and the front-ends of
+/// users to the second.
+const DOORS: [&str; 2] = ["control_privileged", "control"];
+
+/// Pids of the processes that are connected to a daemon's doors, its servers and ourselves left out. Usually
+/// that is whoever has its ear; none are found when it went meanwhile, or may not be seen.
+///
+/// # Errors
+/// When the daemon's descriptors can't be read, or the kernel does not tell of its sockets.
+pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
+    let peers = Doors::of(directory).peers(daemon)?.accepted;
+    let mut holders = Vec::new();
+    for (pid, _) in having(&peers)? {
+        // Servers are its children, and stay connected while they live.
+        if pid != daemon && Ok(pid) != Pid::try_from(std::process::id()) && parent(pid) != Some(daemon) {
+            holders.push(pid);
+        }
+    }
+    Ok(holders)
+}
+
+/// Who is at the doors of a daemon that is nobody whom it has told of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Guests {
+    /// Those who are connected, accepted yet or not.
+    pub pids: BTreeSet<Pid>,
+    /// Whether somebody is whom we can't see: of another pid namespace, or of another user where we are not root.
+    pub unseen: bool,
+    /// How many come from another network namespace: who they are is not to be told.
+    pub elsewhere: usize,
+}
+
+/// Looks who is at a daemon's door for clients besides its servers, us, our front-ends, and the processes that are `known`.
+///
+/// # Errors
+/// When the daemon's descriptors can't be read, or the kernel does not tell of its sockets.
+pub fn guests(daemon: Pid, directory: &Path, known: &[Pid]) -> io::Result<Guests> {
+    let doors = Doors::for_clients(directory);
+    let first = doors.peers(daemon)?;
+    let mut peers: BTreeSet<u64> = first.accepted.union(&first.queued).copied().collect();
+    for pid in known {
+        if peers.is_empty() {
+            break;
+        }
+        // One that has ended has none.
+        for inode in of_process(*pid).into_iter().flatten() {
+            peers.remove(&inode);
+        }
+    }
+    let mut guests = Guests { elsewhere: first.elsewhere, ..Guests::default() };
+    if peers.is_empty() {
+        return Ok(guests);
+    }
+    let having = having(&peers)?;
+    let us = Pid::try_from(std::process::id()).unwrap_or_default();
+    let is_ours = |pid: Pid| {
+        let parent = parent(pid);
+        // Of the first process of a container everybody may be a child.
+        pid == daemon || pid == us || parent == Some(daemon) || (us != 1 && parent == Some(us))
+    };
+    // Whoever shares it with one of these, as a child that was forked with it, is no other connection.
+    for (_, theirs) in having.iter().filter(|(pid, _)| is_ours(*pid)) {
+        peers.retain(|inode| !theirs.contains(inode));
+    }
+    // Whoever only asked something has gone again by now.
+    let again = doors.peers(daemon)?;
+    peers.retain(|inode| again.accepted.contains(inode) || again.queued.contains(inode));
+    guests.unseen = peers.iter().any(|inode| !having.iter().any(|(_, theirs)| theirs.contains(inode)));
+    guests.pids = having.iter().filter(|(_, theirs)| !theirs.is_disjoint(&peers)).map(|(pid, _)| *pid).collect();
+    Ok(guests)
+}
+
+/// Doors of a daemon.
+struct Doors(Vec<PathBuf>);
+
+/// Who is at them: inodes of their sockets.
+#[derive(Debug, Default)]
+struct Peers {
+    accepted: BTreeSet<u64>,
+    /// They wait to be.
+    queued: BTreeSet<u64>,
+    /// How many sockets the daemon has that this network namespace does not know.
+    elsewhere: usize,
+}
+
+impl Doors {
+    fn of(directory: &Path) -> Self {
+        Self(DOORS.map(|door| directory.join(door)).into())
+    }
+
+    fn for_clients(directory: &Path) -> Self {
+        Self(vec![directory.join(DOORS[1])])
+    }
+
+    fn peers(&self, daemon: Pid) -> io::Result<Peers> {
+        let (kernel, mut peers, mut unknown) = (Kernel::open()?, Peers::default(), BTreeSet::new());
+        let mut doors = 0;
+        for inode in of_process(daemon)? {
+            let Some(socket) = kernel.socket(inode)? else {
+                unknown.insert(inode);
+                continue;
+            };
+            // Its output may be a socket too.
+            if self.0.iter().any(|door| socket.name.as_deref() == Some(door.as_os_str().as_bytes())) {
+                doors += 1;
+                peers.accepted.extend(socket.peer);
+                peers.queued.extend(socket.queued);
+            }
+        }
+        // A kernel that can't tell of such sockets at all says of each that there is none.
+        if doors == 0 {
+            return Err(io::Error::other("the kernel tells of none of its sockets"));
+        }
+        // It may have closed them meanwhile.
+        if !unknown.is_empty() {
+            peers.elsewhere = of_process(daemon)?.filter(|inode| unknown.contains(inode)).count();
+        }
+        Ok(peers)
+    }
+}
+
+/// Processes of this host that have some of these sockets, with those that they have.
+fn having(sockets: &BTreeSet<u64>) -> io::Result<Vec<(Pid, BTreeSet<u64>)>> {
+    if sockets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let theirs = |pid: Pid| {
+        let theirs: BTreeSet<u64> = of_process(pid).ok()?.filter(|inode| sockets.contains(inode)).collect();
+        (!theirs.is_empty()).then_some((pid, theirs))
+    };
+    Ok(proc::pids().filter_map(theirs).collect())
+}
+
+fn parent(pid: Pid) -> Option<Pid> {
+    Pid::try_from(proc::parent(pid)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::{
+            fd::OwnedFd,
+            unix::net::{UnixListener, UnixStream},
+        },
+        process::Command,
+    };
+
+    use super::*;
+
+    /// Somebody who is connected to a door and no child of ours, until nobody has the other end any more: his pid.
+    fn guest(door: &Path) -> Pid {
+        let socket = OwnedFd::from(UnixStream::connect(door).unwrap());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec 3<&0; cat <&3 > /dev/null 2>&1 & echo $!"]).stdin(socket);
+        // The shell has ended with that.
+        String::from_utf8(shell.output().unwrap().stdout).unwrap().trim().parse().unwrap()
+    }
+
+    #[test]
+    fn whoever_is_at_a_door_is_found_accepted_or_not_unless_he_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let me = Pid::try_from(std::process::id()).unwrap();
+        // The line to the kernel is a socket of this daemon too.
+        let at = |known: &[Pid]| Guests { elsewhere: 0, ..guests(me, dir.path(), known).unwrap() };
+        let door = UnixListener::bind(dir.path().join("control")).unwrap();
+        let ours = UnixStream::connect(dir.path().join("control")).unwrap();
+        assert_eq!(at(&[]), Guests::default(), "nobody but ourselves");
+        drop((ours, door.accept().unwrap()));
+        let one = guest(&dir.path().join("control"));
+        let found = |pids: &[Pid]| Guests { pids: pids.iter().copied().collect(), unseen: false, elsewhere: 0 };
+        // Children that other tests start have it too, for a moment: he is then taken for one of them.
+        let becomes = |known: &[Pid], is: Guests| (0..1000).any(|_| at(known) == is);
+        assert!(becomes(&[], found(&[one])), "he waits to be accepted");
+        assert_eq!(holders(me, dir.path()).unwrap(), [] as [Pid; 0]);
+        let (accepted, _) = door.accept().unwrap();
+        assert!(becomes(&[], found(&[one])));
+        assert_eq!(holders(me, dir.path()).unwrap(), [one]);
+        let other = guest(&dir.path().join("control"));
+        assert!(becomes(&[], found(&[one, other])) && becomes(&[one], found(&[other])));
+        assert_eq!(at(&[one, other]), Guests::default());
+        drop((accepted, door));
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_an_error() {
+        assert!(holders(Pid::MAX, Path::new("/nowhere")).is_err());
+        assert!(guests(Pid::MAX, Path::new("/nowhere"), &[]).is_err());
+        assert_eq!(parent(Pid::MAX), None);
+    }
+}

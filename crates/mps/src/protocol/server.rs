@@ -1,0 +1,145 @@
+//! What is asked and set of one server, and who its clients are.
+//!
+//! A server that starts or ends is not asked: the daemon says so in its log alone, and answers nothing.
+//! Where an answer must have come that is [`ControlError::ServerBusy`]. Where none is an answer too, as
+//! with [`Control::clients`], it can't be told from "none": [`Control::processes`] tells it.
+
+use std::time::Duration;
+
+use gpush_api::{MemoryLimit, Percentage};
+
+use super::{
+    command::{Command, Pid},
+    control::{Control, ControlError, limit, not_set, shown, strange},
+};
+
+/// A row of the table of clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its pid.
+    pub pid: Pid,
+    /// Its server's.
+    pub server: Pid,
+    /// The first 22 characters of its device's UUID.
+    pub device: String,
+    /// Its program, without arguments.
+    pub command: String,
+}
+
+impl Control {
+    /// Active thread percentage of a server's next clients.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::ServerBusy`].
+    pub async fn percentage(&self, server: Pid, deadline: Duration) -> Result<Percentage, ControlError> {
+        let command = Command::Percentage(server);
+        let text = self.text(command, deadline).await?;
+        match text.trim() {
+            "" => Err(ControlError::ServerBusy),
+            text => text.parse().map_err(|_| strange(command, text)),
+        }
+    }
+
+    /// Sets the active thread percentage of a server's next clients, and reads it back.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::ServerBusy`], [`ControlError::NotSet`].
+    pub async fn set_percentage(&self, server: Pid, to: Percentage, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetPercentage(server, to), deadline).await?;
+        let has = self.percentage(server, deadline).await?;
+        if has == to { Ok(()) } else { Err(not_set(to, has)) }
+    }
+
+    /// Pinned memory limit of a server's next clients, of which the daemon shows whole GiB; `None` without one,
+    /// and from a server that is busy.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn memory_limit(&self, server: Pid, deadline: Duration) -> Result<Option<MemoryLimit>, ControlError> {
+        let command = Command::MemoryLimit(server);
+        limit(command, &self.text(command, deadline).await?)
+    }
+
+    /// Sets the pinned memory limit of a server's next clients, and reads it back as far as the daemon shows it.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::NotSet`], from a busy server too.
+    pub async fn set_memory_limit(&self, server: Pid, to: MemoryLimit, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::SetMemoryLimit(server, to), deadline).await?;
+        let has = self.memory_limit(server, deadline).await?;
+        let words = has.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
+        if has == Some(shown(to)) { Ok(()) } else { Err(not_set(to, words)) }
+    }
+
+    /// Ends a server once its clients are gone, or by SIGINT at once. Its process tells when it has ended.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn shutdown_server(&self, server: Pid, force: bool, deadline: Duration) -> Result<(), ControlError> {
+        self.text(Command::ShutdownServer { server, force }, deadline).await.map(|_| ())
+    }
+
+    /// Ends the GPU work of a client. The daemon answers with a status, and with words before it when it
+    /// did not get as far as the server.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`]; [`ControlError::Refused`] when the status is not 0.
+    pub async fn terminate_client(&self, server: Pid, client: Pid, deadline: Duration) -> Result<(), ControlError> {
+        let command = Command::TerminateClient { server, client };
+        let text = self.text(command, deadline).await?;
+        match text.lines().next_back() {
+            Some("0") => Ok(()),
+            Some(_) => Err(ControlError::Refused { command: command.to_string(), said: text }),
+            None => Err(strange(command, "")),
+        }
+    }
+
+    /// All clients. None when there is no server, or a busy one.
+    ///
+    /// # Errors
+    /// Those of [`Control::say`].
+    pub async fn processes(&self, deadline: Duration) -> Result<Vec<Process>, ControlError> {
+        match self.text(Command::Processes, deadline).await {
+            Ok(text) => table(&text).ok_or_else(|| strange(Command::Processes, &text)),
+            Err(ControlError::NoServer) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Reads the table by its head: versions differ in columns, the last of which is the command.
+fn table(text: &str) -> Option<Vec<Process>> {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let Some(head) = lines.next() else { return Some(Vec::new()) };
+    let names: Vec<&str> = head.split_whitespace().collect();
+    let row = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let of = |name| words.get(names.iter().position(|one| *one == name)?).copied();
+        let command = words.get(names.iter().position(|one| *one == "COMMAND")?..)?.join(" ");
+        Some(Process {
+            pid: of("PID")?.parse().ok()?,
+            server: of("SERVER")?.parse().ok()?,
+            device: of("DEVICE")?.to_owned(),
+            command,
+        })
+    };
+    lines.map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_as_recorded() {
+        let head = "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        ";
+        let row = "28286     0         28342          GPU-00000000-0000-0000    4026531836     /usr/bin/python3";
+        let read = table(&format!("{head}\n{row}")).unwrap();
+        let [process] = read.as_slice() else { panic!("{read:?}") };
+        assert_eq!((process.pid, process.server, process.command.as_str()), (28286, 28342, "/usr/bin/python3"));
+        assert_eq!(process.device, "GPU-00000000-0000-0000");
+        assert_eq!(table(""), Some(vec![]));
+        assert_eq!(table(&format!("{head}\nnonsense")), None);
+        assert_eq!(table("PID\n1"), None);
+    }
+}

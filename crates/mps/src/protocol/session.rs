@@ -1,0 +1,212 @@
+//! One question to the daemon over a connection of its own.
+//!
+//! ```text
+//! connect ──► hello ──► credentials, kind, command, no more ──► text* ──► status ──► answered
+//!    │          │                                                │
+//!    │          └ none in time: silent            closed before: another has the daemon's ear, or it went
+//!    └ no socket, none behind it, no right
+//! ```
+//!
+//! The daemon has one ear: while somebody else's session is open, a second one gets as far as the
+//! handshake and is closed. It can't be told from a daemon that ends, so both are [`SessionError::Closed`].
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::{
+    cmsg_space,
+    errno::Errno,
+    sys::socket::{
+        self, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+        UnixCredentials, sockopt,
+    },
+};
+use thiserror::Error;
+use tokio::{io::Interest, net::UnixStream};
+
+use super::wire::{self, Frame};
+
+/// Who answered, by the kernel's word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Daemon {
+    /// Its pid.
+    pub pid: i32,
+    /// Its uid.
+    pub uid: u32,
+}
+
+/// What came of a question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Who answered.
+    pub daemon: Daemon,
+    /// What it said, in frames; empty when it said nothing.
+    pub text: Vec<String>,
+    /// Its status: 0 when all went well.
+    pub status: i32,
+}
+
+/// How far a session had come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Waiting for the first word.
+    Hello,
+    /// Waiting for the answer.
+    Answer,
+}
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// No daemon listens there.
+    #[error("no control daemon listens at {}", at.display())]
+    Absent {
+        /// Its socket.
+        at: PathBuf,
+        /// What the system said.
+        #[source]
+        cause: io::Error,
+    },
+    /// Closed before the status: another one has its ear, or it ends.
+    #[error("the control daemon hung up before it answered")]
+    Closed,
+    /// Not a word in time.
+    #[error("the control daemon says nothing: {}", match stage {
+        Stage::Hello => "it does not greet",
+        Stage::Answer => "it does not answer",
+    })]
+    Silent {
+        /// Where it stopped.
+        stage: Stage,
+    },
+    /// Another daemon than the one that was meant: it was told nothing.
+    #[error("process {pid} answers in place of the control daemon {meant}")]
+    Another {
+        /// Who answers.
+        pid: i32,
+        /// Who was to.
+        meant: i32,
+    },
+    /// Not what the protocol has.
+    #[error("what answers is not the control daemon as it is known: {0}")]
+    Foreign(String),
+    /// Not a command that may be sent.
+    #[error("`{0}` is no command")]
+    NoCommand(String),
+    /// The system refused.
+    #[error("the socket of the control daemon can't be used")]
+    System(#[source] io::Error),
+}
+
+/// Asks one thing. Nobody else may be asking meanwhile: see [`super::control`].
+///
+/// # Errors
+/// See [`SessionError`].
+pub async fn ask(at: &Path, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
+    ask_only(None, at, line, deadline).await
+}
+
+/// The same, of one process alone: by the kernel's word, before it is told anything.
+///
+/// # Errors
+/// See [`SessionError`].
+pub(crate) async fn ask_only(
+    meant: Option<i32>,
+    at: &Path,
+    line: &str,
+    deadline: Duration,
+) -> Result<Answer, SessionError> {
+    let (length, body) = wire::command(line).ok_or_else(|| SessionError::NoCommand(line.to_owned()))?;
+    let mut stage = Stage::Hello;
+    let exchange = async {
+        let wire = connect(at)?;
+        let (hello, daemon) = receive(&wire).await?;
+        if hello != wire::HELLO {
+            return Err(SessionError::Foreign(format!("it greets with {} bytes", hello.len())));
+        }
+        let daemon = daemon.ok_or_else(|| SessionError::Foreign("the kernel does not say who greets".to_owned()))?;
+        if let Some(meant) = meant.filter(|meant| *meant != daemon.pid) {
+            return Err(SessionError::Another { pid: daemon.pid, meant });
+        }
+        stage = Stage::Answer;
+        let own = UnixCredentials::new();
+        send(&wire, wire::CREDENTIALS, &[ControlMessage::ScmCredentials(&own)]).await?;
+        for frame in [&wire::USER_INTERFACE[..], &length, &body, &wire::NO_MORE] {
+            send(&wire, frame, &[]).await?;
+        }
+        let mut text = Vec::new();
+        loop {
+            match wire::frame(&receive(&wire).await?.0) {
+                Some(Frame::Text(part)) => text.push(part),
+                Some(Frame::Status(status)) => return Ok(Answer { daemon, text, status }),
+                None => return Err(SessionError::Foreign("it answers in frames of another kind".to_owned())),
+            }
+        }
+    };
+    match tokio::time::timeout(deadline, exchange).await {
+        Ok(answered) => answered,
+        Err(_) => Err(SessionError::Silent { stage }),
+    }
+}
+
+/// A socket of packets in tokio's clothes of a stream, which only wait for it: bytes go by
+/// [`send`] and [`receive`].
+fn connect(at: &Path) -> Result<UnixStream, SessionError> {
+    let system = |errno: Errno| SessionError::System(errno.into());
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(system)?;
+    socket::setsockopt(&fd, sockopt::PassCred, &true).map_err(system)?;
+    let address = UnixAddr::new(at).map_err(system)?;
+    match socket::connect(fd.as_raw_fd(), &address) {
+        Ok(()) => UnixStream::from_std(fd.into()).map_err(SessionError::System),
+        // Nobody takes those who came before us.
+        Err(Errno::EAGAIN) => Err(SessionError::Silent { stage: Stage::Hello }),
+        Err(errno @ (Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR)) => {
+            Err(SessionError::Absent { at: at.to_owned(), cause: errno.into() })
+        }
+        Err(errno) => Err(system(errno)),
+    }
+}
+
+async fn send(wire: &UnixStream, bytes: &[u8], with: &[ControlMessage<'_>]) -> Result<(), SessionError> {
+    let parts = [IoSlice::new(bytes)];
+    let sent = wire.async_io(Interest::WRITABLE, || {
+        Ok(socket::sendmsg::<()>(wire.as_raw_fd(), &parts, with, MsgFlags::MSG_NOSIGNAL, None)?)
+    });
+    sent.await.map(|_| ()).map_err(ended_or)
+}
+
+/// One frame, and who sent it when the kernel says so.
+async fn receive(wire: &UnixStream) -> Result<(Vec<u8>, Option<Daemon>), SessionError> {
+    let mut buffer = vec![0; wire::LARGEST_FRAME];
+    let got = wire.async_io(Interest::READABLE, || {
+        let mut parts = [IoSliceMut::new(&mut buffer)];
+        let mut room = cmsg_space!(UnixCredentials);
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = socket::recvmsg::<()>(wire.as_raw_fd(), &mut parts, Some(&mut room), flags)?;
+        let daemon = message.cmsgs()?.find_map(|one| match one {
+            ControlMessageOwned::ScmCredentials(who) => Some(Daemon { pid: who.pid(), uid: who.uid() }),
+            _ => None,
+        });
+        Ok((message.bytes, message.flags.contains(MsgFlags::MSG_TRUNC), daemon))
+    });
+    match got.await.map_err(ended_or)? {
+        (0, _, _) => Err(SessionError::Closed),
+        (_, true, _) => Err(SessionError::Foreign("a frame is larger than any of its".to_owned())),
+        (length, false, daemon) => {
+            buffer.truncate(length);
+            Ok((buffer, daemon))
+        }
+    }
+}
+
+fn ended_or(error: io::Error) -> SessionError {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => SessionError::Closed,
+        _ => SessionError::System(error),
+    }
+}

@@ -1,0 +1,12 @@
+# A gpushd that is older than the database would start read-only. The number is `user_version` of SQLite's header:
+# four bytes at offset 60, the most significant one first.
+database=/var/lib/gpush/gpush.db
+if [ -s "$database" ]; then
+    schema=$(od -An -tu1 -j60 -N4 "$database" | awk '{ print (($1 * 256 + $2) * 256 + $3) * 256 + $4 }')
+    if [ "${schema:-0}" -gt @SCHEMA@ ]; then
+        echo "gpush: cannot install version @VERSION@: it reads databases up to schema @SCHEMA@, and $database has schema $schema" >&2
+        echo "gpush: install the version that is installed now or a later one; or start without history:" >&2
+        echo "gpush:   systemctl stop gpushd.service; mv $database $database.schema-$schema && rm -f $database-wal" >&2
+        exit 1
+    fi
+fi

@@ -1,0 +1,2 @@
+systemd-sysusers gpush.conf
+systemd-tmpfiles --create gpush.conf

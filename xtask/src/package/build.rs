@@ -1,0 +1,59 @@
+//! The programs of the packages.
+//!
+//! A plain build needs the glibc of the machine that builds. cargo-zigbuild links against an older one, so that the
+//! same file runs on every release of the floor.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use super::Release;
+use crate::workspace::{self, Build};
+
+/// Oldest glibc that the packages support: that of Debian 11 and Ubuntu 20.04.
+pub(super) const GLIBC: &str = "2.31";
+
+/// How the programs are built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Profile {
+    /// For hosts: optimised, with debug symbols to split off.
+    Release,
+    /// For tests of the packages.
+    Debug,
+}
+
+/// Builds the programs and returns their folder.
+///
+/// # Errors
+/// When cargo fails, or a release build lacks cargo-zigbuild.
+pub(super) fn build(release: &Release) -> Result<PathBuf> {
+    if release.profile == Profile::Debug {
+        return workspace::build_programs(Build::Debug);
+    }
+    if !workspace::is_installed("cargo-zigbuild") {
+        bail!(
+            "cargo-zigbuild is not installed, so the programs would need the glibc of this machine; \
+             `pip install ziglang cargo-zigbuild` installs it, `--debug-build` makes packages for tests without it"
+        );
+    }
+    let triple = format!("{}-unknown-linux-gnu", release.arch);
+    let mut command = workspace::cargo();
+    command.args(["zigbuild", "--locked", "--release", "--target", &format!("{triple}.{GLIBC}")]);
+    for package in workspace::PROGRAMS {
+        command.args(["--package", package]);
+    }
+    // The same source gives the same program in every folder, and a build id connects it with its debug symbols.
+    let home = std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")));
+    let flags = [
+        "-Clink-arg=-Wl,--build-id=sha1".to_owned(),
+        "-Cdebuginfo=line-tables-only".to_owned(),
+        "-Cstrip=none".to_owned(),
+        format!("--remap-path-prefix={}=gpush", workspace::root().display()),
+        format!("--remap-path-prefix={}=cargo", home.context("neither CARGO_HOME nor HOME is set")?),
+    ];
+    command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
+    if !command.status().context("cannot start cargo")?.success() {
+        bail!("the programs do not build; the messages of cargo above say why");
+    }
+    Ok(workspace::target().join(triple).join("release"))
+}

@@ -1,0 +1,154 @@
+//! `cargo xtask package`: the .deb and .rpm files of gpush, from one staged tree.
+//!
+//! ```text
+//! build ──► programs ──┐
+//! man, completions ────┼──► stage: one tree a package ──┬──► dpkg-deb ──► .deb
+//! packaging/, systemd/ ┘     (list of files, modes)     └──► rpmbuild ──► .rpm
+//! cargo metadata ──► licences, SBOM ┘
+//! ```
+//!
+//! Nothing in a package depends on the time, the user or the folder of the build: file times are those of the last
+//! commit, and owners are root.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `build` | the programs, built against an old glibc where cargo-zigbuild is installed |
+//! | `contents` | which file goes where, with which mode |
+//! | `stage` | the staged trees |
+//! | `dependencies` | licences of the libraries, and the SBOM |
+//! | `elf` | what a program needs of the host: libraries, glibc version |
+//! | `scripts` | maintainer scripts and the spec, with their placeholders filled in |
+//! | `deb`, `rpm` | the two formats |
+
+mod build;
+mod contents;
+mod deb;
+mod dependencies;
+mod elf;
+mod rpm;
+mod scripts;
+mod stage;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use self::{build::Profile, contents::Package, scripts::Values, stage::Stage};
+use crate::workspace::{self, Build};
+
+/// What to package, and where to.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Folder for the packages [default: target/package]
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// Version of the packages [default: that of the workspace]
+    #[arg(long)]
+    version: Option<String>,
+    /// Package debug builds, without compression: for tests of the packages, not for hosts
+    #[arg(long)]
+    debug_build: bool,
+    /// Use the debug build as it is, without a look whether it is up to date
+    #[arg(long, hide = true, requires = "debug_build")]
+    built: bool,
+    /// Architecture, as Rust names it
+    #[arg(long, default_value = std::env::consts::ARCH)]
+    arch: String,
+    /// Only these formats
+    #[arg(long, value_delimiter = ',', default_value = "deb,rpm")]
+    format: Vec<Format>,
+}
+
+/// A format of packages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    Deb,
+    Rpm,
+}
+
+/// One run: what every step needs to know.
+#[derive(Debug)]
+struct Release {
+    version: String,
+    arch: String,
+    profile: Profile,
+    /// Seconds since 1970 of the last commit: the time of every file in a package.
+    epoch: u64,
+    /// Name and address of the person who builds, in the form `NAME <ADDRESS>`.
+    maintainer: String,
+}
+
+/// `cargo xtask package`.
+///
+/// # Errors
+/// When a program does not build or needs a newer glibc than the floor has, a file is missing, or `dpkg-deb` or
+/// `rpmbuild` fails.
+pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
+    let release = Release {
+        version: arguments.version.clone().unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned()),
+        arch: arguments.arch.clone(),
+        profile: if arguments.debug_build { Profile::Debug } else { Profile::Release },
+        epoch: last_commit()?,
+        maintainer: std::env::var("GPUSH_MAINTAINER").unwrap_or_else(|_| "gpush authors <gpush@localhost>".to_owned()),
+    };
+    let out = arguments.out.clone().unwrap_or_else(|| workspace::target().join("package"));
+    let work = out.join("work");
+    if work.exists() {
+        fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))?;
+    }
+    fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
+    let out = out.canonicalize()?;
+
+    let programs = if arguments.built { Build::Debug.folder() } else { build::build(&release)? };
+    let stage = Stage::create(&release, &programs, &out.join("work"))?;
+    let glibc = stage.glibc()?;
+    let values = Values::new(&release, &glibc, schema(&programs)?);
+    let mut made = Vec::new();
+    for format in &arguments.format {
+        made.extend(match format {
+            Format::Deb => deb::build(&release, &stage, &values, &out)?,
+            Format::Rpm => rpm::build(&release, &stage, &values, &out)?,
+        });
+    }
+    println!("glibc {glibc} or later; database schema {}", values.schema());
+    for path in made {
+        println!("{:>9} KiB  {}", fs::metadata(&path)?.len().div_ceil(1024), path.display());
+    }
+    for package in Package::ALL {
+        println!("{:>9} KiB  installed: {}", stage.size(package)?.div_ceil(1024), package.name());
+    }
+    Ok(true)
+}
+
+/// Time of the last commit, or `SOURCE_DATE_EPOCH` where that is set, in seconds since 1970.
+fn last_commit() -> Result<u64> {
+    if let Ok(set) = std::env::var("SOURCE_DATE_EPOCH") {
+        return set.parse().with_context(|| format!("SOURCE_DATE_EPOCH is not a number: {set}"));
+    }
+    let mut git = Command::new("git");
+    let said = output(git.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()))
+        .context("cannot read the time of the last commit; outside a git checkout, set SOURCE_DATE_EPOCH")?;
+    said.trim().parse().context("git printed no time")
+}
+
+/// Newest database schema of the built gpushd.
+fn schema(programs: &Path) -> Result<u32> {
+    let said = output(Command::new(programs.join("gpushd")).arg("--version"))?;
+    let number = said.split("database schema ").nth(1).and_then(|rest| rest.trim().trim_end_matches(')').parse().ok());
+    number.with_context(|| format!("`gpushd --version` names no database schema: {said}"))
+}
+
+/// Runs a command that must succeed; returns its standard output.
+fn output(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let done = command.output().with_context(|| format!("cannot start {program}"))?;
+    if !done.status.success() {
+        let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        bail!("{program} failed ({}): {}{}", done.status, out.trim(), err.trim());
+    }
+    String::from_utf8(done.stdout).with_context(|| format!("{program} printed no UTF-8"))
+}

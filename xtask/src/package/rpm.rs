@@ -1,0 +1,121 @@
+//! `.rpm` files: the spec and `rpmbuild`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    Release,
+    build::Profile,
+    contents::{CONFIG, Package},
+    deb::packages,
+    output,
+    scripts::Values,
+    stage::Stage,
+};
+use crate::workspace;
+
+/// Builds one file a package and returns their paths.
+///
+/// # Errors
+/// When `rpmbuild` is not installed or fails.
+pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Path) -> Result<Vec<PathBuf>> {
+    if !workspace::is_installed("rpmbuild") {
+        bail!("rpmbuild is not installed (Debian's package rpm); `--format deb` makes .deb files alone");
+    }
+    // Packages for tests are not worth the time that compression takes.
+    let payload = if release.profile == Profile::Release { "w9.gzdio" } else { "w1.gzdio" };
+    let work = out.join("work").join("rpm");
+    let root = work.join("root");
+    fs::create_dir_all(&root)?;
+    let values = values.with("STAGE", work.display().to_string()).with("PAYLOAD", payload.to_owned());
+    let mut spec = values.fill("rpm/gpush.spec")?;
+    for package in Package::ALL {
+        let list = work.join(format!("{}.files", package.name()));
+        if packages(release.profile).all(|built| built != package) {
+            spec = without_package(&spec);
+            continue;
+        }
+        output(Command::new("cp").arg("--archive").arg(format!("{}/.", stage.root(package).display())).arg(&root))?;
+        let lines: Vec<String> = stage
+            .files(package)?
+            .into_iter()
+            .map(|file| match file.mode {
+                None => file.path,
+                Some(mode) => {
+                    let kind = if CONFIG.contains(&file.path.as_str()) { "%config(noreplace) " } else { "" };
+                    format!("{kind}%attr({mode:04o}, root, root) {}", file.path)
+                }
+            })
+            .collect();
+        fs::write(&list, lines.join("\n") + "\n").with_context(|| format!("cannot write {}", list.display()))?;
+    }
+    let file = work.join("gpush.spec");
+    fs::write(&file, spec).with_context(|| format!("cannot write {}", file.display()))?;
+    let mut rpmbuild = Command::new("rpmbuild");
+    rpmbuild.args(["-bb", "--quiet", "--target", &release.arch]);
+    for (name, value) in [
+        ("_topdir", work.display().to_string()),
+        ("_rpmdir", work.join("out").display().to_string()),
+        ("buildroot", root.display().to_string()),
+        // One package file does not tell where and when it was built.
+        ("_buildhost", "gpush".to_owned()),
+        ("use_source_date_epoch_as_buildtime", "1".to_owned()),
+        ("clamp_mtime_to_source_date_epoch", "1".to_owned()),
+    ] {
+        rpmbuild.args(["--define", &format!("{name} {value}")]);
+    }
+    output(rpmbuild.arg(&file).env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
+    let mut made = Vec::new();
+    for entry in fs::read_dir(work.join("out").join(&release.arch)).context("rpmbuild made no package")? {
+        let built = entry?.path();
+        let target = out.join(built.file_name().unwrap_or_default());
+        fs::rename(&built, &target).with_context(|| format!("cannot move {}", built.display()))?;
+        made.push(target);
+    }
+    made.sort();
+    Ok(made)
+}
+
+/// The spec without its package of debug symbols.
+fn without_package(spec: &str) -> String {
+    let mut kept = String::new();
+    let mut left_out = false;
+    for line in spec.lines() {
+        if line.starts_with('%') {
+            left_out = ["%package debuginfo", "%description debuginfo", "%files debuginfo"]
+                .iter()
+                .any(|start| line.starts_with(start));
+        }
+        if !left_out {
+            kept.push_str(line);
+            kept.push('\n');
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// rpm expands `%` in scripts too, so that `${x%%y}` would become another command.
+    #[test]
+    fn shared_scripts_contain_no_rpm_macro() {
+        let scripts = crate::workspace::root().join("packaging/scripts");
+        for entry in fs::read_dir(scripts).unwrap() {
+            let path = entry.unwrap().path();
+            assert!(!fs::read_to_string(&path).unwrap().contains('%'), "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn spec_without_symbols_keeps_the_other_packages() {
+        let spec = "%package sim\na\n\n%package debuginfo\nb\n\n%files sim\n%files debuginfo\n%pre\nc\n";
+        assert_eq!(without_package(spec), "%package sim\na\n\n%files sim\n%pre\nc\n");
+    }
+}
