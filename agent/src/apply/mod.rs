@@ -39,7 +39,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest, Plans};
+use gpush_api::{ApiError, Gpu, GpuInstance, GpuPlan, Mig, PlanRequest, Plans, Refusal};
 use gpush_core::{
     desired::{is_switched, needs_reset, plan_host, without_fabric_manager},
     plan,
@@ -233,13 +233,31 @@ pub(super) async fn planned_with_needs(
     }
     let mut needs: Needs =
         crate::operation::gpus(&plans).into_iter().map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
+    let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
+    let mut once_idle = Vec::new();
+    if plans.iter().any(is_used) {
+        let gpus: Vec<Gpu> = gpus.iter().cloned().map(without_processes).collect();
+        once_idle = plan_host(&config, &gpus, request)?.plans;
+    }
     for plan in &plans {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        // What a refused plan would take away is told by the plan that is made once nobody uses it.
+        let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
         needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(&agent.mps, gpu, plan)));
     }
     mps::plan(&agent.mps, gpus, &mut plans);
     timeslice::plan(gpus, &mut plans);
     Ok((plans, needs))
+}
+
+/// A GPU as if no process used it.
+fn without_processes(mut gpu: Gpu) -> Gpu {
+    (gpu.processes, gpu.processes_known) = (Vec::new(), true);
+    for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+        instance.processes.clear();
+        instance.compute.iter_mut().for_each(|compute| compute.processes.clear());
+    }
+    gpu
 }
 
 /// All GPUs without the processes that hold them for no user. The MPS daemons of the GPUs that the request names are

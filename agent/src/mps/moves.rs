@@ -94,29 +94,17 @@ pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
     mps.idle()
 }
 
-/// What a plan takes away on its GPU, whether or not somebody uses it now: what an operation reserves that waits for
-/// it. `plan` is not completed by [`plan`](self::plan) yet.
+/// What a plan takes away on its GPU, whether or not there are shares of it: what an operation that waits reserves. A
+/// plan that is refused takes nothing away.
 pub(crate) fn taken_away(mps: &Mps, gpu: &Gpu, plan: &GpuPlan) -> Reserve {
+    if plan.error.is_some() {
+        return Reserve::Targets(BTreeSet::new());
+    }
     if plan.enables_mig || plan.disables_mig || plan.reset.is_some() {
         return Reserve::Gpu;
     }
-    let blockers: BTreeSet<u32> = match &plan.refusal {
-        // With these idle the plan could be carried out.
-        Some(Refusal::Blocked { blockers }) => blockers.iter().map(|blocker| blocker.gi).collect(),
-        // Its GPU must be free for a reset.
-        Some(Refusal::Held { .. }) => return Reserve::Gpu,
-        Some(_) => return Reserve::Targets(BTreeSet::new()),
-        None if plan.error.is_some() => return Reserve::Targets(BTreeSet::new()),
-        None => BTreeSet::new(),
-    };
-    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let blocking = instances.filter(|instance| blockers.contains(&instance.id)).flat_map(|instance| &instance.compute);
-    let blocking: BTreeSet<&str> = blocking.filter_map(|compute| compute.uuid.as_deref()).collect();
     let entries = mps.entries();
-    let those = entries.iter().filter(|(uuid, entry)| {
-        let is_taken = if plan.error.is_some() { blocking.contains(uuid.as_str()) } else { ends(gpu, plan, uuid) };
-        entry.gpu_uuid == gpu.uuid && is_taken
-    });
+    let those = entries.iter().filter(|(uuid, entry)| entry.gpu_uuid == gpu.uuid && ends(gpu, plan, uuid));
     Reserve::Targets(those.map(|(uuid, _)| uuid.clone()).collect())
 }
 

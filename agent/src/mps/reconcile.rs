@@ -20,6 +20,7 @@ use std::{
 use gpush_api::{GpuState, Mode, MpsUsers};
 use gpush_core::{
     config::Config,
+    desired,
     sharing::{self, Target},
     supervisor::State,
 };
@@ -106,9 +107,32 @@ fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
 
 /// Reconciles the daemons of a GPU with their desired state, unless an operation changes the GPU, which does so itself.
 pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) {
+    if !concerns(mps, gpu_uuid) {
+        return;
+    }
     if let Some(_turn) = mps.handles.lanes.turn(gpu_uuid).await {
         reconcile_owned(mps, gpu_uuid).await;
     }
+}
+
+/// Whether a GPU has a daemon, or its rule or override wants one: a GPU without MPS costs no driver call.
+fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
+    if mps.entries().values().any(|entry| entry.gpu_uuid == gpu_uuid) {
+        return true;
+    }
+    let host = mps.handles.state.now();
+    let Some(gpu) = host.gpu(gpu_uuid) else { return false };
+    let wish = desired::wish(&host.config, gpu.rule, &gpu.gpu);
+    let is_wanted = match wish.mode {
+        Mode::Mps => true,
+        // What an override wants that cannot be parsed is not known.
+        Mode::Mig => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
+        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+    };
+    if !is_wanted {
+        mps.find(gpu_uuid, Vec::new());
+    }
+    is_wanted
 }
 
 /// Reconciles the daemons of a GPU whose lane the caller has.

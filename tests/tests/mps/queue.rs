@@ -4,7 +4,7 @@ use gpush_api::{Code, MpsDaemon, MpsState, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, truth},
     host::Host,
-    mps::{daemons, reaches, share},
+    mps::{Client, daemons, reaches, share},
 };
 use serde_json::json;
 
@@ -65,16 +65,25 @@ fn waiting_operation_is_not_overtaken_by_new_shares() {
     assert_eq!(agent.request("DELETE", &format!("/v1/mps/shares/{other}"), "", b"").status, 200);
 }
 
-/// What is cancelled reserves nothing any more.
+/// The operation is blocked by a process, which the driver shows, and not only by a share. Once it is cancelled it
+/// reserves nothing.
 #[test]
 fn cancelled_operation_lets_shares_be_granted_again() {
     let host = Host::up(HOST);
     let agent = Agent::start(&host, CONFIG);
-    let (large, _) = served(&agent);
-    share(&agent, &large, &json!({ "percentage": 10 })).expect("a share");
+    let (large, small) = served(&agent);
+    let taken = share(&agent, &large, &json!({ "percentage": 10 })).expect("a share");
+    let _client = Client::start(&host, &taken.environment);
+    agent.settle_reads();
     let body = json!({"gpus": ["0"], "layout": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
     let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
     share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
+    let second = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    assert!(second.notes[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.notes);
+    assert_eq!(agent.cancel(&second.id).status, 202);
+    assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);
+    share(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");
     assert_eq!(agent.cancel(&waiting.id).status, 202);
     assert_eq!(agent.follow(agent.operation(&waiting.id)).state, OperationState::RolledBack);
     share(&agent, &large, &json!({ "percentage": 10 })).expect("a share");
