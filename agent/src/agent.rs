@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    apply::queue::OperationQueue,
+    apply::{Executor, Planner, queue::OperationQueue},
     http::desk::Desk,
     idempotency::Idempotency,
     lanes::Lanes,
@@ -60,6 +60,10 @@ pub(crate) struct Agent {
     pub(crate) lanes: Lanes,
     /// What is being done.
     pub(crate) operations: Operations,
+    /// Plans changes.
+    pub(crate) planner: Planner,
+    /// Executes operations.
+    pub(crate) executor: Executor,
     /// Operations that wait for their GPUs.
     pub(crate) queue: OperationQueue,
     /// MPS daemons, and shares of their targets.

@@ -42,7 +42,7 @@ pub(crate) async fn health(agent: &Agent, viewer: Viewer) -> Health {
     let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
     let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
     causes.extend(agent.operations.not_stopping(&agent.stopping).err());
-    causes.extend(apply::services_health(agent));
+    causes.extend(apply::services_health(&agent.outside));
     causes.extend(agent.timeslice.health());
     causes.extend(agent.shared_gpus.health());
     causes.extend(mps::health(&agent.mps));

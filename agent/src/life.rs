@@ -36,7 +36,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     agent::{Agent, Shared},
-    apply,
+    apply::{self, Executor, Planner, Recovery, Services},
     caller::Viewer,
     durable::{self, Remembered},
     http,
@@ -49,9 +49,10 @@ use crate::{
     },
     logging::{self, Log},
     maintenance,
+    modes::{driver::Driver, mig::MigMode},
     monitor::Monitor,
     mps::{self, Mps},
-    operation::Operations,
+    operation::{Ongoing, Operations},
     options::{Arguments, Paths, Surroundings, Trust},
     outside::Outside,
     overrides,
@@ -297,14 +298,40 @@ async fn serve(
         read_only.clone(),
         remembered,
     );
+    let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
+    let mig = MigMode {
+        driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
+        outside: Arc::clone(&outside),
+        users: users.clone(),
+        state: state.clone(),
+    };
+    let planner =
+        Planner { mig: mig.clone(), mps: mps.clone(), operations: operations.clone(), host_root: host_root.clone() };
+    let services = Services {
+        state: state.clone(),
+        store: store.clone(),
+        outside: Arc::clone(&outside),
+        stopping: stopping.clone(),
+    };
+    let tasks = TaskTracker::new();
+    let executor = Executor {
+        mig,
+        mps: mps.clone(),
+        timeslice: timeslice.clone(),
+        services,
+        operations: operations.clone(),
+        tasks: tasks.clone(),
+    };
     let agent = Arc::new(Agent {
         settings,
+        planner,
+        executor,
         readings,
         commits: Commits::new(store.clone(), state.clone()),
         hardware,
         outside,
         users,
-        operations: Operations::new(store.clone(), state.events().clone(), lanes.clone()),
+        operations,
         lanes,
         state,
         queue: Default::default(),
@@ -321,7 +348,7 @@ async fn serve(
         host_root,
         startup,
         desk: Default::default(),
-        tasks: TaskTracker::new(),
+        tasks,
         stopping,
         own_uid,
     });
@@ -329,7 +356,10 @@ async fn serve(
     maintenance::resume(&agent);
     // Their GPUs are theirs before anybody is served.
     mps::find(&agent.mps);
-    let changed = apply::take_over(&agent, unfinished, &superseded, &boot_id).await;
+    let recovery =
+        Recovery { executor: agent.executor.clone(), planner: agent.planner.clone(), stopping: agent.stopping.clone() };
+    let enqueue = |ongoing: &Arc<Ongoing>, order, since| agent.queue.enter_again(&agent.lanes, ongoing, order, since);
+    let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
     agent.startup.leave(changed.into_iter());
     let queue = tokio::spawn(apply::queue::run(Arc::clone(&agent)));
     // Listens from before there is a worker to be heard.

@@ -29,6 +29,7 @@ mod life;
 mod listen;
 mod logging;
 mod maintenance;
+mod modes;
 mod monitor;
 mod mps;
 mod operation;

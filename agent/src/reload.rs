@@ -16,8 +16,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     agent::Shared,
-    apply,
     caller::Viewer,
+    modes::mig::reset::not_resetting,
     overrides,
     settings::Candidate,
     state::{Effect, unidentified, words},
@@ -250,7 +250,7 @@ async fn unseen(agent: &Shared, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiErr
     if let Some(maintenance) = agent.state.maintenance() {
         return vec![words::refusal(&maintenance)];
     }
-    let gpus = match (seen, apply::not_resetting(agent)) {
+    let gpus = match (seen, not_resetting(&agent.outside)) {
         (Ok(gpus), Ok(())) => gpus,
         (Err(error), _) => return vec![error.clone()],
         (Ok(_), Err(resetting)) => return vec![resetting],

@@ -1,35 +1,37 @@
-//! The previous layout on one GPU: restored to the placement, read back.
+//! The previous layout on one GPU: restored with its placements, and read back.
 //!
-//! It is planned like any other change, from a fresh reading to what stood before, so it does not
-//! matter how far the change came. A failed step is tried again from another fresh reading: what
-//! broke the change may be over.
+//! It is planned like any other change, from a fresh reading to the layout before the operation, so it does not matter
+//! how far the operation came. After a failed step it is planned again from another fresh reading: the cause of the
+//! failure may be gone.
 //!
 //! ```text
-//! read ─► plan to what stood before ─┬─ stands ──► steps ─► read back ─► restored
-//!  ▲                                 └─ in use ──► plan beside it ─► steps ─► partly restored
-//!  └── pause ◄── a step failed, or who uses the GPU is not known
+//! read ─► plan to the previous layout ─┬─ feasible ──► steps ─► read back ─► restored
+//!  ▲                                   └─ in use ────► plan beside it ─► steps ─► partly restored
+//!  └── pause ◄── a step failed, or the processes on the GPU are not known
 //! ```
 //!
-//! An instance that must stay costs only what overlaps it. It must when a process has come into it
-//! meanwhile, or when it is somebody else's: neither from before nor of the plan; on the last attempts also when the driver has refused to destroy it, or does not tell
-//! who uses the GPU. A GPU instance without compute instances has no users.
+//! An instance that must stay costs only what overlaps it. It must stay when a process has started in it meanwhile, or
+//! when it belongs to neither the previous layout nor the plan. On the last attempts it also stays when the driver has
+//! refused to destroy it, or does not list the processes on the GPU. A GPU instance without compute instances has no
+//! processes.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{ApiError, Code, GpuInstance, Mig, Refusal, Step, USERS_UNKNOWN};
+use gpush_api::{ApiError, Code, GpuInstance, InstanceStep, Mig, Refusal, USERS_UNKNOWN};
 use gpush_core::{
     geometry::Geometry,
     plan::{self, Beside, Target},
     refusal,
+    step::{Instances, same_layout},
 };
 use gpush_nvml::Reading;
 
-use super::{
-    Part, mode,
-    step::{self, Ground, Trouble},
-};
+use super::part::{Part, instances};
 use crate::{
-    agent::Shared,
+    modes::{
+        Trouble,
+        mig::{self, MigMode, reset::Purpose},
+    },
     state::{redact, words},
 };
 
@@ -42,7 +44,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Why an attempt did not restore it.
 struct Setback {
     trouble: Trouble,
-    /// The GPU instance that the driver would not let go, by id.
+    /// Id of the GPU instance that the driver refused to destroy.
     refused: Option<u32>,
 }
 
@@ -52,32 +54,32 @@ impl From<Trouble> for Setback {
     }
 }
 
-/// How much of what stood before an attempt restores.
+/// How much an attempt restores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UpTo {
-    /// The instances; a MIG mode that is to go off stays on, for now.
+    /// The instances. A MIG mode that is to be disabled stays on for now.
     Instances,
-    /// All.
+    /// Everything.
     Mode,
 }
 
-/// Gives GPUs that are reset only together their modes from before at once: one by one, each would be in the
-/// way of the other's reset. What fails here is left to [`back`], which every one of them has still to go.
-pub(super) async fn modes_together(agent: &Shared, operation: &str, parts: &[&Part]) {
-    let mut other: Vec<&Part> = Vec::new();
-    for &part in parts.iter().filter(|part| part.plan.reset.as_ref().is_some_and(|reset| !reset.together.is_empty())) {
-        let Ok(reading) = step::read(agent, part).await else { continue };
+/// Restores the MIG mode of GPUs that are reset only together, at once: one by one, each would block the reset of the
+/// others. What fails here is left to [`back`], which each of them still has to pass.
+pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part]) {
+    let mut changed: Vec<&Part> = Vec::new();
+    for &part in parts.iter().filter(|part| part.peers().next().is_some()) {
+        let Ok(reading) = mig.driver.read(&part.gpu()).await else { continue };
         if let (Some(before), Some(now)) = (&part.before, &reading.mig)
             && before.enabled != now.enabled
         {
-            other.push(part);
+            changed.push(part);
         }
     }
     let was_on = |part: &&Part| part.before.as_ref().is_some_and(|before| before.enabled);
-    let (on, off): (Vec<&Part>, Vec<&Part>) = other.into_iter().partition(was_on);
+    let (on, off): (Vec<&Part>, Vec<&Part>) = changed.into_iter().partition(was_on);
     for attempt in 1..=ATTEMPTS {
-        let is_on = on.len() < 2 || mode::switch(agent, operation, &on, true, None).await.is_empty();
-        let is_off = off.len() < 2 || off_together(agent, operation, &off).await;
+        let is_on = on.len() < 2 || switch_together(mig, purpose, &on, true).await;
+        let is_off = off.len() < 2 || off_together(mig, purpose, &off).await;
         if is_on && is_off {
             return;
         }
@@ -85,26 +87,32 @@ pub(super) async fn modes_together(agent: &Shared, operation: &str, parts: &[&Pa
     }
 }
 
-/// Clears GPUs of what was made on them, and switches their modes off at once; whether that was done.
-async fn off_together(agent: &Shared, operation: &str, off: &[&Part]) -> bool {
+/// Destroys what the operation created on GPUs, and disables their MIG mode at once. Returns whether that is done.
+async fn off_together(mig: &MigMode, purpose: &Purpose<'_>, off: &[&Part]) -> bool {
     for part in off {
-        if !matches!(once(agent, operation, part, None, UpTo::Instances).await, Ok(None)) {
+        if !matches!(once(mig, purpose, part, None, UpTo::Instances).await, Ok(None)) {
             return false;
         }
     }
-    mode::switch(agent, operation, off, false, None).await.is_empty()
+    switch_together(mig, purpose, off, false).await
 }
 
-/// Restores what stood before.
+/// Sets the MIG mode of GPUs at once. Returns whether that is done.
+async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], enable: bool) -> bool {
+    let changes: Vec<_> = parts.iter().map(|part| part.mode_change()).collect();
+    mig::mode::execute(mig, purpose, &changes, enable).await.is_empty()
+}
+
+/// Restores the GPU as it was before the operation.
 ///
 /// # Errors
-/// When it can't, or not all of it; the GPU is then neither as planned nor as before.
-pub(super) async fn back(agent: &Shared, operation: &str, part: &Part) -> Result<(), Trouble> {
+/// When it cannot be restored, or not completely; the GPU is then neither as planned nor as before.
+pub(super) async fn back(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;
     loop {
         let stays = (attempt >= ATTEMPTS).then_some(&refused);
-        let setback = match once(agent, operation, part, stays, UpTo::Mode).await {
+        let setback = match once(mig, purpose, part, stays, UpTo::Mode).await {
             Ok(None) => return Ok(()),
             Ok(Some(beside)) => return Err(Trouble::Failed(partly(part, beside))),
             Err(setback) => setback,
@@ -127,76 +135,39 @@ pub(super) async fn back(agent: &Shared, operation: &str, part: &Part) -> Result
     }
 }
 
-/// One attempt; what could not be restored, where that is not all. `stays` are the instances that
-/// are not touched although no process shows in them; without it everything is to come back.
+/// Makes one attempt. Returns what could not be restored, if that is not everything. `stays` are instances that are not
+/// touched although no process is listed in them; with `None` the attempt restores everything or fails.
 async fn once(
-    agent: &Shared,
-    operation: &str,
+    mig: &MigMode,
+    purpose: &Purpose<'_>,
     part: &Part,
     stays: Option<&BTreeSet<u32>>,
     up_to: UpTo,
 ) -> Result<Option<Beside>, Setback> {
-    let mut reading = step::read(agent, part).await?;
-    if same(part.before.as_ref(), reading.mig.as_ref()) {
+    let gpu = part.gpu();
+    let mut reading = mig.driver.read(&gpu).await?;
+    if same_layout(part.before.as_ref(), reading.mig.as_ref()) {
         return Ok(None);
     }
     let failed = |error: ApiError| Setback::from(Trouble::Failed(error));
     let is_on = |reading: &Reading| reading.mig.as_ref().is_some_and(|mig| mig.enabled);
     if part.before.as_ref().is_some_and(|before| before.enabled) && !is_on(&reading) {
-        restore_mode(agent, operation, part, true).await?;
-        reading = step::read(agent, part).await?;
+        restore_mode(mig, purpose, part, true).await?;
+        reading = mig.driver.read(&gpu).await?;
     }
     let (Some(before), Some(now)) = (&part.before, &reading.mig) else {
         let message = format!("{}: it has no MIG any more", part.label());
         return Err(failed(ApiError::new(Code::DriverError, message)));
     };
     let mut short = None;
-    let mut target = Target::default();
     let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
     if now.enabled {
-        let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
-        target = Target::of_instances(&geometry, previous);
-        let unknown = |instance: &GpuInstance| !reading.processes_known && !instance.compute.is_empty();
-        let others = plan::others(&now.instances, previous, &part.outcome);
-        let untouchable = |instance: &GpuInstance| {
-            others.contains(&instance.id)
-                || unknown(instance)
-                || stays.is_some_and(|stays| stays.contains(&instance.id))
-        };
-        let mut planned = plan::plan(&geometry, &now.instances, &target);
-        let instead = match &planned {
-            Ok(plan) if !destroys(&plan.steps, &now.instances, untouchable) => false,
-            Ok(plan) if stays.is_none() && destroys(&plan.steps, &now.instances, unknown) => {
-                return Err(failed(users_unknown(part, &reading)));
-            }
-            Ok(_) | Err(Refusal::Blocked { .. }) => true,
-            Err(_) => false,
-        };
-        if instead {
-            let mut beside = plan::beside(&geometry, &now.instances, previous, untouchable);
-            beside.others = others;
-            target = beside.target.clone();
-            planned = plan::plan(&geometry, &now.instances, &target);
-            short = Some(beside);
-        }
-        let plan = planned.map_err(|mut refused| {
-            tracing::error!(
-                gpu = part.plan.uuid,
-                "{}",
-                words::in_full(&refusal::explain(&refused, part.plan.gpu, &part.label()))
-            );
-            if let Refusal::Blocked { blockers } = &mut refused {
-                redact::holders(blockers);
-            }
-            let mut error = refusal::explain(&refused, part.plan.gpu, &part.label());
-            error.causes.insert(0, error.message);
-            error.message = format!("{}: the previous layout can't be restored", part.label());
-            failed(error)
-        })?;
-        let mut ground = Ground::of(&now.instances);
-        for step in &plan.steps {
-            step::take(agent, part, step, &mut ground).await.map_err(|trouble| Setback {
-                refused: destroyed(step).filter(|_| trouble.error().code == Code::Blocked),
+        let (steps, beside) = plan_back(part, before, now, &reading, &geometry, stays)?;
+        short = beside;
+        let mut known = Instances::of(&now.instances);
+        for step in &steps {
+            mig::instances::execute(&mig.driver, &gpu, step, &mut known).await.map_err(|trouble| Setback {
+                refused: step.destroys().filter(|_| trouble.error().code == Code::Blocked),
                 trouble,
             })?;
         }
@@ -205,19 +176,19 @@ async fn once(
         return Ok(short);
     }
     if short.is_none() && (now.enabled, now.pending) != (before.enabled, before.pending) {
-        restore_mode(agent, operation, part, before.enabled).await?;
+        restore_mode(mig, purpose, part, before.enabled).await?;
         if before.pending != before.enabled {
-            // Somebody had asked for it and not reset the GPU yet.
-            step::set_mode(agent, part, before.pending).await?;
+            // A mode had been set before the operation, and the GPU was not reset since.
+            mig::mode::set_pending(&mig.driver, &gpu, before.pending).await?;
         }
     }
-    let reading = step::read(agent, part).await?;
+    let reading = mig.driver.read(&gpu).await?;
     let stands = match &short {
-        None => same(part.before.as_ref(), reading.mig.as_ref()),
-        Some(_) => reading
-            .mig
-            .as_ref()
-            .is_some_and(|mig| plan::plan(&geometry, &mig.instances, &target).is_ok_and(|plan| plan.steps.is_empty())),
+        None => same_layout(part.before.as_ref(), reading.mig.as_ref()),
+        Some(beside) => {
+            let rest = plan::plan(&geometry, instances(reading.mig.as_ref()), &beside.target);
+            reading.mig.is_some() && rest.is_ok_and(|rest| rest.steps.is_empty())
+        }
     };
     if stands {
         return Ok(short);
@@ -226,21 +197,67 @@ async fn once(
     Err(failed(ApiError::new(Code::DriverError, message)))
 }
 
-async fn restore_mode(agent: &Shared, operation: &str, part: &Part, enable: bool) -> Result<(), Trouble> {
-    let mut troubled = mode::switch(agent, operation, &[part], enable, None).await;
-    troubled.remove(&part.position).map_or(Ok(()), Err)
-}
-
-/// The GPU instance that a step destroys, or destroys something in.
-fn destroyed(step: &Step) -> Option<u32> {
-    match step {
-        Step::DestroyCompute { gi, .. } | Step::DestroyGpuInstance { gi, .. } => Some(*gi),
-        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => None,
+/// Plans the steps from a reading to the instances before the operation. Returns also what they do not restore, if they
+/// have to leave an instance.
+fn plan_back(
+    part: &Part,
+    before: &Mig,
+    now: &Mig,
+    reading: &Reading,
+    geometry: &Geometry,
+    stays: Option<&BTreeSet<u32>>,
+) -> Result<(Vec<InstanceStep>, Option<Beside>), Setback> {
+    let failed = |error: ApiError| Setback::from(Trouble::Failed(error));
+    let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
+    let target = Target::of_instances(geometry, previous);
+    let unknown = |instance: &GpuInstance| !reading.processes_known && !instance.compute.is_empty();
+    let others = plan::others(&now.instances, previous, &part.outcome);
+    let untouchable = |instance: &GpuInstance| {
+        others.contains(&instance.id) || unknown(instance) || stays.is_some_and(|stays| stays.contains(&instance.id))
+    };
+    let mut planned = plan::plan(geometry, &now.instances, &target);
+    let instead = match &planned {
+        Ok(plan) if !destroys(&plan.steps, &now.instances, untouchable) => false,
+        Ok(plan) if stays.is_none() && destroys(&plan.steps, &now.instances, unknown) => {
+            return Err(failed(users_unknown(part, reading)));
+        }
+        Ok(_) | Err(Refusal::Blocked { .. }) => true,
+        Err(_) => false,
+    };
+    let mut short = None;
+    if instead {
+        let mut beside = plan::beside(geometry, &now.instances, previous, untouchable);
+        beside.others = others;
+        planned = plan::plan(geometry, &now.instances, &beside.target);
+        short = Some(beside);
+    }
+    match planned {
+        Ok(plan) => Ok((plan.steps, short)),
+        Err(refused) => Err(failed(not_feasible(part, refused))),
     }
 }
 
-fn destroys(steps: &[Step], instances: &[GpuInstance], untouchable: impl Fn(&GpuInstance) -> bool) -> bool {
-    let destroyed: BTreeSet<u32> = steps.iter().filter_map(destroyed).collect();
+/// Explains that the previous layout cannot be restored: in full to the log, without processes in the error.
+fn not_feasible(part: &Part, mut refused: Refusal) -> ApiError {
+    let in_full = refusal::explain(&refused, part.plan.gpu, &part.label());
+    tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&in_full));
+    if let Refusal::Blocked { blockers } = &mut refused {
+        redact::holders(blockers);
+    }
+    let mut error = refusal::explain(&refused, part.plan.gpu, &part.label());
+    error.causes.insert(0, error.message);
+    error.message = format!("{}: the previous layout can't be restored", part.label());
+    error
+}
+
+async fn restore_mode(mig: &MigMode, purpose: &Purpose<'_>, part: &Part, enable: bool) -> Result<(), Trouble> {
+    let mut troubled = mig::mode::execute(mig, purpose, &[part.mode_change()], enable).await;
+    troubled.remove(&part.position).map_or(Ok(()), Err)
+}
+
+/// Returns whether steps destroy an instance that must not be touched, completely or in part.
+fn destroys(steps: &[InstanceStep], instances: &[GpuInstance], untouchable: impl Fn(&GpuInstance) -> bool) -> bool {
+    let destroyed: BTreeSet<u32> = steps.iter().filter_map(InstanceStep::destroys).collect();
     instances.iter().any(|instance| destroyed.contains(&instance.id) && untouchable(instance))
 }
 
@@ -251,8 +268,8 @@ fn users_unknown(part: &Part, reading: &Reading) -> ApiError {
     error
 }
 
-/// What is left to be said of a layout that is only partly back: in full to the log, which is
-/// root's, and without the holders in the operation and the GPU's condition, which everybody reads.
+/// Explains that a layout is only partly restored: in full to the log, which only root reads, and without processes in
+/// the operation and the GPU's condition, which everybody reads.
 fn partly(part: &Part, mut beside: Beside) -> ApiError {
     let explain = |beside: &Beside| {
         let error = refusal::partly_restored(beside, part.plan.gpu, &part.label());
@@ -262,33 +279,4 @@ fn partly(part: &Part, mut beside: Beside) -> ApiError {
     tracing::error!(gpu = part.plan.uuid, "{}", words::in_full(&explain(&beside)));
     redact::holders(&mut beside.stays);
     explain(&beside)
-}
-
-/// Whether the same layout stands in both. Ids of instances are the driver's and may differ.
-pub(super) fn same(one: Option<&Mig>, other: Option<&Mig>) -> bool {
-    match (one, other) {
-        (None, None) => true,
-        (Some(one), Some(other)) => {
-            (one.enabled, one.pending) == (other.enabled, other.pending)
-                && shape(&one.instances) == shape(&other.instances)
-        }
-        (None, Some(_)) | (Some(_), None) => false,
-    }
-}
-
-/// Instances by where they are and what they are.
-pub(super) type Shape = Vec<(gpush_api::Placement, u32, Vec<(Option<gpush_api::Placement>, u32)>)>;
-
-/// What stands, without the ids.
-pub(super) fn shape(instances: &[GpuInstance]) -> Shape {
-    let mut shape: Shape = instances
-        .iter()
-        .map(|instance| {
-            let mut compute: Vec<_> = instance.compute.iter().map(|c| (c.placement, c.profile_id)).collect();
-            compute.sort_unstable();
-            (instance.placement, instance.profile_id, compute)
-        })
-        .collect();
-    shape.sort_unstable();
-    shape
 }

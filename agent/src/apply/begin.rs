@@ -7,18 +7,18 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{Actor, ApiError, Code, Gpu, GpuPlan, Mig, Operation, PlanRequest};
 use gpush_core::config::Config;
-use gpush_host::other_managers;
 use gpush_nvml::Reading;
 use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Part, carry_out, free_gpus, mode, planned, planned_with_needs, queue, renewed, unreadable};
+use super::{part::Part, planner::unreadable, queue};
 use crate::{
     agent::Shared,
     caller::{Caller, Viewer},
     idempotency::Key,
     lanes::Claim,
+    modes::mig::reset::not_resetting,
     operation::{self, Also, New},
     overrides::{self, Lasting},
 };
@@ -97,15 +97,15 @@ pub(crate) async fn begin(agent: &Shared, caller: &Caller, order: Order) -> Resu
 async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     refuse_now(agent)?;
     let config = agent.settings.config();
-    let gpus = free_gpus(agent, caller.viewer, &order.request).await?;
-    let planned = planned_with_needs(agent, &gpus, &order.request).await;
+    let gpus = agent.planner.gpus(caller.viewer, &order.request).await?;
+    let planned = agent.planner.planned_with_needs(&gpus, &order.request).await;
     let (meant, needs) = planned.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
     let by = caller.actor(agent.users.user(caller.peer.uid).await);
     // An operation that waits goes behind those that wait already. One that does not begins at once or is refused.
     let ahead = order.wait.and_then(|_| agent.lanes.ahead_of_newcomer(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(agent, &ahead)));
-    let free = first.and_then(|()| mode::not_resetting(agent));
+    let free = first.and_then(|()| not_resetting(&agent.outside));
     let claimed = free.and_then(|()| agent.lanes.claim(&operation::gpus(&meant)));
     let ready = match claimed {
         Ok(claim) => Ready::look(agent, caller.viewer, &order, &meant, claim).await,
@@ -123,7 +123,7 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
                 }
             }
             let operation = ongoing.snapshot();
-            carry_out::spawn(agent, ongoing, parts);
+            agent.executor.spawn(ongoing, parts);
             return Ok(operation);
         }
         Err(error) if order.wait.is_none() || !may_pass(&error) => return Err(error),
@@ -150,7 +150,7 @@ fn refuse_now(agent: &Shared) -> Result<(), ApiError> {
 /// Whether a refusal may pass while somebody waits: another operation ends, an instance becomes
 /// idle.
 pub(super) fn may_pass(error: &ApiError) -> bool {
-    error.retryable && matches!(error.code, Code::Blocked | Code::Conflict)
+    error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
 /// An operation that can begin: it has the lanes of its GPUs, and its plans were made on readings after that.
@@ -160,10 +160,10 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Reads the GPUs that were claimed for `meant`, and plans them again.
+    /// Reads the GPUs that were claimed for `meant`, and plans them anew.
     ///
     /// # Errors
-    /// When one cannot be read, or cannot have its layout; the GPUs are free again.
+    /// When one can't be read, or can't have its layout; the GPUs are free again.
     pub(super) async fn look(
         agent: &Shared,
         viewer: Viewer,
@@ -177,10 +177,9 @@ impl Ready {
         for ((_, outcome), plan) in agent.readings.now(&uuids).await.into_iter().zip(meant) {
             readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
         }
-        let gpus = renewed(agent, viewer, &readings).await?;
+        let gpus = agent.planner.gpus_with(viewer, &readings).await?;
         let config = agent.settings.config();
-        let mut plans = planned(agent, &gpus, &order.request).await?;
-        other_managers::refuse(&agent.host_root, &mut plans);
+        let mut plans = agent.planner.planned(&gpus, &order.request).await?;
         // Nor is anything reset along that is not claimed.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
@@ -188,7 +187,7 @@ impl Ready {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
         }
-        mode::preflight::examine(agent, viewer, &gpus, &mut plans).await;
+        agent.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }
@@ -230,8 +229,8 @@ fn bare(reading: &Reading) -> Option<Mig> {
     Some(mig)
 }
 
-/// What the journal keeps in addition to the plans: the order, for an agent that takes over a queued operation, and
-/// what it makes of overrides, for an agent that takes it over half done.
+/// What the journal keeps beside the plans: the order, for an agent that takes it over in line, and
+/// what it makes of overrides, for one that takes it over half done.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct More {
     #[serde(flatten)]

@@ -30,15 +30,12 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{
-    begin::{Order, Ready, intent, may_pass, refusal},
-    carry_out::{self, carry_out, finish},
-    free_gpus_of, mode, planned_with_needs,
-};
+use super::begin::{Order, Ready, intent, may_pass, refusal};
 use crate::{
     agent::Shared,
     caller::Viewer,
     lanes::{Ahead, Lanes, Need, Needs, Place, Reserve, Waiter},
+    modes::mig::reset::not_resetting,
     operation::{self, Ongoing},
 };
 
@@ -116,6 +113,13 @@ impl OperationQueue {
         self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
+    /// Queues an operation again that an earlier gpushd left. Until it is planned it reserves all its GPUs.
+    pub(crate) fn enter_again(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
+        let plans = ongoing.snapshot().plans;
+        let needs = plans.into_iter().map(|plan| (plan.uuid, Need::Lane(Reserve::Gpu))).collect();
+        self.enter(lanes, ongoing, order, since, needs);
+    }
+
     fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, place: Arc<Place>, again: Instant) {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
         let until = Instant::now() + order.wait.unwrap_or_default().saturating_sub(spent);
@@ -135,12 +139,6 @@ impl OperationQueue {
     pub(crate) fn wake(&self) {
         self.changes.send_modify(|changes| *changes += 1);
     }
-}
-
-/// What an operation needs whose plan is not known: the GPUs of its last plans, entirely.
-pub(super) fn needs_before_plan(ongoing: &Ongoing) -> Needs {
-    let plans = ongoing.snapshot().plans;
-    plans.into_iter().map(|plan| (plan.uuid, Need::Lane(Reserve::Gpu))).collect()
 }
 
 /// Serves the queue until the agent stops. What waits then goes on waiting in the next agent.
@@ -193,7 +191,7 @@ async fn round(agent: &Shared) {
     let concerned: BTreeSet<String> =
         all.iter().flat_map(|one| one.ongoing.snapshot().plans).map(|plan| plan.uuid).collect();
     // Every user may read what they wait for, so no user's view is used.
-    let gpus = match free_gpus_of(agent, Viewer::Agent, &concerned).await {
+    let gpus = match agent.planner.gpus_of(Viewer::Agent, &concerned).await {
         Ok(gpus) => gpus,
         Err(error) => return all.iter().for_each(|one| still(agent, one, &error)),
     };
@@ -217,8 +215,8 @@ fn passes(error: &ApiError) -> bool {
 }
 
 async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, ApiError> {
-    mode::not_resetting(agent)?;
-    let (meant, needs) = planned_with_needs(agent, gpus, &one.order.request).await?;
+    not_resetting(&agent.outside)?;
+    let (meant, needs) = agent.planner.planned_with_needs(gpus, &one.order.request).await?;
     one.place.set_needs(needs);
     if let Some(ahead) = one.place.ahead() {
         return Err(behind(agent, &ahead));
@@ -247,14 +245,15 @@ pub(super) fn behind(agent: &Shared, ahead: &Ahead) -> ApiError {
 fn start(agent: &Shared, one: Waiting, ready: Ready) {
     agent.queue.waiting().remove(&one.ongoing.number());
     let Waiting { ongoing, order, place, .. } = one;
-    carry_out::in_background(agent, ongoing, move |agent, ongoing| async move {
+    let agent = Arc::clone(agent);
+    agent.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
         let Ready { parts, claim } = ready;
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
             Ok(()) => {
                 // It has its lanes: it waits no more.
                 drop(place);
-                return carry_out(&agent, ongoing, &parts).await;
+                return executor.run(ongoing, &parts).await;
             }
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
             // Its cancellation is recorded and is reported in a moment: nothing else ends what is queued.
@@ -271,7 +270,8 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
             Err(error) => error,
         };
         drop(place);
-        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error.outcome("nothing of it was done"))).await;
+        let error = error.outcome("nothing of it was done");
+        executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
 }
 
@@ -305,8 +305,8 @@ fn leave(agent: &Shared, one: &Waiting, mut error: ApiError) {
         error.errors = last.errors;
     }
     let error = error.outcome("nothing of it was done");
-    carry_out::in_background(agent, Arc::clone(&one.ongoing), move |agent, ongoing| async move {
-        finish(&agent, ongoing, &[], OperationState::RolledBack, Some(error)).await;
+    agent.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
+        executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
 }
 

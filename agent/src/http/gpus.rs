@@ -37,7 +37,7 @@ pub(super) async fn list(
     if parameters.profiles {
         let list = async move |agent: Shared, caller: Caller| -> Result<Vec<Gpu>, Failure> {
             let mut gpus = observed.gpus(caller.viewer);
-            gpus.iter_mut().for_each(|gpu| apply::add_progress(&agent, &observed.host, gpu));
+            gpus.iter_mut().for_each(|gpu| apply::add_progress(&agent.queue, &agent.operations, &observed.host, gpu));
             Ok(gpus)
         };
         return desk::answer(agent, caller, StatusCode::OK, list).await;
@@ -53,7 +53,7 @@ pub(super) async fn list(
     let list = async move |caller: Caller| -> Result<Bytes, Failure> {
         let mut gpus = observed.gpus(caller.viewer);
         for gpu in &mut gpus {
-            apply::add_progress(&shared, &observed.host, gpu);
+            apply::add_progress(&shared.queue, &shared.operations, &observed.host, gpu);
             leave_out_profiles(gpu);
         }
         let json = desk::written(&gpus)?;
@@ -164,6 +164,6 @@ fn leave_out_profiles(gpu: &mut Gpu) {
 async fn find(agent: &Shared, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
     let observed = agent.readings.host().await?;
     let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
-    apply::add_progress(agent, &observed.host, &mut gpu);
+    apply::add_progress(&agent.queue, &agent.operations, &observed.host, &mut gpu);
     Ok(gpu)
 }

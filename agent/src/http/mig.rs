@@ -29,7 +29,7 @@ pub(super) async fn plan(
     Body(request): Body<PlanRequest>,
 ) -> Result<Response, Failure> {
     let plan = async move |agent: Shared, caller: Caller| -> Result<Plans, Failure> {
-        Ok(apply::plan(&agent, caller.viewer, &request).await?)
+        Ok(agent.planner.plan(caller.viewer, &request).await?)
     };
     desk::answer(agent, caller, StatusCode::OK, plan).await
 }

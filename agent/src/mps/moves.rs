@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, MpsStop, Refusal, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mode, MpsStep, Refusal, Step};
 use gpush_core::{sharing, supervisor::State};
 use gpush_mps::daemon::{Report as Seen, Request as Do, TargetDir as Place};
 use tokio::{task::JoinSet, time::timeout};
@@ -100,7 +100,7 @@ pub(crate) fn taken_away(mps: &Mps, gpu: &Gpu, plan: &GpuPlan) -> Reserve {
     if plan.error.is_some() {
         return Reserve::Targets(BTreeSet::new());
     }
-    if plan.enables_mig || plan.disables_mig || plan.reset.is_some() {
+    if plan.mig_mode().is_some() || plan.reset().is_some() {
         return Reserve::Gpu;
     }
     let entries = mps.entries();
@@ -153,9 +153,12 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan]) {
             *plan = plan.without_steps().refused(error);
             continue;
         }
-        let stop = |(uuid, entry): (&String, &Entry)| MpsStop { uuid: uuid.clone(), label: view::label(entry, uuid) };
-        plan.stops_mps = ended.into_iter().map(stop).collect();
-        plan.starts_mps = starts;
+        for (uuid, entry) in ended {
+            plan.add(Step::Mps(MpsStep::StopDaemon { uuid: uuid.clone(), label: view::label(entry, uuid) }));
+        }
+        if starts {
+            plan.add(Step::Mps(MpsStep::StartDaemon));
+        }
     }
 }
 
@@ -172,43 +175,42 @@ fn ends(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
         return true;
     }
     if uuid == gpu.uuid {
-        return plan.enables_mig || plan.disables_mig || plan.reset.is_some() || gpu.mode != Mode::Mps;
+        return plan.mig_mode().is_some() || gpu.mode != Mode::Mps;
     }
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let mut devices = instances.flat_map(|gi| gi.compute.iter().map(move |ci| (gi.id, ci.id, ci.uuid.as_deref())));
     let Some((gi, ci, _)) = devices.find(|(_, _, device)| *device == Some(uuid)) else { return false };
-    let gone = |step: &Step| match step {
-        Step::DestroyCompute { gi: of, ci: which, .. } => (*of, *which) == (gi, ci),
-        Step::DestroyGpuInstance { gi: which, .. } => *which == gi,
-        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => false,
+    let gone = |step: &InstanceStep| match step {
+        InstanceStep::DestroyCompute { gi: of, ci: which, .. } => (*of, *which) == (gi, ci),
+        InstanceStep::DestroyGpuInstance { gi: which, .. } => *which == gi,
+        InstanceStep::CreateGpuInstance { .. } | InstanceStep::CreateCompute { .. } => false,
     };
-    plan.disables_mig || plan.reset.is_some() || plan.steps.iter().any(gone)
+    plan.mig_mode() == Some(false) || plan.reset().is_some() || plan.instance_steps().any(gone)
 }
 
-/// Ends the daemons that a plan takes away, and keeps them down until the operation lets go of them.
+/// Stops the daemon of target `uuid` on GPU `gpu`, and keeps it stopped until the operation ends. `label` names the
+/// target in errors.
 ///
 /// # Errors
-/// When one does not end, or somebody has come in meanwhile.
-pub(crate) async fn aside(mps: &Mps, operation: &str, plan: &GpuPlan) -> Result<(), ApiError> {
-    for MpsStop { uuid, label } in &plan.stops_mps {
-        // One that has ended since the plan was made is ended.
-        let Some(entry) = mps.entries().get(uuid).cloned() else { continue };
-        // Nobody takes a share of it from here on, and nobody gets in.
-        let turn = entry.turn.lock().await;
-        let shut = entry.daemon.have(Do::Shut).await;
-        if let Some(used) = users(mps, uuid, &entry) {
-            let _it_is = entry.daemon.have(Do::Open).await;
-            return Err(ApiError::new(Code::Blocked, format!("{label} came into use")).cause(used).retryable());
-        }
-        shut?;
-        mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.clone());
-        entry.daemon.have(Do::Stop { unless_used: false }).await?;
-        drop(turn);
-        let config = mps.handles.state.config();
-        gone(mps, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
-        compute_mode::put_back(mps, uuid).await;
-        mps.handles.readings.outdate(&plan.uuid);
+/// When the daemon does not end, or has a share or a client by now.
+pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, label: &str) -> Result<(), ApiError> {
+    // A daemon that ended after the plan was made needs nothing.
+    let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
+    // From here on there are no new shares and no new clients.
+    let turn = entry.turn.lock().await;
+    let shut = entry.daemon.have(Do::Shut).await;
+    if let Some(used) = users(mps, uuid, &entry) {
+        let _it_is = entry.daemon.have(Do::Open).await;
+        return Err(ApiError::new(Code::Blocked, format!("{label} came into use")).cause(used).retryable());
     }
+    shut?;
+    mps.moves().entry(operation.to_owned()).or_default().aside.insert(uuid.to_owned());
+    entry.daemon.have(Do::Stop { unless_used: false }).await?;
+    drop(turn);
+    let config = mps.handles.state.config();
+    gone(mps, &entry, Duration::from_secs(config.mps.stop_s.into()) + MARGIN).await?;
+    compute_mode::put_back(mps, uuid).await;
+    mps.handles.readings.outdate(gpu);
     Ok(())
 }
 

@@ -96,10 +96,10 @@ impl Lasting {
     /// Of one with these plans, once it is done.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
         let made = |plan: &GpuPlan| -> Option<Becomes> {
-            if plan.starts_mps {
+            if plan.starts_mps() {
                 return Some(came);
             }
-            let stops = plan.stops_mps.iter().any(|stop| stop.uuid == plan.uuid);
+            let stops = plan.stopped_daemons().any(|uuid| uuid == plan.uuid);
             (stops && mps.is_in_force(&plan.uuid)).then_some(ended)
         };
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())

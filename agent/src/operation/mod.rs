@@ -403,7 +403,7 @@ pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> 
     let mut gpus: Vec<(u32, String)> = own.collect();
     // What is reset along with one is nobody else's meanwhile.
     for plan in plans {
-        for peer in plan.reset.iter().flat_map(|reset| &reset.together) {
+        for peer in plan.reset().into_iter().flat_map(|reset| &reset.together) {
             if gpus.iter().all(|(_, known)| *known != peer.uuid) {
                 gpus.push((peer.gpu, peer.uuid.clone()));
             }

@@ -51,7 +51,6 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
     let mut operation = match begun {
         Ok(operation) => operation,
         Err(_) if agent.stopping.is_cancelled() => return Outcome::Stopping,
-        Err(error) if apply::is_resetting(&error) => return Outcome::NotYet(error),
         Err(error) => {
             if error.code == Code::Blocked {
                 name_holders(agent, &request).await;
@@ -76,7 +75,7 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
 
 /// Names in the log who is in the way: what everybody reads in health does not.
 async fn name_holders(agent: &Shared, request: &PlanRequest) {
-    let Ok(plans) = apply::plan(agent, Viewer::Log, request).await else { return };
+    let Ok(plans) = agent.planner.plan(Viewer::Log, request).await else { return };
     for plan in plans.plans {
         for cause in plan.error.iter().flat_map(|error| &error.causes) {
             tracing::warn!(gpu = plan.uuid, "{cause}");
@@ -95,6 +94,7 @@ fn refused(error: ApiError) -> Outcome {
         | Code::DriverError
         | Code::DriverTimeout
         | Code::GpuLost
+        | Code::Resetting
         | Code::Cancelled
         | Code::Denied
         | Code::NotFound

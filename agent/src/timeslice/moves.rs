@@ -3,16 +3,16 @@
 //! lanes of these GPUs and does this itself.
 //!
 //! ```text
-//! plan ─► leaves the GPU whole, and its rule says timeslice ─► takes_turns
+//! plan ─► leaves the GPU whole, and its rule says timeslice ─► step Set
 //! begin ─► what was set for time-slicing that no rule wants ─► let go ─► steps
-//! done  ─► takes_turns ─► set and read back ─► what did not come about is noted with the operation
+//! done  ─► step Set ─► set and read back ─► what did not come about is noted with the operation
 //! ```
 //!
 //! A level that cannot be set is no reason to take a GPU back: the reconciler tries again, as after any drift.
 
 use std::time::Duration;
 
-use gpush_api::{Gpu, GpuPlan, GpuState, Mode};
+use gpush_api::{Gpu, GpuPlan, GpuState, Mode, Step, TimesliceStep};
 
 use super::{
     Subject, Timeslice,
@@ -30,7 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none() && !plan.is_empty()) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-        plan.takes_turns = gpu.mode == Mode::Timeslice && plan.leaves_whole(gpu);
+        if gpu.mode == Mode::Timeslice && plan.leaves_whole(gpu) {
+            plan.add(Step::Timeslice(TimesliceStep::Set));
+        }
     }
 }
 
@@ -78,6 +80,6 @@ async fn put_in_force(timeslice: &Timeslice, uuids: &[String]) -> bool {
 
 /// GPUs on which something of ours stands that is there for turns.
 pub(crate) fn to_let_go(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
-    let ours = plans.iter().filter(|plan| !plan.takes_turns && timeslice.shared_gpus.has_turns_of(&plan.uuid));
+    let ours = plans.iter().filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_turns_of(&plan.uuid));
     ours.map(|plan| plan.uuid.clone()).collect()
 }

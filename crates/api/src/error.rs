@@ -21,6 +21,8 @@ pub enum Code {
     Blocked,
     /// Another operation has the GPU, or a rule of the config gives it to another mode.
     Conflict,
+    /// A GPU is being reset. Until that is over, no GPU can be read or changed.
+    Resetting,
     /// Somebody wanted it taken back.
     Cancelled,
     /// The part, its mode or its driver can't do this.
@@ -52,7 +54,7 @@ impl Code {
     pub fn exit_status(self) -> u8 {
         match self {
             Self::BadRequest | Self::UnknownProfile | Self::LayoutImpossible | Self::ConfigInvalid => 2,
-            Self::Blocked | Self::Conflict => 4,
+            Self::Blocked | Self::Conflict | Self::Resetting => 4,
             Self::Denied => 5,
             Self::Unavailable | Self::Unreachable => 6,
             Self::Unsupported => 7,
@@ -69,7 +71,7 @@ impl Code {
             Self::BadRequest => 400,
             Self::Denied => 403,
             Self::NotFound => 404,
-            Self::Blocked | Self::Conflict | Self::Cancelled => 409,
+            Self::Blocked | Self::Conflict | Self::Resetting | Self::Cancelled => 409,
             Self::UnknownProfile | Self::LayoutImpossible | Self::Unsupported | Self::ConfigInvalid => 422,
             Self::Internal | Self::DriverError | Self::GpuLost => 500,
             Self::DriverUnavailable | Self::Unavailable | Self::Unreachable => 503,

@@ -19,6 +19,8 @@ pub mod overrides;
 pub mod plan;
 pub mod policy;
 pub mod process;
+pub mod refusal;
+pub mod step;
 pub mod text;
 pub mod timeslice;
 
@@ -48,13 +50,12 @@ pub use mps::{
 };
 pub use operation::{Actor, Operation, OperationState, OperationSummary, StepState};
 pub use overrides::{Override, OverrideEnded, Overrides};
-pub use plan::{
-    ApplyRequest, Blocker, GpuLayout, GpuPlan, Holder, LayoutSource, MpsStop, Peer, PlanRequest, Plans, Refusal, Reset,
-    Step,
-};
+pub use plan::{ApplyRequest, GpuLayout, GpuPlan, LayoutSource, PlanRequest, Plans};
 pub use policy::{
     ConfigDiff, ConfigView, GpuDiff, Mode, NamedLayout, PendingRestart, ReloadRequest, Reloaded, RuleView, SettingDiff,
     WantedView,
 };
 pub use process::{GpuProcess, GpuProcesses, StrayPolicy};
+pub use refusal::{Blocker, Holder, Refusal};
+pub use step::{InstanceStep, MigModeStep, MpsStep, Peer, Phase, Reset, Step, TimesliceStep};
 pub use timeslice::{TimeslicePolicy, TimesliceState, TimesliceView};

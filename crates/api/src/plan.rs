@@ -11,7 +11,10 @@ use serde::{
     },
 };
 
-use crate::gpu::{Placement, Process};
+use crate::{
+    refusal::Refusal,
+    step::{InstanceStep, MigModeStep, MpsStep, Phase, Reset, Step, TimesliceStep},
+};
 
 /// Which layout is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -117,211 +120,6 @@ pub struct ApplyRequest {
     pub expires_at: Option<Timestamp>,
 }
 
-/// One step of a plan, in the order in which it is carried out.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "do", rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum Step {
-    /// Destroy a compute instance.
-    DestroyCompute {
-        /// GPU instance id.
-        gi: u32,
-        /// Compute instance id.
-        ci: u32,
-        /// Profile name, for people.
-        profile: String,
-    },
-    /// Destroy a GPU instance that has no compute instance any more.
-    DestroyGpuInstance {
-        /// GPU instance id.
-        gi: u32,
-        /// Profile name, for people.
-        profile: String,
-        /// Where it was.
-        placement: Placement,
-    },
-    /// Create a GPU instance at a placement.
-    CreateGpuInstance {
-        /// Profile name.
-        profile: String,
-        /// Profile id.
-        profile_id: u32,
-        /// Where.
-        placement: Placement,
-    },
-    /// Create a compute instance in the GPU instance that stands at `gi_placement`.
-    CreateCompute {
-        /// Placement of the GPU instance: ids of new instances are the driver's to choose.
-        gi_placement: Placement,
-        /// Profile name.
-        profile: String,
-        /// NVML compute instance profile index.
-        profile_id: u32,
-        /// Where in it, in compute slots; `None` leaves it to the driver.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        placement: Option<Placement>,
-    },
-}
-
-/// Something in use that a plan would have to destroy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Blocker {
-    /// GPU instance id.
-    pub gi: u32,
-    /// Compute instance id, when one is meant.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ci: Option<u32>,
-    /// Profile of the GPU instance.
-    pub profile: String,
-    /// Profile of the compute instance, where it is not the whole GPU instance.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compute_profile: Option<String>,
-    /// Placement of the GPU instance.
-    pub placement: Placement,
-    /// Processes that hold it, as far as the caller may see them.
-    pub holders: Vec<Process>,
-}
-
-/// Why a layout was refused: the smallest reason that suffices.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "reason", rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum Refusal {
-    /// The GPU has no such profile.
-    UnknownProfile {
-        /// As written.
-        profile: String,
-        /// Nearest names that the GPU has.
-        nearest: Vec<String>,
-    },
-    /// The profile exists, the placement does not.
-    NoSuchPlacement {
-        /// Profile.
-        profile: String,
-        /// Start slice as written.
-        start: u8,
-        /// Start slices that it may have.
-        possible: Vec<u8>,
-    },
-    /// Two explicit placements overlap.
-    PlacementsOverlap {
-        /// One entry.
-        first: String,
-        /// The other.
-        second: String,
-    },
-    /// More instances of one profile than the part can hold.
-    TooMany {
-        /// Profile.
-        profile: String,
-        /// Wanted.
-        wanted: u32,
-        /// Most that fit on an empty GPU.
-        most: u32,
-    },
-    /// Together they need more slices than there are.
-    TooManySlices {
-        /// `memory` or `compute`.
-        kind: String,
-        /// Wanted.
-        wanted: u32,
-        /// There are.
-        have: u32,
-    },
-    /// No media engine left.
-    NoEngine {
-        /// `decoder`, `jpeg`, `ofa` …
-        engine: String,
-        /// Wanted.
-        wanted: u32,
-        /// There are.
-        have: u32,
-    },
-    /// Slices and engines suffice, yet no arrangement of them fits.
-    NoArrangement {
-        /// A smallest subset of the entries that already can't be placed together.
-        entries: Vec<String>,
-    },
-    /// Compute instances that don't fit into their GPU instance.
-    ComputeDoesNotFit {
-        /// GPU instance profile.
-        profile: String,
-        /// Compute instance entries.
-        compute: Vec<String>,
-    },
-    /// Instances in use are in the way.
-    Blocked {
-        /// A smallest set of them: with these idle, the plan would stand.
-        blockers: Vec<Blocker>,
-    },
-    /// The GPU must be reset, and processes have it open.
-    Held {
-        /// All of them.
-        holders: Vec<Holder>,
-    },
-    /// MIG mode is off, and can't be switched on here: the reset that it needs is not to be had.
-    MigOff {
-        /// Whether a reset is due to switch it on.
-        reset_pending: bool,
-    },
-    /// MIG mode is on, shall be off, and can't be switched off here, for the same reason.
-    MigOn {
-        /// Whether it is on only until a reset that is due.
-        reset_pending: bool,
-    },
-    /// The part has no MIG.
-    NoMig,
-}
-
-/// A reset of a GPU, and what it disturbs.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Reset {
-    /// Other GPUs that are reset with it: they must be idle and hold no instance.
-    #[serde(default)]
-    pub together: Vec<Peer>,
-    /// Services that are stopped before and started after, if they run.
-    #[serde(default)]
-    pub services: Vec<String>,
-    /// Hooks that are run before and after.
-    #[serde(default)]
-    pub hooks: Vec<String>,
-}
-
-/// A GPU that is reset along with another.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Peer {
-    /// Index of the GPU.
-    pub gpu: u32,
-    /// UUID of the GPU.
-    pub uuid: String,
-}
-
-/// A process that has a GPU open and stands in the way of its reset.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Holder {
-    /// Process id, as far as the asker may know, like all that follows but the devices.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// User id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uid: Option<u32>,
-    /// User name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-    /// Command line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub command: Option<String>,
-    /// Systemd service that it belongs to: `nvidia-dcgm`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub service: Option<String>,
-    /// Device nodes that it has open.
-    pub devices: Vec<String>,
-}
-
 /// The plan of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -332,102 +130,134 @@ pub struct GpuPlan {
     pub uuid: String,
     /// Product name.
     pub name: String,
-    /// Layout aimed at, in canonical text.
+    /// Layout that the plan leads to, in canonical text.
     pub layout: Vec<String>,
-    /// Steps; empty when the GPU is as wanted.
+    /// Steps in the order of execution; empty when nothing has to change.
     pub steps: Vec<Step>,
     /// GPU instances kept as they are, by id.
     pub keeps: Vec<u32>,
-    /// Whether MIG mode is switched on, before all steps.
-    #[serde(default)]
-    pub enables_mig: bool,
-    /// Whether MIG mode is switched off, after all steps.
-    #[serde(default)]
-    pub disables_mig: bool,
-    /// MPS daemons that are ended before all steps.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub stops_mps: Vec<MpsStop>,
-    /// Whether an MPS daemon of the whole GPU is started, after all steps.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub starts_mps: bool,
-    /// Whether the whole GPU is shared by turns, after all steps: its time-slice level and compute mode are set.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub takes_turns: bool,
-    /// What the reset disturbs that the switch of MIG mode needs; without it none is needed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reset: Option<Reset>,
-    /// Why it can't be done; then `steps` is empty.
+    /// Why there is no plan; then `steps` is empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Refusal>,
-    /// The refusal as an error with hint.
+    /// The refusal as an error with a hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<crate::ApiError>,
 }
 
-/// An MPS daemon that a plan ends.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct MpsStop {
-    /// UUID of what it is of: of a MIG device, or of a full GPU.
-    pub uuid: String,
-    /// The same for people: `GPU 0`, `GPU 0, 2g.20gb@2`.
-    pub label: String,
-}
-
 impl GpuPlan {
-    /// Whether there is nothing to be done.
+    /// Returns whether nothing has to change.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        let Self { steps, enables_mig, disables_mig, stops_mps, starts_mps, takes_turns, .. } = self;
-        let shares = !stops_mps.is_empty() || *starts_mps || *takes_turns;
-        steps.is_empty() && !enables_mig && !disables_mig && !shares
+        self.steps.is_empty()
     }
 
-    /// What it makes of the GPU, in words: its layout, or that it is whole and how it is shared then.
+    /// Adds a step at the end of its phase.
+    pub fn add(&mut self, step: Step) {
+        let at = self.steps.partition_point(|earlier| earlier.phase() <= step.phase());
+        self.steps.insert(at, step);
+    }
+
+    /// Returns the steps of one phase, in order.
+    pub fn phase(&self, phase: Phase) -> impl Iterator<Item = &Step> {
+        self.steps.iter().filter(move |step| step.phase() == phase)
+    }
+
+    /// Returns the steps that create and destroy MIG instances, in order.
+    pub fn instance_steps(&self) -> impl Iterator<Item = &InstanceStep> {
+        self.steps.iter().filter_map(|step| if let Step::Instance(step) = step { Some(step) } else { None })
+    }
+
+    /// Returns the step that changes MIG mode.
+    #[must_use]
+    pub fn mig_mode_step(&self) -> Option<&MigModeStep> {
+        self.steps.iter().find_map(|step| if let Step::MigMode(step) = step { Some(step) } else { None })
+    }
+
+    /// Returns the MIG mode that the plan sets; `None` when it leaves the mode as it is.
+    #[must_use]
+    pub fn mig_mode(&self) -> Option<bool> {
+        self.mig_mode_step().map(MigModeStep::enables)
+    }
+
+    /// Returns the reset that the plan needs.
+    #[must_use]
+    pub fn reset(&self) -> Option<&Reset> {
+        self.mig_mode_step().and_then(MigModeStep::reset)
+    }
+
+    /// Returns the reset that the plan needs, to be filled in.
+    pub fn reset_mut(&mut self) -> Option<&mut Reset> {
+        self.steps.iter_mut().find_map(|step| match step {
+            Step::MigMode(step) => step.reset_mut(),
+            Step::Mps(_) | Step::Instance(_) | Step::Timeslice(_) => None,
+        })
+    }
+
+    /// Returns the UUIDs of the targets whose MPS daemons the plan stops.
+    pub fn stopped_daemons(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Mps(MpsStep::StopDaemon { uuid, .. }) => Some(uuid.as_str()),
+            Step::Mps(MpsStep::StartDaemon) | Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
+        })
+    }
+
+    /// Returns whether the plan starts the MPS daemon of the whole GPU.
+    #[must_use]
+    pub fn starts_mps(&self) -> bool {
+        self.steps.contains(&Step::Mps(MpsStep::StartDaemon))
+    }
+
+    /// Returns whether the plan sets the time-slice level of the whole GPU.
+    #[must_use]
+    pub fn sets_timeslice(&self) -> bool {
+        self.steps.contains(&Step::Timeslice(TimesliceStep::Set))
+    }
+
+    /// Describes what the plan leads to: a layout, or the way in which the whole GPU is shared.
     #[must_use]
     pub fn wanted(&self) -> String {
-        if self.starts_mps {
+        if self.starts_mps() {
             "whole, shared through MPS".to_owned()
-        } else if self.takes_turns {
+        } else if self.sets_timeslice() {
             "whole, shared by turns".to_owned()
-        } else if self.disables_mig {
+        } else if self.mig_mode() == Some(false) {
             "whole, MIG mode off".to_owned()
-        } else if !self.changes_mig() && self.stops_mps.iter().any(|stop| stop.uuid == self.uuid) {
+        } else if !self.changes_mig() && self.stopped_daemons().any(|uuid| uuid == self.uuid) {
             "whole, not shared through MPS".to_owned()
         } else {
             self.layout.join(", ")
         }
     }
 
-    /// Whether something of MIG is changed.
+    /// Returns whether the plan changes MIG mode or MIG instances.
     #[must_use]
     pub fn changes_mig(&self) -> bool {
-        !self.steps.is_empty() || self.enables_mig || self.disables_mig
+        self.steps.iter().any(Step::changes_mig)
     }
 
-    /// Whether a GPU as it was seen is whole after it.
+    /// Returns whether `gpu`, as it was read, has MIG mode off after the plan.
     #[must_use]
     pub fn leaves_whole(&self, gpu: &crate::Gpu) -> bool {
-        self.disables_mig || (!self.enables_mig && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled))
+        match self.mig_mode() {
+            Some(enabled) => !enabled,
+            None => gpu.mig.as_ref().is_none_or(|mig| !mig.enabled),
+        }
     }
 
-    /// How many steps it has, as progress counts them.
+    /// Returns the number of steps.
     #[must_use]
     pub fn total(&self) -> u32 {
-        let shares = [!self.stops_mps.is_empty(), self.starts_mps, self.takes_turns];
-        let around = [self.enables_mig, self.disables_mig].into_iter().chain(shares);
-        let around = around.filter(|one| *one).count();
-        u32::try_from(self.steps.len() + around).unwrap_or(u32::MAX)
+        u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// For which GPU it is and what it aims at, without how.
+    /// Returns the same plan without its steps and without a reason for that.
     #[must_use]
     pub fn without_steps(&self) -> Self {
         let Self { gpu, uuid, name, layout, .. } = self.clone();
         Self { gpu, uuid, name, layout, ..Self::default() }
     }
 
-    /// The same, refused.
+    /// Returns the same plan, refused.
     #[must_use]
     pub fn refused(self, error: crate::ApiError) -> Self {
         Self { error: Some(error), ..self }

@@ -17,5 +17,6 @@ pub mod quote;
 pub mod refusal;
 pub mod selector;
 pub mod sharing;
+pub mod step;
 pub mod supervisor;
 pub mod turns;

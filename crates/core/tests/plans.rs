@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind, Refusal, Step};
+use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Process, ProcessKind, Refusal};
 use gpush_core::geometry::{Geometry, profiles_of_model};
 use gpush_core::layout::Layout;
 use gpush_core::plan::{Holds, Plan, Target, beside, entries, others, outcome, plan, plan_around};
@@ -23,7 +23,7 @@ fn standing(geometry: &Geometry, layout: &str) -> Vec<GpuInstance> {
     let mut instances: Vec<GpuInstance> = Vec::new();
     for step in plan.steps {
         match step {
-            Step::CreateGpuInstance { profile, profile_id, placement } => instances.push(GpuInstance {
+            InstanceStep::CreateGpuInstance { profile, profile_id, placement } => instances.push(GpuInstance {
                 id: 1 + instances.len() as u32,
                 profile_id,
                 profile,
@@ -32,7 +32,7 @@ fn standing(geometry: &Geometry, layout: &str) -> Vec<GpuInstance> {
                 compute: Vec::new(),
                 processes: Vec::new(),
             }),
-            Step::CreateCompute { gi_placement, profile, profile_id, placement } => {
+            InstanceStep::CreateCompute { gi_placement, profile, profile_id, placement } => {
                 let gi = instances.iter_mut().find(|i| i.placement == gi_placement).unwrap();
                 let only = || geometry.profile(gi.profile_id).unwrap().compute(profile_id).unwrap().spots[0].placement;
                 let placement = Some(placement.unwrap_or_else(only));
@@ -46,7 +46,9 @@ fn standing(geometry: &Geometry, layout: &str) -> Vec<GpuInstance> {
                     processes: Vec::new(),
                 });
             }
-            Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => unreachable!("nothing stood"),
+            InstanceStep::DestroyCompute { .. } | InstanceStep::DestroyGpuInstance { .. } => {
+                unreachable!("nothing stood")
+            }
         }
     }
     instances
@@ -61,10 +63,12 @@ fn text(plan: &Plan) -> String {
     let mut text = format!("keeps {:?}\n", plan.keeps);
     for step in &plan.steps {
         let line = match step {
-            Step::DestroyCompute { gi, ci, profile } => format!("- CI {gi}/{ci} {profile}"),
-            Step::DestroyGpuInstance { gi, profile, placement } => format!("- GI {gi} {profile} {}", at(placement)),
-            Step::CreateGpuInstance { profile, placement, .. } => format!("+ GI {profile} {}", at(placement)),
-            Step::CreateCompute { gi_placement, profile, placement, .. } => {
+            InstanceStep::DestroyCompute { gi, ci, profile } => format!("- CI {gi}/{ci} {profile}"),
+            InstanceStep::DestroyGpuInstance { gi, profile, placement } => {
+                format!("- GI {gi} {profile} {}", at(placement))
+            }
+            InstanceStep::CreateGpuInstance { profile, placement, .. } => format!("+ GI {profile} {}", at(placement)),
+            InstanceStep::CreateCompute { gi_placement, profile, placement, .. } => {
                 let place = placement.as_ref().map_or_else(|| "any".to_owned(), at);
                 format!("+ CI {profile} {place} in {}", at(gi_placement))
             }
@@ -309,9 +313,9 @@ fn a_previous_layout_comes_back_beside_whatever_is_in_use() {
                     assert!(!busy, "{before} after {now}, users {users:b}: {step:?}");
                 };
                 match step {
-                    Step::DestroyCompute { gi, ci, .. } => destroyed(*gi, Some(*ci)),
-                    Step::DestroyGpuInstance { gi, .. } => destroyed(*gi, None),
-                    Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => {}
+                    InstanceStep::DestroyCompute { gi, ci, .. } => destroyed(*gi, Some(*ci)),
+                    InstanceStep::DestroyGpuInstance { gi, .. } => destroyed(*gi, None),
+                    InstanceStep::CreateGpuInstance { .. } | InstanceStep::CreateCompute { .. } => {}
                 }
             }
             for missing in &found.missing {

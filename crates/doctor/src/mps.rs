@@ -4,7 +4,7 @@ use std::fs;
 
 use gpush_api::Mode;
 use gpush_core::config::Config;
-use gpush_mps::version;
+use gpush_mps::protocol::version;
 
 use crate::{Area, Finding, Host, driver};
 

@@ -64,22 +64,21 @@ impl MigManager {
 
 /// Replaces plans that would change a GPU by an error, while nvidia-mig-manager is enabled.
 pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
-    if plans.iter().all(|plan| plan.steps.is_empty() && !plan.enables_mig) {
+    if !plans.iter().any(GpuPlan::changes_mig) {
         return;
     }
     let Some(other) = mig_manager(root) else { return };
-    for plan in plans.iter_mut().filter(|plan| !plan.steps.is_empty() || plan.enables_mig) {
+    for plan in plans.iter_mut().filter(|plan| plan.changes_mig()) {
         let error = other.error(&format!("GPU {} ({}) is not reshaped", plan.gpu, plan.uuid));
-        plan.steps.clear();
-        plan.keeps.clear();
-        plan.enables_mig = false;
-        plan.error = Some(error);
+        *plan = plan.without_steps().refused(error);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::{fs, os::unix::fs::symlink};
+
+    use gpush_api::{MigModeStep, MpsStep, Step};
 
     use super::*;
 
@@ -109,5 +108,21 @@ mod tests {
         let cgroup = at("sys/fs/cgroup/system.slice/nvidia-mig-manager.service");
         fs::create_dir_all(&cgroup).unwrap();
         assert_eq!(mig_manager(root.path()), Some(MigManager { found: cgroup, running: true }));
+    }
+
+    /// Disabling MIG mode on a GPU without instances is a change of MIG like any other.
+    #[test]
+    fn plan_that_only_disables_mig_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let cgroup = root.path().join("sys/fs/cgroup/system.slice/nvidia-mig-manager.service");
+        fs::create_dir_all(cgroup).unwrap();
+        let mut plans = [GpuPlan::default(), GpuPlan::default(), GpuPlan::default()];
+        plans[0].add(Step::MigMode(MigModeStep::Disable { reset: None }));
+        plans[1].add(Step::Mps(MpsStep::StartDaemon));
+        refuse(root.path(), &mut plans);
+        assert_eq!(plans[0].error.as_ref().map(|error| error.code), Some(Code::Conflict));
+        assert!(plans[0].is_empty(), "nothing of it is executed");
+        assert!(plans[1].error.is_none() && !plans[1].is_empty(), "MPS is not nvidia-mig-manager's");
+        assert_eq!(plans[2], GpuPlan::default());
     }
 }

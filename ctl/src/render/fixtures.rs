@@ -1,8 +1,9 @@
 //! Hosts and operations made from the API's types, for snapshots.
 
 use gpush_api::{
-    Actor, Architecture, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, GpuState, Health, HealthStatus, Memory,
-    Mig, Mode, Operation, OperationState, Placement, Process, ProcessKind, Step, StepState, Version,
+    Actor, Architecture, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, GpuState, Health, HealthStatus,
+    InstanceStep, Memory, Mig, Mode, Operation, OperationState, Placement, Process, ProcessKind, Step, StepState,
+    Version,
 };
 use jiff::Timestamp;
 
@@ -242,19 +243,22 @@ pub(crate) fn plan() -> GpuPlan {
     let gpu = &mixed()[0];
     let create = |start| {
         [
-            Step::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: span(start, 1) },
-            Step::CreateCompute {
+            InstanceStep::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: span(start, 1) },
+            InstanceStep::CreateCompute {
                 gi_placement: span(start, 1),
                 profile: "1g.10gb".into(),
                 profile_id: 0,
                 placement: None,
             },
         ]
+        .map(Step::Instance)
     };
-    let mut steps = vec![
-        Step::DestroyCompute { gi: 3, ci: 0, profile: "2g.20gb".into() },
-        Step::DestroyGpuInstance { gi: 3, profile: "2g.20gb".into(), placement: span(4, 2) },
-    ];
+    let mut steps: Vec<Step> = [
+        InstanceStep::DestroyCompute { gi: 3, ci: 0, profile: "2g.20gb".into() },
+        InstanceStep::DestroyGpuInstance { gi: 3, profile: "2g.20gb".into(), placement: span(4, 2) },
+    ]
+    .map(Step::Instance)
+    .into();
     steps.extend(create(4));
     steps.extend(create(5));
     GpuPlan {
@@ -264,12 +268,6 @@ pub(crate) fn plan() -> GpuPlan {
         layout: vec!["3g.40gb".into(), "1g.10gb*3".into()],
         steps,
         keeps: vec![2, 11],
-        enables_mig: false,
-        disables_mig: false,
-        stops_mps: Vec::new(),
-        starts_mps: false,
-        takes_turns: false,
-        reset: None,
         refusal: None,
         error: None,
     }

@@ -1,7 +1,10 @@
 //! An operation: how it went, and what is different now, by the hardware's word.
 
 use anstyle::Style;
-use gpush_api::{ApiError, Code, ComputeInstance, Gpu, GpuPlan, Operation, OperationState, Step};
+use gpush_api::{
+    ApiError, Code, ComputeInstance, Gpu, GpuPlan, InstanceStep, MigModeStep, MpsStep, Operation, OperationState, Step,
+    TimesliceStep,
+};
 
 use super::{
     Look,
@@ -146,37 +149,33 @@ fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError
 /// where it shows the very instance that was planned.
 fn done(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
     let mut out = Vec::new();
-    if plan.enables_mig {
-        out.push(paint(NEW, "  + MIG mode is on"));
-    }
-    if plan.disables_mig {
-        out.push(paint(GONE, "  - MIG mode is off"));
-    }
-    out.extend(
-        plan.stops_mps.iter().map(|stop| paint(GONE, &format!("  - MPS daemon of {}", look.clean(&stop.label)))),
-    );
-    if plan.starts_mps {
-        out.push(paint(NEW, "  + MPS daemon of the GPU"));
-    }
-    if plan.takes_turns {
-        out.push(paint(NEW, "  + shared by turns"));
-    }
     let mut altered = false;
     for step in &plan.steps {
+        let (style, text) = match step {
+            Step::MigMode(MigModeStep::Enable { .. }) => (NEW, "  + MIG mode is on".to_owned()),
+            Step::MigMode(MigModeStep::Disable { .. }) => (GONE, "  - MIG mode is off".to_owned()),
+            Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("  - MPS daemon of {}", look.clean(label))),
+            Step::Mps(MpsStep::StartDaemon) => (NEW, "  + MPS daemon of the GPU".to_owned()),
+            Step::Timeslice(TimesliceStep::Set) => (NEW, "  + shared by turns".to_owned()),
+            Step::Instance(_) => continue,
+        };
+        out.push(paint(style, &text));
+    }
+    for step in plan.instance_steps() {
         match step {
-            Step::DestroyGpuInstance { gi, profile, placement } => {
+            InstanceStep::DestroyGpuInstance { gi, profile, placement } => {
                 let text = format!("  - {}@{}  was GI {gi}", look.clean(profile), placement.start);
                 out.push(paint(GONE, &text));
             }
-            Step::DestroyCompute { gi, ci, profile } => {
-                // With its GPU instance gone too, one line says it.
-                let with_it = |s: &Step| matches!(s, Step::DestroyGpuInstance { gi: g, .. } if g == gi);
-                if !plan.steps.iter().any(with_it) {
+            InstanceStep::DestroyCompute { gi, ci, profile } => {
+                // One line is enough when its GPU instance was destroyed too.
+                let with_it = |s: &InstanceStep| matches!(s, InstanceStep::DestroyGpuInstance { gi: g, .. } if g == gi);
+                if !plan.instance_steps().any(with_it) {
                     altered = true;
                     out.push(paint(GONE, &format!("  - {}  was GI {gi} CI {ci}", look.clean(profile))));
                 }
             }
-            Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => {}
+            InstanceStep::CreateGpuInstance { .. } | InstanceStep::CreateCompute { .. } => {}
         }
     }
     let made = made(plan, before, gpu);
@@ -221,25 +220,26 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
     let live = gpu.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let mut told: Vec<(u32, u32)> = Vec::new();
     let mut all = Vec::new();
-    for step in &plan.steps {
+    for step in plan.instance_steps() {
         match step {
-            Step::CreateGpuInstance { profile, placement, .. } => {
-                let filled =
-                    |s: &Step| matches!(s, Step::CreateCompute { gi_placement, .. } if gi_placement == placement);
-                if !plan.steps.iter().any(filled) {
+            InstanceStep::CreateGpuInstance { profile, placement, .. } => {
+                let filled = |s: &InstanceStep| matches!(s, InstanceStep::CreateCompute { gi_placement, .. } if gi_placement == placement);
+                if !plan.instance_steps().any(filled) {
                     let it = live.iter().find(|i| i.placement == *placement && i.profile == *profile);
                     let ids = it.map_or_else(String::new, |i| format!("GI {}", i.id));
                     let what = format!("{profile}@{}", placement.start);
                     all.push((*placement, Made { what, ids, uuid: String::new(), in_kept: false }));
                 }
             }
-            Step::CreateCompute { gi_placement, profile, .. } => {
-                let parent = plan.steps.iter().find_map(|s| match s {
-                    Step::CreateGpuInstance { profile, placement, .. } if placement == gi_placement => Some(profile),
-                    Step::CreateGpuInstance { .. }
-                    | Step::CreateCompute { .. }
-                    | Step::DestroyGpuInstance { .. }
-                    | Step::DestroyCompute { .. } => None,
+            InstanceStep::CreateCompute { gi_placement, profile, .. } => {
+                let parent = plan.instance_steps().find_map(|s| match s {
+                    InstanceStep::CreateGpuInstance { profile, placement, .. } if placement == gi_placement => {
+                        Some(profile)
+                    }
+                    InstanceStep::CreateGpuInstance { .. }
+                    | InstanceStep::CreateCompute { .. }
+                    | InstanceStep::DestroyGpuInstance { .. }
+                    | InstanceStep::DestroyCompute { .. } => None,
                 });
                 let part = profile.split_once("c.").filter(|(n, _)| n.parse::<u8>().is_ok()).map(|(_, whole)| whole);
                 let whole = parent.map_or(part.unwrap_or(profile), String::as_str);
@@ -262,7 +262,7 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
                     },
                 ));
             }
-            Step::DestroyGpuInstance { .. } | Step::DestroyCompute { .. } => {}
+            InstanceStep::DestroyGpuInstance { .. } | InstanceStep::DestroyCompute { .. } => {}
         }
     }
     all.sort_by_key(|(placement, _)| *placement);
@@ -274,7 +274,9 @@ fn made(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) -> Vec<Made> {
 fn stayed(plan: &GpuPlan, before: Option<&Gpu>, gi: u32, ci: u32) -> bool {
     let instances = before.and_then(|g| g.mig.as_ref()).map_or(&[][..], |m| &m.instances);
     let was = instances.iter().any(|i| i.id == gi && i.compute.iter().any(|c| c.id == ci));
-    was && !plan.steps.iter().any(|s| matches!(s, Step::DestroyCompute { gi: g, ci: c, .. } if *g == gi && *c == ci))
+    was && !plan
+        .instance_steps()
+        .any(|s| matches!(s, InstanceStep::DestroyCompute { gi: g, ci: c, .. } if *g == gi && *c == ci))
 }
 
 /// How far a GPU is.

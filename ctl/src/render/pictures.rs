@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use gpush_api::{
-    Actor, ApiError, Code, ConfigDiff, ConfigView, Gpu, GpuDiff, GpuState, Mode, MpsPolicy, MpsSettings, NamedLayout,
-    OperationState, OperationSummary, Override, OverrideEnded, Overrides, PendingRestart, Placement, Plans, Refusal,
-    Reloaded, RuleView, SettingDiff, Step, TimesliceLevel, TimeslicePolicy, WantedView,
+    Actor, ApiError, Code, ConfigDiff, ConfigView, Gpu, GpuDiff, GpuState, InstanceStep, MigModeStep, Mode, MpsPolicy,
+    MpsSettings, NamedLayout, OperationState, OperationSummary, Override, OverrideEnded, Overrides, PendingRestart,
+    Placement, Plans, Refusal, Reloaded, RuleView, SettingDiff, Step, TimesliceLevel, TimeslicePolicy, WantedView,
 };
 use insta::assert_snapshot;
 

@@ -10,7 +10,7 @@
 //! one picture.
 
 use anstyle::Style;
-use gpush_api::{Gpu, GpuPlan, Mode, Placement, Plans, Reset, Step};
+use gpush_api::{Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep};
 
 use super::{
     Look,
@@ -34,11 +34,11 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn of(plan: &GpuPlan) -> Self {
         let mut tally = Self { keeps: plan.keeps.len(), ..Self::default() };
-        for step in &plan.steps {
+        for step in plan.instance_steps() {
             match step {
-                Step::DestroyGpuInstance { .. } => tally.destroys += 1,
-                Step::CreateGpuInstance { .. } => tally.creates += 1,
-                Step::DestroyCompute { .. } | Step::CreateCompute { .. } => {}
+                InstanceStep::DestroyGpuInstance { .. } => tally.destroys += 1,
+                InstanceStep::CreateGpuInstance { .. } => tally.creates += 1,
+                InstanceStep::DestroyCompute { .. } | InstanceStep::CreateCompute { .. } => {}
             }
         }
         tally
@@ -50,22 +50,26 @@ pub(crate) fn as_wanted(plan: &GpuPlan) -> bool {
     plan.refusal.is_none() && plan.error.is_none() && plan.is_empty()
 }
 
-/// All that is done to a GPU, in order and in words: what a plan numbers, progress counts as well.
+/// Describes the steps of a plan in order, each with its style. A plan numbers these lines, and progress counts them.
 pub(crate) fn steps(plan: &GpuPlan) -> impl Iterator<Item = (Style, String)> {
-    let reset = |switch: &str| match &plan.reset {
-        Some(reset) => format!("{switch}, with a reset of the GPU{}", disturbed(reset)),
-        None => switch.to_owned(),
+    plan.steps.iter().map(step)
+}
+
+/// Describes a step: `+` for what it creates or starts, `-` for what it destroys or stops.
+fn step(step: &Step) -> (Style, String) {
+    let with_reset = |reset: &Option<Reset>| match reset {
+        Some(reset) => format!(", with a reset of the GPU{}", disturbed(reset)),
+        None => String::new(),
     };
-    let on = plan.enables_mig.then(|| (NEW, reset("+ MIG mode")));
-    let off = plan.disables_mig.then(|| (GONE, reset("- MIG mode")));
-    let styled = |one: &Step| match one {
-        Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => (GONE, step(one)),
-        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => (NEW, step(one)),
-    };
-    let ended = plan.stops_mps.iter().map(|stop| (GONE, format!("- MPS daemon of {}", stop.label)));
-    let started = plan.starts_mps.then(|| (NEW, "+ MPS daemon of the GPU".to_owned()));
-    let turns = plan.takes_turns.then(|| (NEW, "+ shared by turns".to_owned()));
-    ended.chain(on).chain(plan.steps.iter().map(styled)).chain(off).chain(started).chain(turns)
+    match step {
+        Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("- MPS daemon of {label}")),
+        Step::Mps(MpsStep::StartDaemon) => (NEW, "+ MPS daemon of the GPU".to_owned()),
+        Step::MigMode(MigModeStep::Enable { reset }) => (NEW, format!("+ MIG mode{}", with_reset(reset))),
+        Step::MigMode(MigModeStep::Disable { reset }) => (GONE, format!("- MIG mode{}", with_reset(reset))),
+        Step::Instance(step) if step.destroys().is_some() => (GONE, instance_step(step)),
+        Step::Instance(step) => (NEW, instance_step(step)),
+        Step::Timeslice(TimesliceStep::Set) => (NEW, "+ shared by turns".to_owned()),
+    }
 }
 
 /// What a reset disturbs, to be put behind it.
@@ -86,15 +90,17 @@ fn disturbed(reset: &Reset) -> String {
     if parts.is_empty() { String::new() } else { format!(": {}", parts.join("; ")) }
 }
 
-/// A step in words: `+ GPU instance 2g.20gb@4`.
-fn step(step: &Step) -> String {
+/// Describes a step on an instance: `+ GPU instance 2g.20gb@4`.
+fn instance_step(step: &InstanceStep) -> String {
     match step {
-        Step::DestroyCompute { gi, ci, profile } => format!("- compute instance {profile} (GI {gi} CI {ci})"),
-        Step::DestroyGpuInstance { gi, profile, placement } => {
+        InstanceStep::DestroyCompute { gi, ci, profile } => format!("- compute instance {profile} (GI {gi} CI {ci})"),
+        InstanceStep::DestroyGpuInstance { gi, profile, placement } => {
             format!("- GPU instance {profile}@{} (GI {gi})", placement.start)
         }
-        Step::CreateGpuInstance { profile, placement, .. } => format!("+ GPU instance {profile}@{}", placement.start),
-        Step::CreateCompute { gi_placement, profile, placement, .. } => {
+        InstanceStep::CreateGpuInstance { profile, placement, .. } => {
+            format!("+ GPU instance {profile}@{}", placement.start)
+        }
+        InstanceStep::CreateCompute { gi_placement, profile, placement, .. } => {
             let gi = format!("{}@{}", within(profile), gi_placement.start);
             match placement {
                 _ if within(profile) == profile => format!("+ compute instance {gi}"),
@@ -213,16 +219,18 @@ fn body(plan: &GpuPlan, gpu: Option<&Gpu>, look: &Look) -> Vec<String> {
 
 /// The GPU before and after.
 fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
-    let destroyed = |id: u32| plan.steps.iter().any(|s| matches!(s, Step::DestroyGpuInstance { gi, .. } if *gi == id));
+    let destroyed =
+        |id: u32| plan.instance_steps().any(|s| matches!(s, InstanceStep::DestroyGpuInstance { gi, .. } if *gi == id));
     let new_inside = |at: Placement| -> Vec<&str> {
-        plan.steps
-            .iter()
+        plan.instance_steps()
             .filter_map(|s| match s {
-                Step::CreateCompute { gi_placement, profile, .. } if *gi_placement == at => Some(profile.as_str()),
-                Step::CreateCompute { .. }
-                | Step::DestroyCompute { .. }
-                | Step::DestroyGpuInstance { .. }
-                | Step::CreateGpuInstance { .. } => None,
+                InstanceStep::CreateCompute { gi_placement, profile, .. } if *gi_placement == at => {
+                    Some(profile.as_str())
+                }
+                InstanceStep::CreateCompute { .. }
+                | InstanceStep::DestroyCompute { .. }
+                | InstanceStep::DestroyGpuInstance { .. }
+                | InstanceStep::CreateGpuInstance { .. } => None,
             })
             .collect()
     };
@@ -236,9 +244,8 @@ fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
             continue;
         }
         let gone = |ci: u32| {
-            plan.steps
-                .iter()
-                .any(|s| matches!(s, Step::DestroyCompute { gi, ci: c, .. } if *gi == instance.id && *c == ci))
+            plan.instance_steps()
+                .any(|s| matches!(s, InstanceStep::DestroyCompute { gi, ci: c, .. } if *gi == instance.id && *c == ci))
         };
         let added = new_inside(instance.placement);
         if added.is_empty() && !instance.compute.iter().any(|c| gone(c.id)) {
@@ -251,8 +258,8 @@ fn cells(plan: &GpuPlan, mig: &gpush_api::Mig) -> (Vec<Cell>, Vec<Cell>) {
             then.push(cell("~", after.as_deref(), NOTE));
         }
     }
-    for one in &plan.steps {
-        if let Step::CreateGpuInstance { profile, placement, .. } = one {
+    for one in plan.instance_steps() {
+        if let InstanceStep::CreateGpuInstance { profile, placement, .. } = one {
             let inside = split(profile, &new_inside(*placement));
             then.push(Cell::of(profile, *placement, "+", inside.as_deref(), NEW));
         }

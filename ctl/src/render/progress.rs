@@ -192,7 +192,7 @@ fn bars(operation: &Operation, look: &Look) -> Shown {
 mod tests {
     use std::{cell::RefCell, rc::Rc};
 
-    use gpush_api::{ApiError, Code, OperationState};
+    use gpush_api::{ApiError, Code, MigModeStep, OperationState, Step};
 
     use super::*;
     use crate::render::fixtures;
@@ -264,7 +264,7 @@ mod tests {
         let look = fixtures::look(80, Charset::Ascii);
         let sink = Sink::default();
         let mut operation = fixtures::operation(OperationState::Running);
-        operation.plans[0].enables_mig = true;
+        operation.plans[0].add(Step::MigMode(MigModeStep::Enable { reset: None }));
         operation.progress[0].total += 1;
         let mut progress = Progress::to(Box::new(sink.clone()), &operation);
         progress.update(&operation, &look);

@@ -11,7 +11,7 @@ use std::{
 
 use gpush_api::{
     Actor, ApiError, ApplyRequest, Code, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, Health, HealthStatus,
-    Operation, OperationState, OperationSummary, Placement, Plans, Refusal, Step, StepState, Version,
+    InstanceStep, Operation, OperationState, OperationSummary, Placement, Plans, Refusal, Step, StepState, Version,
 };
 use insta::assert_snapshot;
 
@@ -74,19 +74,20 @@ fn plan() -> GpuPlan {
         uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
         layout: vec!["3g.40gb".into(), "1g.10gb".into()],
-        steps: vec![
-            Step::DestroyCompute { gi: 5, ci: 0, profile: "2g.20gb".into() },
-            Step::DestroyGpuInstance { gi: 5, profile: "2g.20gb".into(), placement: at(0, 2) },
-            Step::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: at(0, 1) },
-            Step::CreateCompute { gi_placement: at(0, 1), profile: "1g.10gb".into(), profile_id: 0, placement: None },
-        ],
+        steps: [
+            InstanceStep::DestroyCompute { gi: 5, ci: 0, profile: "2g.20gb".into() },
+            InstanceStep::DestroyGpuInstance { gi: 5, profile: "2g.20gb".into(), placement: at(0, 2) },
+            InstanceStep::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: at(0, 1) },
+            InstanceStep::CreateCompute {
+                gi_placement: at(0, 1),
+                profile: "1g.10gb".into(),
+                profile_id: 0,
+                placement: None,
+            },
+        ]
+        .map(Step::Instance)
+        .into(),
         keeps: vec![2],
-        enables_mig: false,
-        disables_mig: false,
-        stops_mps: Vec::new(),
-        starts_mps: false,
-        takes_turns: false,
-        reset: None,
         refusal: None,
         error: None,
     }

@@ -1,6 +1,6 @@
 //! Layouts through the real agent on each kind of host: asked for, carried out, read back.
 
-use gpush_api::{OperationState, Step};
+use gpush_api::{GpuPlan, InstanceStep, OperationState};
 use gpush_tests::{
     agent::{Agent, truth},
     host::Host,
@@ -81,9 +81,10 @@ fn a_hopper_has_its_mode_switched_on_with_its_layout() {
     assert_eq!(truth(&host, 0), ["MIG off"]);
     let operation = agent.apply(&["0"], &["4g.40gb", "1g.20gb", "1g.10gb"]);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}");
-    assert!(operation.plans[0].enables_mig && operation.plans[0].reset.is_none());
+    assert!(operation.plans[0].mig_mode() == Some(true) && operation.plans[0].reset().is_none());
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
-    assert_eq!(operation.progress[0].total as usize, operation.plans[0].steps.len() + 1);
+    assert_eq!(operation.progress[0].total as usize, operation.plans[0].steps.len());
+    assert_eq!(operation.plans[0].instance_steps().count() + 1, operation.plans[0].steps.len(), "the mode is a step");
     assert_eq!(truth(&host, 0).len(), 3, "{:?}", truth(&host, 0));
     assert_eq!(truth(&host, 1), ["MIG off"], "the other GPU's mode is its own");
 }
@@ -158,6 +159,6 @@ fn all_eight_gpus_are_changed_in_one_operation() {
     for gpu in 0..8 {
         assert_eq!(truth(&host, gpu).len(), 4, "GPU {gpu}");
     }
-    let creates = |step: &&Step| matches!(step, Step::CreateGpuInstance { .. });
-    assert_eq!(operation.plans.iter().flat_map(|p| &p.steps).filter(creates).count(), 32);
+    let creates = |step: &&InstanceStep| matches!(step, InstanceStep::CreateGpuInstance { .. });
+    assert_eq!(operation.plans.iter().flat_map(GpuPlan::instance_steps).filter(creates).count(), 32);
 }

@@ -34,8 +34,8 @@ fn an_ampere_is_switched_on_and_off_with_a_reset_of_that_gpu_alone() {
     let neighbour = truth(&host, 0);
     assert_eq!(neighbour.len(), 3, "{neighbour:?}");
     let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).json();
-    assert_eq!(plan["plans"][0]["enables_mig"], json!(true), "{plan}");
-    assert!(plan["plans"][0]["reset"].is_object(), "{plan}");
+    assert_eq!(plan["plans"][0]["steps"][0]["do"], json!("enable_mig"), "{plan}");
+    assert!(plan["plans"][0]["steps"][0]["reset"].is_object(), "{plan}");
     host.start_trace();
     let operation = agent.apply(&["1"], LAYOUT);
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -48,7 +48,7 @@ fn an_ampere_is_switched_on_and_off_with_a_reset_of_that_gpu_alone() {
     host.start_trace();
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    assert!(operation.plans[0].disables_mig && operation.plans[0].reset.is_some());
+    assert!(operation.plans[0].mig_mode() == Some(false) && operation.plans[0].reset().is_some());
     assert_eq!(operation.progress[0].done, operation.progress[0].total);
     assert_eq!(truth(&host, 1), ["MIG off"]);
     assert_eq!((resets(&host), truth(&host, 0)), (vec![Some(1)], neighbour));

@@ -1,6 +1,6 @@
 //! The golden log: the driver calls of an apply, in order, none of them failing.
 
-use gpush_api::{OperationState, Step};
+use gpush_api::OperationState;
 use gpush_tests::{agent::Agent, host::Host};
 
 #[test]
@@ -27,8 +27,7 @@ fn an_apply_makes_the_calls_of_its_plan_and_no_other() {
             assert_eq!(call.rc, 0, "{call:?}");
             log.push_str(&format!("  {} {} {}\n", call.function, call.gpu.unwrap(), call.arguments));
         }
-        let destroys = |step: &&Step| matches!(step, Step::DestroyGpuInstance { .. } | Step::DestroyCompute { .. });
-        let destroyed = operation.plans[0].steps.iter().filter(destroys).count();
+        let destroyed = operation.plans[0].instance_steps().filter(|step| step.destroys().is_some()).count();
         counts.push((calls.len() - destroyed, destroyed));
     }
     println!("(creates, destroys) of each: {counts:?}; 0 failed calls");

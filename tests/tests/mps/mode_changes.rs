@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use gpush_api::{ApiError, Code, ComputeMode, MpsState, Operation, OperationState};
+use gpush_api::{ApiError, Code, ComputeMode, MpsState, MpsStep, Operation, OperationState, Phase, Step};
 use gpush_tests::{
     agent::{Agent, Setup, parse, truth},
     host::Host,
@@ -80,7 +80,7 @@ fn each_move_is_one_operation_and_leaves_what_the_mode_means() {
         assert_ne!(agent.gpu(0).drift, [] as [String; 0], "{how}: nothing is done by a reload");
         let operation = apply(&agent);
         let plan = &operation.plans[0];
-        assert_eq!((plan.starts_mps, plan.stops_mps.is_empty()), (daemons == 1, daemons == 1), "{how}");
+        assert_eq!((plan.starts_mps(), plan.stopped_daemons().next().is_none()), (daemons == 1, daemons == 1), "{how}");
         let words = match (daemons, mig) {
             (1, _) => "whole, shared through MPS",
             (_, false) if how.contains("timeslice") => "whole, shared by turns",
@@ -182,8 +182,9 @@ fn a_mig_device_that_goes_takes_its_daemon_along_and_others_keep_theirs() {
     let mut client = Client::start(&host, &share.environment);
     agent.reload(rule("mode = \"mig\"\nlayout = [\"3g.40gb@0:mps\", \"1g.10gb@4\"]"));
     let operation = apply(&agent);
-    let stops: Vec<_> = operation.plans[0].stops_mps.iter().map(|stop| (&stop.uuid, stop.label.as_str())).collect();
-    assert_eq!(stops, [(&second.uuid, "GPU 0, 3g.40gb@4")]);
+    let label = "GPU 0, 3g.40gb@4".to_owned();
+    let stop = Step::Mps(MpsStep::StopDaemon { uuid: second.uuid.clone(), label });
+    assert_eq!(operation.plans[0].phase(Phase::Before).collect::<Vec<_>>(), [&stop]);
     assert_eq!((mps::daemon(&agent, "0:3g.40gb@0").pid, client.lives()), (first.pid, true));
     assert_eq!(mps::controls(&mps::base(&host)), [first.pid.unwrap().cast_signed()], "{second:?}");
     // And the one that somebody computes on is in the way.

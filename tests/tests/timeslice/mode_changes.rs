@@ -67,7 +67,7 @@ fn an_operation_is_done_when_level_and_compute_mode_are_as_they_shall_be() {
         let operation = done(&agent);
         // At once: nothing of it comes later.
         assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), truth(&host, 0), agent.log());
-        assert_eq!(operation.plans[0].takes_turns, how == TURNS, "{how}");
+        assert_eq!(operation.plans[0].sets_timeslice(), how == TURNS, "{how}");
         assert_eq!(operation.notes, [] as [String; 0], "{how}");
         assert_eq!(agent.gpu(0).drift, [] as [String; 0], "{how}");
     }

@@ -1,7 +1,7 @@
 //! Plans for a request that names each GPU with what it shall be: one operation over GPUs that
 //! differ. The request stands in for the config: what it does not name is not looked at.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, Mode, Plans};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, MigModeStep, Mode, Plans, Step};
 
 use super::{
     Wish, mode,
@@ -95,7 +95,7 @@ fn of(gpu: &Gpu, want: &Want) -> GpuPlan {
 }
 
 /// A GPU that shall be whole: its instances go, then its MIG mode.
-fn off(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
+fn off(gpu: &Gpu, answer: GpuPlan) -> GpuPlan {
     let Some(mig) = &gpu.mig else { return answer };
     if !mig.enabled && !mig.pending {
         return answer;
@@ -107,9 +107,10 @@ fn off(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
     match plan::plan(&geometry, &mig.instances, &Target::default()) {
         Ok(plan) => match users_unknown(gpu, true, &plan.steps) {
             None => {
-                answer.disables_mig = true;
-                answer.reset = mode::reset(gpu, mig, false);
-                GpuPlan { steps: plan.steps, ..answer }
+                let reset = mode::reset(gpu, mig, false);
+                let off = Step::MigMode(MigModeStep::Disable { reset });
+                let steps = plan.steps.into_iter().map(Step::Instance).chain([off]).collect();
+                GpuPlan { steps, ..answer }
             }
             error => GpuPlan { error, ..answer },
         },

@@ -1,7 +1,7 @@
 //! Changes of MIG mode in plans: whether they need a reset, what that disturbs, and what stands in
 //! its way as far as readings tell.
 
-use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, Holder, Mig, Peer, Refusal, Reset, Step};
+use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, Holder, InstanceStep, Mig, Peer, Refusal, Reset};
 
 use super::plan::label;
 use crate::{config::Config, holders};
@@ -64,17 +64,18 @@ pub fn without_fabric_manager(config: &Config, gpus: &[Gpu], plans: &mut [GpuPla
 
 fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric) {
     let change = &config.mode_change;
-    let changing: Vec<(String, bool)> =
-        plans.iter().filter(|plan| plan.reset.is_some()).map(|plan| (plan.uuid.clone(), plan.enables_mig)).collect();
+    let changing: Vec<(String, Option<bool>)> =
+        plans.iter().filter(|plan| plan.reset().is_some()).map(|plan| (plan.uuid.clone(), plan.mig_mode())).collect();
     let whole: Vec<GpuPlan> = plans.to_vec();
     for plan in plans {
-        let Some(reset) = &mut plan.reset else { continue };
+        let sets = plan.mig_mode();
+        let own = gpus.iter().position(|gpu| gpu.uuid == plan.uuid);
+        let Some(reset) = plan.reset_mut() else { continue };
         reset.services.clone_from(&change.services);
         reset.hooks = [&change.before, &change.after].into_iter().flatten().cloned().collect();
-        let own = gpus.iter().position(|gpu| gpu.uuid == plan.uuid);
         let peers = own.map(|own| together(config, gpus, own, fabric)).unwrap_or_default();
         reset.together = peers.iter().map(|at| Peer { gpu: gpus[*at].index, uuid: gpus[*at].uuid.clone() }).collect();
-        let with_it = |gpu: &Gpu| changing.contains(&(gpu.uuid.clone(), plan.enables_mig));
+        let with_it = |gpu: &Gpu| changing.contains(&(gpu.uuid.clone(), sets));
         let in_the_way: Vec<String> =
             peers.iter().map(|at| &gpus[*at]).filter(|gpu| !with_it(gpu)).filter_map(not_to_be_reset).collect();
         let in_the_way: Vec<String> = in_the_way.into_iter().chain(against(plan, gpus, &peers, &whole)).collect();
@@ -100,14 +101,16 @@ fn fill_in(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric)
 /// What the same request makes of GPUs that is in the way of a mode that goes off: that is done last, when
 /// they have their instances.
 fn against(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &[GpuPlan]) -> Vec<String> {
-    if plan.enables_mig {
+    if plan.mig_mode() == Some(true) {
         return Vec::new();
     }
-    let creates = |step: &Step| matches!(step, Step::CreateGpuInstance { .. } | Step::CreateCompute { .. });
+    let creates = |step: &InstanceStep| {
+        matches!(step, InstanceStep::CreateGpuInstance { .. } | InstanceStep::CreateCompute { .. })
+    };
     let filled = |gpu: &Gpu| {
         let peer = own.iter().find(|one| one.uuid == gpu.uuid)?;
         let text = || format!("{} gets instances in the same operation, which that reset would destroy", label(gpu));
-        peer.steps.iter().any(creates).then(text)
+        peer.instance_steps().any(creates).then(text)
     };
     peers.iter().filter_map(|at| filled(&gpus[*at])).collect()
 }

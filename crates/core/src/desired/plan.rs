@@ -5,7 +5,8 @@
 //! all of them and a lost GPU does not hide the others.
 
 use gpush_api::{
-    ApiError, Code, Gpu, GpuPlan, GpuState, LayoutSource, Mode, PlanRequest, Plans, Refusal, Step, USERS_UNKNOWN,
+    ApiError, Code, Gpu, GpuPlan, GpuState, InstanceStep, LayoutSource, MigModeStep, Mode, PlanRequest, Plans, Refusal,
+    Step, USERS_UNKNOWN,
 };
 
 use super::{Wish, each, mode, way_out, wishes};
@@ -285,30 +286,25 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
         if let Some(refusal) = mode::used_whole(gpu) {
             return refused(answer, refusal);
         }
-        answer.enables_mig = true;
-        answer.reset = mode::reset(gpu, mig, true);
+        answer.add(Step::MigMode(MigModeStep::Enable { reset: mode::reset(gpu, mig, true) }));
     }
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
     match plan::plan(&geometry, instances, &target) {
-        Ok(plan) => match users_unknown(gpu, answer.enables_mig, &plan.steps) {
-            None => GpuPlan { steps: plan.steps, keeps: plan.keeps, ..answer },
-            error => GpuPlan { enables_mig: false, reset: None, error, ..answer },
+        Ok(plan) => match users_unknown(gpu, !answer.is_empty(), &plan.steps) {
+            None => {
+                answer.steps.extend(plan.steps.into_iter().map(Step::Instance));
+                GpuPlan { keeps: plan.keeps, ..answer }
+            }
+            error => GpuPlan { error, ..answer.without_steps() },
         },
-        Err(refusal) => {
-            answer.enables_mig = false;
-            answer.reset = None;
-            refused(answer, refusal)
-        }
+        Err(refusal) => refused(answer.without_steps(), refusal),
     }
 }
 
 /// While it is not known who uses the GPU, whatever looks idle may be in use: nothing is destroyed
 /// then, and MIG mode not changed. New instances cost nobody anything.
-pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[Step]) -> Option<ApiError> {
-    let destroys = steps.iter().any(|step| match step {
-        Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => true,
-        Step::CreateGpuInstance { .. } | Step::CreateCompute { .. } => false,
-    });
+pub(super) fn users_unknown(gpu: &Gpu, changes_mode: bool, steps: &[InstanceStep]) -> Option<ApiError> {
+    let destroys = steps.iter().any(|step| step.destroys().is_some());
     let spared = match (gpu.processes_known, changes_mode, destroys) {
         (true, _, _) | (false, false, false) => return None,
         (false, true, _) => "MIG mode is not changed",

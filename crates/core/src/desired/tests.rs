@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 
 use gpush_api::{
-    ApiError, Architecture, Code, ComputeInstance, Gpu, GpuInstance, GpuLayout, GpuPlan, GpuState, LayoutSource, Mode,
-    Placement, PlanRequest, Process, ProcessKind, Refusal, Step,
+    ApiError, Architecture, Code, ComputeInstance, Gpu, GpuInstance, GpuLayout, GpuPlan, GpuState, InstanceStep,
+    LayoutSource, Mode, Placement, PlanRequest, Process, ProcessKind, Refusal,
 };
 use proptest::prelude::*;
 
@@ -112,14 +112,14 @@ fn one(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> GpuPlan {
 fn carry_out(gpu: &mut Gpu, plan: &GpuPlan) {
     let profiles = gpu.mig.as_ref().unwrap().profiles.clone();
     let mig = gpu.mig.as_mut().unwrap();
-    for step in &plan.steps {
+    for step in plan.instance_steps() {
         match step {
-            Step::DestroyCompute { gi, ci, .. } => {
+            InstanceStep::DestroyCompute { gi, ci, .. } => {
                 let instance = mig.instances.iter_mut().find(|i| i.id == *gi).unwrap();
                 instance.compute.retain(|c| c.id != *ci);
             }
-            Step::DestroyGpuInstance { gi, .. } => mig.instances.retain(|i| i.id != *gi),
-            Step::CreateGpuInstance { profile, profile_id, placement } => {
+            InstanceStep::DestroyGpuInstance { gi, .. } => mig.instances.retain(|i| i.id != *gi),
+            InstanceStep::CreateGpuInstance { profile, profile_id, placement } => {
                 let id = (1..).find(|id| mig.instances.iter().all(|i| i.id != *id)).unwrap();
                 mig.instances.push(GpuInstance {
                     id,
@@ -131,7 +131,7 @@ fn carry_out(gpu: &mut Gpu, plan: &GpuPlan) {
                     processes: Vec::new(),
                 });
             }
-            Step::CreateCompute { gi_placement, profile, placement, .. } => {
+            InstanceStep::CreateCompute { gi_placement, profile, placement, .. } => {
                 let instance = mig.instances.iter_mut().find(|i| i.placement == *gi_placement).unwrap();
                 let of = profiles.iter().find(|p| p.id == instance.profile_id).unwrap();
                 let id = (0..).find(|id| instance.compute.iter().all(|c| c.id != *id)).unwrap();
@@ -244,22 +244,33 @@ fn mig_mode_that_is_off() {
     };
     for preset in ["dgx-h100", "dgx-b200", "rtx-pro-6000x2"] {
         let (plan, gpu) = off(preset, &|_| {});
-        assert!(plan.enables_mig && plan.refusal.is_none() && !plan.steps.is_empty(), "{preset}");
-        assert_eq!(plan.reset, None, "{preset}");
+        assert!(
+            plan.mig_mode() == Some(true) && plan.refusal.is_none() && plan.instance_steps().count() > 0,
+            "{preset}"
+        );
+        assert_eq!(plan.reset(), None, "{preset}");
         assert!(matches!(gpu.architecture, Architecture::Hopper | Architecture::Blackwell));
     }
     let (plan, _) = off("dgx-a100", &|_| {});
-    assert!(plan.enables_mig && plan.reset.is_some() && !plan.steps.is_empty() && plan.error.is_none());
+    assert!(
+        plan.mig_mode() == Some(true)
+            && plan.reset().is_some()
+            && plan.instance_steps().count() > 0
+            && plan.error.is_none()
+    );
     // Somebody has asked for it already: the same is left to do.
     let (plan, _) = off("dgx-a100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
-    assert!(plan.enables_mig && plan.reset.is_some() && plan.error.is_none());
+    assert!(plan.mig_mode() == Some(true) && plan.reset().is_some() && plan.error.is_none());
     let (plan, _) = off("dgx-h100", &|gpu| gpu.mig.as_mut().unwrap().pending = true);
-    assert!(plan.enables_mig && plan.reset.is_some(), "a mode that hangs in the air takes a reset everywhere");
+    assert!(
+        plan.mig_mode() == Some(true) && plan.reset().is_some(),
+        "a mode that hangs in the air takes a reset everywhere"
+    );
     let (plan, _) = off("dgx-h100", &|gpu| gpu.processes.push(process(4711)));
     assert!(matches!(&plan.refusal, Some(Refusal::Held { holders }) if holders.len() == 1));
     let error = plan.error.unwrap();
     assert_eq!((error.code, error.causes), (Code::Blocked, vec!["held by pid 4711 (ada, python train.py)".to_owned()]));
-    assert!(!plan.enables_mig);
+    assert!(plan.steps.is_empty());
     // A layout that can't be is told as such, whatever the mode.
     let mut gpu = host().remove(0);
     gpu.mig.as_mut().unwrap().enabled = false;
@@ -268,7 +279,7 @@ fn mig_mode_that_is_off() {
     // Nothing wanted of a GPU with MIG off: nothing to do.
     gpu.mig.as_mut().unwrap().pending = false;
     let plan = one(&Config::default(), &[gpu], &request(&["0"], LayoutSource::Named("none".to_owned())));
-    assert!(plan.refusal.is_none() && plan.steps.is_empty() && !plan.enables_mig);
+    assert!(plan.refusal.is_none() && plan.is_empty());
 }
 
 #[test]
@@ -281,12 +292,12 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
     for (preset, reset) in [("dgx-a100", true), ("a30x4", true), ("dgx-h100", false), ("dgx-b200", false)] {
         let gpus = preset::gpus(preset).unwrap();
         let plan = whole(&gpus, "").unwrap();
-        assert!(plan.disables_mig && !plan.enables_mig && plan.error.is_none(), "{preset}: {plan:?}");
-        assert_eq!(plan.reset.is_some(), reset, "{preset}");
+        assert!(plan.mig_mode() == Some(false) && plan.error.is_none(), "{preset}: {plan:?}");
+        assert_eq!(plan.reset().is_some(), reset, "{preset}");
     }
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     let services = "[mode_change]\nservices = [\"nvidia-dcgm\"]\nbefore = \"/x/y\"\n";
-    let reset = whole(&gpus, services).unwrap().reset.unwrap();
+    let reset = whole(&gpus, services).unwrap().reset().cloned().unwrap();
     assert_eq!((reset.services, reset.hooks), (vec!["nvidia-dcgm".to_owned()], vec!["/x/y".to_owned()]));
     // Pending on, still off: taken back without a reset.
     let pending = |gpu: &mut Gpu, enabled, pending| {
@@ -295,20 +306,20 @@ fn mig_mode_goes_off_after_the_instances_and_takes_a_reset_on_ampere_alone() {
     };
     pending(&mut gpus[0], false, true);
     let plan = whole(&gpus, "").unwrap();
-    assert!(plan.disables_mig && plan.reset.is_none());
+    assert!(plan.mig_mode() == Some(false) && plan.reset().is_none());
     pending(&mut gpus[0], false, false);
     let plan = whole(&gpus, "").unwrap();
-    assert!(!plan.disables_mig && plan.steps.is_empty() && plan.error.is_none());
+    assert!(plan.is_empty() && plan.error.is_none());
     pending(&mut gpus[0], true, true);
     gpus[0].processes.push(process(4711));
     let plan = whole(&gpus, "").unwrap();
-    assert!(!plan.disables_mig && matches!(plan.refusal, Some(Refusal::Held { .. })));
+    assert!(plan.mig_mode() != Some(false) && matches!(plan.refusal, Some(Refusal::Held { .. })));
     // What a rule calls unmanaged is not touched.
     gpus[0].processes.clear();
     let unmanaged = "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n";
     assert_eq!(whole(&gpus, unmanaged).unwrap_err().code, Code::Conflict);
     let exclusive = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n";
-    assert!(whole(&gpus, exclusive).unwrap().disables_mig);
+    assert!(whole(&gpus, exclusive).unwrap().mig_mode() == Some(false));
 }
 
 #[test]
@@ -322,14 +333,14 @@ fn what_is_reset_together_must_be_free_or_change_with_it() {
     let plan =
         |gpus: &[Gpu], which: &[&str]| plan_host(&config, gpus, &request(which, entries("7g.80gb"))).unwrap().plans;
     let alone = plan(&gpus, &["0"]);
-    assert_eq!(alone[0].reset.as_ref().unwrap().together[0].uuid, gpus[1].uuid);
+    assert_eq!(alone[0].reset().unwrap().together[0].uuid, gpus[1].uuid);
     gpus[1].processes.push(process(4711));
     let refused = plan(&gpus, &["0"]).remove(0);
-    assert!(!refused.enables_mig && refused.reset.is_none() && refused.steps.is_empty());
+    assert!(refused.is_empty());
     let error = refused.error.unwrap();
     assert_eq!(error.code, Code::Blocked);
     assert!(error.causes[0].contains("GPU 1") && error.causes[0].contains("is in use"), "{error:?}");
     gpus[1].processes.clear();
-    assert!(plan(&gpus, &["0", "1"]).iter().all(|plan| plan.error.is_none() && plan.reset.is_some()));
-    assert!(plan(&gpus, &["2"])[0].reset.as_ref().unwrap().together.len() == 5);
+    assert!(plan(&gpus, &["0", "1"]).iter().all(|plan| plan.error.is_none() && plan.reset().is_some()));
+    assert!(plan(&gpus, &["2"])[0].reset().unwrap().together.len() == 5);
 }

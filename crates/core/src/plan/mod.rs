@@ -35,7 +35,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{GpuInstance, Placement, Refusal, Step};
+use gpush_api::{GpuInstance, InstanceStep, Placement, Refusal};
 
 use crate::geometry::Geometry;
 
@@ -61,7 +61,7 @@ pub use target::{Target, Wanted, WantedCompute};
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// Steps in order; empty when the GPU is as wanted.
-    pub steps: Vec<Step>,
+    pub steps: Vec<InstanceStep>,
     /// Ids of the GPU instances that stay, by placement.
     pub keeps: Vec<u32>,
     /// Placement of each GPU instance of the target, in the target's order.

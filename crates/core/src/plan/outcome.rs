@@ -6,24 +6,24 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ComputeInstance, GpuInstance, Step};
+use gpush_api::{ComputeInstance, GpuInstance, InstanceStep};
 
 /// What stands once `steps` are taken where `before` stood. The ids of what is new mean nothing:
 /// they are the driver's to choose.
 #[must_use]
-pub fn outcome(before: &[GpuInstance], steps: &[Step]) -> Vec<GpuInstance> {
+pub fn outcome<'a>(before: &[GpuInstance], steps: impl IntoIterator<Item = &'a InstanceStep>) -> Vec<GpuInstance> {
     let mut after = before.to_vec();
     for step in steps {
         match step {
-            Step::DestroyCompute { gi, ci, .. } => {
+            InstanceStep::DestroyCompute { gi, ci, .. } => {
                 for instance in after.iter_mut().filter(|instance| instance.id == *gi) {
                     instance.compute.retain(|compute| compute.id != *ci);
                 }
             }
-            Step::DestroyGpuInstance { gi, placement, .. } => {
+            InstanceStep::DestroyGpuInstance { gi, placement, .. } => {
                 after.retain(|instance| (instance.id, instance.placement) != (*gi, *placement));
             }
-            Step::CreateGpuInstance { profile, profile_id, placement } => after.push(GpuInstance {
+            InstanceStep::CreateGpuInstance { profile, profile_id, placement } => after.push(GpuInstance {
                 id: u32::MAX,
                 profile_id: *profile_id,
                 profile: profile.clone(),
@@ -32,7 +32,7 @@ pub fn outcome(before: &[GpuInstance], steps: &[Step]) -> Vec<GpuInstance> {
                 compute: Vec::new(),
                 processes: Vec::new(),
             }),
-            Step::CreateCompute { gi_placement, profile, profile_id, placement } => {
+            InstanceStep::CreateCompute { gi_placement, profile, profile_id, placement } => {
                 for instance in after.iter_mut().filter(|instance| instance.placement == *gi_placement) {
                     instance.compute.push(ComputeInstance {
                         id: u32::MAX,

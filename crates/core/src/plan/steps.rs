@@ -5,11 +5,11 @@
 //! of what it held or a part of what it shall hold, and either fits. Within that, low placements
 //! come first, so that the same plan is always the same text.
 
-use gpush_api::{GpuInstance, Step};
+use gpush_api::{GpuInstance, InstanceStep};
 
 use super::arrange::{Arrangement, Placed};
 
-pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<Step> {
+pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<InstanceStep> {
     let mut steps = Vec::new();
     let mut placed: Vec<&Placed<'_>> = arrangement.placed.iter().collect();
     placed.sort_by_key(|p| p.placement);
@@ -18,7 +18,7 @@ pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<Step> {
 
     for instance in destroyed {
         steps.extend((0..instance.compute.len()).map(|n| destroy_compute(instance, n)));
-        steps.push(Step::DestroyGpuInstance {
+        steps.push(InstanceStep::DestroyGpuInstance {
             gi: instance.id,
             profile: instance.profile.clone(),
             placement: instance.placement,
@@ -31,7 +31,7 @@ pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<Step> {
     }
     for place in placed {
         if place.kept.is_none() {
-            steps.push(Step::CreateGpuInstance {
+            steps.push(InstanceStep::CreateGpuInstance {
                 profile: place.wanted.profile.clone(),
                 profile_id: place.wanted.profile_id,
                 placement: place.placement,
@@ -39,7 +39,7 @@ pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<Step> {
         }
         for (position, placement) in &place.compute.create {
             let wanted = &place.wanted.compute[*position];
-            steps.push(Step::CreateCompute {
+            steps.push(InstanceStep::CreateCompute {
                 gi_placement: place.placement,
                 profile: wanted.profile.clone(),
                 profile_id: wanted.profile_id,
@@ -50,7 +50,7 @@ pub(super) fn steps(arrangement: &Arrangement<'_>) -> Vec<Step> {
     steps
 }
 
-fn destroy_compute(instance: &GpuInstance, position: usize) -> Step {
+fn destroy_compute(instance: &GpuInstance, position: usize) -> InstanceStep {
     let compute = &instance.compute[position];
-    Step::DestroyCompute { gi: instance.id, ci: compute.id, profile: compute.profile.clone() }
+    InstanceStep::DestroyCompute { gi: instance.id, ci: compute.id, profile: compute.profile.clone() }
 }

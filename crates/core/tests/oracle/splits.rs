@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use gpush_api::{ComputeInstance, GpuInstance, Placement, Refusal, Step};
+use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Refusal};
 use gpush_core::geometry::Geometry;
 use gpush_core::plan::{Holds, Plan, Target, Wanted, WantedCompute, plan_around};
 
@@ -274,13 +274,13 @@ impl Sample {
         let mut toll = [0; 5];
         for step in &plan.steps {
             match step {
-                Step::DestroyCompute { gi, ci, .. } => {
+                InstanceStep::DestroyCompute { gi, ci, .. } => {
                     let pair = pair_of(*gi);
                     let standing = &self.standing[pair].compute[*ci as usize];
                     assert!(slots[pair].remove(&standing.slot) && lost[pair].insert(*ci as usize), "{self:?}");
                     toll = sum(toll, self.toll_of(pair, [standing].into_iter()));
                 }
-                Step::DestroyGpuInstance { gi, .. } => {
+                InstanceStep::DestroyGpuInstance { gi, .. } => {
                     let pair = pair_of(*gi);
                     assert!(slots[pair].is_empty() && state >> pair & 1 == 1, "{self:?}");
                     state &= !(1 << pair);
@@ -290,11 +290,11 @@ impl Sample {
                     let standing = &self.standing[pair];
                     assert!(!standing.busy, "{self:?}: in use");
                 }
-                Step::CreateGpuInstance { profile_id, placement, .. } => {
+                InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
                     state |= 1 << part.pair(*profile_id, placement.start, placement.size);
                     assert!(part.index.contains_key(&state), "{self:?}: {state:x} can't be");
                 }
-                Step::CreateCompute { gi_placement, profile_id, placement, .. } => {
+                InstanceStep::CreateCompute { gi_placement, profile_id, placement, .. } => {
                     let pair = members(state).find(|n| part.pairs[*n].start == gi_placement.start).unwrap();
                     assert!(!self.standing[pair].busy, "{self:?}: in use");
                     let profile = &part.model.gi_profiles[part.pairs[pair].profile];

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use gpush_api::{GpuInstance, Refusal, Step};
+use gpush_api::{GpuInstance, InstanceStep, Refusal};
 use gpush_core::geometry::Geometry;
 use gpush_core::plan::{Target, plan};
 
@@ -115,31 +115,31 @@ pub(crate) fn compare(
 
 /// Follows the steps; every state on the way must be one that the part can be in, and nothing in
 /// use, and nothing that the end has, may be destroyed.
-fn carry_out(part: &Part, case: Case, steps: &[Step]) -> State {
+fn carry_out(part: &Part, case: Case, steps: &[InstanceStep]) -> State {
     let mut state = case.state;
     // GPU instances that have their compute instance.
     let mut whole = case.state;
     let mut created = 0;
     for step in steps {
         match step {
-            Step::DestroyCompute { gi, ci, .. } => {
+            InstanceStep::DestroyCompute { gi, ci, .. } => {
                 assert_eq!((*ci, whole >> pair_of(*gi) & 1), (0, 1), "{case:x?}");
                 assert_eq!(case.busy >> pair_of(*gi) & 1, 0, "{case:x?}: in use");
                 whole &= !(1 << pair_of(*gi));
             }
-            Step::DestroyGpuInstance { gi, .. } => {
+            InstanceStep::DestroyGpuInstance { gi, .. } => {
                 let bit = 1 << pair_of(*gi);
                 assert!(state & bit != 0 && whole & bit == 0 && created == 0, "{case:x?}");
                 state &= !bit;
             }
-            Step::CreateGpuInstance { profile_id, placement, .. } => {
+            InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
                 let bit = 1 << part.pair(*profile_id, placement.start, placement.size);
                 assert!(state & bit == 0, "{case:x?}");
                 state |= bit;
                 created |= bit;
                 assert!(part.index.contains_key(&state), "{case:x?}: {state:x} can't be");
             }
-            Step::CreateCompute { gi_placement, profile, placement, .. } => {
+            InstanceStep::CreateCompute { gi_placement, profile, placement, .. } => {
                 let pair = members(created).find(|n| part.pairs[*n].start == gi_placement.start).unwrap();
                 assert_eq!(*profile, part.model.gi_profiles[part.pairs[pair].profile].name);
                 assert!(placement.is_none() && whole >> pair & 1 == 0, "{case:x?}");

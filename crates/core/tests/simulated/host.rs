@@ -1,6 +1,6 @@
 //! One simulated GPU: read as the agent reads it, changed step by step, processes put on it.
 
-use gpush_api::{ComputeInstance, GpuInstance, Placement, Step};
+use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 use silicon::machine::{Machine, Pid, Process, ProcessKind};
 
 use crate::dice::Dice;
@@ -79,7 +79,7 @@ impl Host {
 
     /// Carries out steps; the driver must take each, and what is in use must be the very same
     /// instance afterwards.
-    pub(crate) fn carry_out(&mut self, steps: &[Step]) {
+    pub(crate) fn carry_out(&mut self, steps: &[InstanceStep]) {
         let used = self.in_use();
         for step in steps {
             let before = self.read();
@@ -90,18 +90,20 @@ impl Host {
         assert_eq!(self.in_use(), used);
     }
 
-    fn carry_out_one(&mut self, step: &Step) -> Result<(), silicon::Return> {
+    fn carry_out_one(&mut self, step: &InstanceStep) -> Result<(), silicon::Return> {
         let machine = &mut self.machine;
         match step {
-            Step::DestroyCompute { gi, ci, .. } => {
+            InstanceStep::DestroyCompute { gi, ci, .. } => {
                 let gi = machine.gpu_instance_handle(GPU, *gi)?;
                 machine.destroy_compute_instance(machine.compute_instance_handle(gi, *ci)?)
             }
-            Step::DestroyGpuInstance { gi, .. } => machine.destroy_gpu_instance(machine.gpu_instance_handle(GPU, *gi)?),
-            Step::CreateGpuInstance { profile_id, placement, .. } => {
+            InstanceStep::DestroyGpuInstance { gi, .. } => {
+                machine.destroy_gpu_instance(machine.gpu_instance_handle(GPU, *gi)?)
+            }
+            InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
                 machine.create_gpu_instance(GPU, *profile_id, Some(theirs(*placement))).map(|_| ())
             }
-            Step::CreateCompute { gi_placement, profile_id, placement, .. } => {
+            InstanceStep::CreateCompute { gi_placement, profile_id, placement, .. } => {
                 let there = machine.gpu(GPU)?.instances.iter().find(|i| ours(i.placement) == *gi_placement);
                 let gi = machine.gpu_instance_handle(GPU, there.unwrap().id)?;
                 machine.create_compute_instance(gi, *profile_id, placement.map(theirs)).map(|_| ())

@@ -52,12 +52,6 @@ pub(crate) fn intent(mark: u64) -> Intent {
         layout: vec!["3g.40gb".to_owned(), "2g.20gb".to_owned()],
         steps: Vec::new(),
         keeps: vec![1, 2],
-        enables_mig: false,
-        disables_mig: false,
-        stops_mps: Vec::new(),
-        starts_mps: false,
-        takes_turns: false,
-        reset: None,
         refusal: None,
         error: None,
     };

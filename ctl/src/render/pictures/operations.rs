@@ -12,40 +12,54 @@ fn plans_before_and_after() {
         gpu: 1,
         uuid: gpus[1].uuid.clone(),
         layout: vec!["1c.4g.40gb*2".into(), "2g.20gb".into(), "1g.10gb".into()],
-        steps: vec![
-            Step::DestroyCompute { gi: 1, ci: 2, profile: "2c.4g.40gb".into() },
-            Step::CreateCompute {
+        steps: [
+            InstanceStep::DestroyCompute { gi: 1, ci: 2, profile: "2c.4g.40gb".into() },
+            InstanceStep::CreateCompute {
                 gi_placement: span(0, 4),
                 profile: "1c.4g.40gb".into(),
                 profile_id: 0,
                 placement: Some(span(2, 1)),
             },
-            Step::CreateCompute { gi_placement: span(4, 2), profile: "2g.20gb".into(), profile_id: 1, placement: None },
-            Step::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: span(6, 1) },
-            Step::CreateCompute { gi_placement: span(6, 1), profile: "1g.10gb".into(), profile_id: 0, placement: None },
-        ],
+            InstanceStep::CreateCompute {
+                gi_placement: span(4, 2),
+                profile: "2g.20gb".into(),
+                profile_id: 1,
+                placement: None,
+            },
+            InstanceStep::CreateGpuInstance { profile: "1g.10gb".into(), profile_id: 19, placement: span(6, 1) },
+            InstanceStep::CreateCompute {
+                gi_placement: span(6, 1),
+                profile: "1g.10gb".into(),
+                profile_id: 0,
+                placement: None,
+            },
+        ]
+        .map(Step::Instance)
+        .into(),
         keeps: vec![1, 5],
         ..fixtures::plan()
     };
-    let enables = gpush_api::GpuPlan {
+    let mut enables = gpush_api::GpuPlan {
         gpu: 4,
         uuid: gpus[4].uuid.clone(),
         name: gpus[4].name.clone(),
         layout: vec!["4g.24gb".into()],
-        steps: vec![
-            Step::CreateGpuInstance { profile: "4g.24gb".into(), profile_id: 0, placement: span(0, 4) },
-            Step::CreateCompute { gi_placement: span(0, 4), profile: "4g.24gb".into(), profile_id: 3, placement: None },
-        ],
+        steps: [
+            InstanceStep::CreateGpuInstance { profile: "4g.24gb".into(), profile_id: 0, placement: span(0, 4) },
+            InstanceStep::CreateCompute {
+                gi_placement: span(0, 4),
+                profile: "4g.24gb".into(),
+                profile_id: 3,
+                placement: None,
+            },
+        ]
+        .map(Step::Instance)
+        .into(),
         keeps: Vec::new(),
-        enables_mig: true,
-        disables_mig: false,
-        stops_mps: Vec::new(),
-        starts_mps: false,
-        takes_turns: false,
-        reset: None,
         refusal: None,
         error: None,
     };
+    enables.add(Step::MigMode(MigModeStep::Enable { reset: None }));
     let blocked = gpush_api::GpuPlan {
         gpu: 6,
         uuid: gpus[6].uuid.clone(),
@@ -53,12 +67,6 @@ fn plans_before_and_after() {
         layout: vec!["4g.96gb".into()],
         steps: Vec::new(),
         keeps: Vec::new(),
-        enables_mig: false,
-        disables_mig: false,
-        stops_mps: Vec::new(),
-        starts_mps: false,
-        takes_turns: false,
-        reset: None,
         refusal: Some(Refusal::Blocked { blockers: Vec::new() }),
         error: Some(
             ApiError::new(Code::Blocked, "GPU 6 (GPU-00000006): 1g.24gb@0 is in use and in the way of 4g.96gb")

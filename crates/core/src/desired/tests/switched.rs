@@ -16,8 +16,7 @@ fn without_a_fabric_manager_all_gpus_on_a_switch_are_reset_together() {
     let plan = |config: &Config, gpus: &[Gpu]| {
         plan_host(config, gpus, &request(&["0"], entries("7g.80gb"))).unwrap().plans.remove(0)
     };
-    let together =
-        |plan: &GpuPlan| plan.reset.as_ref().unwrap().together.iter().map(|peer| peer.gpu).collect::<Vec<_>>();
+    let together = |plan: &GpuPlan| plan.reset().unwrap().together.iter().map(|peer| peer.gpu).collect::<Vec<_>>();
     assert_eq!(together(&plan(&none, &gpus)), [] as [u32; 0], "where there are switches, it is taken to run");
     let mut alone = [plan(&none, &gpus)];
     without_fabric_manager(&none, &gpus, &mut alone);

@@ -9,18 +9,18 @@ fn named_without_a_layout_a_gpu_becomes_what_its_rule_wants_whole() {
     set(&mut gpus[0], &[("3g.40gb", 4, &[])]);
     for source in [LayoutSource::Config, LayoutSource::Wanted] {
         let plan = one(&exclusive, &gpus, &request(&["0"], source));
-        assert!(plan.disables_mig && plan.reset.is_some() && plan.error.is_none(), "{plan:?}");
-        assert_eq!(plan.steps.len(), 2, "its instance goes first: {plan:?}");
+        assert!(plan.mig_mode() == Some(false) && plan.reset().is_some() && plan.error.is_none(), "{plan:?}");
+        assert_eq!(plan.instance_steps().count(), 2, "its instance goes first: {plan:?}");
     }
     // Nobody is cut out of a request for all, nor made whole by it.
     assert!(plan_host(&exclusive, &gpus, &PlanRequest::default()).is_err());
     gpus[0].mig.as_mut().unwrap().instances[0].processes.push(process(4711));
     let plan = one(&exclusive, &gpus, &request(&["0"], LayoutSource::Config));
-    assert!(!plan.disables_mig && plan.steps.is_empty() && plan.error.is_some(), "{plan:?}");
+    assert!(plan.is_empty() && plan.error.is_some(), "{plan:?}");
     let mig = gpus[0].mig.as_mut().unwrap();
     (mig.enabled, mig.pending, mig.instances) = (false, false, Vec::new());
     let plan = one(&exclusive, &gpus, &request(&["0"], LayoutSource::Config));
-    assert!(!plan.disables_mig && plan.steps.is_empty() && plan.error.is_none(), "as wanted: {plan:?}");
+    assert!(plan.is_empty() && plan.error.is_none(), "as wanted: {plan:?}");
     let unmanaged = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n", "test").unwrap();
     let refused = plan_host(&unmanaged, &gpus, &request(&["0"], LayoutSource::Config)).unwrap_err();
     assert_eq!(refused.code, Code::Conflict);

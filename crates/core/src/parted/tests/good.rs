@@ -238,13 +238,12 @@ fn mig_mode_is_part_of_what_is_wanted() {
         let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
         plan_host(&Config::default(), &host, &request).unwrap().plans
     };
-    let wanted = |plan: &gpush_api::GpuPlan| {
-        plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig && !plan.disables_mig
-    };
+    let wanted = |plan: &gpush_api::GpuPlan| plan.error.is_none() && plan.is_empty();
     assert_eq!(plans(false).iter().map(wanted).collect::<Vec<_>>(), [false, true, false, false, true]);
     // `mig-devices: {}` on a GPU with MIG mode off is not as wanted, unlike the layout `none`.
     assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, true, false, false]);
-    let off: Vec<_> = plans(false).iter().map(|plan| (plan.disables_mig, plan.reset.is_some())).collect();
+    let off: Vec<_> =
+        plans(false).iter().map(|plan| (plan.mig_mode() == Some(false), plan.reset().is_some())).collect();
     // What only waits for a reset is taken back without one.
     assert_eq!(off, [(true, true), (false, false), (true, true), (true, false), (false, false)]);
 }

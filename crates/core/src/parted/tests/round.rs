@@ -1,6 +1,6 @@
 //! What is exported says what is there: asserting it finds nothing to do.
 
-use gpush_api::{ComputeInstance, GpuInstance, GpuPlan, Step};
+use gpush_api::{ComputeInstance, GpuInstance, GpuPlan, InstanceStep};
 use proptest::prelude::*;
 
 use super::*;
@@ -9,9 +9,9 @@ use crate::layout::MOST;
 /// Carries a plan out on an empty GPU. Ids count up from 1.
 fn make(gpu: &mut Gpu, plan: &GpuPlan) {
     let mig = gpu.mig.as_mut().unwrap();
-    for step in &plan.steps {
+    for step in plan.instance_steps() {
         match step {
-            Step::CreateGpuInstance { profile, profile_id, placement } => mig.instances.push(GpuInstance {
+            InstanceStep::CreateGpuInstance { profile, profile_id, placement } => mig.instances.push(GpuInstance {
                 id: 1 + mig.instances.len() as u32,
                 profile_id: *profile_id,
                 profile: profile.clone(),
@@ -20,7 +20,7 @@ fn make(gpu: &mut Gpu, plan: &GpuPlan) {
                 compute: Vec::new(),
                 processes: Vec::new(),
             }),
-            Step::CreateCompute { gi_placement, profile, profile_id, placement } => {
+            InstanceStep::CreateCompute { gi_placement, profile, profile_id, placement } => {
                 let gi = mig.instances.iter_mut().find(|gi| gi.placement == *gi_placement).unwrap();
                 gi.compute.push(ComputeInstance {
                     id: gi.compute.len() as u32,
@@ -31,7 +31,9 @@ fn make(gpu: &mut Gpu, plan: &GpuPlan) {
                     processes: Vec::new(),
                 });
             }
-            Step::DestroyCompute { .. } | Step::DestroyGpuInstance { .. } => unreachable!("nothing stood"),
+            InstanceStep::DestroyCompute { .. } | InstanceStep::DestroyGpuInstance { .. } => {
+                unreachable!("nothing stood")
+            }
         }
     }
 }
@@ -47,7 +49,7 @@ fn asserted(exported: &Exported, gpus: &[Gpu]) -> Vec<GpuPlan> {
 }
 
 fn as_wanted(plan: &GpuPlan) -> bool {
-    plan.error.is_none() && plan.steps.is_empty() && !plan.enables_mig && !plan.disables_mig
+    plan.error.is_none() && plan.is_empty()
 }
 
 /// A profile of the GPU, whole or as a compute instance, and how many.

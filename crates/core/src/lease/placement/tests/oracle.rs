@@ -1,6 +1,6 @@
 //! Placement of MIG devices by trying everything, written from the objective in the module's documentation.
 
-use gpush_api::{ComputeInstance, GpuInstance, Placement, Step};
+use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
 
 use super::*;
 use crate::{
@@ -197,8 +197,10 @@ pub(super) fn executes(host: &Host, assignment: &Assignment) {
         let mut destroyed = Vec::new();
         for step in &plan.steps {
             match step {
-                Step::CreateGpuInstance { profile_id, placement, .. } => created.push((*profile_id, *placement)),
-                Step::DestroyGpuInstance { gi, .. } => destroyed.push((gpu.index, *gi)),
+                InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
+                    created.push((*profile_id, *placement))
+                }
+                InstanceStep::DestroyGpuInstance { gi, .. } => destroyed.push((gpu.index, *gi)),
                 _ => {}
             }
         }

@@ -1,11 +1,12 @@
-//! Who has a GPU open, with user and command. [`gpush_host::device_files`] searches the open files of all processes.
+//! Processes that have a GPU open, with user and command. [`gpush_host::device_files`] searches the open files of all processes.
 
 use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Holder};
 use gpush_host::device_files;
 
-use crate::agent::Shared;
+use super::MigMode;
+use crate::outside::Outside;
 
 /// How long a search of all processes may take.
 const SEARCH: Duration = Duration::from_secs(10);
@@ -14,11 +15,11 @@ const SEARCH: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// When the processes of the host cannot be searched.
-pub(super) async fn scan(agent: &Shared, minors: &[u32]) -> Result<Vec<Holder>, ApiError> {
-    let status = agent.hardware.status();
+pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, ApiError> {
+    let status = mig.driver.hardware.status();
     let own = [Some(std::process::id()), status.worker];
     let own: Vec<u32> = own.into_iter().chain(status.abandoned.iter().map(|worker| worker.pid)).flatten().collect();
-    let (proc, minors) = (agent.outside.proc.clone(), minors.to_vec());
+    let (proc, minors) = (mig.outside.proc.clone(), minors.to_vec());
     let search = tokio::task::spawn_blocking(move || device_files::holders(&proc, &minors, &own));
     let mut found = match tokio::time::timeout(SEARCH, search).await {
         Ok(Ok(Ok(found))) => found,
@@ -27,11 +28,11 @@ pub(super) async fn scan(agent: &Shared, minors: &[u32]) -> Result<Vec<Holder>, 
         Err(_) => return Err(unknown(&format!("the search took longer than {} s", SEARCH.as_secs()))),
     };
     let processes: Vec<(u32, u32)> = found.iter().filter_map(|holder| Some((holder.pid?, holder.uid?))).collect();
-    let mut commands = agent.users.commands(&agent.outside.proc, &processes).await;
+    let mut commands = mig.users.commands(&mig.outside.proc, &processes).await;
     for holder in &mut found {
         holder.command = holder.pid.and_then(|pid| commands.remove(&pid));
         if let Some(uid) = holder.uid {
-            holder.user = agent.users.user(uid).await;
+            holder.user = mig.users.user(uid).await;
         }
     }
     Ok(found)
@@ -39,8 +40,8 @@ pub(super) async fn scan(agent: &Shared, minors: &[u32]) -> Result<Vec<Holder>, 
 
 /// Returns whether a trusted user runs a fabric manager. An unknown answer counts as no: then a reset needs more GPUs
 /// to be free, not fewer.
-pub(in crate::apply) async fn fabric_manager_runs(agent: &Shared) -> bool {
-    let proc = agent.outside.proc.clone();
+pub(super) async fn fabric_manager_runs(outside: &Outside) -> bool {
+    let proc = outside.proc.clone();
     let search = tokio::task::spawn_blocking(move || device_files::fabric_manager_runs(&proc));
     matches!(tokio::time::timeout(SEARCH, search).await, Ok(Ok(Ok(true))))
 }

@@ -1,0 +1,114 @@
+//! The course that the recovery of an interrupted operation takes.
+//!
+//! ```text
+//! all as planned, and not failed before ─────────────────────► Done
+//! same boot, not being rolled back, nobody else has changed
+//!   a GPU, and what remains is feasible ─────────────────────► Forward
+//! all as before ─────────────────────────────────────────────► RolledBack
+//! another boot: the instances are gone ──────────────────────► Rebooted
+//! between ───────────────────────────────────────────────────► Back
+//! ```
+//!
+//! The first line that holds counts.
+
+/// What is known about an interrupted operation once its GPUs were read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Facts {
+    /// It began on this boot.
+    pub(super) same_boot: bool,
+    /// It was being rolled back when gpushd ended, or is cancelled by now.
+    pub(super) rolling_back: bool,
+    /// An error of it is on record.
+    pub(super) has_failed: bool,
+    /// All GPUs were read, and what remains is feasible on each.
+    pub(super) plannable: bool,
+    /// Nothing remains to be done on any GPU.
+    pub(super) nothing_remains: bool,
+    /// Every GPU is as it was before the operation.
+    pub(super) as_before: bool,
+    /// Somebody else has created an instance on one of its GPUs.
+    pub(super) changed_by_others: bool,
+}
+
+/// What recovery does with an interrupted operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Course {
+    /// It has reached its end: it ends as done.
+    Done,
+    /// What remains of it is executed.
+    Forward,
+    /// Nothing of it is left: it ends as rolled back.
+    RolledBack,
+    /// The host was restarted, and what it made is gone: it ends as failed.
+    Rebooted,
+    /// The GPUs are restored as they were before it.
+    Back,
+}
+
+impl Facts {
+    /// Returns the course that recovery takes.
+    pub(super) fn course(self) -> Course {
+        // An operation that failed is rolled back even if the GPUs that did not fail are as planned.
+        let failed_before = self.has_failed && self.rolling_back;
+        if self.plannable && self.nothing_remains && !failed_before {
+            Course::Done
+        } else if self.plannable && self.same_boot && !self.rolling_back && !self.changed_by_others {
+            Course::Forward
+        } else if self.as_before {
+            Course::RolledBack
+        } else if !self.same_boot {
+            Course::Rebooted
+        } else {
+            Course::Back
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every combination of facts.
+    fn all() -> impl Iterator<Item = Facts> {
+        (0_u32..1 << 7).map(|bits| {
+            let bit = |n: u32| bits >> n & 1 == 1;
+            Facts {
+                same_boot: bit(0),
+                rolling_back: bit(1),
+                has_failed: bit(2),
+                plannable: bit(3),
+                nothing_remains: bit(4),
+                as_before: bit(5),
+                changed_by_others: bit(6),
+            }
+        })
+    }
+
+    #[test]
+    fn nothing_is_executed_on_another_boot() {
+        let courses = all().filter(|facts| !facts.same_boot).map(Facts::course);
+        assert!(courses.into_iter().all(|course| !matches!(course, Course::Forward | Course::Back)));
+    }
+
+    #[test]
+    fn nothing_goes_forward_without_a_plan_or_against_a_rollback_or_others() {
+        for facts in all().filter(|facts| facts.course() == Course::Forward) {
+            assert!(facts.plannable && !facts.rolling_back && !facts.changed_by_others, "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn rollback_touches_no_gpu_that_is_as_before() {
+        for facts in all().filter(|facts| facts.course() == Course::Back) {
+            assert!(!facts.as_before && facts.same_boot, "{facts:?}");
+        }
+    }
+
+    #[test]
+    fn done_needs_every_gpu_as_planned_and_no_failure_that_is_rolled_back() {
+        for facts in all() {
+            let done = facts.plannable && facts.nothing_remains && !(facts.has_failed && facts.rolling_back);
+            assert_eq!(facts.course() == Course::Done, done, "{facts:?}");
+        }
+    }
+}

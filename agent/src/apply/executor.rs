@@ -1,0 +1,200 @@
+//! An operation as a whole: forward on all its GPUs; when one fails, back on all of them.
+//!
+//! ```text
+//! brackets opened ─► phases on every GPU ──► all done ─────────────────────────────► done
+//!        │                  │
+//!        └── one fails ─────┴─ the others stop before their next step
+//!                                  └─► back on each changed GPU ─┬─ all restored ──► rolled back
+//!                                                                └─ some not ──────► failed
+//! at each end: the brackets are taken back
+//! ```
+
+use std::sync::Arc;
+
+use gpush_api::{ApiError, Code, GpuPlan, OperationState};
+use gpush_store::{NewAudit, OperationId, Tx};
+use tokio_util::task::TaskTracker;
+
+use super::{
+    part::Part,
+    phases::{Forward, execute},
+    rollback,
+    services::Services,
+};
+use crate::{
+    modes::mig::MigMode,
+    mps::{self, Mps},
+    operation::{Ongoing, Operations},
+    overrides,
+    state::Change,
+    timeslice::Timeslice,
+};
+
+/// Executes operations. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Executor {
+    /// Steps of mode `mig`.
+    pub(crate) mig: MigMode,
+    /// Steps of mode `mps`.
+    pub(crate) mps: Mps,
+    /// Steps of mode `timeslice`.
+    pub(crate) timeslice: Timeslice,
+    /// Brackets that the journal notes.
+    pub(crate) services: Services,
+    /// The operations themselves.
+    pub(crate) operations: Operations,
+    /// Work that gpushd waits for before it ends.
+    pub(crate) tasks: TaskTracker,
+}
+
+impl Executor {
+    /// Executes an operation that is recorded as running, in the background. gpushd does not end before it has.
+    pub(super) fn spawn(&self, ongoing: Arc<Ongoing>, parts: Vec<Part>) {
+        self.in_background(ongoing, move |executor, ongoing| async move { executor.run(ongoing, &parts).await });
+    }
+
+    /// Runs the work of an operation so that the operation ends even when the work panics.
+    pub(super) fn in_background<F>(
+        &self,
+        ongoing: Arc<Ongoing>,
+        work: impl FnOnce(Self, Arc<Ongoing>) -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let executor = self.clone();
+        self.tasks.spawn(async move {
+            let number = ongoing.number();
+            let work = tokio::spawn(work(executor.clone(), ongoing));
+            if let Err(error) = work.await {
+                tracing::error!(op = %number, "the operation broke off: {error}");
+                let message = format!("operation {number} broke off by a fault of gpushd");
+                let error =
+                    ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
+                // The log says what cannot be taken back; the operation has nobody left who would note it.
+                let _failures = executor.close(number, OperationState::Failed).await;
+                executor.operations.abandon(number, error).await;
+                executor.mps.let_go(&number.to_string());
+            }
+        });
+    }
+
+    /// Executes an operation that is recorded as running.
+    pub(super) async fn run(&self, ongoing: Arc<Ongoing>, parts: &[Part]) {
+        let operation = ongoing.snapshot();
+        let aims: Vec<String> =
+            parts.iter().map(|part| format!("GPU {}: {}", part.plan.gpu, part.plan.wanted())).collect();
+        tracing::info!(op = operation.id, uid = operation.by.uid, "{} begins: {}", operation.kind, aims.join("; "));
+        let ends = execute(self, &ongoing, parts).await;
+        let failed = ends.iter().find_map(|end| match end {
+            Forward::Troubled(trouble) => Some(trouble.error().clone()),
+            Forward::Done | Forward::Stopped => None,
+        });
+        let stopped = ends.iter().any(|end| matches!(end, Forward::Stopped));
+        match failed.or_else(|| stopped.then(|| ongoing.why_cancelled())) {
+            None => self.finish(ongoing, parts, OperationState::Done, None).await,
+            Some(why) => self.roll_back(ongoing, parts, &ends, why).await,
+        }
+    }
+
+    /// Restores the GPUs of an operation as they were before it, because of `why`, and ends it.
+    pub(super) async fn roll_back(&self, ongoing: Arc<Ongoing>, parts: &[Part], ends: &[Forward], why: ApiError) {
+        if let Err(error) = ongoing.turn_back(&why).await {
+            // The rollback goes on. After a crash the next gpushd would go forward once more.
+            tracing::warn!(op = ongoing.id(), "that it is taken back can't be recorded: {error}");
+        }
+        let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
+        log_end(&ongoing, state, Some(&why));
+        self.end(ongoing, parts, state, Some(error), changes).await;
+    }
+
+    /// Ends an operation that is not, or need not be, rolled back.
+    pub(super) async fn finish(
+        &self,
+        ongoing: Arc<Ongoing>,
+        parts: &[Part],
+        state: OperationState,
+        error: Option<ApiError>,
+    ) {
+        log_end(&ongoing, state, error.as_ref());
+        self.end(ongoing, parts, state, error, Vec::new()).await;
+    }
+
+    /// Takes back the brackets that the journal notes, before an operation ends in `state`. Returns a sentence on each
+    /// failure.
+    pub(super) async fn close(&self, operation: OperationId, state: OperationState) -> Vec<String> {
+        let failures = self.services.take_back(operation, state).await;
+        self.services.look_after(operation, state).await;
+        failures
+    }
+
+    /// Records the end of an operation together with its consequences, and takes its brackets back.
+    async fn end(
+        &self,
+        ongoing: Arc<Ongoing>,
+        parts: &[Part],
+        state: OperationState,
+        error: Option<ApiError>,
+        mut changes: Vec<Change>,
+    ) {
+        let operation = ongoing.snapshot();
+        let id = ongoing.id();
+        let is_done = state == OperationState::Done;
+        if is_done {
+            // After a rollback a GPU that was degraded before still is.
+            changes.extend(parts.iter().map(|part| Change::mend(&part.plan.uuid)));
+        }
+        parts.iter().for_each(|part| self.mig.driver.readings.outdate(&part.plan.uuid));
+        self.mig.state.apply(&changes);
+        let plans: Vec<GpuPlan> = parts.iter().map(|part| part.plan.clone()).collect();
+        if is_done {
+            for failure in mps::devices_serve(&self.mps, &id, &plans).await {
+                ongoing.note(failure);
+            }
+        }
+        for failure in self.close(ongoing.number(), state).await {
+            ongoing.note(failure);
+        }
+        let detail =
+            error.as_ref().map_or(serde_json::Value::Null, |error| serde_json::json!({ "error": error.message }));
+        let audit = NewAudit {
+            by: None,
+            action: operation.kind.clone(),
+            object: operation.id.clone(),
+            result: state.name().to_owned(),
+            detail,
+        };
+        // An override, and the mode of an MPS target, change only when the operation succeeded.
+        let lasting: Vec<_> = if is_done {
+            parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?))).collect()
+        } else {
+            Vec::new()
+        };
+        let shared = if is_done { mps::Lasting::of(&self.mps, &plans) } else { mps::Lasting::default() };
+        let recorded = shared.clone();
+        let also = move |tx: &mut Tx<'_>| {
+            recorded.record(tx)?;
+            changes.iter().try_for_each(|change| change.record(tx))?;
+            tx.audit(audit.clone())?;
+            overrides::settle(tx, &operation, &lasting)
+        };
+        shared.take_in(&self.mps);
+        ongoing.end(state, error, also, |effects| self.mig.state.override_effects(&effects)).await;
+        self.mps.let_go(&id);
+        self.mig.outside.helpers.forget(&id);
+    }
+}
+
+/// Logs how an operation ended. The log has the rollback in full already. The error of an operation names no process,
+/// because everybody may read it.
+fn log_end(ongoing: &Ongoing, state: OperationState, error: Option<&ApiError>) {
+    let operation = ongoing.snapshot();
+    match error {
+        None => tracing::info!(op = operation.id, "{} is done", operation.kind),
+        Some(error) => tracing::error!(
+            op = operation.id,
+            "{} ended {state}: {}",
+            operation.kind,
+            error.sentences().into_iter().chain(error.outcome.as_deref()).collect::<Vec<_>>().join("; ")
+        ),
+    }
+}

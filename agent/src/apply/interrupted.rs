@@ -1,0 +1,72 @@
+//! Explanations of what became of an operation that an earlier gpushd left unfinished.
+
+use gpush_api::{ApiError, Code};
+use gpush_core::plan;
+use gpush_nvml::{DriverError, Reading};
+use gpush_store::{GpuIntent, OperationId};
+
+use super::part::{Part, instances, outcome};
+
+/// Explains why an interrupted operation is rolled back.
+pub(super) fn why_back(
+    rolling_back: bool,
+    failed: Option<ApiError>,
+    others: Vec<ApiError>,
+    refused: Option<ApiError>,
+) -> ApiError {
+    let others = others.into_iter().next();
+    if let Some(failed) = failed {
+        let others = others.into_iter().flat_map(|others| [vec![others.message], others.causes].concat());
+        return ApiError { causes: failed.causes.iter().cloned().chain(others).collect(), ..failed };
+    }
+    match others.or(refused) {
+        Some(refused) => ApiError { message: format!("after gpushd ended, {}", refused.message), ..refused },
+        None if rolling_back => interrupted("gpushd ended while the operation was taken back"),
+        None => interrupted("gpushd ended in the middle of the operation, which can't be carried on"),
+    }
+}
+
+/// Creates the error of an operation that was interrupted.
+pub(super) fn interrupted(message: &str) -> ApiError {
+    ApiError::new(Code::Unavailable, message.to_owned())
+}
+
+/// Explains why an operation does not continue whose end could not be recorded: operation `by` had its GPUs since.
+pub(super) fn outlived(id: &str, by: OperationId) -> ApiError {
+    ApiError::new(Code::Internal, format!("how operation {id} ended is not on record"))
+        .cause(format!("{by} was begun on its GPUs since, so nothing of it is carried on"))
+        .hint(format!("`gpushctl operation show {by}` shows what came after it"))
+}
+
+/// Returns commands that ask for the same again.
+pub(super) fn again(parts: &[Part]) -> String {
+    let command = |part: &Part| {
+        let layout = if part.plan.layout.is_empty() { "none".to_owned() } else { part.plan.layout.join(",") };
+        format!("`gpushctl mig apply --gpu {} --layout '{layout}'`", part.plan.gpu)
+    };
+    parts.iter().map(command).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the driver's error about a GPU that cannot be read.
+pub(super) fn explained(label: &str, what: &str, error: &DriverError) -> ApiError {
+    let said = error.to_api();
+    ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
+}
+
+/// Explains why an operation does not continue on a GPU where somebody else has created an instance since.
+pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
+    let now = reading.mig.as_ref()?;
+    let others = plan::others(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));
+    if others.is_empty() {
+        return None;
+    }
+    let message = format!("GPU {} ({}) was changed by somebody else", gpu.plan.gpu, gpu.plan.uuid);
+    let mut error = ApiError::new(Code::Conflict, message);
+    for other in now.instances.iter().filter(|instance| others.contains(&instance.id)) {
+        error = error.cause(format!(
+            "{}@{} (GPU instance {}) stood neither before the operation nor was it to be made",
+            other.profile, other.placement.start, other.id
+        ));
+    }
+    Some(error.hint(format!("see what stands with `gpushctl gpu show {}`, then apply a layout", gpu.plan.gpu)))
+}

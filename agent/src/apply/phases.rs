@@ -1,0 +1,303 @@
+//! The steps of an operation, forward: brackets, then phase by phase on all of its GPUs.
+//!
+//! ```text
+//! brackets ─► MIG on ─► instances ─► MIG off ─► after
+//!    │          │           │           │         │
+//!    └──────────┴───────────┴───────────┴─────────┴─ a step fails, or the operation is cancelled: stop
+//! ```
+//!
+//! A GPU whose call has no answer yet does not stop the others in the phase of instances: the call may still succeed.
+
+use std::sync::Arc;
+
+use gpush_api::{ApiError, Code, GpuPlan, MpsStep, Phase, Step, TimesliceStep};
+use gpush_core::step::{self, Bracket, Instances, brackets, difference};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    executor::Executor,
+    part::{Part, instances},
+};
+use crate::{
+    modes::{
+        self, Trouble,
+        driver::Driver,
+        mig::{
+            self,
+            reset::{Cancel, Purpose},
+        },
+    },
+    operation::Ongoing,
+};
+
+/// How far the steps of one GPU came.
+#[derive(Debug)]
+pub(super) enum Forward {
+    /// All steps are done, and the GPU was read back as planned.
+    Done,
+    /// Stopped before a step, because another GPU failed or the operation was cancelled.
+    Stopped,
+    /// A step failed.
+    Troubled(Trouble),
+}
+
+/// Whether the next phase may begin.
+enum Next {
+    Go,
+    Stop,
+}
+
+/// The execution of the steps of one operation.
+struct Run<'a> {
+    executor: &'a Executor,
+    ongoing: &'a Arc<Ongoing>,
+    parts: &'a [Part],
+    /// How far each GPU came, by position.
+    ends: Vec<Forward>,
+}
+
+/// Executes the steps of an operation. Returns how far each GPU came, by position.
+pub(super) async fn execute(executor: &Executor, ongoing: &Arc<Ongoing>, parts: &[Part]) -> Vec<Forward> {
+    let ends = parts.iter().map(|_| Forward::Stopped).collect();
+    let mut run = Run { executor, ongoing, parts, ends };
+    if let Err((position, error)) = run.open_brackets().await {
+        run.ends[position] = Forward::Troubled(Trouble::Failed(error));
+        return run.ends;
+    }
+    for phase in Phase::ALL {
+        match run.phase(phase).await {
+            Next::Go => {}
+            Next::Stop => break,
+        }
+    }
+    run.ends
+}
+
+impl Run<'_> {
+    /// Opens what surrounds the steps.
+    ///
+    /// # Errors
+    /// When one cannot be opened, with the position of the GPU that needs it.
+    async fn open_brackets(&self) -> Result<(), (usize, ApiError)> {
+        let Executor { services, timeslice, mps, mig, .. } = self.executor;
+        let plans: Vec<GpuPlan> = self.parts.iter().map(|part| part.plan.clone()).collect();
+        let (id, number) = (self.ongoing.id(), self.ongoing.number());
+        let reset = plans.iter().position(|plan| plan.reset().is_some()).unwrap_or_default();
+        for bracket in brackets(&plans, &id, &mig.state.config().mode_change) {
+            let (position, opened) = match &bracket {
+                Bracket::Timeslice => {
+                    for failure in modes::timeslice::release(timeslice, &plans).await {
+                        self.ongoing.note(failure);
+                    }
+                    continue;
+                }
+                Bracket::MpsDaemon { position, step } => (*position, self.mps_step(mps, *position, step).await),
+                Bracket::Service { service } => (reset, services.stop(number, service).await),
+                Bracket::HookAfter { .. } => (reset, services.note_hook(number, &bracket).await),
+                Bracket::HookBefore { program, env } => {
+                    (reset, services.hook_before(number, program, env.clone()).await)
+                }
+            };
+            opened.map_err(|error| (position, error))?;
+        }
+        Ok(())
+    }
+
+    /// Executes one phase on all GPUs.
+    async fn phase(&mut self, phase: Phase) -> Next {
+        match phase {
+            // Its steps are brackets.
+            Phase::Before => Next::Go,
+            Phase::MigOn => self.mig_mode(phase, true).await,
+            Phase::Instances => self.instances().await,
+            Phase::MigOff => self.mig_mode(phase, false).await,
+            Phase::After => self.share_whole_gpus().await,
+        }
+    }
+
+    /// Returns whether the operation was cancelled; then no GPU counts as done.
+    fn is_cancelled(&mut self) -> bool {
+        let cancelled = self.ongoing.cancelled().is_cancelled();
+        if cancelled {
+            self.ends.iter_mut().for_each(|end| *end = Forward::Stopped);
+        }
+        cancelled
+    }
+
+    /// Changes MIG mode on all GPUs whose plans have a step in `phase`, together.
+    async fn mig_mode(&mut self, phase: Phase, enable: bool) -> Next {
+        let those: Vec<&Part> = self.parts.iter().filter(|part| part.plan.phase(phase).next().is_some()).collect();
+        if those.is_empty() {
+            return Next::Go;
+        }
+        if self.is_cancelled() {
+            return Next::Stop;
+        }
+        for part in &those {
+            begin_step(self.ongoing, part.position, step::describe_mode(enable).to_owned());
+        }
+        let id = self.ongoing.id();
+        let uuids = changed_modes(self.ongoing);
+        let why = || self.ongoing.why_cancelled();
+        let cancel = Cancel { cancelled: self.ongoing.cancelled(), why: &why };
+        let purpose = Purpose { operation: &id, changes: &uuids, cancel: Some(cancel) };
+        let changes: Vec<_> = those.iter().map(|part| part.mode_change()).collect();
+        let mut troubled = mig::mode::execute(&self.executor.mig, &purpose, &changes, enable).await;
+        let all_done = troubled.is_empty();
+        for part in those {
+            let trouble = troubled.remove(&part.position);
+            end_step(self.ongoing, part.position, trouble.as_ref().map(Trouble::error));
+            if let Some(trouble) = trouble {
+                self.ends[part.position] = Forward::Troubled(trouble);
+            }
+        }
+        if all_done { Next::Go } else { Next::Stop }
+    }
+
+    /// Creates and destroys instances, on all GPUs at the same time.
+    async fn instances(&mut self) -> Next {
+        // Cancelled with the operation, and by the first failure.
+        let abort = self.ongoing.cancelled().child_token();
+        let mut tasks = JoinSet::new();
+        for part in self.parts {
+            let driver = self.executor.mig.driver.clone();
+            let (ongoing, part, abort) = (Arc::clone(self.ongoing), part.clone(), abort.clone());
+            tasks.spawn(async move {
+                let end = on_one_gpu(&driver, &ongoing, &part, &abort).await;
+                if let Forward::Troubled(_) = &end {
+                    abort.cancel();
+                }
+                (part.position, end)
+            });
+        }
+        for (position, end) in tasks.join_all().await {
+            self.ends[position] = end;
+        }
+        for part in self.parts.iter().filter(|part| part.plan.mig_mode() == Some(true)) {
+            // Without a reset, the driver notices only here that a process has the GPU open.
+            if let Forward::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position]
+                && error.code == Code::Blocked
+            {
+                error.causes.extend(self.executor.mig.suspects(&part.plan.uuid).await);
+            }
+        }
+        if self.ends.iter().all(|end| matches!(end, Forward::Done)) { Next::Go } else { Next::Stop }
+    }
+
+    /// Sets up how whole GPUs are shared.
+    async fn share_whole_gpus(&mut self) -> Next {
+        let Executor { mps, timeslice, mig, .. } = self.executor;
+        let mut time_sliced: Vec<&Part> = Vec::new();
+        let mut steps: Vec<(&Part, &Step)> = Vec::new();
+        for part in self.parts {
+            steps.extend(part.plan.phase(Phase::After).map(|step| (part, step)));
+        }
+        for (part, step) in steps {
+            match step {
+                Step::Mps(step) => {
+                    if self.is_cancelled() {
+                        return Next::Stop;
+                    }
+                    if let Err(error) = self.mps_step(mps, part.position, step).await {
+                        self.ends[part.position] = Forward::Troubled(Trouble::Failed(error));
+                        return Next::Stop;
+                    }
+                }
+                // One run of nvidia-smi sets them all.
+                Step::Timeslice(TimesliceStep::Set) => time_sliced.push(part),
+                Step::MigMode(_) | Step::Instance(_) => {}
+            }
+        }
+        for part in &time_sliced {
+            begin_step(self.ongoing, part.position, step::describe(&Step::Timeslice(TimesliceStep::Set)));
+            mig.driver.readings.outdate(&part.plan.uuid);
+        }
+        let uuids: Vec<String> = time_sliced.iter().map(|part| part.plan.uuid.clone()).collect();
+        for failure in modes::timeslice::execute(timeslice, &uuids).await {
+            self.ongoing.note(failure);
+        }
+        time_sliced.iter().for_each(|part| end_step(self.ongoing, part.position, None));
+        Next::Go
+    }
+
+    /// Executes a step on an MPS daemon of the GPU at `position`.
+    async fn mps_step(&self, mps: &crate::mps::Mps, position: usize, step: &MpsStep) -> Result<(), ApiError> {
+        begin_step(self.ongoing, position, step::describe(&Step::Mps(step.clone())));
+        let done = modes::mps::execute(mps, &self.ongoing.id(), &self.parts[position].plan.uuid, step).await;
+        end_step(self.ongoing, position, done.as_ref().err());
+        done
+    }
+}
+
+/// Executes the steps on the instances of one GPU and reads the GPU back, until the first failure or `abort`.
+async fn on_one_gpu(driver: &Driver, ongoing: &Ongoing, part: &Part, abort: &CancellationToken) -> Forward {
+    match instance_steps(driver, ongoing, part, abort).await {
+        Ok(end) => end,
+        Err(trouble) => {
+            ongoing.progress(part.position, |progress| {
+                progress.doing = None;
+                progress.error = Some(trouble.error().clone());
+            });
+            Forward::Troubled(trouble)
+        }
+    }
+}
+
+async fn instance_steps(
+    driver: &Driver,
+    ongoing: &Ongoing,
+    part: &Part,
+    abort: &CancellationToken,
+) -> Result<Forward, Trouble> {
+    let gpu = part.gpu();
+    let mut known = Instances::of(instances(part.found.as_ref()));
+    for step in part.plan.instance_steps() {
+        if abort.is_cancelled() {
+            return Ok(Forward::Stopped);
+        }
+        let words = step::describe_instance(step);
+        tracing::debug!(op = ongoing.id(), gpu = part.plan.uuid, "{words}");
+        begin_step(ongoing, part.position, words);
+        mig::instances::execute(driver, &gpu, step, &mut known).await?;
+        // What it does next is reported at once, so nothing is reported in between.
+        ongoing.progress(part.position, |progress| progress.done += 1);
+    }
+    if part.plan.mig_mode() == Some(false) {
+        // It is read back once the mode is off.
+        return Ok(Forward::Done);
+    }
+    begin_step(ongoing, part.position, "reading the layout back".to_owned());
+    let reading = driver.read(&gpu).await?;
+    let Some(difference) = difference(&part.plan, &gpu.label, reading.mig.as_ref()) else {
+        ongoing.progress(part.position, |progress| progress.doing = None);
+        return Ok(Forward::Done);
+    };
+    let what = if part.is_empty() {
+        "it was as wanted, and somebody else has changed it meanwhile"
+    } else {
+        "the driver reported success, but the layout is another"
+    };
+    let message = format!("{}: {what}", gpu.label);
+    Err(Trouble::Failed(ApiError::new(Code::DriverError, message).cause(difference)))
+}
+
+/// Returns the UUIDs of the GPUs whose MIG mode an operation changes, by its recorded plans.
+pub(super) fn changed_modes(ongoing: &Ongoing) -> Vec<String> {
+    let plans = ongoing.snapshot().plans.into_iter();
+    plans.filter(|plan| plan.mig_mode().is_some()).map(|plan| plan.uuid).collect()
+}
+
+fn begin_step(ongoing: &Ongoing, position: usize, words: String) {
+    ongoing.progress(position, |progress| progress.doing = Some(words));
+}
+
+fn end_step(ongoing: &Ongoing, position: usize, error: Option<&ApiError>) {
+    ongoing.progress(position, |progress| {
+        progress.doing = None;
+        match error {
+            None => progress.done += 1,
+            Some(error) => progress.error = Some(error.clone()),
+        }
+    });
+}

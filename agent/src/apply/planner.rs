@@ -1,0 +1,203 @@
+//! Plans from readings: what a request would change, without changing it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use gpush_api::{ApiError, Gpu, GpuPlan, PlanRequest, Plans, Refusal};
+use gpush_core::{
+    config::Config,
+    desired::{is_switched, plan_host, without_fabric_manager},
+};
+use gpush_host::other_managers;
+use gpush_nvml::Reading;
+
+use super::queue::OperationQueue;
+use crate::{
+    caller::Viewer,
+    lanes::{Need, Needs, Reserve},
+    modes::mig::{MigMode, reset::not_resetting},
+    mps::{self, Mps},
+    operation::{self, Operations},
+    state::{HostState, Reason},
+    timeslice,
+};
+
+/// Plans changes. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Planner {
+    /// Readings, and what blocks resets.
+    pub(crate) mig: MigMode,
+    /// MPS daemons that are in the way, or that a plan starts.
+    pub(crate) mps: Mps,
+    /// GPUs that operations are changing.
+    pub(crate) operations: Operations,
+    /// Root of the host's file system, where other managers of MIG are searched.
+    pub(crate) host_root: PathBuf,
+}
+
+impl Planner {
+    /// Plans a request from readings as fresh as those of an apply, without executing it. A GPU that cannot be read, or
+    /// that an operation is changing, has an error in place of steps; the others are planned all the same.
+    pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
+        let gpus = self.gpus(viewer, request).await?;
+        let meant = self.planned(&gpus, request).await;
+        let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
+        if self.mig.state.maintenance().is_some() {
+            // Nothing can be read; each plan says so.
+            return Ok(Plans { plans: meant });
+        }
+        not_resetting(&self.mig.outside)?;
+        let mut fresh = Vec::new();
+        let mut unread = BTreeMap::new();
+        // A GPU that is being changed is not read: that would wait for a step, and show half a layout.
+        for plan in &meant {
+            unread.extend(self.operations.at_rest(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)));
+        }
+        let meant: Vec<GpuPlan> = meant.into_iter().filter(|plan| !unread.contains_key(&plan.uuid)).collect();
+        let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
+        for ((uuid, outcome), plan) in self.mig.driver.readings.now(&uuids).await.into_iter().zip(&meant) {
+            match outcome {
+                Ok(reading) => fresh.push(reading),
+                Err(error) => {
+                    unread.insert(uuid, unreadable(plan, &error.to_api()));
+                }
+            }
+        }
+        let gpus = self.gpus_with(viewer, &fresh).await?;
+        let mut plans = self.planned(&gpus, request).await?;
+        self.refuse_blocked(viewer, &gpus, &mut plans).await;
+        for plan in &mut plans {
+            // An operation may have begun meanwhile.
+            let changing = || self.operations.at_rest(plan.gpu, &plan.uuid).err();
+            if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
+                *plan = plan.without_steps().refused(error);
+            }
+        }
+        Ok(Plans { plans })
+    }
+
+    /// Plans a request on GPUs as they were read. Whether GPUs on NVSwitches are reset together depends on a fabric
+    /// manager; it is searched only where a plan has such a reset.
+    pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
+        self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
+    }
+
+    /// Plans a request as [`Planner::planned`] does. Also returns the lanes that an operation needs for it, each with
+    /// what the plan takes away there, whether or not it is refused because somebody uses that.
+    pub(super) async fn planned_with_needs(
+        &self,
+        gpus: &[Gpu],
+        request: &PlanRequest,
+    ) -> Result<(Vec<GpuPlan>, Needs), ApiError> {
+        let config = self.mig.state.config();
+        let mut plans = plan_host(&config, gpus, request)?.plans;
+        let on_switches =
+            |plan: &GpuPlan| plan.reset().is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu));
+        if plans.iter().any(on_switches) && !self.mig.fabric_manager_runs().await {
+            without_fabric_manager(&config, gpus, &mut plans);
+        }
+        let needs = self.needs(&config, gpus, request, &plans)?;
+        mps::plan(&self.mps, gpus, &mut plans);
+        timeslice::plan(gpus, &mut plans);
+        Ok((plans, needs))
+    }
+
+    /// The lanes that plans need, MPS steps not included yet.
+    fn needs(
+        &self,
+        config: &Config,
+        gpus: &[Gpu],
+        request: &PlanRequest,
+        plans: &[GpuPlan],
+    ) -> Result<Needs, ApiError> {
+        // Of GPUs that are reset along, nothing may be granted.
+        let all = operation::gpus(plans).into_iter();
+        let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
+        let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
+        let mut once_idle = Vec::new();
+        if plans.iter().any(is_used) {
+            let gpus: Vec<Gpu> = gpus.iter().cloned().map(without_processes).collect();
+            once_idle = plan_host(config, &gpus, request)?.plans;
+        }
+        for plan in plans {
+            let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+            // What a refused plan would take away is told by the plan that is made once nobody uses it.
+            let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
+            needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(&self.mps, gpu, plan)));
+        }
+        Ok(needs)
+    }
+
+    /// Refuses the plans that another manager or a blocked reset forbids.
+    pub(super) async fn refuse_blocked(&self, viewer: Viewer, gpus: &[Gpu], plans: &mut [GpuPlan]) {
+        other_managers::refuse(&self.host_root, plans);
+        self.mig.refuse_blocked_resets(viewer, gpus, &self.mps.idle(), plans).await;
+    }
+
+    /// Returns all GPUs, without the processes that hold them for no user. The MPS daemons of the GPUs that the request
+    /// names are asked now; of other GPUs their last answers count.
+    pub(super) async fn gpus(&self, viewer: Viewer, request: &PlanRequest) -> Result<Vec<Gpu>, ApiError> {
+        let host = self.mig.state.now();
+        let names: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
+        let named = match names.as_slice() {
+            [] => (0..host.gpus.len()).collect(),
+            // A name that names no GPU is refused where the request is planned.
+            names => host.positions(names).unwrap_or_default(),
+        };
+        let asked = named.into_iter().map(|at| host.gpus[at].gpu.uuid.clone()).collect();
+        self.gpus_of(viewer, &asked).await
+    }
+
+    /// Returns all GPUs, without the processes that hold them for no user. The MPS daemons of the GPUs in `asked` are
+    /// asked now.
+    pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
+        let observed = self.mig.driver.readings.host().await?;
+        Ok(observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await))
+    }
+
+    /// Returns the same with these readings in place of older ones. It waits for no other GPU.
+    pub(super) async fn gpus_with(&self, viewer: Viewer, readings: &[Arc<Reading>]) -> Result<Vec<Gpu>, ApiError> {
+        let host = self.mig.driver.readings.known();
+        let is_listed =
+            |reading: &Arc<Reading>| host.as_ref().is_ok_and(|host| host.gpu(&reading.identity.uuid).is_some());
+        if !readings.iter().all(is_listed) {
+            self.mig.driver.readings.host().await?;
+        }
+        let asked = readings.iter().map(|reading| reading.identity.uuid.clone()).collect();
+        Ok(self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps, &asked).await))
+    }
+}
+
+/// Adds the progress of the operation that changes a GPU to the GPU's reasons, and the operations that wait for it.
+pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host: &HostState, gpu: &mut Gpu) {
+    gpu.reasons.extend(queue.for_gpu(&gpu.uuid));
+    let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
+    let changing = reasons.iter().position(|reason| matches!(reason, Reason::Changing { .. }));
+    let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
+    let Some(progress) = operations.progress(&gpu.uuid) else { return };
+    *reason += &if progress.rolling_back {
+        ": its steps are being taken back".to_owned()
+    } else {
+        format!(": {} of {} steps are done", progress.done, progress.total)
+    };
+}
+
+/// A GPU as if no process used it.
+fn without_processes(mut gpu: Gpu) -> Gpu {
+    (gpu.processes, gpu.processes_known) = (Vec::new(), true);
+    for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+        instance.processes.clear();
+        instance.compute.iter_mut().for_each(|compute| compute.processes.clear());
+    }
+    gpu
+}
+
+/// Explains that a GPU cannot be read, so that nothing is planned on it.
+pub(super) fn unreadable(plan: &GpuPlan, error: &ApiError) -> ApiError {
+    let message =
+        format!("GPU {} ({}) can't be read, so nothing is planned and nothing was changed", plan.gpu, plan.uuid);
+    ApiError { message, causes: [vec![error.message.clone()], error.causes.clone()].concat(), ..error.clone() }
+}

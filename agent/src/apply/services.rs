@@ -1,0 +1,343 @@
+//! Services that are stopped and hooks that run around an operation that resets a GPU.
+//!
+//! ```text
+//!  service active? ─► noted ─► stopped ─► … ─► hook after noted ─► hook before ─► (steps)
+//!                                                                                    │
+//!  services started ◄──────────────── hook after ◄──────── last noted, first taken back
+//! ```
+//!
+//! Several operations may need one service stopped at the same time. Each notes it, and the last of them that ends
+//! starts it again. A lock keeps them from stopping and starting services at once.
+//!
+//! Each bracket is noted durably before it is opened. The operation takes it back at its end, or the next gpushd does.
+//! Taking back twice does no harm: starting a service that runs has no effect. What cannot be taken back stays noted
+//! and is reported in health.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Code, OperationState};
+use gpush_core::step::Bracket;
+use gpush_host::helper::{End, Ended, Job};
+use gpush_store::{OperationId, Store, UnfinishedOperation, View};
+use tokio_util::sync::CancellationToken;
+
+use crate::{modes::mig::LOGGED, outside::Outside, state::State};
+
+/// Attempts to start a service.
+const ATTEMPTS: u32 = 3;
+
+/// Pause after the first attempt; after the second twice as long.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Pause between later attempts, at first and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
+
+/// Name of the helper step that runs the first hook.
+const HOOK_BEFORE: &str = "hook-before";
+
+/// Name of the helper step that runs the second hook.
+const HOOK_AFTER: &str = "hook-after";
+
+/// Opens the brackets that the journal notes, and takes them back.
+#[derive(Debug, Clone)]
+pub(crate) struct Services {
+    pub(crate) state: State,
+    pub(crate) store: Store,
+    pub(crate) outside: Arc<Outside>,
+    pub(crate) stopping: CancellationToken,
+}
+
+impl Services {
+    /// Stops a service on behalf of an operation, if it runs.
+    ///
+    /// # Errors
+    /// When that is not known, or the service cannot be stopped. What was noted is taken back later.
+    pub(super) async fn stop(&self, operation: OperationId, service: &str) -> Result<(), ApiError> {
+        let _lock = self.outside.services.lock().await;
+        let bracket = Bracket::Service { service: service.to_owned() };
+        // A previous gpushd may have noted it and died before it stopped the service.
+        if !self.noted(operation).await?.contains(&bracket) {
+            let runs = self.is_active(operation, service).await?;
+            if !runs && self.noted_by_others(operation, &bracket).await?.is_empty() {
+                return Ok(());
+            }
+            self.note(operation, &bracket).await?;
+        }
+        let ended = self.systemctl(operation, "stop", service).await?;
+        if ended.end == End::Exited(0) {
+            return Ok(());
+        }
+        Err(failed(&format!("stopping {service}"), &ended)
+            .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`")))
+    }
+
+    /// Notes the hook that runs at the end of an operation.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub(super) async fn note_hook(&self, operation: OperationId, hook: &Bracket) -> Result<(), ApiError> {
+        let noted = self.noted(operation).await?;
+        if noted.iter().any(|bracket| matches!(bracket, Bracket::HookAfter { .. })) {
+            return Ok(());
+        }
+        self.note(operation, hook).await
+    }
+
+    /// Runs the hook before an operation, unless it has ended well already.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub(super) async fn hook_before(
+        &self,
+        operation: OperationId,
+        program: &str,
+        env: BTreeMap<String, String>,
+    ) -> Result<(), ApiError> {
+        if self.outside.helpers.ended_well(&operation.to_string(), HOOK_BEFORE) {
+            return Ok(());
+        }
+        let ended = self.hook(operation, HOOK_BEFORE, program, env).await?;
+        if ended.end == End::Exited(0) {
+            return Ok(());
+        }
+        Err(failed(&format!("the hook {program}"), &ended).hint("mend the hook under [mode_change], then ask again"))
+    }
+
+    /// Takes back what is noted of an operation, last noted first, before the operation ends in `state`. Returns a
+    /// sentence on each failure.
+    pub(super) async fn take_back(&self, operation: OperationId, state: OperationState) -> Vec<String> {
+        let mut failures = Vec::new();
+        let pending = match self.pending(operation).await {
+            Ok(pending) => pending,
+            Err(error) => {
+                tracing::error!(op = %operation, "what is to be taken back can't be read: {error}");
+                return failures;
+            }
+        };
+        for (position, bracket) in pending.into_iter().rev() {
+            if !self.take_back_one(operation, state, &bracket, &mut failures).await {
+                continue;
+            }
+            let recorded = self.store.write_ending(move |tx| tx.undone(operation, position)).await;
+            if let Err(error) = recorded {
+                tracing::error!(op = %operation, "that something was taken back can't be recorded: {error}");
+            }
+        }
+        for failure in &failures {
+            tracing::error!(op = %operation, "{failure}");
+        }
+        failures
+    }
+
+    /// Takes one bracket back. Returns whether it needs no further attempt.
+    async fn take_back_one(
+        &self,
+        operation: OperationId,
+        state: OperationState,
+        bracket: &Bracket,
+        failures: &mut Vec<String>,
+    ) -> bool {
+        match bracket {
+            Bracket::Service { service } => {
+                let _lock = self.outside.services.lock().await;
+                if self.still_needed_stopped(operation, bracket).await {
+                    return true;
+                }
+                let Err(why) = self.start(operation, service).await else { return true };
+                failures.push(format!(
+                    "{service} was stopped and can't be started again: {why}; see why: `systemctl status {service}`"
+                ));
+                false
+            }
+            Bracket::HookAfter { program, env } => {
+                let mut env = env.clone();
+                env.insert("GPUSH_RESULT".to_owned(), state.name().to_owned());
+                match self.hook(operation, HOOK_AFTER, program, env).await {
+                    Ok(Ended { end: End::Exited(0), .. }) => {}
+                    Ok(ended) => failures.push(format!("the hook {program} {}; {LOGGED}", ended.end)),
+                    Err(error) => failures.push(format!("the hook {program}: {error}")),
+                }
+                // A hook runs once, because a second run might do harm.
+                true
+            }
+            Bracket::Timeslice | Bracket::MpsDaemon { .. } | Bracket::HookBefore { .. } => true,
+        }
+    }
+
+    /// Returns whether an operation that goes on needs the same bracket, and so will take it back.
+    async fn still_needed_stopped(&self, operation: OperationId, bracket: &Bracket) -> bool {
+        // In doubt the service is started: a service that runs when it should not is in the way, and is reported.
+        let others = self.noted_by_others(operation, bracket).await;
+        others.is_ok_and(|others| others.iter().any(|stage| !stage.is_final()))
+    }
+
+    /// Returns the stages of the other operations that have noted the same bracket.
+    async fn noted_by_others(
+        &self,
+        operation: OperationId,
+        bracket: &Bracket,
+    ) -> Result<Vec<OperationState>, ApiError> {
+        let bracket = bracket.clone();
+        let stages = move |view: &View<'_>| {
+            let has_noted = |other: &UnfinishedOperation| {
+                let noted =
+                    other.undo.iter().filter_map(|undo| serde_json::from_value::<Bracket>(undo.what.clone()).ok());
+                noted.into_iter().any(|noted| noted == bracket)
+            };
+            let unfinished = view.unfinished()?.into_iter();
+            let others = unfinished.filter(|other| other.record.id != operation && has_noted(other));
+            Ok(others.map(|other| other.record.stage).collect())
+        };
+        Ok(self.store.read(stages).await?)
+    }
+
+    /// Tries again to start the services that an operation which has ended could not start, until they run or gpushd
+    /// ends. Health names them meanwhile. The next gpushd tries too.
+    pub(super) async fn look_after(&self, operation: OperationId, state: OperationState) {
+        let left = self.stopped(operation).await;
+        if left.is_empty() {
+            return;
+        }
+        self.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
+        let services = self.clone();
+        // Not one of the tasks that gpushd waits for when it ends.
+        tokio::spawn(async move {
+            let mut pause = AGAIN.0;
+            loop {
+                tokio::select! {
+                    () = services.stopping.cancelled() => return,
+                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(AGAIN.1),
+                }
+                if services.state.maintenance().is_some() {
+                    continue;
+                }
+                services.take_back(operation, state).await;
+                let left = services.stopped(operation).await;
+                let mut known = services.outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+                if left.is_empty() {
+                    known.remove(&operation);
+                    return;
+                }
+                known.insert(operation, left);
+            }
+        });
+    }
+
+    /// Returns the services that are still to be started on behalf of an operation.
+    async fn stopped(&self, operation: OperationId) -> Vec<String> {
+        let noted = self.noted(operation).await.unwrap_or_default();
+        let service = |bracket| if let Bracket::Service { service } = bracket { Some(service) } else { None };
+        noted.into_iter().filter_map(service).collect()
+    }
+
+    /// Starts a service.
+    async fn start(&self, operation: OperationId, service: &str) -> Result<(), String> {
+        let mut attempt = 1;
+        loop {
+            let why = match self.systemctl(operation, "start", service).await {
+                Ok(Ended { end: End::Exited(0), .. }) => return Ok(()),
+                Ok(ended) => format!("`systemctl start` {}", ended.end),
+                Err(error) => [vec![error.message], error.causes].concat().join(": "),
+            };
+            if attempt == ATTEMPTS {
+                return Err(why);
+            }
+            tokio::time::sleep(PAUSE * attempt).await;
+            attempt += 1;
+        }
+    }
+
+    /// Returns what is noted and not taken back, in order.
+    async fn noted(&self, operation: OperationId) -> Result<Vec<Bracket>, ApiError> {
+        Ok(self.pending(operation).await?.into_iter().map(|(_, bracket)| bracket).collect())
+    }
+
+    /// Returns the same with the position of each note in the journal.
+    async fn pending(&self, operation: OperationId) -> Result<Vec<(u64, Bracket)>, ApiError> {
+        let noted = self.store.read(move |view| view.undo(operation)).await?;
+        let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
+            let bracket = serde_json::from_value(note.what);
+            let unknown = |error| tracing::error!(op = %operation, "a note of what to take back is not known: {error}");
+            Some((note.position, bracket.map_err(unknown).ok()?))
+        });
+        Ok(known.collect())
+    }
+
+    async fn note(&self, operation: OperationId, bracket: &Bracket) -> Result<(), ApiError> {
+        let what = serde_json::to_value(bracket)
+            .map_err(|error| ApiError::new(Code::Internal, "a note can't be written").cause(error.to_string()))?;
+        self.store.write(move |tx| tx.note_undo(operation, what.clone()).map(|_| ())).await?;
+        Ok(())
+    }
+
+    async fn is_active(&self, operation: OperationId, service: &str) -> Result<bool, ApiError> {
+        let ended = self.systemctl(operation, "is-active", service).await?;
+        match ended.end {
+            End::Exited(0) => Ok(true),
+            // Not running, or not known.
+            End::Exited(3 | 4) => Ok(false),
+            End::Exited(_)
+            | End::Signalled(_)
+            | End::TimedOut
+            | End::NotStarted(_)
+            | End::Lost
+            | End::Void
+            | End::Hangs => Err(failed(&format!("asking whether {service} runs"), &ended)
+                .hint(format!("ask yourself: `systemctl is-active {service}`"))),
+        }
+    }
+
+    async fn systemctl(&self, operation: OperationId, verb: &str, service: &str) -> Result<Ended, ApiError> {
+        let config = self.state.config();
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+        let job = Job {
+            operation: operation.to_string(),
+            step: format!("{verb}-{}", service.chars().map(plain).collect::<String>()),
+            program: config.mode_change.systemctl.clone(),
+            args: vec![verb.to_owned(), format!("{service}.service")],
+            env: BTreeMap::new(),
+            deadline: Duration::from_secs(config.mode_change.service_s.into()),
+            routine: false,
+        };
+        self.outside.helpers.run(job).await
+    }
+
+    async fn hook(
+        &self,
+        operation: OperationId,
+        step: &str,
+        program: &str,
+        env: BTreeMap<String, String>,
+    ) -> Result<Ended, ApiError> {
+        let job = Job {
+            operation: operation.to_string(),
+            step: step.to_owned(),
+            program: program.to_owned(),
+            args: Vec::new(),
+            env,
+            deadline: Duration::from_secs(self.state.config().mode_change.hook_s.into()),
+            routine: false,
+        };
+        self.outside.helpers.run(job).await
+    }
+}
+
+/// Returns what health says about services that an operation stopped and that could not be started since.
+pub(crate) fn health(outside: &Outside) -> Vec<ApiError> {
+    let known = outside.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+    let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
+    each.map(|(operation, service)| {
+        ApiError::new(Code::Internal, format!("{service} was stopped for operation {operation}, and can't be started"))
+            .cause("gpushd goes on trying")
+            .hint(format!("see why: `systemctl status {service}`, `journalctl -u {service}`"))
+    })
+    .collect()
+}
+
+fn failed(what: &str, ended: &Ended) -> ApiError {
+    ApiError::new(Code::Internal, format!("{what} failed: it {}", ended.end)).cause(LOGGED)
+}

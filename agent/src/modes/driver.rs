@@ -1,0 +1,115 @@
+//! Driver calls of steps: what a call came to, and the GPU as it is afterwards.
+//!
+//! ```text
+//! call ──► ok ───────────────────────────────────────────────► done
+//!   ├────► the GPU is lost ──────────────────────────────────► Lost
+//!   ├────► refused ──────────────────────────────────────────► Failed
+//!   └────► no answer in time, or the worker died ─► settle ─► read ─► verify
+//!                                        │                    ├─ done:     done
+//!                                        │                    └─ not done: Failed
+//!                                        └─ not settled in time: Unknown
+//! ```
+//!
+//! A call without an answer may still take effect. Its outcome is read from the hardware once the driver can no longer
+//! change it.
+
+use std::{sync::Arc, time::Duration};
+
+use gpush_api::ApiError;
+use gpush_nvml::{DriverError, ErrorKind, Hardware, Reading};
+
+use super::{GpuName, Trouble};
+use crate::state::readings::Readings;
+
+/// How long a step waits until a call without an answer is settled. The driver layer kills the worker well before; what
+/// remains then is stuck in the kernel.
+const SETTLE: Duration = Duration::from_secs(45);
+
+/// The driver as steps use it: `hardware` changes GPUs, `readings` read them into the state.
+#[derive(Debug, Clone)]
+pub(crate) struct Driver {
+    pub(crate) hardware: Hardware,
+    pub(crate) readings: Readings,
+}
+
+impl Driver {
+    /// Reads a GPU once no earlier call can change it any more.
+    ///
+    /// # Errors
+    /// When the GPU is lost, cannot be read, or an earlier call is not settled.
+    pub(crate) async fn read(&self, gpu: &GpuName) -> Result<Arc<Reading>, Trouble> {
+        let what = format!("{}: reading it back failed", gpu.label);
+        match self.readings.read_now(&gpu.uuid).await {
+            Ok(reading) => Ok(reading),
+            Err(error) if error.kind == ErrorKind::GpuIsLost => Err(Trouble::Lost(explain(&what, &error))),
+            Err(error) => {
+                self.settle(gpu, &what, &error).await?;
+                // A new worker may succeed where the old one failed.
+                self.read_again(gpu, &what).await
+            }
+        }
+    }
+
+    /// Returns a reading on which a failed call can be verified, if the call can have taken effect. `what` says in the
+    /// error which call failed.
+    ///
+    /// # Errors
+    /// When the call took no effect for certain, the GPU is lost, or the call may still take effect.
+    pub(crate) async fn after_failed_call(
+        &self,
+        gpu: &GpuName,
+        what: &str,
+        error: &DriverError,
+    ) -> Result<Arc<Reading>, Trouble> {
+        if error.kind == ErrorKind::GpuIsLost {
+            return Err(Trouble::Lost(explain(what, error)));
+        }
+        if error.may_land() || error.kind == ErrorKind::Unsettled {
+            self.settle(gpu, what, error).await?;
+        } else if !matches!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }) {
+            // The driver refused, or was not asked.
+            return Err(Trouble::Failed(explain(what, error)));
+        }
+        self.read_again(gpu, what).await
+    }
+
+    async fn read_again(&self, gpu: &GpuName, what: &str) -> Result<Arc<Reading>, Trouble> {
+        self.readings.read_now(&gpu.uuid).await.map_err(|error| {
+            let explained = explain(what, &error);
+            if error.kind == ErrorKind::GpuIsLost { Trouble::Lost(explained) } else { Trouble::Unknown(explained) }
+        })
+    }
+
+    /// Waits until no earlier call on the GPU can take effect any more.
+    async fn settle(&self, gpu: &GpuName, what: &str, error: &DriverError) -> Result<(), Trouble> {
+        let settled = tokio::time::timeout(SETTLE, self.hardware.settle(&gpu.uuid)).await;
+        settled.map(|_| ()).map_err(|_| {
+            let error = explain(what, error).cause("the call may still take effect, so nothing was taken back");
+            Trouble::Unknown(error)
+        })
+    }
+}
+
+/// Returns the driver's error as that of a step.
+pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
+    let said = error.to_api();
+    // Whether to try again is for the caller to judge once the operation has ended.
+    ApiError { message: what.to_owned(), causes: [vec![said.message], said.causes].concat(), ..said }
+}
+
+/// Returns the error of a call that was settled and had no effect.
+pub(super) fn without_effect(what: &str, error: &DriverError) -> ApiError {
+    // The call might have taken effect when it was given up; by now it cannot.
+    let kind = if matches!(error.kind, ErrorKind::Deadline { .. }) {
+        ErrorKind::Deadline { may_land: false }
+    } else {
+        error.kind.clone()
+    };
+    let explained = explain(what, &DriverError { kind, ..error.clone() })
+        .cause("the call has ended and the hardware shows no effect of it");
+    if !error.may_land() && error.kind != ErrorKind::Unsettled {
+        return explained;
+    }
+    explained
+        .hint("what held the driver up may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`; then apply again")
+}

@@ -1,0 +1,133 @@
+//! Steps that change MIG mode. All GPUs of an operation change together, because a reset may need its whole group.
+
+use std::collections::BTreeMap;
+
+use gpush_api::{ApiError, Code};
+use gpush_core::step::{self, Verdict};
+
+use super::{
+    MigMode,
+    reset::{NotReset, Purpose},
+};
+use crate::modes::{
+    GpuName, Trouble,
+    driver::{Driver, explain, without_effect},
+};
+
+/// A change of the MIG mode of one GPU.
+#[derive(Debug, Clone)]
+pub(crate) struct ModeChange {
+    /// Position of the GPU in the plans of the operation.
+    pub(crate) position: usize,
+    pub(crate) gpu: GpuName,
+    /// Whether the GPU may be reset to put the mode into force.
+    pub(crate) may_reset: bool,
+    /// UUIDs of the GPUs that are reset together with it.
+    pub(crate) peers: Vec<String>,
+}
+
+/// What a call that sets MIG mode came to.
+#[derive(Debug)]
+enum Outcome {
+    /// The mode is in force.
+    InForce,
+    /// The mode is in force after a reset. The error is for the case that there is none.
+    Pending(ApiError),
+}
+
+/// Sets MIG mode on several GPUs and puts it into force. Returns those that failed, by position. When one of them
+/// refuses the mode, none is reset.
+pub(crate) async fn execute(
+    mig: &MigMode,
+    purpose: &Purpose<'_>,
+    changes: &[ModeChange],
+    enable: bool,
+) -> BTreeMap<usize, Trouble> {
+    let mut troubled = BTreeMap::new();
+    let mut due = Vec::new();
+    for change in changes {
+        match set(&mig.driver, &change.gpu, enable).await {
+            Ok(Outcome::InForce) => {}
+            Ok(Outcome::Pending(_)) if change.may_reset => due.push(change),
+            Ok(Outcome::Pending(error)) => {
+                troubled.insert(change.position, Trouble::Failed(error));
+            }
+            Err(trouble) => {
+                troubled.insert(change.position, trouble);
+            }
+        }
+    }
+    if !troubled.is_empty() || due.is_empty() {
+        return troubled;
+    }
+    let outcome = mig.reset(purpose, &due).await;
+    for change in due {
+        if let Err(trouble) = put_into_force(mig, change, enable, &outcome).await {
+            troubled.insert(change.position, trouble);
+        }
+    }
+    troubled
+}
+
+/// Verifies after a reset, or an attempt at one, that a mode is in force.
+async fn put_into_force(
+    mig: &MigMode,
+    change: &ModeChange,
+    enable: bool,
+    outcome: &Result<(), NotReset>,
+) -> Result<(), Trouble> {
+    let failed = |error: ApiError| {
+        Trouble::Failed(ApiError {
+            causes: [vec![error.message], error.causes].concat(),
+            message: format!("{}: {} failed", change.gpu.label, step::describe_mode(enable)),
+            ..error
+        })
+    };
+    let reading = mig.driver.read(&change.gpu).await?;
+    match (step::verify_mode(enable, reading.mig.as_ref()), outcome) {
+        (Verdict::Done, _) => Ok(()),
+        (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Cancelled(why))) => Err(Trouble::Failed(why.clone())),
+        (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Failed(error))) => Err(failed(error.clone())),
+        (Verdict::NotDone | Verdict::MayTakeEffect, Ok(())) => {
+            let error = ApiError::new(Code::DriverError, "the GPU was reset, and the mode is not in force");
+            let seen = "what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`";
+            Err(failed(error.hint(seen)))
+        }
+    }
+}
+
+/// Sets the MIG mode of a GPU without putting it into force.
+///
+/// # Errors
+/// When the driver refuses the mode, the GPU is lost, or the call may still take effect.
+pub(crate) async fn set_pending(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<(), Trouble> {
+    set(driver, gpu, enable).await.map(|_| ())
+}
+
+async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<Outcome, Trouble> {
+    let what = format!("{}: {} failed", gpu.label, step::describe_mode(enable));
+    let called = driver.hardware.set_mig_mode(&gpu.uuid, enable).await;
+    driver.readings.outdate(&gpu.uuid);
+    match called {
+        Ok(change) if change.is(enable) => Ok(Outcome::InForce),
+        Ok(change) => {
+            let mut error = match &change.activation {
+                Some(error) => explain(&what, error),
+                None => ApiError::new(Code::DriverError, what),
+            };
+            if change.pending != change.enabled {
+                error = error.cause("the driver accepted it, but it comes into force only with a GPU reset");
+            }
+            if change.pending == enable { Ok(Outcome::Pending(error)) } else { Err(Trouble::Failed(error)) }
+        }
+        Err(error) => {
+            let reading = driver.after_failed_call(gpu, &what, &error).await?;
+            let without_effect = without_effect(&what, &error);
+            match step::verify_mode(enable, reading.mig.as_ref()) {
+                Verdict::Done => Ok(Outcome::InForce),
+                Verdict::MayTakeEffect => Ok(Outcome::Pending(without_effect)),
+                Verdict::NotDone => Err(Trouble::Failed(without_effect)),
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What blocks a reset, found before anything is changed: processes that have the GPU open and that gpushd may not stop,
+//! and a virtual machine.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal, Reset};
+use gpush_core::{holders as judged, refusal};
+use gpush_host::helper::Helpers;
+
+use super::{MigMode, holders};
+use crate::{caller::Viewer, state::readings::Readings};
+
+impl MigMode {
+    /// Refuses the plans whose reset is blocked now. `gpus` are those of the host. Processes in `idle` hold GPUs for
+    /// no user: the plan ends them.
+    pub(crate) async fn refuse_blocked_resets(
+        &self,
+        viewer: Viewer,
+        gpus: &[Gpu],
+        idle: &BTreeSet<u32>,
+        plans: &mut [GpuPlan],
+    ) {
+        let config = self.state.config();
+        let guest = plans.iter().any(|plan| plan.reset().is_some()) && self.is_guest();
+        for plan in plans {
+            let Some(reset) = plan.reset() else { continue };
+            let label = format!("GPU {} ({})", plan.gpu, plan.uuid);
+            let concerned =
+                |gpu: &&Gpu| gpu.uuid == plan.uuid || reset.together.iter().any(|peer| peer.uuid == gpu.uuid);
+            let minors: Vec<u32> = gpus.iter().filter(concerned).map(|gpu| gpu.minor).collect();
+            let refused = if guest {
+                let refusal = if plan.mig_mode() == Some(true) {
+                    Refusal::MigOff { reset_pending: false }
+                } else {
+                    Refusal::MigOn { reset_pending: false }
+                };
+                Some((refusal::explain(&refusal, plan.gpu, &label), Some(refusal)))
+            } else if let Err(error) = self.programs_exist(reset) {
+                Some((error, None))
+            } else {
+                match holders::scan(self, &minors).await {
+                    Err(error) => Some((error, None)),
+                    Ok(found) => {
+                        let hide = |holder: gpush_api::Holder| {
+                            if viewer.may_see(holder.uid) { holder } else { holders::blank(holder) }
+                        };
+                        let mut left = judged::obstacles(found, &config.mode_change.services);
+                        left.retain(|holder| holder.pid.is_none_or(|pid| !idle.contains(&pid)));
+                        let left: Vec<_> = left.into_iter().map(hide).collect();
+                        let held = || (judged::explain(&label, &left), Some(Refusal::Held { holders: left.clone() }));
+                        (!left.is_empty()).then(held)
+                    }
+                }
+            };
+            if let Some((error, refusal)) = refused {
+                *plan = GpuPlan { refusal, ..plan.without_steps().refused(error) };
+            }
+        }
+    }
+
+    /// Returns whether a trusted user runs a fabric manager on this host.
+    pub(crate) async fn fabric_manager_runs(&self) -> bool {
+        holders::fabric_manager_runs(&self.outside).await
+    }
+
+    /// Checks that every program that a reset needs may be run.
+    fn programs_exist(&self, reset: &Reset) -> Result<(), ApiError> {
+        let change = &self.state.config().mode_change;
+        let systemctl = (!reset.services.is_empty()).then(|| change.systemctl.clone());
+        let programs = reset.hooks.iter().cloned().chain(systemctl).chain([self.outside.nvidia_smi(change)]);
+        programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
+    }
+
+    /// Returns whether this host is a virtual machine, as the processor says.
+    fn is_guest(&self) -> bool {
+        let text = std::fs::read_to_string(self.outside.proc.join("cpuinfo")).unwrap_or_default();
+        let flags = text.lines().find(|line| line.starts_with("flags"));
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
+    }
+
+    /// Describes the processes that have a GPU open, for a change that the driver refused because the GPU is busy.
+    /// Everybody reads the sentences, so they name no process; the log does.
+    pub(crate) async fn suspects(&self, uuid: &str) -> Vec<String> {
+        let Ok(minors) = minors(&self.driver.readings, &[uuid.to_owned()]) else { return Vec::new() };
+        let Ok(found) = holders::scan(self, &minors).await else { return Vec::new() };
+        for holder in &found {
+            tracing::warn!(gpu = uuid, "held by {}", judged::words(holder));
+        }
+        found.into_iter().map(|holder| format!("held by {}", judged::words(&holders::blank(holder)))).collect()
+    }
+}
+
+/// Refuses to reset peers while the reset would destroy something on them. `changes` are the GPUs whose mode the
+/// operation itself changes: theirs may be pending.
+///
+/// # Errors
+/// When one of them is in use, holds instances, or can't be read.
+pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes: &[String]) -> Result<(), ApiError> {
+    for (uuid, reading) in readings.now(uuids).await {
+        let why = match reading {
+            Err(error) => {
+                let said = error.to_api();
+                let message = format!("{uuid} would be reset as well, and can't be read");
+                let causes = [vec![said.message.clone()], said.causes.clone()].concat();
+                return Err(ApiError { message, causes, ..said });
+            }
+            Ok(reading) if !reading.processes.is_empty() || !reading.processes_known => {
+                "it is in use, or may be".to_owned()
+            }
+            Ok(reading) if reading.mig.as_ref().is_some_and(|mig| !mig.instances.is_empty()) => {
+                "it has GPU instances, which a reset destroys".to_owned()
+            }
+            Ok(reading)
+                if !changes.contains(&uuid) && reading.mig.as_ref().is_some_and(|mig| mig.enabled != mig.pending) =>
+            {
+                "it waits for a reset to change its MIG mode, which this one would do".to_owned()
+            }
+            Ok(_) => continue,
+        };
+        let message = format!("{uuid} would be reset as well, and must not be");
+        return Err(ApiError::new(Code::Blocked, message)
+            .cause(why)
+            .hint("free it, then ask again: `gpushctl status` shows it"));
+    }
+    Ok(())
+}
+
+/// Returns the minor numbers of GPUs.
+///
+/// # Errors
+/// When one of them is not known.
+pub(super) fn minors(readings: &Readings, uuids: &[String]) -> Result<Vec<u32>, ApiError> {
+    let host = readings.known()?;
+    let minor = |uuid: &String| {
+        host.gpu(uuid).map(|gpu| gpu.gpu.minor).ok_or_else(|| {
+            ApiError::new(Code::NotFound, format!("there is no {uuid} any more"))
+                .hint("`gpushctl status` shows the GPUs")
+        })
+    };
+    uuids.iter().map(minor).collect()
+}

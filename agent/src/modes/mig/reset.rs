@@ -1,0 +1,133 @@
+//! Resets of GPUs that put a MIG mode into force. While one runs, gpushd has no GPU open: nothing can be read.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gpush_api::{ApiError, Code};
+use gpush_host::helper::{End, Job};
+use tokio_util::sync::CancellationToken;
+
+use super::{LOGGED, MigMode, holders, mode::ModeChange, preflight};
+use crate::outside::Outside;
+
+/// The name of the helper step that resets GPUs.
+pub(crate) const RESET: &str = "reset";
+
+/// What a reset is for.
+pub(crate) struct Purpose<'a> {
+    /// Id of the operation.
+    pub(crate) operation: &'a str,
+    /// UUIDs of all GPUs whose MIG mode the operation changes.
+    pub(crate) changes: &'a [String],
+    /// How the operation is cancelled; `None` when it is being rolled back.
+    pub(crate) cancel: Option<Cancel<'a>>,
+}
+
+/// The cancellation of an operation.
+pub(crate) struct Cancel<'a> {
+    pub(crate) cancelled: &'a CancellationToken,
+    /// Explains the cancellation once it has happened.
+    pub(crate) why: &'a (dyn Fn() -> ApiError + Send + Sync),
+}
+
+/// Why a GPU was not reset.
+#[derive(Debug)]
+pub(super) enum NotReset {
+    /// The operation was cancelled before the reset began.
+    Cancelled(ApiError),
+    /// The reset failed, or could not begin.
+    Failed(ApiError),
+}
+
+impl From<ApiError> for NotReset {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Lets the driver be used again when dropped.
+struct Paused<'a>(&'a MigMode);
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.0.driver.hardware.unpause();
+    }
+}
+
+/// Refuses what would have to read GPUs while one is being reset.
+///
+/// # Errors
+/// [`Code::Resetting`] then; it passes.
+pub(crate) fn not_resetting(outside: &Outside) -> Result<(), ApiError> {
+    if outside.driverless.try_read().is_ok() {
+        return Ok(());
+    }
+    Err(ApiError::new(Code::Resetting, "a GPU is being reset, and until that is over no other can be read")
+        .hint("`gpushctl operation list` shows for which operation; ask again when it is over, or with --wait")
+        .retryable())
+}
+
+impl MigMode {
+    /// Resets GPUs together with their peers. gpushd gives up all its own handles for that time. The reset does not
+    /// begin once the operation is cancelled.
+    pub(super) async fn reset(&self, purpose: &Purpose<'_>, due: &[&ModeChange]) -> Result<(), NotReset> {
+        let mut uuids: Vec<String> = due.iter().map(|change| change.gpu.uuid.clone()).collect();
+        uuids.extend(due.iter().flat_map(|change| change.peers.iter().cloned()));
+        uuids.sort();
+        uuids.dedup();
+        let _gate = match &purpose.cancel {
+            None => self.outside.driverless.write().await,
+            Some(cancel) => tokio::select! {
+                biased;
+                () = cancel.cancelled.cancelled() => return Err(NotReset::Cancelled((cancel.why)())),
+                gate = self.outside.driverless.write() => gate,
+            },
+        };
+        let is_peer = |uuid: &&String| due.iter().all(|change| change.gpu.uuid != **uuid);
+        let peers: Vec<String> = uuids.iter().filter(is_peer).cloned().collect();
+        preflight::must_be_free(&self.driver.readings, &peers, purpose.changes).await?;
+        let minors = preflight::minors(&self.driver.readings, &uuids)?;
+        let _paused = Paused(self);
+        self.driver.hardware.pause().await.map_err(|error| {
+            ApiError::new(Code::DriverError, "gpushd can't give the GPU up itself")
+                .cause(error.to_string())
+                .hint("a driver call hangs in the kernel: only a reboot of the host ends it")
+        })?;
+        let found = gpush_core::holders::obstacles(holders::scan(self, &minors).await?, &[]);
+        if !found.is_empty() {
+            let label = due.iter().map(|change| change.gpu.label.clone()).collect::<Vec<_>>().join(", ");
+            let in_full = gpush_core::holders::explain(&label, &found);
+            tracing::error!(op = purpose.operation, "{in_full}; {}", in_full.causes.join("; "));
+            let found: Vec<_> = found.into_iter().map(holders::blank).collect();
+            return Err(NotReset::Failed(gpush_core::holders::explain(&label, &found)));
+        }
+        self.run(purpose.operation, &uuids).await.map_err(NotReset::Failed)
+    }
+
+    /// Runs the program that resets GPUs.
+    async fn run(&self, operation: &str, uuids: &[String]) -> Result<(), ApiError> {
+        let config = self.state.config();
+        let change = &config.mode_change;
+        let job = Job {
+            operation: operation.to_owned(),
+            step: RESET.to_owned(),
+            program: self.outside.nvidia_smi(change),
+            args: vec!["--gpu-reset".to_owned(), "-i".to_owned(), uuids.join(",")],
+            env: BTreeMap::new(),
+            deadline: Duration::from_secs(change.reset_s.into()),
+            routine: false,
+        };
+        let ended = self.outside.helpers.run(job).await?;
+        match ended.end {
+            End::Exited(0) => Ok(()),
+            ref end @ (End::Exited(_)
+            | End::Signalled(_)
+            | End::TimedOut
+            | End::NotStarted(_)
+            | End::Lost
+            | End::Void
+            | End::Hangs) => Err(ApiError::new(Code::DriverError, format!("the reset {end}"))
+                .cause(LOGGED)
+                .hint("what the driver says of it may be in the kernel's log: `dmesg | grep -i -e nvrm -e xid`")),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Steps of a plan, and the phases that order them.
+//!
+//! ```text
+//! before ──► MIG on ──► instances ──► MIG off ──► after
+//!   │          │           │             │          └ MPS daemon started, time-slice set
+//!   │          └───────────┼─────────────┴ all GPUs of the operation together: a reset may need its whole group
+//!   │                      └ each GPU separately: destroy, then create
+//!   └ MPS daemons stopped; services and hooks around a reset
+//! ```
+//!
+//! A plan lists its steps in this order. An operation executes a phase on all of its GPUs before the next one.
+
+use serde::{Deserialize, Serialize};
+
+use crate::gpu::Placement;
+
+/// A phase of an operation. Phases are executed in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Everything that would be in the way of a MIG change is stopped.
+    Before,
+    /// MIG mode is enabled, on all GPUs of the operation together.
+    MigOn,
+    /// Instances are destroyed and created, on each GPU separately.
+    Instances,
+    /// MIG mode is disabled, on all GPUs of the operation together.
+    MigOff,
+    /// Sharing of the whole GPU is set up.
+    After,
+}
+
+impl Phase {
+    /// All phases, in order.
+    pub const ALL: [Self; 5] = [Self::Before, Self::MigOn, Self::Instances, Self::MigOff, Self::After];
+}
+
+/// One step of a plan, by the kind of thing that it changes. The field `do` names the step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Step {
+    /// Changes an MPS daemon.
+    Mps(MpsStep),
+    /// Changes MIG mode.
+    MigMode(MigModeStep),
+    /// Changes a MIG instance.
+    Instance(InstanceStep),
+    /// Changes how a whole GPU is time-sliced.
+    Timeslice(TimesliceStep),
+}
+
+/// A step that changes an MPS daemon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum MpsStep {
+    /// Stop an MPS daemon whose target goes away. It stays stopped until the operation ends.
+    #[serde(rename = "stop_mps_daemon")]
+    StopDaemon {
+        /// UUID of its target: a MIG device or a whole GPU.
+        uuid: String,
+        /// The target in words: `GPU 0`, `GPU 0, 2g.20gb@2`.
+        label: String,
+    },
+    /// Start the MPS daemon of the whole GPU.
+    #[serde(rename = "start_mps_daemon")]
+    StartDaemon,
+}
+
+/// A step that changes MIG mode.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum MigModeStep {
+    /// Enable MIG mode.
+    #[serde(rename = "enable_mig")]
+    Enable {
+        /// The GPU reset that puts the mode into force; absent when none is needed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reset: Option<Reset>,
+    },
+    /// Disable MIG mode.
+    #[serde(rename = "disable_mig")]
+    Disable {
+        /// The GPU reset that puts the mode into force; absent when none is needed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reset: Option<Reset>,
+    },
+}
+
+/// A step that creates or destroys a MIG instance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum InstanceStep {
+    /// Destroy a compute instance.
+    DestroyCompute {
+        /// GPU instance id.
+        gi: u32,
+        /// Compute instance id.
+        ci: u32,
+        /// Profile name.
+        profile: String,
+    },
+    /// Destroy a GPU instance. Its compute instances were destroyed by earlier steps.
+    DestroyGpuInstance {
+        /// GPU instance id.
+        gi: u32,
+        /// Profile name.
+        profile: String,
+        /// Its placement.
+        placement: Placement,
+    },
+    /// Create a GPU instance at a placement.
+    CreateGpuInstance {
+        /// Profile name.
+        profile: String,
+        /// Profile id.
+        profile_id: u32,
+        /// Placement in memory slices.
+        placement: Placement,
+    },
+    /// Create a compute instance in the GPU instance at `gi_placement`.
+    CreateCompute {
+        /// Placement of the GPU instance. The driver chooses the id of a new instance, so the id is not known here.
+        gi_placement: Placement,
+        /// Profile name.
+        profile: String,
+        /// NVML compute instance profile index.
+        profile_id: u32,
+        /// Placement in compute slots; absent when the driver chooses it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        placement: Option<Placement>,
+    },
+}
+
+/// A step that changes how a whole GPU is time-sliced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum TimesliceStep {
+    /// Set the time-slice level and the compute mode that the rule of the GPU asks for.
+    #[serde(rename = "set_timeslice")]
+    Set,
+}
+
+impl Step {
+    /// Returns the phase that the step belongs to.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self {
+            Self::Mps(MpsStep::StopDaemon { .. }) => Phase::Before,
+            Self::MigMode(MigModeStep::Enable { .. }) => Phase::MigOn,
+            Self::Instance(_) => Phase::Instances,
+            Self::MigMode(MigModeStep::Disable { .. }) => Phase::MigOff,
+            Self::Mps(MpsStep::StartDaemon) | Self::Timeslice(TimesliceStep::Set) => Phase::After,
+        }
+    }
+
+    /// Returns whether the step changes MIG mode or MIG instances.
+    #[must_use]
+    pub fn changes_mig(&self) -> bool {
+        match self {
+            Self::MigMode(_) | Self::Instance(_) => true,
+            Self::Mps(_) | Self::Timeslice(_) => false,
+        }
+    }
+}
+
+impl MigModeStep {
+    /// Returns whether the step enables MIG mode; otherwise it disables it.
+    #[must_use]
+    pub fn enables(&self) -> bool {
+        match self {
+            Self::Enable { .. } => true,
+            Self::Disable { .. } => false,
+        }
+    }
+
+    /// Returns the reset that the step needs.
+    #[must_use]
+    pub fn reset(&self) -> Option<&Reset> {
+        match self {
+            Self::Enable { reset } | Self::Disable { reset } => reset.as_ref(),
+        }
+    }
+
+    /// Returns the reset that the step needs, to be filled in.
+    pub fn reset_mut(&mut self) -> Option<&mut Reset> {
+        match self {
+            Self::Enable { reset } | Self::Disable { reset } => reset.as_mut(),
+        }
+    }
+}
+
+impl InstanceStep {
+    /// Returns the id of the GPU instance that the step destroys, completely or in part.
+    #[must_use]
+    pub fn destroys(&self) -> Option<u32> {
+        match self {
+            Self::DestroyCompute { gi, .. } | Self::DestroyGpuInstance { gi, .. } => Some(*gi),
+            Self::CreateGpuInstance { .. } | Self::CreateCompute { .. } => None,
+        }
+    }
+}
+
+impl From<InstanceStep> for Step {
+    fn from(step: InstanceStep) -> Self {
+        Self::Instance(step)
+    }
+}
+
+/// A GPU reset and what it disturbs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Reset {
+    /// Other GPUs that are reset together with it. They must be idle and have no instances.
+    #[serde(default)]
+    pub together: Vec<Peer>,
+    /// Services that are stopped before the reset and started after the operation, if they run.
+    #[serde(default)]
+    pub services: Vec<String>,
+    /// Hooks that run before and after.
+    #[serde(default)]
+    pub hooks: Vec<String>,
+}
+
+/// A GPU that is reset together with another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Peer {
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// UUID of the GPU.
+    pub uuid: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_each_kind() -> Vec<Step> {
+        let placement = Placement { start: 0, size: 4 };
+        let profile = || "3g.40gb".to_owned();
+        let reset = Some(Reset { services: vec!["nvidia-dcgm".to_owned()], ..Reset::default() });
+        vec![
+            Step::Mps(MpsStep::StopDaemon { uuid: "GPU-1".to_owned(), label: "GPU 0".to_owned() }),
+            Step::MigMode(MigModeStep::Enable { reset }),
+            Step::Instance(InstanceStep::DestroyCompute { gi: 1, ci: 0, profile: profile() }),
+            Step::Instance(InstanceStep::DestroyGpuInstance { gi: 1, profile: profile(), placement }),
+            Step::Instance(InstanceStep::CreateGpuInstance { profile: profile(), profile_id: 9, placement }),
+            Step::Instance(InstanceStep::CreateCompute {
+                gi_placement: placement,
+                profile: profile(),
+                profile_id: 2,
+                placement: None,
+            }),
+            Step::MigMode(MigModeStep::Disable { reset: None }),
+            Step::Mps(MpsStep::StartDaemon),
+            Step::Timeslice(TimesliceStep::Set),
+        ]
+    }
+
+    #[test]
+    fn step_of_each_kind_survives_the_wire() {
+        let names = [
+            "stop_mps_daemon",
+            "enable_mig",
+            "destroy_compute",
+            "destroy_gpu_instance",
+            "create_gpu_instance",
+            "create_compute",
+            "disable_mig",
+            "start_mps_daemon",
+            "set_timeslice",
+        ];
+        for (step, name) in std::iter::zip(of_each_kind(), names) {
+            let json = serde_json::to_value(&step).unwrap();
+            assert_eq!(json["do"], name);
+            assert_eq!(serde_json::from_value::<Step>(json).unwrap(), step);
+        }
+        assert!(serde_json::from_str::<Step>("{\"do\": \"reboot\"}").is_err());
+    }
+
+    /// Whatever the order in which the parts of gpushd add steps, phases stay in order, and so do steps of one phase.
+    #[test]
+    fn plan_keeps_phase_order_however_steps_are_added() {
+        let steps = of_each_kind();
+        for first in 0..steps.len() {
+            for stride in [1, 2, 4, 5, 7, 8] {
+                let order = (0..steps.len()).map(|n| (first + n * stride) % steps.len());
+                let mut plan = crate::GpuPlan::default();
+                order.clone().for_each(|at| plan.add(steps[at].clone()));
+                assert!(plan.steps.is_sorted_by_key(Step::phase), "{plan:?}");
+                for phase in Phase::ALL {
+                    let added = order.clone().map(|at| &steps[at]).filter(|step| step.phase() == phase);
+                    assert!(plan.phase(phase).eq(added), "{plan:?}");
+                }
+                assert_eq!(plan.total() as usize, steps.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Steps without a driver: verification, what remains after an interruption, and brackets.
+
+use gpush_api::{
+    Gpu, GpuInstance, GpuLayout, GpuPlan, InstanceStep, LayoutSource, Mig, MigModeStep, MpsStep, Peer, Phase,
+    PlanRequest, Reset, Step, TimesliceStep,
+};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{config::Config, config::ModeChange, desired::plan_host, plan, preset};
+
+/// GPU 0 of an HGX H100, with instances of `layout` on it.
+fn gpu_with(layout: &[&str]) -> Gpu {
+    let mut gpu = preset::gpus("dgx-h100").unwrap().remove(0);
+    let mig = gpu.mig.as_mut().unwrap();
+    (mig.enabled, mig.pending) = (true, true);
+    mig.instances.clear();
+    let instances = after(&plan_of(&gpu, true, layout), &gpu);
+    gpu.mig.as_mut().unwrap().instances = instances;
+    gpu
+}
+
+fn plan_of(gpu: &Gpu, mig: bool, layout: &[&str]) -> GpuPlan {
+    let layout = layout.iter().map(|entry| (*entry).to_owned()).collect();
+    let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig, layout }];
+    let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
+    plan_host(&Config::default(), std::slice::from_ref(gpu), &request).unwrap().plans.remove(0)
+}
+
+/// The instances after a plan, with ids as a driver gives them: those of new ones are not in use.
+fn after(plan: &GpuPlan, gpu: &Gpu) -> Vec<GpuInstance> {
+    numbered(plan::outcome(&gpu.mig.as_ref().unwrap().instances, plan.instance_steps()))
+}
+
+fn numbered(mut instances: Vec<GpuInstance>) -> Vec<GpuInstance> {
+    for at in 0..instances.len() {
+        if instances[at].id == u32::MAX {
+            instances[at].id = (1..).find(|id| instances.iter().all(|other| other.id != *id)).unwrap();
+        }
+        let compute = &mut instances[at].compute;
+        for ci in 0..compute.len() {
+            if compute[ci].id == u32::MAX {
+                compute[ci].id = (0..).find(|id| compute.iter().all(|other| other.id != *id)).unwrap();
+            }
+        }
+    }
+    instances
+}
+
+const LAYOUTS: [&[&str]; 6] = [
+    &["3g.40gb", "2g.20gb", "1g.10gb*2"],
+    &["1c.3g.40gb*2", "4g.40gb"],
+    &["1g.10gb*7"],
+    &["7g.80gb"],
+    &[],
+    &["2g.20gb*3"],
+];
+
+/// Takes a plan step by step. Before each step its verdict is `NotDone`, after it `Done`.
+#[test]
+fn step_on_an_instance_is_done_exactly_after_it() {
+    for (before, target) in LAYOUTS.iter().flat_map(|before| LAYOUTS.map(|target| (before, target))) {
+        let mut gpu = gpu_with(before);
+        let plan = plan_of(&gpu, true, target);
+        for step in plan.instance_steps() {
+            let mig = gpu.mig.as_mut().unwrap();
+            let known = Instances::of(&mig.instances);
+            assert_eq!(verify_instance(step, &known, Some(mig)), Verdict::NotDone, "{step:?} on {before:?}");
+            mig.instances = numbered(plan::outcome(&mig.instances, [step]));
+            assert_eq!(verify_instance(step, &known, Some(mig)), Verdict::Done, "{step:?} on {before:?}");
+            assert_eq!(verify_instance(step, &known, None), Verdict::NotDone);
+        }
+        assert_eq!(difference(&plan, "GPU 0", gpu.mig.as_ref()), None, "{before:?} to {target:?}");
+    }
+}
+
+#[test]
+fn mode_that_is_only_pending_may_take_effect() {
+    let mig = |enabled, pending| Mig { enabled, pending, ..gpu_with(&[]).mig.unwrap() };
+    for (enable, enabled, pending, verdict) in [
+        (true, true, true, Verdict::Done),
+        (true, false, true, Verdict::MayTakeEffect),
+        (true, false, false, Verdict::NotDone),
+        (true, true, false, Verdict::NotDone),
+        (false, false, false, Verdict::Done),
+        (false, true, false, Verdict::MayTakeEffect),
+        (false, true, true, Verdict::NotDone),
+    ] {
+        assert_eq!(verify_mode(enable, Some(&mig(enabled, pending))), verdict, "{enable} {enabled} {pending}");
+    }
+    assert_eq!(verify_mode(true, None), Verdict::NotDone);
+}
+
+fn stop() -> Step {
+    Step::Mps(MpsStep::StopDaemon { uuid: "MIG-1".to_owned(), label: "GPU 0, 1g.10gb@0".to_owned() })
+}
+
+/// A plan with a reset and steps of all phases.
+fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
+    let mut plan = plan_of(gpu, !target.is_empty(), target);
+    let peer = Peer { gpu: 1, uuid: "GPU-1".to_owned() };
+    if let Some(Step::MigMode(MigModeStep::Disable { reset } | MigModeStep::Enable { reset })) =
+        plan.steps.iter_mut().find(|step| matches!(step, Step::MigMode(_)))
+    {
+        *reset = Some(Reset { together: vec![peer], services: vec!["dcgm".to_owned()], hooks: Vec::new() });
+    }
+    plan.add(stop());
+    plan.add(Step::Timeslice(TimesliceStep::Set));
+    plan
+}
+
+proptest! {
+    /// Wherever an operation is interrupted, what remains leads to the same layout, in the order of the phases, and
+    /// together with the steps that are done it has as many steps as before.
+    #[test]
+    fn remaining_steps_lead_to_the_recorded_end(from in 0..LAYOUTS.len(), to in 0..LAYOUTS.len(), cut in 0_usize..40) {
+        let mut gpu = gpu_with(LAYOUTS[from]);
+        let plan = recorded(&gpu, LAYOUTS[to]);
+        let steps: Vec<&InstanceStep> = plan.instance_steps().collect();
+        let cut = cut % (steps.len() + 1);
+        let mig = gpu.mig.as_mut().unwrap();
+        let end = plan::outcome(&mig.instances, steps.iter().copied());
+        mig.instances = numbered(plan::outcome(&mig.instances, steps[..cut].iter().copied()));
+        let layout = plan::entries(&end);
+        let layout: Vec<&str> = layout.iter().map(String::as_str).collect();
+        let target = if LAYOUTS[to].is_empty() { &[] } else { &layout[..] };
+        let rest = remaining(&plan, plan_of(&gpu, !LAYOUTS[to].is_empty(), target));
+
+        prop_assert!(rest.steps.is_sorted_by_key(Step::phase), "{:?}", rest);
+        prop_assert_eq!(&rest.layout, &plan.layout);
+        prop_assert_eq!(done_before(&plan, &rest) as usize, cut, "{:?}", rest);
+        prop_assert_eq!(rest.mig_mode(), plan.mig_mode());
+        prop_assert_eq!(rest.reset(), plan.reset(), "a reset disturbs what was recorded");
+        for phase in [Phase::Before, Phase::After] {
+            prop_assert!(rest.phase(phase).eq(plan.phase(phase)), "{:?}", rest);
+        }
+    }
+
+    /// Brackets are opened in one order: levels, daemons, services, the hook that is noted, the hook that runs.
+    #[test]
+    fn brackets_open_in_order_and_only_a_reset_needs_services_and_hooks(
+        daemons in proptest::collection::vec(0_usize..3, 1..4),
+        resets in proptest::collection::vec(any::<bool>(), 4),
+        services in proptest::collection::vec("[a-z]{3}", 0..3),
+        (before, after) in (any::<bool>(), any::<bool>()),
+    ) {
+        let plans: Vec<GpuPlan> = daemons
+            .iter()
+            .zip(&resets)
+            .map(|(count, reset)| {
+                let mut plan = GpuPlan { uuid: "GPU-0".to_owned(), ..GpuPlan::default() };
+                (0..*count).for_each(|_| plan.add(stop()));
+                plan.add(Step::MigMode(MigModeStep::Enable { reset: reset.then(Reset::default) }));
+                plan
+            })
+            .collect();
+        let hook = |wanted: bool| wanted.then(|| "/bin/true".to_owned());
+        let change = ModeChange { services, before: hook(before), after: hook(after), ..ModeChange::default() };
+        let all = brackets(&plans, "op-1", &change);
+        let rank = |bracket: &Bracket| match bracket {
+            Bracket::Timeslice => 0,
+            Bracket::MpsDaemon { .. } => 1,
+            Bracket::Service { .. } => 2,
+            Bracket::HookAfter { .. } => 3,
+            Bracket::HookBefore { .. } => 4,
+        };
+        prop_assert!(all.is_sorted_by_key(rank), "{:?}", all);
+        let count = |wanted: u32| all.iter().filter(|bracket| rank(bracket) == wanted).count();
+        let some_reset = plans.iter().any(|plan| plan.reset().is_some());
+        prop_assert_eq!((count(0), count(1)), (1, daemons.iter().sum()));
+        let surrounded = (count(2), count(3), count(4));
+        let expected = (change.services.len(), usize::from(after), usize::from(before));
+        prop_assert_eq!(surrounded, if some_reset { expected } else { (0, 0, 0) });
+        // What is noted survives the journal.
+        for bracket in all.iter().filter(|bracket| bracket.is_noted()) {
+            let json = serde_json::to_value(bracket).unwrap();
+            prop_assert_eq!(&serde_json::from_value::<Bracket>(json).unwrap(), bracket);
+        }
+    }
+}
+
+#[test]
+fn hook_learns_which_modes_change() {
+    let (mut on, mut off, other) = (GpuPlan::default(), GpuPlan::default(), GpuPlan::default());
+    (on.uuid, off.uuid) = ("GPU-1".to_owned(), "GPU-2".to_owned());
+    on.add(Step::MigMode(MigModeStep::Enable { reset: None }));
+    off.add(Step::MigMode(MigModeStep::Disable { reset: None }));
+    let env = hook_environment(&[on, off, other], "op-7", "before");
+    let told = |name: &str| env[name].as_str();
+    assert_eq!((told("GPUSH_OPERATION"), told("GPUSH_PHASE")), ("op-7", "before"));
+    assert_eq!((told("GPUSH_MIG_ON"), told("GPUSH_MIG_OFF")), ("GPU-1", "GPU-2"));
+}
+
+#[test]
+fn layouts_are_the_same_whatever_the_ids() {
+    let gpu = gpu_with(LAYOUTS[0]);
+    let one = gpu.mig.as_ref().unwrap();
+    let mut other = one.clone();
+    other.instances.reverse();
+    other.instances.iter_mut().for_each(|instance| instance.id += 7);
+    assert!(same_layout(Some(one), Some(&other)));
+    other.instances[0].compute.clear();
+    assert!(!same_layout(Some(one), Some(&other)), "another split");
+    assert!(!same_layout(Some(one), Some(&Mig { pending: false, ..one.clone() })), "another mode");
+    assert!(same_layout(None, None) && !same_layout(Some(one), None));
+}

@@ -1,0 +1,160 @@
+//! Whether a reading shows a step, or a whole plan, as done.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, GpuInstance, GpuPlan, InstanceStep, Mig, Placement};
+
+use super::describe_instance;
+use crate::{geometry::Geometry, layout::Layout, plan, refusal};
+
+/// What a reading says about a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The hardware shows the effect of the step.
+    Done,
+    /// The hardware does not show it.
+    NotDone,
+    /// The driver has accepted the step; its effect waits for a GPU reset.
+    MayTakeEffect,
+}
+
+/// The instances of a GPU by the ids that the driver gave them, as the steps so far have left them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Instances {
+    /// GPU instances by placement.
+    gpu_instances: Vec<(Placement, u32)>,
+    /// Compute instances as (GPU instance id, compute instance id).
+    compute: BTreeSet<(u32, u32)>,
+}
+
+impl Instances {
+    /// Takes the instances of a reading.
+    #[must_use]
+    pub fn of(instances: &[GpuInstance]) -> Self {
+        Self {
+            gpu_instances: instances.iter().map(|instance| (instance.placement, instance.id)).collect(),
+            compute: instances.iter().flat_map(|i| i.compute.iter().map(|c| (i.id, c.id))).collect(),
+        }
+    }
+
+    /// Returns the id of the GPU instance at a placement.
+    #[must_use]
+    pub fn at(&self, placement: Placement) -> Option<u32> {
+        self.gpu_instances.iter().find(|(at, _)| *at == placement).map(|(_, id)| *id)
+    }
+
+    /// Records a GPU instance that was created.
+    pub fn created(&mut self, placement: Placement, id: u32) {
+        self.gpu_instances.push((placement, id));
+    }
+
+    /// Records a GPU instance that was destroyed.
+    pub fn destroyed(&mut self, id: u32) {
+        self.gpu_instances.retain(|(_, known)| *known != id);
+    }
+
+    /// Records a compute instance that was created.
+    pub fn created_compute(&mut self, gi: u32, ci: u32) {
+        self.compute.insert((gi, ci));
+    }
+
+    /// Records a compute instance that was destroyed.
+    pub fn destroyed_compute(&mut self, gi: u32, ci: u32) {
+        self.compute.remove(&(gi, ci));
+    }
+}
+
+/// Returns whether a reading shows a step on an instance as done. `before` are the instances before the step.
+#[must_use]
+pub fn verify_instance(step: &InstanceStep, before: &Instances, now: Option<&Mig>) -> Verdict {
+    let Some(mig) = now else { return Verdict::NotDone };
+    let instance = |id: u32| mig.instances.iter().find(|instance| instance.id == id);
+    let done = match step {
+        InstanceStep::DestroyCompute { gi, ci, .. } => {
+            instance(*gi).is_none_or(|instance| instance.compute.iter().all(|compute| compute.id != *ci))
+        }
+        InstanceStep::DestroyGpuInstance { gi, .. } => instance(*gi).is_none(),
+        InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
+            mig.instances.iter().any(|i| i.profile_id == *profile_id && i.placement == *placement)
+        }
+        InstanceStep::CreateCompute { gi_placement, profile_id, placement, .. } => {
+            mig.instances.iter().filter(|i| i.placement == *gi_placement).any(|i| {
+                i.compute.iter().any(|c| {
+                    c.profile_id == *profile_id
+                        && (placement.is_none() || c.placement.is_none() || c.placement == *placement)
+                        && !before.compute.contains(&(i.id, c.id))
+                })
+            })
+        }
+    };
+    if done { Verdict::Done } else { Verdict::NotDone }
+}
+
+/// Returns whether a reading shows a change of MIG mode as done. A mode that is only pending may still take effect.
+#[must_use]
+pub fn verify_mode(enable: bool, now: Option<&Mig>) -> Verdict {
+    match now.map(|mig| (mig.enabled == enable, mig.pending == enable)) {
+        Some((true, true)) => Verdict::Done,
+        Some((false, true)) => Verdict::MayTakeEffect,
+        Some((_, false)) | None => Verdict::NotDone,
+    }
+}
+
+/// Returns how a reading differs from the end of a plan, in words. It does not differ when planning the same layout
+/// again would change nothing. `label` names the GPU.
+#[must_use]
+pub fn difference(plan: &GpuPlan, label: &str, now: Option<&Mig>) -> Option<String> {
+    if !plan.changes_mig() && now.is_none_or(|mig| !mig.enabled) {
+        return None;
+    }
+    let Some(mig) = now else { return Some("the GPU has no MIG any more".to_owned()) };
+    if plan.mig_mode() == Some(false) {
+        return (mig.enabled || mig.pending).then(|| "MIG mode is on".to_owned());
+    }
+    if !mig.enabled {
+        return Some("MIG mode is off".to_owned());
+    }
+    let layout = match Layout::parse_list(&plan.layout) {
+        Ok(layout) => layout,
+        Err(error) => return Some(ApiError::from(error).message),
+    };
+    let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
+    let target = plan::Target::resolve(&geometry, &layout);
+    match target.and_then(|target| plan::plan(&geometry, &mig.instances, &target)) {
+        Ok(rest) if rest.steps.is_empty() => None,
+        Ok(rest) => {
+            let steps: Vec<String> = rest.steps.iter().map(describe_instance).collect();
+            Some(format!("still to do: {}", steps.join(", ")))
+        }
+        Err(refused) => Some(refusal::explain(&refused, plan.gpu, label).message),
+    }
+}
+
+/// Returns whether two readings show the same MIG mode and the same instances. The ids of instances may differ.
+#[must_use]
+pub fn same_layout(one: Option<&Mig>, other: Option<&Mig>) -> bool {
+    match (one, other) {
+        (None, None) => true,
+        (Some(one), Some(other)) => {
+            (one.enabled, one.pending) == (other.enabled, other.pending)
+                && shape(&one.instances) == shape(&other.instances)
+        }
+        (None, Some(_)) | (Some(_), None) => false,
+    }
+}
+
+/// Instances by placement and profile, with their compute instances.
+type Shape = Vec<(Placement, u32, Vec<(Option<Placement>, u32)>)>;
+
+fn shape(instances: &[GpuInstance]) -> Shape {
+    let mut shape: Shape = instances
+        .iter()
+        .map(|instance| {
+            let mut compute: Vec<_> = instance.compute.iter().map(|c| (c.placement, c.profile_id)).collect();
+            compute.sort_unstable();
+            (instance.placement, instance.profile_id, compute)
+        })
+        .collect();
+    shape.sort_unstable();
+    shape
+}
