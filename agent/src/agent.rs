@@ -7,8 +7,9 @@ use gpush_host::identity::Users;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    apply::{Executor, Planner, line::Line},
+    apply::{Executor, Planner, queue::OperationQueue},
     idempotency::Idempotency,
+    lanes::Lanes,
     operation::Operations,
     outside::Outside,
     settings::Settings,
@@ -35,6 +36,8 @@ pub(crate) struct Agent {
     pub(crate) users: Users,
     /// Requests with an idempotency key that are in flight.
     pub(crate) idempotency: Idempotency,
+    /// The lanes and the queue of each GPU.
+    pub(crate) lanes: Lanes,
     /// Operations in progress.
     pub(crate) operations: Operations,
     /// Plans changes.
@@ -42,7 +45,7 @@ pub(crate) struct Agent {
     /// Executes operations.
     pub(crate) executor: Executor,
     /// Operations that wait for their GPUs.
-    pub(crate) line: Line,
+    pub(crate) queue: OperationQueue,
     /// Work that must end before gpushd does.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when gpushd stops.

@@ -25,6 +25,7 @@ mod eligibility;
 mod health;
 mod http;
 mod idempotency;
+mod lanes;
 mod life;
 mod listen;
 mod logging;

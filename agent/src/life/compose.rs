@@ -18,6 +18,7 @@ use crate::{
     health::{Check, Health, Sources},
     http::{self, requests::Requests, response_limiter::ResponseLimiter},
     idempotency::Idempotency,
+    lanes::Lanes,
     maintenance::MaintenanceControl,
     modes::{driver::Driver, mig::MigMode},
     mps::{self, Mps},
@@ -122,12 +123,15 @@ pub(super) fn compose(
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
     mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
-    let shared_gpus = SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), shared_gpus);
+    let lanes = Lanes::new(state.clone());
+    let shared_gpus =
+        SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
     let stopping = CancellationToken::new();
     let timeslice = Timeslice::new(
         state.clone(),
         readings.clone(),
         hardware.clone(),
+        lanes.clone(),
         shared_gpus.clone(),
         Arc::clone(&outside),
         stopping.clone(),
@@ -139,6 +143,7 @@ pub(super) fn compose(
     let mps_handles = mps::Handles {
         state: state.clone(),
         readings: readings.clone(),
+        lanes: lanes.clone(),
         hardware: hardware.clone(),
         store: store.clone(),
         users: users.clone(),
@@ -159,7 +164,8 @@ pub(super) fn compose(
         read_only.clone(),
         seen_shares,
     );
-    let (commits, operations) = (Commits::new(store.clone(), state.clone()), Operations::new(store.clone(), &state));
+    let commits = Commits::new(store.clone(), state.clone());
+    let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
     let mig = MigMode {
         driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
         outside: Arc::clone(&outside),
@@ -194,7 +200,8 @@ pub(super) fn compose(
         operations: operations.clone(),
         planner: planner.clone(),
         executor,
-        line: Default::default(),
+        lanes: lanes.clone(),
+        queue: Default::default(),
         tasks,
         stopping: stopping.clone(),
     });

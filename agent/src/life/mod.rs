@@ -254,10 +254,10 @@ async fn serve(
     handles.maintenance.resume();
     // Daemons that run are known before anybody is served.
     mps::find(&mps);
-    let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.line.enter(ongoing, order, since);
+    let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.queue.enter_again(&engine.lanes, ongoing, order, since);
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
     startup.startup.leave(changed.into_iter());
-    let line = tokio::spawn(apply::line::run(Arc::clone(&engine)));
+    let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
     // Subscribed before there is a worker whose events it could miss.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
@@ -316,7 +316,7 @@ async fn serve(
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
     // It begins no more operations, and those that it began are among the tasks.
-    let _ = line.await;
+    let _ = queue.await;
     tasks.close();
     tasks.wait().await;
     if unfinished > 0 {

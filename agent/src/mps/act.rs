@@ -13,7 +13,7 @@ use gpush_mps::daemon::{Report as Seen, Request as Do};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, Mps, clients, records, shares, targets::Outlook, view};
+use super::{Entry, Mps, clients, reconcile, records, share_end, targets::Outlook, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Longest time that clients may be given to go, seconds.
@@ -77,7 +77,7 @@ pub(crate) async fn act(
         None => None,
     };
     // Shares that have ended are not in use.
-    shares::expire(mps).await;
+    share_end::expire(mps).await;
     // Taking shares and operations use the lock too: neither may begin between the check and the end of the daemon.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
@@ -121,7 +121,7 @@ pub(crate) async fn act(
                     _ => error,
                 });
             }
-            record.await.inspect_err(|_| mps.settle())?;
+            record.await.inspect_err(|_| mps.wakes.wake(&entry.gpu_uuid))?;
         }
     }
     tracing::info!(mps = entry.short, uid, "{}", act.name());
@@ -147,8 +147,8 @@ fn ends_use(act: Act, seen: &Seen) -> bool {
 
 /// Has one started that is not stopped any more.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
-    super::targets::settle(mps).await;
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
+    reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
     // Somebody may have stopped it meanwhile, or an operation have begun.
     if mps.record(uuid).stopped.is_some() {
@@ -252,7 +252,7 @@ pub(crate) async fn set(
     let recorded = request.recorded_with("mps.set", entry.short.clone(), asked_for(&change, &settings));
     records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
-    super::targets::settle(mps).await;
+    reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let daemon = view::one(mps, caller, &entry.short).await?;
     let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
     Ok(MpsSet { daemon, reaches })

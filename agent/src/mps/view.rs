@@ -12,7 +12,7 @@ use gpush_mps::daemon::{Report as Seen, log};
 use jiff::Unit;
 
 use super::{
-    Entry, Mps, clients, compute_mode, control_connection, many, missing, shares,
+    Entry, Mps, clients, compute_mode, control_connection, many, missing, share_end, shares,
     targets::{self, Outlook},
 };
 use crate::{
@@ -180,7 +180,7 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// # Errors
 /// When there are none, and the GPUs are not known: the list would look complete.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
-    shares::expire(mps).await;
+    share_end::expire(mps).await;
     let entries = mps.entries().clone();
     if entries.is_empty() {
         missing::gpus_known(&mps.handles.state.now())?;
@@ -210,7 +210,7 @@ fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
 /// When they mean none, or several.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = find(mps, text)?;
-    shares::expire(mps).await;
+    share_end::expire(mps).await;
     // What it was a while ago is no answer to somebody who asks for it by name. A daemon has one ear: who may change
     // nothing does not keep it busy.
     let seen = entry.daemon.fresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
@@ -242,9 +242,9 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
-        error.causes.extend(due.map(|gpu| {
-            format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)
-        }));
+        error.causes.extend(
+            due.map(|gpu| format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)),
+        );
         match error.code {
             Code::NotFound => missing::explain(mps, &outlook, text, error),
             _ => error,

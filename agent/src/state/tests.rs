@@ -226,7 +226,7 @@ fn maintenance_outranks_every_state_and_hides_driver_errors() {
 fn operation_on_a_gpu_is_a_typed_reason_and_ends_with_the_lane() {
     let (state, mut cursor) = two_gpus();
     let uuids = ["GPU-0".to_owned()];
-    let holder = |begun| Holder { who: "operation op-1".to_owned(), begun };
+    let holder = |begun| if begun { Holder::Operation("op-1".to_owned()) } else { Holder::Planning };
     state.lane(&uuids, Some(&holder(false)));
     assert_eq!(states(&state)[0], GpuState::Ready, "it is only planned");
     state.lane(&uuids, Some(&holder(true)));

@@ -46,7 +46,7 @@ fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
 
 fn started(host: &Host, config: &str) -> Agent {
     let agent = Agent::start(host, config);
-    agent.settle();
+    let _ = agent.settle();
     agent
 }
 

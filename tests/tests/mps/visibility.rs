@@ -9,7 +9,7 @@ use std::{
 use gpush_api::{Code, MpsShareTaken, MpsState};
 use gpush_tests::{
     agent::Agent,
-    host::{Host, program},
+    host::Host,
     mps::{Client, becomes, reaches},
 };
 use nix::unistd::geteuid;
