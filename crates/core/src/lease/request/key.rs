@@ -122,11 +122,11 @@ impl Key {
     }
 
     /// Returns the value that a term has, if it has one as its key demands.
-    pub(super) fn check_value<'a>(
+    pub(super) fn check_value(
         self,
-        value: Option<&'a str>,
+        value: Option<&str>,
         spelling: Spelling,
-    ) -> Result<Option<&'a str>, RequestError> {
+    ) -> Result<Option<&str>, RequestError> {
         match (self.arity(), value) {
             (Arity::None, Some(_)) => Err(RequestError::UnexpectedValue { key: self, spelling }),
             (Arity::Required, None | Some("")) | (Arity::Optional, Some("")) => {
