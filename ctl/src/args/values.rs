@@ -15,18 +15,18 @@ pub(super) const LONGEST_WAIT: &str = "30d";
 /// The most lines of a log that can be requested.
 pub(crate) const MOST_LINES: usize = 1000;
 
-fn text(error: DurationError) -> String {
+fn text(error: &DurationError) -> String {
     error.to_string()
 }
 
 /// A duration longer than zero.
 pub(super) fn duration(text_: &str) -> Result<Duration, String> {
-    core::parse_positive(text_).map_err(text)
+    core::parse_positive(text_).map_err(|error| text(&error))
 }
 
 /// A duration, which may be zero.
 pub(super) fn duration_or_zero(text_: &str) -> Result<Duration, String> {
-    core::parse(text_).map_err(text)
+    core::parse(text_).map_err(|error| text(&error))
 }
 
 /// A duration in whole seconds, at least one.
@@ -37,7 +37,7 @@ pub(super) fn whole_seconds(text_: &str) -> Result<u64, String> {
 
 /// How long an operation may be queued, in seconds; zero is allowed.
 pub(super) fn wait(text_: &str) -> Result<u64, String> {
-    let seconds = core::parse(text_).map_err(text)?.as_secs();
+    let seconds = core::parse(text_).map_err(|error| text(&error))?.as_secs();
     if seconds > 30 * 86_400 { Err("the duration must be 30d or less".to_owned()) } else { Ok(seconds) }
 }
 

@@ -107,7 +107,8 @@ pub(super) async fn run(
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU for MIG");
         return Err(error.hint("see the rules with 'gpushctl config show'").into());
     }
-    if request.wait_s.is_some() && one.state == OperationState::Waiting && !waiting.quiet {
+    let is_queued = matches!(one.state, OperationState::Queued | OperationState::Waiting);
+    if request.wait_s.is_some() && is_queued && !waiting.quiet && !out.json {
         tell_blockers(client, &request, out).await;
     }
     super::operation::watch(client, one, &before, true, waiting, out).await

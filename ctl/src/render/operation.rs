@@ -110,7 +110,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let text = look.wrap("", &format!("{}: as wanted, nothing to do", gpu_numbers(&same)));
         out.extend(text.iter().map(|l| paint(QUIET, l)));
     }
-    for note in &operation.notes {
+    // The error of an operation that never started says what it waited for, as its notes do.
+    let repeated = operation.state == OperationState::RolledBack && !operation.begun;
+    for note in operation.notes.iter().filter(|_| !repeated) {
         out.extend(look.wrap("", &look.clean(note)).iter().map(|line| paint(QUIET, line)));
     }
     match operation.state {

@@ -46,7 +46,7 @@ fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
 
 fn started(host: &Host, config: &str) -> Agent {
     let agent = Agent::start(host, config);
-    let _ = agent.settle();
+    agent.wait_for_layouts_at_start();
     agent
 }
 
@@ -126,7 +126,7 @@ fn idle_gpu_is_reset_and_one_in_use_is_not() {
 /// The same in the environment of the simulated host, whose nvidia-smi knows its GPUs.
 fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     let mut command: Command = host.command(program("gpushctl"));
-    command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8").env("PATH", path());
+    command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
     let output = command.output().unwrap();
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
@@ -217,10 +217,12 @@ fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
     quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
 }
 
-/// Types the last command of the hint, which must succeed, and the refused command again.
-fn helps(agent: &Agent, args: &[&str]) {
+/// Types the command of the hint that has these words, which must succeed, and the refused command again.
+fn helps(agent: &Agent, args: &[&str], words: &str) {
     let commands = hinted(agent, args);
-    let command: Vec<&str> = commands.last().unwrap_or_else(|| panic!("{args:?}")).iter().map(String::as_str).collect();
+    let command = commands.iter().find(|command| command.join(" ").starts_with(words));
+    let command: Vec<&str> =
+        command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")).iter().map(String::as_str).collect();
     done(agent, &command);
     done(agent, args);
 }
@@ -232,14 +234,14 @@ fn hints_of_refusals_help_when_they_are_typed() {
     done(&agent, &["apply"]);
     reaches(&agent, "1", MpsState::Ready);
     done(&agent, &["gpu", "cordon", "0"]);
-    helps(&agent, &["mig", "apply"]);
+    helps(&agent, &["mig", "apply"], "gpu uncordon");
     done(&agent, &["maintenance", "enter"]);
-    helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"]);
+    helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
     done(&agent, &["mps", "stop", "1"]);
-    helps(&agent, &["mps", "env", "1", "--for", "1h"]);
+    helps(&agent, &["mps", "env", "1", "--for", "1h"], "mps start");
     // The rule of GPU 0 has an override by now.
     agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
-    helps(&agent, &["config", "reload"]);
+    helps(&agent, &["config", "reload"], "config reload --clear-overrides");
 }
 
 #[test]
