@@ -4,6 +4,7 @@ mod apply;
 mod audit;
 mod completions;
 mod config;
+mod doctor;
 mod drain;
 mod events;
 mod gpu;
@@ -54,6 +55,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
+        Command::Doctor { only } => doctor::run(global, &only, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
         Command::Man { dir } => man::pages(&dir),
@@ -83,6 +85,7 @@ fn prints_a_list(command: &Command) -> bool {
         | Command::Config(_)
         | Command::Maintenance(_)
         | Command::Recover(_)
+        | Command::Doctor { .. }
         | Command::Version
         | Command::Completions { .. }
         | Command::Man { .. } => false,

@@ -9,6 +9,7 @@ pub(crate) mod bar;
 pub(crate) mod config;
 pub(crate) mod cordon;
 pub(crate) mod devices;
+pub(crate) mod doctor;
 pub(crate) mod events;
 pub(crate) mod gpu;
 pub(crate) mod host;

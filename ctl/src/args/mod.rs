@@ -203,6 +203,19 @@ While GPUs are held, gpushd changes nothing on them and grants nothing: it does
 not know which shares were granted. First check with `gpushctl status` that the
 present use is right. Afterwards a difference from the config shows as drift.")]
     Recover(Why),
+    /// Examine this host for what keeps gpush from working
+    #[command(after_help = "\
+Examines files, processes and the agent, and changes nothing. Works without the
+agent. As root it sees more. Exit status 3 if there is a problem.
+
+Examples:
+  gpushctl doctor
+  gpushctl doctor --only driver,config")]
+    Doctor {
+        /// Only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
+        #[arg(long, value_name = "AREA", value_delimiter = ',')]
+        only: Vec<gpush_doctor::Area>,
+    },
     /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
     /// Print the completion script of a shell
