@@ -1,23 +1,11 @@
 //! Which GPUs may take new work: shares, and leases when there are some. docs/states.md has the table.
 
-use std::time::Duration;
-
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
 use crate::{
     caller::Viewer,
-    state::{GpuSnapshot, Reason, State, readings::Readings, words},
+    state::{Reason, State, readings::Readings, words},
 };
-
-/// How long a request for work waits until an operation on its GPU has ended: most take less.
-const OPERATION: Duration = Duration::from_secs(2);
-
-/// Waits until no operation changes a GPU, at most 2 s.
-pub(crate) async fn at_rest(state: &State, uuid: &str) {
-    let mut snapshots = state.watch();
-    let rests = snapshots.wait_for(|host| !host.gpu(uuid).is_some_and(GpuSnapshot::is_changing));
-    let _timed_out = tokio::time::timeout(OPERATION, rests).await;
-}
 
 /// The GPUs as last seen, without a driver call; none when they were never seen.
 pub(crate) fn known(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {

@@ -17,6 +17,7 @@ use clap::Parser;
 
 mod agent;
 mod apply;
+mod authorization;
 mod caller;
 mod cordon;
 mod durable;
@@ -24,6 +25,7 @@ mod eligibility;
 mod health;
 mod http;
 mod idempotency;
+mod lanes;
 mod life;
 mod listen;
 mod logging;

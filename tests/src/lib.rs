@@ -7,6 +7,7 @@ pub mod driver;
 pub mod fixture;
 pub mod gpu;
 pub mod host;
+pub mod hung_gpu;
 pub mod machine;
 pub mod mps;
 pub mod page;

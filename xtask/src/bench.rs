@@ -41,6 +41,7 @@ const REPORTS: &[&[&str]] = &[
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "durable"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "footprint"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "mps"],
+    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "hung"],
 ];
 
 /// Measures; true when every target is met.

@@ -12,13 +12,14 @@ use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{part::Part, planner::unreadable};
+use super::{part::Part, planner::unreadable, queue};
 use crate::{
     agent::Shared,
     caller::{Caller, Viewer},
     idempotency::Key,
+    lanes::Claim,
     modes::mig::reset::not_resetting,
-    operation::{self, Also, Claim, New},
+    operation::{self, Also, New},
     overrides::{self, Lasting},
 };
 
@@ -31,7 +32,7 @@ pub(crate) struct Order {
     pub(crate) request: PlanRequest,
     /// Why.
     pub(crate) reason: Option<String>,
-    /// How long it may stand in line and wait; `None` refuses what can't begin at once.
+    /// How long it may wait in the queue; `None` refuses what cannot begin at once.
     pub(crate) wait: Option<Duration>,
     /// Whether it leaves overrides alone.
     #[serde(default)]
@@ -96,12 +97,16 @@ pub(crate) async fn begin(agent: &Shared, caller: &Caller, order: Order) -> Resu
 async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     refuse_now(agent)?;
     let config = agent.settings.config();
-    let gpus = agent.planner.gpus(caller.viewer).await?;
-    let meant = agent.planner.planned(&gpus, &order.request).await;
-    let meant = meant.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
+    let gpus = agent.planner.gpus(caller.viewer, &order.request).await?;
+    let planned = agent.planner.planned_with_needs(&gpus, &order.request).await;
+    let (meant, needs) = planned.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
     let by = caller.actor(agent.users.user(caller.peer.uid).await);
-    let claimed = not_resetting(&agent.outside).and_then(|()| agent.operations.claim(&operation::gpus(&meant)));
+    // An operation that waits goes behind those that wait already. One that does not begins at once or is refused.
+    let ahead = order.wait.and_then(|_| agent.lanes.ahead_of_newcomer(&needs));
+    let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(agent, &ahead)));
+    let free = first.and_then(|()| not_resetting(&agent.outside));
+    let claimed = free.and_then(|()| agent.lanes.claim(&operation::gpus(&meant)));
     let ready = match claimed {
         Ok(claim) => Ready::look(agent, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),
@@ -113,7 +118,7 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
             let new = new(&order, by, &parts);
             let ongoing = agent.operations.begin(claim, new).await?;
             for part in &parts {
-                for waiting in agent.line.for_gpu(&part.plan.uuid) {
+                for waiting in agent.queue.for_gpu(&part.plan.uuid) {
                     ongoing.note(format!("{}: {waiting} after this one; `gpushctl operation list`", part.label()));
                 }
             }
@@ -123,13 +128,13 @@ async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operati
         }
         Err(error) if order.wait.is_none() || !may_pass(&error) => return Err(error),
         Err(_) => {
-            agent.line.has_room()?;
+            agent.queue.has_room()?;
             let parts: Vec<Part> = meant.into_iter().enumerate().map(|(at, plan)| Part::unseen(at, plan)).collect();
             agent.operations.enqueue(new(&order, by, &parts)).await?
         }
     };
     let operation = ongoing.snapshot();
-    agent.line.enter(&ongoing, order, operation.created_at);
+    agent.queue.enter(&agent.lanes, &ongoing, order, operation.created_at, needs);
     Ok(operation)
 }
 
@@ -148,7 +153,7 @@ pub(super) fn may_pass(error: &ApiError) -> bool {
     error.retryable && matches!(error.code, Code::Blocked | Code::Conflict | Code::Resetting)
 }
 
-/// An operation that can begin: its GPUs are its own, and every plan stands on readings made since.
+/// An operation that can begin: it has the lanes of its GPUs, and its plans were made on readings after that.
 pub(super) struct Ready {
     pub(super) parts: Vec<Part>,
     pub(super) claim: Claim,
@@ -166,6 +171,7 @@ impl Ready {
         meant: &[GpuPlan],
         claim: Claim,
     ) -> Result<Self, ApiError> {
+        claim.wait_until_alone().await;
         let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
         let mut readings = Vec::new();
         for ((_, outcome), plan) in agent.readings.now(&uuids).await.into_iter().zip(meant) {

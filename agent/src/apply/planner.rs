@@ -1,18 +1,26 @@
 //! Plans from readings: what a request would change, without changing it.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
 
-use gpush_api::{ApiError, Gpu, GpuPlan, PlanRequest, Plans};
-use gpush_core::desired::{is_switched, plan_host, without_fabric_manager};
+use gpush_api::{ApiError, Gpu, GpuPlan, PlanRequest, Plans, Refusal};
+use gpush_core::{
+    config::Config,
+    desired::{is_switched, plan_host, without_fabric_manager},
+};
 use gpush_host::other_managers;
 use gpush_nvml::Reading;
 
-use super::line::Line;
+use super::queue::OperationQueue;
 use crate::{
     caller::Viewer,
+    lanes::{Need, Needs, Reserve},
     modes::mig::{MigMode, reset::not_resetting},
     mps::{self, Mps},
-    operation::Operations,
+    operation::{self, Operations},
     state::{HostState, Reason},
     timeslice,
 };
@@ -34,7 +42,7 @@ impl Planner {
     /// Plans a request from readings as fresh as those of an apply, without executing it. A GPU that cannot be read, or
     /// that an operation is changing, has an error in place of steps; the others are planned all the same.
     pub(crate) async fn plan(&self, viewer: Viewer, request: &PlanRequest) -> Result<Plans, ApiError> {
-        let gpus = self.gpus(viewer).await?;
+        let gpus = self.gpus(viewer, request).await?;
         let meant = self.planned(&gpus, request).await;
         let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
         if self.mig.state.maintenance().is_some() {
@@ -74,6 +82,16 @@ impl Planner {
     /// Plans a request on GPUs as they were read. Whether GPUs on NVSwitches are reset together depends on a fabric
     /// manager; it is searched only where a plan has such a reset.
     pub(super) async fn planned(&self, gpus: &[Gpu], request: &PlanRequest) -> Result<Vec<GpuPlan>, ApiError> {
+        self.planned_with_needs(gpus, request).await.map(|(plans, _)| plans)
+    }
+
+    /// Plans a request as [`Planner::planned`] does. Also returns the lanes that an operation needs for it, each with
+    /// what the plan takes away there, whether or not it is refused because somebody uses that.
+    pub(super) async fn planned_with_needs(
+        &self,
+        gpus: &[Gpu],
+        request: &PlanRequest,
+    ) -> Result<(Vec<GpuPlan>, Needs), ApiError> {
         let config = self.mig.state.config();
         let mut plans = plan_host(&config, gpus, request)?.plans;
         let on_switches =
@@ -81,9 +99,36 @@ impl Planner {
         if plans.iter().any(on_switches) && !self.mig.fabric_manager_runs().await {
             without_fabric_manager(&config, gpus, &mut plans);
         }
+        let needs = self.needs(&config, gpus, request, &plans)?;
         mps::plan(&self.mps, gpus, &mut plans);
         timeslice::plan(gpus, &mut plans);
-        Ok(plans)
+        Ok((plans, needs))
+    }
+
+    /// The lanes that plans need, MPS steps not included yet.
+    fn needs(
+        &self,
+        config: &Config,
+        gpus: &[Gpu],
+        request: &PlanRequest,
+        plans: &[GpuPlan],
+    ) -> Result<Needs, ApiError> {
+        // Of GPUs that are reset along, nothing may be granted.
+        let all = operation::gpus(plans).into_iter();
+        let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
+        let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
+        let mut once_idle = Vec::new();
+        if plans.iter().any(is_used) {
+            let gpus: Vec<Gpu> = gpus.iter().cloned().map(without_processes).collect();
+            once_idle = plan_host(config, &gpus, request)?.plans;
+        }
+        for plan in plans {
+            let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+            // What a refused plan would take away is told by the plan that is made once nobody uses it.
+            let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
+            needs.insert(plan.uuid.clone(), Need::Lane(mps::taken_away(&self.mps, gpu, plan)));
+        }
+        Ok(needs)
     }
 
     /// Refuses the plans that another manager or a blocked reset forbids.
@@ -92,10 +137,25 @@ impl Planner {
         self.mig.refuse_blocked_resets(viewer, gpus, &self.mps.idle(), plans).await;
     }
 
-    /// Returns all GPUs, without the processes that hold them for no user.
-    pub(super) async fn gpus(&self, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
+    /// Returns all GPUs, without the processes that hold them for no user. The MPS daemons of the GPUs that the request
+    /// names are asked now; of other GPUs their last answers count.
+    pub(super) async fn gpus(&self, viewer: Viewer, request: &PlanRequest) -> Result<Vec<Gpu>, ApiError> {
+        let host = self.mig.state.now();
+        let names: Vec<&str> = request.gpus.iter().map(String::as_str).collect();
+        let named = match names.as_slice() {
+            [] => (0..host.gpus.len()).collect(),
+            // A name that names no GPU is refused where the request is planned.
+            names => host.positions(names).unwrap_or_default(),
+        };
+        let asked = named.into_iter().map(|at| host.gpus[at].gpu.uuid.clone()).collect();
+        self.gpus_of(viewer, &asked).await
+    }
+
+    /// Returns all GPUs, without the processes that hold them for no user. The MPS daemons of the GPUs in `asked` are
+    /// asked now.
+    pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
-        Ok(observed.gpus_for_plans(viewer, &mps::idle(&self.mps).await))
+        Ok(observed.gpus_for_plans(viewer, &mps::idle(&self.mps, asked).await))
     }
 
     /// Returns the same with these readings in place of older ones. It waits for no other GPU.
@@ -106,13 +166,14 @@ impl Planner {
         if !readings.iter().all(is_listed) {
             self.mig.driver.readings.host().await?;
         }
-        Ok(self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps).await))
+        let asked = readings.iter().map(|reading| reading.identity.uuid.clone()).collect();
+        Ok(self.mig.state.with(readings).gpus_for_plans(viewer, &mps::idle(&self.mps, &asked).await))
     }
 }
 
 /// Adds the progress of the operation that changes a GPU to the GPU's reasons, and the operations that wait for it.
-pub(crate) fn add_progress(line: &Line, operations: &Operations, host: &HostState, gpu: &mut Gpu) {
-    gpu.reasons.extend(line.for_gpu(&gpu.uuid));
+pub(crate) fn add_progress(queue: &OperationQueue, operations: &Operations, host: &HostState, gpu: &mut Gpu) {
+    gpu.reasons.extend(queue.for_gpu(&gpu.uuid));
     let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
     let changing = reasons.iter().position(|reason| matches!(reason, Reason::Changing { .. }));
     let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
@@ -122,6 +183,16 @@ pub(crate) fn add_progress(line: &Line, operations: &Operations, host: &HostStat
     } else {
         format!(": {} of {} steps are done", progress.done, progress.total)
     };
+}
+
+/// A GPU as if no process used it.
+fn without_processes(mut gpu: Gpu) -> Gpu {
+    (gpu.processes, gpu.processes_known) = (Vec::new(), true);
+    for instance in gpu.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
+        instance.processes.clear();
+        instance.compute.iter_mut().for_each(|compute| compute.processes.clear());
+    }
+    gpu
 }
 
 /// Explains that a GPU cannot be read, so that nothing is planned on it.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! config, what stands on the GPUs ──► core::sharing: which targets ──┐
-//! store: stopped by hand, set above the rule, shares ────────────────┼──► settle ──► Daemon (a task each)
+//! store: stopped by hand, set above the rule, shares ────────────────┼──► reconcile ─► Daemon (a task each)
 //! /run/gpush-mps: daemons that an agent before left running ─────────┘                  │
 //!                                                              nvidia-cuda-mps-control ◄┘ one a target
 //! ```
@@ -13,11 +13,14 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `targets` | which daemons there shall be, and seeing to it |
+//! | `targets` | which daemons each GPU should have |
+//! | `reconcile` | reconciles the daemons of each GPU, under its lane |
+//! | `wakes` | waking the reconcilers |
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
 //! | `many` | whether clients of several users can be had |
-//! | `shares` | who took which part |
+//! | `missing` | errors for targets that gpushd does not have, or not yet |
+//! | `shares`, `share_end` | granting parts of a target, and their end |
 //! | `clients` | who computes there, and with which share |
 //! | `control_connection` | names the processes that keep a daemon from answering |
 //! | `act` | what people may do with a daemon |
@@ -28,11 +31,15 @@ mod clients;
 mod compute_mode;
 mod control_connection;
 mod many;
+mod missing;
 mod moves;
+mod reconcile;
 mod records;
+mod share_end;
 mod shares;
 mod targets;
 mod view;
+mod wakes;
 
 use std::{
     collections::BTreeMap,
@@ -51,29 +58,32 @@ pub(crate) use gpush_mps::daemon::{
 };
 use gpush_nvml::Hardware;
 use gpush_store::{MpsShare, MpsTarget, Store};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     act::{Act, act, set},
     clients::{SharedTarget, sharing, terminate},
-    moves::{aside, bring_up, devices_serve, idle, plan},
+    moves::{aside, bring_up, devices_serve, idle, plan, taken_away},
+    reconcile::run,
     records::Lasting,
-    shares::{end as end_share, take as take_share},
-    targets::{find, run},
+    share_end::end as end_share,
+    shares::take as take_share,
+    targets::find,
     view::{SHARE_VARIABLE, all, health, logs_of, one},
 };
 use crate::{
     idempotency::Idempotency,
+    lanes::Lanes,
     options::MPS_DIRECTORY,
     shared_gpus::SharedGpus,
     state::{State, readings::Readings},
     timeslice::Timeslice,
 };
 
-use self::moves::Moves;
+use self::{moves::Moves, wakes::Wakes};
 
-/// Until what is on its way out is looked at again.
+/// Until what is about to end is checked again.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// What gpushd knows of MPS, and what it uses to keep the daemons. A handle, cheap to clone.
@@ -92,6 +102,7 @@ impl Deref for Mps {
 pub(crate) struct Handles {
     pub(crate) state: State,
     pub(crate) readings: Readings,
+    pub(crate) lanes: Lanes,
     pub(crate) hardware: Hardware,
     pub(crate) store: Store,
     pub(crate) users: Users,
@@ -128,19 +139,21 @@ pub(crate) struct Inner {
     shares: Mutex<Vec<MpsShare>>,
     /// What is on record of targets, by UUID.
     records: Mutex<BTreeMap<String, MpsTarget>>,
-    /// Why targets that the config wants can't be, one sentence each.
-    findings: Mutex<Vec<String>>,
+    /// Why targets that the config wants cannot be, one sentence each, by UUID of the GPU.
+    findings: Mutex<BTreeMap<String, Vec<String>>>,
     /// Why GPUs have not the compute mode that keeps everybody from getting past MPS, by UUID.
     open: Mutex<BTreeMap<String, String>>,
     /// What operations that go on have done with daemons.
     moves: Mutex<BTreeMap<String, Moves>>,
     /// What the control daemon says of several users, once a rule wants them.
     many: Mutex<Option<many::Asked>>,
+    /// Held while the control daemon is asked about several users.
+    asking_many: tokio::sync::Mutex<()>,
     /// Whether the ends of shares can be recorded.
-    expiry: shares::Expiry,
-    /// Of those who see to it which daemons there are, one at a time.
-    settling: tokio::sync::Mutex<()>,
-    wake: Arc<Notify>,
+    expiry: share_end::Expiry,
+    wakes: Wakes,
+    /// Counts shares that end by themselves and were granted.
+    expiring: watch::Sender<u64>,
 }
 
 /// A target, and who lives for its daemon.
@@ -181,22 +194,23 @@ impl Mps {
             moves: Mutex::default(),
             many: Mutex::default(),
             expiry: Default::default(),
-            settling: tokio::sync::Mutex::default(),
-            wake: Arc::default(),
+            asking_many: tokio::sync::Mutex::default(),
+            wakes: Wakes::default(),
+            expiring: watch::Sender::new(0),
         }))
     }
 
-    /// Has it looked again which daemons there shall be.
+    /// Has the daemons of all GPUs reconciled.
     pub(crate) fn settle(&self) {
-        self.wake.notify_one();
+        self.wakes.wake_all();
     }
 
-    /// The same, in a moment.
-    fn settle_soon(&self) {
-        let wake = Arc::clone(&self.wake);
+    /// Has the daemons of a GPU reconciled in a moment.
+    fn settle_soon(&self, gpu: &str) {
+        let (mps, gpu) = (self.clone(), gpu.to_owned());
         tokio::spawn(async move {
             tokio::time::sleep(SOON).await;
-            wake.notify_one();
+            mps.wakes.wake(&gpu);
         });
     }
 
@@ -215,19 +229,25 @@ impl Mps {
 
     /// Why targets that the config wants can't be, one sentence each.
     pub(crate) fn findings(&self) -> Vec<String> {
-        self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_gpus: Vec<(&String, &Vec<String>)> = findings.iter().collect();
+        of_gpus.sort_by_key(|(uuid, _)| self.handles.state.index_of(uuid));
+        of_gpus.into_iter().flat_map(|(_, findings)| findings).cloned().collect()
     }
 
     fn many(&self) -> MutexGuard<'_, Option<many::Asked>> {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, findings: Vec<String>) {
+    fn find(&self, gpu: &str, findings: Vec<String>) {
         let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
-        for finding in findings.iter().filter(|finding| !found.contains(finding)) {
+        let before = found.remove(gpu).unwrap_or_default();
+        for finding in findings.iter().filter(|finding| !before.contains(finding)) {
             tracing::warn!("not shared through MPS: {finding}");
         }
-        *found = findings;
+        if !findings.is_empty() {
+            found.insert(gpu.to_owned(), findings);
+        }
     }
 
     /// Whether a full GPU is a target still, be it one that is about to go.

@@ -20,16 +20,17 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, Mode, MpsStep, Refusal, Step};
 use gpush_core::{sharing, supervisor::State};
-use gpush_mps::daemon::{Request as Do, TargetDir as Place};
-use tokio::time::Instant;
+use gpush_mps::daemon::{Report as Seen, Request as Do, TargetDir as Place};
+use tokio::{task::JoinSet, time::timeout};
 
-use super::{Entry, Mps, compute_mode, targets, view};
+use super::{Entry, Mps, compute_mode, reconcile, view};
+use crate::lanes::Reserve;
 
 /// Beyond what a daemon may take to end, or to answer.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// Between two looks whether something of a daemon is left.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval at which the directory of a daemon that has ended is checked for processes that it left.
+const CHECK: Duration = Duration::from_millis(5);
 
 /// What an operation has done with daemons, until it ends.
 #[derive(Debug, Clone, Default)]
@@ -82,15 +83,29 @@ fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Option<String> {
     (!both.is_empty()).then(|| format!("{} has {}", view::label(entry, uuid), both.join(" and ")))
 }
 
-/// Processes that hold GPUs for nobody, every daemon looked at now: a plan that says somebody computes there
-/// because they did a while ago is no plan.
-pub(crate) async fn idle(mps: &Mps) -> BTreeSet<u32> {
-    let entries: Vec<Entry> = mps.entries().values().cloned().collect();
-    let looks = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
-    for look in looks.collect::<Vec<_>>() {
-        let _as_it_was = look.await;
+/// Processes that hold GPUs for no user. The daemons of the GPUs in `asked` are polled now, since a plan must not refuse
+/// a client that has left; of other GPUs, one of which may hang, the last poll counts.
+pub(crate) async fn idle(mps: &Mps, asked: &BTreeSet<String>) -> BTreeSet<u32> {
+    let entries: Vec<Entry> = mps.entries().values().filter(|entry| asked.contains(&entry.gpu_uuid)).cloned().collect();
+    let polls = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
+    for poll in polls.collect::<Vec<_>>() {
+        let _as_it_was = poll.await;
     }
     mps.idle()
+}
+
+/// What a plan takes away on its GPU, whether or not there are shares of it: what an operation that waits reserves. A
+/// plan that is refused takes nothing away.
+pub(crate) fn taken_away(mps: &Mps, gpu: &Gpu, plan: &GpuPlan) -> Reserve {
+    if plan.error.is_some() {
+        return Reserve::Targets(BTreeSet::new());
+    }
+    if plan.mig_mode().is_some() || plan.reset().is_some() {
+        return Reserve::Gpu;
+    }
+    let entries = mps.entries();
+    let those = entries.iter().filter(|(uuid, entry)| entry.gpu_uuid == gpu.uuid && ends(gpu, plan, uuid));
+    Reserve::Targets(those.map(|(uuid, _)| uuid.clone()).collect())
 }
 
 /// Fills in which daemons each plan ends and starts, and refuses those under which somebody works.
@@ -202,16 +217,23 @@ pub(crate) async fn aside(mps: &Mps, operation: &str, gpu: &str, uuid: &str, lab
 /// Waits until nothing of a daemon is left.
 async fn gone(mps: &Mps, entry: &Entry, patience: Duration) -> Result<(), ApiError> {
     let place = Place::of(&mps.base, &entry.short);
-    let until = Instant::now() + patience;
-    while entry.daemon.seen().state != State::Stopped || place.is_taken() {
-        if Instant::now() >= until {
-            let message = format!("the MPS daemon {} does not end", entry.short);
-            return Err(ApiError::new(Code::Unavailable, message)
-                .hint(format!("`gpushctl mps show {}` says how it is", view::name(entry))));
+    let mut seen = entry.daemon.follow();
+    let gone = async {
+        loop {
+            let stopped = seen.wait_for(|seen| seen.state == State::Stopped).await.is_ok();
+            if stopped && !place.is_taken() {
+                return;
+            }
+            // Nobody reports when the kernel releases the lock of the last process.
+            tokio::time::sleep(CHECK).await;
         }
-        tokio::time::sleep(LOOK).await;
+    };
+    if timeout(patience, gone).await.is_ok() {
+        return Ok(());
     }
-    Ok(())
+    let message = format!("the MPS daemon {} does not end", entry.short);
+    Err(ApiError::new(Code::Unavailable, message)
+        .hint(format!("`gpushctl mps show {}` says how it is", view::name(entry))))
 }
 
 /// Brings up the daemon of a full GPU, and waits until it serves.
@@ -224,49 +246,48 @@ pub(crate) async fn bring_up(mps: &Mps, operation: &str, uuid: &str) -> Result<(
     if let Err(error) = mps.handles.readings.read_now(uuid).await {
         tracing::warn!(gpu = uuid, "it can't be read before its MPS daemon is started: {error}");
     }
-    targets::settle(mps).await;
+    reconcile::reconcile_owned(mps, uuid).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
-    let until = Instant::now() + patience;
     let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
     if let Some(error) = compute_mode::gets_past(mps, uuid, &label) {
         compute_mode::not_come(mps, operation, uuid).await;
         return Err(error.hint("mend that, then apply again; a rule with `compute_mode = \"keep\"` goes without"));
     }
-    loop {
-        let entry = mps.entries().get(uuid).cloned();
-        let Some(entry) = entry else {
-            let mut error = ApiError::new(Code::Unsupported, "no MPS daemon can be there");
-            error.causes = mps.findings();
-            return Err(error.hint("mend what is in the way, then apply again"));
-        };
-        let seen = entry.daemon.seen();
-        let failed = match seen.state {
-            State::Ready { .. } => return Ok(()),
-            // Somebody stopped it by hand: that is theirs to end.
-            State::Stopped if mps.record(uuid).stopped.is_some() => return Ok(()),
-            State::BackingOff { .. } | State::GivenUp => true,
-            State::Stopped
-            | State::Starting { .. }
-            | State::Found { .. }
-            | State::Hung { .. }
-            | State::Fault { .. }
-            | State::Draining { .. }
-            | State::Stopping { .. } => Instant::now() >= until,
-        };
-        if failed {
-            compute_mode::not_come(mps, operation, uuid).await;
-            let label = view::label(&entry, uuid);
-            let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
-            error.causes = seen.trouble;
-            // One that never ran has said nothing.
-            let logs = seen.logs.filter(|logs| logs.exists());
-            return Err(match logs {
-                Some(logs) => error.hint(format!("see what it said in {}", logs.display())),
-                None => error.hint("mend that, then apply again"),
-            });
-        }
-        tokio::time::sleep(LOOK).await;
+    let Some(entry) = mps.entries().get(uuid).cloned() else {
+        let mut error = ApiError::new(Code::Unsupported, "no MPS daemon can be there");
+        error.causes = mps.findings();
+        return Err(error.hint("mend what is in the way, then apply again"));
+    };
+    let is_stopped = || mps.record(uuid).stopped.is_some();
+    let mut follow = entry.daemon.follow();
+    let decided = follow.wait_for(|seen| match seen.state {
+        State::Ready { .. } | State::BackingOff { .. } | State::GivenUp => true,
+        State::Stopped => is_stopped(),
+        State::Starting { .. }
+        | State::Found { .. }
+        | State::Hung { .. }
+        | State::Fault { .. }
+        | State::Draining { .. }
+        | State::Stopping { .. } => false,
+    });
+    let _in_time = timeout(patience, decided).await.is_ok();
+    let seen = entry.daemon.seen();
+    match seen.state {
+        State::Ready { .. } => return Ok(()),
+        // An administrator stopped it, and starts it again.
+        State::Stopped if is_stopped() => return Ok(()),
+        _ => {}
     }
+    compute_mode::not_come(mps, operation, uuid).await;
+    let label = view::label(&entry, uuid);
+    let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not come up"));
+    error.causes = seen.trouble;
+    // A daemon that never ran has logged nothing.
+    let logs = seen.logs.filter(|logs| logs.exists());
+    Err(match logs {
+        Some(logs) => error.hint(format!("see what it said in {}", logs.display())),
+        None => error.hint("mend that, then apply again"),
+    })
 }
 
 /// Waits until the daemons of MIG devices that the layouts share serve; a sentence on each that does not, which is
@@ -278,34 +299,48 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
         return Vec::new();
     }
     mps.moves().entry(operation.to_owned()).or_default().coming.extend(on.iter().cloned());
-    targets::settle(mps).await;
-    let until = Instant::now() + Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
-    loop {
-        let entries = mps.entries().clone();
-        let here = entries.iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
-        let (mut late, mut failed) = (Vec::new(), Vec::new());
-        // The daemon of the whole GPU, which the operation has ended, comes back with none.
-        let aside = mps.moving().aside;
-        let wanted = |uuid: &String| !aside.contains(uuid) && mps.record(uuid).stopped.is_none();
-        for (uuid, entry) in here.filter(|(uuid, _)| wanted(uuid)) {
-            let seen = entry.daemon.seen();
-            match seen.state {
-                State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => {
-                    late.push(format!("the MPS daemon of {} is not ready yet", view::label(entry, uuid)));
-                }
-                State::BackingOff { .. } | State::GivenUp => failed.push(format!(
-                    "the MPS daemon of {} does not come up: {}",
-                    view::label(entry, uuid),
-                    seen.trouble.join(", ")
-                )),
-                // How they are is told of them, and not of this.
-                State::Ready { .. } | State::Hung { .. } | State::Fault { .. } | State::Draining { .. } => {}
-            }
+    // The operation has the lanes of all of them.
+    let reconciled = on.iter().map(|uuid| {
+        let (mps, uuid) = (mps.clone(), uuid.clone());
+        async move { reconcile::reconcile_owned(&mps, &uuid).await }
+    });
+    reconciled.collect::<JoinSet<()>>().join_all().await;
+    let entries = mps.entries().clone();
+    let here = entries.into_iter().filter(|(_, entry)| on.contains(&entry.gpu_uuid) && entry.target.is_some());
+    // The daemon of the whole GPU, which the operation has ended, comes back with no operation.
+    let aside = mps.moving().aside;
+    let awaited: Vec<(String, Entry)> =
+        here.filter(|(uuid, _)| !aside.contains(uuid) && mps.record(uuid).stopped.is_none()).collect();
+    let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
+    let decided = awaited.iter().map(|(uuid, entry)| {
+        let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());
+        async move {
+            // One that is stopped meanwhile is awaited no more.
+            let is_decided = |seen: &Seen| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
+            let _gone = seen.wait_for(is_decided).await.is_err();
         }
-        if late.is_empty() || Instant::now() >= until {
-            failed.append(&mut late);
-            return failed;
+    });
+    let _in_time = timeout(patience, decided.collect::<JoinSet<()>>().join_all()).await.is_ok();
+    awaited.iter().filter(|(uuid, _)| mps.record(uuid).stopped.is_none()).filter_map(sentence_on).collect()
+}
+
+/// Whether a daemon has yet to come up.
+fn is_late(state: &State) -> bool {
+    match state {
+        State::Stopped | State::Starting { .. } | State::Found { .. } | State::Stopping { .. } => true,
+        // How these are is told of them, and not of the operation.
+        State::Ready { .. } | State::Hung { .. } | State::Fault { .. } | State::Draining { .. } => false,
+        State::BackingOff { .. } | State::GivenUp => false,
+    }
+}
+
+/// What an operation reports of a daemon that does not serve.
+fn sentence_on((uuid, entry): &(String, Entry)) -> Option<String> {
+    let (seen, label) = (entry.daemon.seen(), view::label(entry, uuid));
+    match seen.state {
+        State::BackingOff { .. } | State::GivenUp => {
+            Some(format!("the MPS daemon of {label} does not come up: {}", seen.trouble.join(", ")))
         }
-        tokio::time::sleep(LOOK).await;
+        state => is_late(&state).then(|| format!("the MPS daemon of {label} is not ready yet")),
     }
 }

@@ -1,29 +1,34 @@
-//! Shares: parts of a target that people take, each with a ceiling for its clients.
+//! Granting shares: parts of a target, each with a ceiling for its clients.
 //!
 //! ```text
-//! asked ─► the daemon serves, and has room, and no other user's clients ─► on record ─► its user is let in
-//!   └────► refused: why, and what to do
-//! given back, its process ended, its time came, another boot ─► on record ─► its user, without another
-//!                                                               share, is let in no more
+//! requested ─► granted by the queue ─► the daemon serves, has room, and no other user's clients ─► recorded ─► access
+//!      └─────► refused: why, and what to do
+//! ended: see `share_end` ─► recorded ─► access revoked, unless the user has another share
 //! ```
 //!
-//! What is handed out is an environment that cooperating clients keep. Who is let in is kept by the
-//! directory; how much they take beyond their share, by nobody but the daemon's own ceiling.
+//! A share is an environment that cooperating clients keep. The pipe directory enforces who has access; nothing but the
+//! daemon's own ceiling enforces how much a client takes beyond its share.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsSettings, MpsShare as Shown, MpsShareRequest, MpsShareTaken, MpsUsers};
 use gpush_core::sharing;
 use gpush_host::proc;
 use gpush_mps::daemon::Request as Do;
-use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId, StoreError};
+use gpush_store::{MpsShare, NewAudit, NewMpsShare, ProcessId};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, Mps, targets::Outlook, view};
-use crate::{caller::Caller, eligibility, idempotency::Key, state::words};
+use super::{Entry, Mps, share_end, targets::Outlook, view};
+use crate::{
+    caller::Caller,
+    eligibility,
+    idempotency::Key,
+    lanes::{Ahead, Waiter, Withheld},
+    state::words,
+};
+
+/// How long a request waits until an operation on its GPU has ended: most take less.
+const OPERATION: Duration = Duration::from_secs(2);
 
 /// Longest life of a share that ends by itself, seconds.
 const LONGEST: u64 = 366 * 24 * 3600;
@@ -40,10 +45,15 @@ pub(crate) async fn take(
     key: Option<Key>,
 ) -> Result<MpsShareTaken, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
-    // What has ended by itself stands in nobody's way.
-    expire(mps).await;
-    // Before anybody is kept waiting: operations on daemons have their turn too.
-    eligibility::at_rest(&mps.handles.state, &entry.gpu_uuid).await;
+    // Shares that have ended need no room.
+    share_end::expire(mps).await;
+    // One key takes one share, also when it is sent for several targets at once.
+    let _key = match &key {
+        Some(key) => Some(mps.handles.idempotency.lock(key).await),
+        None => None,
+    };
+    // Before the lock, which operations need too. Until the share is recorded no operation begins on the GPU.
+    let granted = mps.handles.lanes.grant(&entry.gpu_uuid, &uuid, OPERATION).await;
     let _turn = entry.turn.lock().await;
     if let Some(key) = &key
         && let Some(id) = mps.handles.idempotency.number(key).await?
@@ -74,6 +84,7 @@ pub(crate) async fn take(
     let process = request.with_pid.map(|pid| process(caller, pid)).transpose()?;
     let expires_at = request.for_s.map(until).transpose()?;
     eligibility::admits(&mps.handles.readings, caller.viewer, &entry.gpu_uuid, &label).await?;
+    let _grant = granted.map_err(|withheld| not_granted(mps, &entry, &label, withheld))?;
     room(mps, caller, &label, &uuid, &entry, &policy, &settings)?;
     let by = caller.actor(mps.handles.users.user(caller.peer.uid).await);
     let uid = by.uid;
@@ -114,10 +125,32 @@ pub(crate) async fn take(
     tracing::info!(mps = entry.short, uid, "share s{} of {}% was taken", share.id, share.settings.percentage);
     mps.shares().push(share.clone());
     if share.process.is_some() || share.expires_at.is_some() {
-        // From now on it is looked more often whether one has ended.
-        mps.settle();
+        // From now on it is checked more often whether one has ended.
+        mps.expiring.send_modify(|granted| *granted += 1);
     }
     Ok(taken(&uuid, &entry, &share))
+}
+
+/// Why nothing of a target is granted now.
+fn not_granted(mps: &Mps, entry: &Entry, label: &str, withheld: Withheld) -> ApiError {
+    match withheld {
+        Withheld::Claimed(holder) => {
+            let index = entry.target.as_ref().map(|target| target.gpu);
+            let index = index.or_else(|| mps.handles.state.index_of(&entry.gpu_uuid)).unwrap_or_default();
+            words::changed_by(index, &entry.gpu_uuid, &holder)
+        }
+        Withheld::Reserved(Ahead { waiter: Waiter::Operation(id), .. }) => {
+            ApiError::new(Code::Conflict, format!("{label} is not available: operation {id} waits for it"))
+                .cause("the operation came first, and takes the target away")
+                .hint(format!("ask again when it has ended: `gpushctl operation wait {id}`"))
+                .retryable()
+        }
+        Withheld::Reserved(Ahead { waiter: Waiter::Share, .. }) => {
+            ApiError::new(Code::Conflict, format!("{label} is not available: another request for a share came first"))
+                .hint("ask again in a moment")
+                .retryable()
+        }
+    }
 }
 
 /// What the share's clients may have: what was asked for, within what the daemon lets anybody have.
@@ -194,7 +227,11 @@ fn room(
     Ok(())
 }
 
-/// The process with whose end a share is to end: one of the caller's.
+/// Finds the process with which a share is to end. A caller cannot tell a process of another user from one that does
+/// not exist.
+///
+/// # Errors
+/// When the process is not the caller's, or does not exist.
 fn process(caller: &Caller, pid: u32) -> Result<ProcessId, ApiError> {
     let bad = |why: &str| {
         Err(ApiError::new(Code::BadRequest, format!("a share can't end with process {pid}: {why}"))
@@ -206,8 +243,8 @@ fn process(caller: &Caller, pid: u32) -> Result<ProcessId, ApiError> {
     };
     match (proc::start(pid), proc::owner(pid)) {
         (Some(start), Some(uid)) if caller.viewer.is_admin() || uid == caller.peer.uid => Ok(ProcessId { pid, start }),
-        (Some(_), Some(_)) => bad("it is another user's"),
-        (_, None) | (None, _) => bad("there is none"),
+        (_, _) if caller.viewer.is_admin() => bad("it does not exist"),
+        (_, _) => bad("you have no such process"),
     }
 }
 
@@ -252,170 +289,25 @@ pub(super) fn shown(share: &MpsShare, short: &str) -> Shown {
     }
 }
 
-/// Gives a share back. Its clients go on, without share.
-///
-/// # Errors
-/// When there is none of that id, or it is another user's.
-pub(crate) async fn end(mps: &Mps, caller: &Caller, id: &str) -> Result<Shown, ApiError> {
-    let known = id.strip_prefix('s').filter(|number| number.bytes().all(|digit| digit.is_ascii_digit()));
-    let known = known.and_then(|number| number.parse::<u64>().ok());
-    let Some(share) = known.and_then(|id| find(mps, id)).filter(|share| caller.viewer.may_see(Some(share.by.uid)))
-    else {
-        return Err(no_share(id));
-    };
-    let entry = mps.entries().get(&share.target).cloned();
-    let turn = entry.as_ref().map(|entry| Arc::clone(&entry.turn)).unwrap_or_default();
-    let _turn = turn.lock().await;
-    // It may have ended by itself meanwhile.
-    let share = find(mps, share.id).ok_or_else(|| no_share(id))?;
-    let by = caller.actor(mps.handles.users.user(caller.peer.uid).await);
-    drop_share(mps, &share, Some(by), "given back").await?;
-    Ok(shown(&share, &entry.map_or_else(|| share.target.clone(), |entry| entry.short)))
-}
-
-fn find(mps: &Mps, id: u64) -> Option<MpsShare> {
-    mps.shares().iter().find(|share| share.id == id).cloned()
-}
-
-fn no_share(id: &str) -> ApiError {
-    ApiError::new(Code::NotFound, format!("there is no share {id:?} of yours"))
-        .hint("`gpushctl mps show TARGET` shows them; one that has ended is gone")
-}
-
-async fn drop_share(
-    mps: &Mps,
-    share: &MpsShare,
-    by: Option<gpush_api::Actor>,
-    why: &'static str,
-) -> Result<(), ApiError> {
-    record_ends(mps, vec![(share.clone(), why)], by).await?;
-    forget(mps, share, why).await
-}
-
-/// Records the ends of shares, all in one transaction.
-async fn record_ends(
-    mps: &Mps,
-    ended: Vec<(MpsShare, &'static str)>,
-    by: Option<gpush_api::Actor>,
-) -> Result<(), StoreError> {
-    let written = mps.handles.store.write_ending(move |tx| {
-        ended.iter().try_for_each(|(share, why)| {
-            tx.end_mps_share(share.id)?;
-            tx.audit(NewAudit {
-                by: by.clone(),
-                action: "mps.share".to_owned(),
-                object: format!("s{}", share.id),
-                result: (*why).to_owned(),
-                detail: serde_json::json!({ "uuid": share.target, "uid": share.by.uid }),
-            })
-            .map(|_| ())
-        })
-    });
-    written.await
-}
-
-/// Forgets a share whose end is recorded, and revokes the access of its user.
-async fn forget(mps: &Mps, share: &MpsShare, why: &'static str) -> Result<(), ApiError> {
-    let (id, uid) = (share.id, share.by.uid);
-    mps.shares().retain(|one| one.id != id);
-    tracing::info!(uid, "share s{id} ended: {why}");
-    let entry = mps.entries().get(&share.target).cloned();
-    if let Some(entry) = entry {
-        let users = mps.shares_of(&share.target).iter().map(|one| one.by.uid).collect();
-        entry.daemon.have(Do::Users(users)).await?;
-    }
-    Ok(())
-}
-
-/// Ends all shares of a target that is none any more.
-pub(super) async fn end_all_of(mps: &Mps, uuid: &str) {
-    for share in mps.shares_of(uuid) {
-        if let Err(error) = drop_share(mps, &share, None, "its target is not shared any more").await {
-            tracing::error!("share s{} can't be ended: {error}", share.id);
-        }
-    }
-}
-
-/// Whether there are shares that end by themselves.
-pub(super) fn end_by_themselves(mps: &Mps) -> bool {
-    mps.shares().iter().any(|share| share.process.is_some() || share.expires_at.is_some())
-}
-
-/// Ends the shares whose process has ended or whose time has come, but for those of targets that somebody has in hand:
-/// they end at the next look. Whether there were some.
-pub(super) async fn expire(mps: &Mps) -> bool {
-    let now = Timestamp::now();
-    let over = |share: &MpsShare| {
-        let process = share.process.is_some_and(|one| proc::start(one.pid) != Some(one.start));
-        let time = share.expires_at.is_some_and(|at| at <= now);
-        match (process, time) {
-            (true, _) => Some("its process ended"),
-            (false, true) => Some("its time came"),
-            (false, false) => None,
-        }
-    };
-    let ended: Vec<_> = mps.shares().iter().filter_map(|share| Some((share.clone(), over(share)?))).collect();
-    // One lock a target, held until all is recorded: two shares of it may have ended.
-    let mut turns = BTreeMap::new();
-    for target in ended.iter().map(|(share, _)| &share.target) {
-        let entry = mps.entries().get(target).cloned();
-        // A check does not wait for those who change the shares of a target.
-        if let Ok(turn) = entry.map(|entry| entry.turn).unwrap_or_default().try_lock_owned() {
-            turns.entry(target.clone()).or_insert(turn);
-        }
-    }
-    // It may have been released meanwhile.
-    let ended: Vec<_> = ended
-        .into_iter()
-        .filter(|(share, _)| turns.contains_key(&share.target) && find(mps, share.id).is_some())
-        .collect();
-    if ended.is_empty() {
-        return false;
-    }
-    let recorded = record_ends(mps, ended.clone(), None).await;
-    mps.expiry.report(recorded.as_ref().err(), ended.len());
-    if recorded.is_err() {
-        return false;
-    }
-    for (share, why) in ended {
-        if let Err(error) = forget(mps, &share, why).await {
-            tracing::error!("cannot revoke the access of the user of share s{}: {error}", share.id);
-        }
-    }
-    true
-}
-
-/// Whether the ends of shares can be recorded; logged when that changes.
-#[derive(Debug, Default)]
-pub(super) struct Expiry(Mutex<Option<String>>);
-
-impl Expiry {
-    /// Takes what came of recording the ends of `count` shares. Returns whether it was logged.
-    fn report(&self, error: Option<&StoreError>, count: usize) -> bool {
-        let mut failing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let error = error.map(ToString::to_string);
-        if *failing == error {
-            return false;
-        }
-        match &error {
-            Some(error) => tracing::error!("cannot record that {count} shares have ended, retrying: {error}"),
-            None => tracing::info!("the ends of shares can be recorded again"),
-        }
-        *failing = error;
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use gpush_host::peer::Peer;
+
     use super::*;
+    use crate::caller::Viewer;
 
     #[test]
-    fn failing_expiry_is_logged_once_per_change() {
-        let expiry = Expiry::default();
-        let full = StoreError::Full { path: "/var/lib/gpush".into() };
-        let logged = [None, Some(&full), Some(&full), Some(&full), Some(&StoreError::Closed), None, None]
-            .map(|error| expiry.report(error, 160));
-        assert_eq!(logged, [false, true, false, false, true, true, false]);
+    fn other_users_process_looks_like_no_process() {
+        let own = std::process::id();
+        let peer = Peer { uid: 4_000_000, pid: Some(own), groups: Vec::new(), is_on_this_host: true };
+        let caller = Caller { peer, viewer: Viewer::User(4_000_000) };
+        // Another user's process, and a pid that no kernel gives out.
+        let refused = [own, u32::MAX / 2].map(|pid| {
+            let error = process(&caller, pid).unwrap_err();
+            (error.code, error.message.replace(&pid.to_string(), "PID"))
+        });
+        assert_eq!(refused[0], refused[1]);
+        let admin = Caller { viewer: Viewer::Admin, ..caller };
+        assert_eq!(process(&admin, own).unwrap().pid, own);
     }
 }

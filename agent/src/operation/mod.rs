@@ -6,12 +6,10 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `claims` | which GPU is whose |
 //! | `naming` | GPUs in the error of an operation |
 //! | `ongoing` | one operation that has not ended, for whoever carries it out |
 //! | `wire` | a record of the journal as the API shows it |
 
-mod claims;
 mod naming;
 mod ongoing;
 mod wire;
@@ -22,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use gpush_api::{
     Actor, ApiError, Change, Code, GpuPlan, Happening, Operation, OperationState, OperationSummary, STOPPING, StepState,
 };
@@ -29,20 +28,20 @@ use gpush_core::quote::Quoted;
 use gpush_store::{
     Intent, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
 };
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use self::claims::Claims;
-pub(crate) use self::{claims::Claim, naming::once as named_once, ongoing::Ongoing, wire::id};
+pub(crate) use self::{naming::once as named_once, ongoing::Ongoing, wire::id};
 use crate::{
     idempotency::Key,
-    state::{Events, State, words},
+    lanes::{Claim, Lanes},
+    state::{Events, words},
 };
 
 /// Kind of the operations that apply the layouts of a boot.
 pub(crate) const START: &str = "mig.start";
 
-/// Between two attempts to record an end, at first and at most.
+/// Pause between two attempts to record an end: the first, and the longest.
 const RECORD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// All operations. A handle, cheap to clone.
@@ -53,7 +52,7 @@ pub(crate) struct Operations(Arc<Inner>);
 struct Inner {
     store: Store,
     events: Events,
-    claims: Claims,
+    lanes: Lanes,
     /// Those that have not ended, and those whose end could not be recorded.
     live: Mutex<BTreeMap<OperationId, Live>>,
 }
@@ -87,9 +86,8 @@ pub(crate) struct New {
 
 impl Operations {
     /// Operations of this store, none of them running yet.
-    pub(crate) fn new(store: Store, state: &State) -> Self {
-        let (events, claims) = (state.events().clone(), Claims::new(state.clone()));
-        Self(Arc::new(Inner { store, events, claims, live: Mutex::default() }))
+    pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
+        Self(Arc::new(Inner { store, events, lanes, live: Mutex::default() }))
     }
 
     fn store(&self) -> &Store {
@@ -100,35 +98,22 @@ impl Operations {
         self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims GPUs, given as (index, UUID).
-    ///
-    /// # Errors
-    /// When one of them is another operation's, which is named.
-    pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
-        self.0.claims.claim(gpus)
-    }
-
-    /// Rung whenever GPUs are let go.
-    pub(crate) fn let_go(&self) -> Arc<Notify> {
-        self.0.claims.let_go()
-    }
-
-    /// Begins none from now on, because of `why`. Those in line stay there.
+    /// Begins none from now on, because of `why`. Those that are queued stay so.
     ///
     /// # Errors
     /// Which GPU is whose, when one is being changed.
     pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
-        self.0.claims.close(why)
+        self.0.lanes.close(why)
     }
 
     /// Begins them again.
     pub(crate) fn open(&self) {
-        self.0.claims.open();
+        self.0.lanes.open();
     }
 
     /// Why none is begun.
     pub(crate) fn closed(&self) -> Option<ApiError> {
-        self.0.claims.closed()
+        self.0.lanes.closed()
     }
 
     /// Refuses a GPU that an operation is changing.
@@ -136,7 +121,7 @@ impl Operations {
     /// # Errors
     /// Which operation.
     pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
-        self.0.claims.at_rest(index, uuid)
+        self.0.lanes.at_rest(index, uuid)
     }
 
     /// How far the operation is that is changing the GPU.
@@ -187,12 +172,12 @@ impl Operations {
     pub(crate) async fn begin(&self, claim: Claim, new: New) -> Result<Arc<Ongoing>, ApiError> {
         #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general over lifetimes")]
         let (record, mut intent) = self.record(new, |tx, new| tx.begin(new)).await?;
-        claim.name(&format!("operation {}", record.id));
+        claim.begin(&record.id.to_string());
         intent.begun = Some(record.sequence);
         Ok(self.admit((record, intent), Some(claim), false))
     }
 
-    /// Records an operation that stands in line.
+    /// Records an operation as queued.
     ///
     /// # Errors
     /// When it can't be recorded; then there is none.
@@ -366,8 +351,8 @@ impl Operations {
 
     /// Records an end that could not be recorded when it came, as soon as that is possible.
     async fn record_end(self, id: OperationId, state: OperationState, error: Option<ApiError>) {
-        let mut pause = RECORD.0;
-        loop {
+        let pauses = ExponentialBuilder::new().with_min_delay(RECORD.0).with_max_delay(RECORD.1).without_max_times();
+        for pause in pauses.build() {
             tokio::time::sleep(pause).await;
             match self.end(id, state, error.clone()).await {
                 Ok(()) => {
@@ -375,7 +360,7 @@ impl Operations {
                     return self.forget(id);
                 }
                 Err(StoreError::Closed) => return,
-                Err(_) => pause = (pause * 2).min(RECORD.1),
+                Err(_) => {}
             }
         }
     }

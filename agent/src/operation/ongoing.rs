@@ -11,7 +11,8 @@ use gpush_store::{Intent, OperationId, StoreError, Tx, may_become};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Claim, Operations, naming, wire};
+use super::{Operations, naming, wire};
+use crate::lanes::Claim;
 
 /// An event of an operation.
 #[derive(Debug, Default)]
@@ -141,8 +142,8 @@ impl Ongoing {
     /// # Errors
     /// When one of them is another operation's.
     pub(crate) fn claim_again(&self) -> Result<(), ApiError> {
-        let claim = self.operations.0.claims.claim_again(&super::gpus(&self.watch.borrow().plans))?;
-        claim.name(&format!("operation {}", self.id));
+        let claim = self.operations.0.lanes.claim_again(&super::gpus(&self.watch.borrow().plans))?;
+        claim.begin(&self.id.to_string());
         *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         Ok(())
     }
@@ -153,7 +154,7 @@ impl Ongoing {
     /// # Errors
     /// When it can't be recorded; then it has not started.
     pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
-        claim.name(&format!("operation {}", self.id));
+        claim.begin(&self.id.to_string());
         let id = self.id;
         let progress: Vec<StepState> = plans.iter().map(wire::not_begun).collect();
         let recorded = progress.clone();

@@ -1,111 +1,163 @@
-//! Compute modes that were set for MPS and that nobody needs any more, though they are not back: the driver
-//! could not be asked, the daemon never came up, or the gpushd before ended in between.
+//! Compute modes that were set for MPS, that no daemon needs any more, and that are not put back yet: the driver could
+//! not be asked, the daemon never came up, or the gpushd before ended in between.
 //!
 //! ```text
-//! MPS was settled, or one could not be put back ──► look: on record, and needed by nobody?
-//!                                                    │ its GPU is at hand
-//!                                                    ▼
-//!                                      put back ─ failed ─► told in health; again 1 s, 2 s … a minute later
+//! a GPU was reconciled, or one could not be put back ──► check: on record, and needed by no daemon?
+//!                                                          │ one task per GPU, under its lane
+//!                                                          ▼
+//!                          put back ─ failed ─► reported in health; again after 1 s, 2 s … at most a minute
 //! ```
 //!
-//! The records outlive gpushd, so the next one goes on. Nothing is looked at before MPS was settled once:
-//! until then it is not known which daemons there are.
+//! The records outlive gpushd, so the next one continues. Nothing is checked before a GPU was reconciled once: until
+//! then it is not known which daemons there are.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::SharedGpus;
-use crate::{caller::Viewer, state::GpuSnapshot};
+use crate::caller::Viewer;
 
-/// Between two attempts: at first, doubled each time, and at most.
+/// Pause between two attempts: the first, doubled after each failure, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// When one is tried again, and the pause after that.
-#[derive(Debug, Clone, Copy)]
-struct Again {
-    at: Instant,
-    pause: Duration,
+/// Whether MPS needs the compute mode of a GPU.
+type Needs = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// What is done about one GPU.
+#[derive(Debug)]
+struct Attempts {
+    pauses: ExponentialBackoff,
+    next: Next,
 }
 
-/// Puts them back until gpushd stops. `needs` tells whether MPS needs the compute mode of a GPU.
-pub(crate) async fn run(shared: SharedGpus, needs: impl Fn(&str) -> bool, stopping: CancellationToken) {
-    let mut failed = BTreeMap::new();
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// An attempt is being made.
+    Running,
+    /// The next attempt is due.
+    At(Instant),
+}
+
+/// What came of an attempt.
+enum Outcome {
+    Done,
+    Failed,
+    /// An operation changes the GPU, or it cannot be seen, which is reported elsewhere.
+    NotYet,
+}
+
+impl Attempts {
+    fn new() -> Self {
+        let pauses = ExponentialBuilder::new().with_min_delay(PAUSE.0).with_max_delay(PAUSE.1).without_max_times();
+        Self { pauses: pauses.build(), next: Next::At(Instant::now()) }
+    }
+}
+
+/// Puts them back until gpushd stops.
+pub(crate) async fn run(
+    shared: SharedGpus,
+    needs: impl Fn(&str) -> bool + Send + Sync + 'static,
+    stopping: CancellationToken,
+) {
+    let needs: Needs = Arc::new(needs);
+    let mut wake = shared.0.wake.subscribe();
+    let mut left: BTreeMap<String, Attempts> = BTreeMap::new();
+    let mut running = JoinSet::new();
+    // The first check follows the first reconciliation.
+    let mut is_woken = false;
     loop {
-        let next = failed.values().map(|again: &Again| again.at).min();
+        if is_woken {
+            let now = leftovers(&shared, &needs);
+            left.retain(|uuid, attempts| attempts.next == Next::Running || now.contains(uuid));
+            shared.troubles().retain(|uuid, _| now.contains(uuid));
+            for uuid in now {
+                left.entry(uuid).or_insert_with(Attempts::new);
+            }
+        }
+        for (uuid, attempts) in &mut left {
+            if matches!(attempts.next, Next::At(at) if at <= Instant::now()) {
+                attempts.next = Next::Running;
+                let (shared, needs, uuid) = (shared.clone(), Arc::clone(&needs), uuid.clone());
+                running.spawn(async move { (attempt(&shared, &needs, &uuid).await, uuid) });
+            }
+        }
+        let due = left.values().filter_map(|attempts| match attempts.next {
+            Next::At(at) => Some(at),
+            Next::Running => None,
+        });
+        let due = due.min();
         let due = async {
-            match next {
+            match due {
                 Some(at) => sleep_until(at).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             () = stopping.cancelled() => return,
-            () = shared.0.wake.notified() => {}
+            _ = wake.changed() => is_woken = true,
             () = due => {}
-        }
-        look(&shared, &needs, &mut failed).await;
-    }
-}
-
-async fn look(shared: &SharedGpus, needs: &impl Fn(&str) -> bool, failed: &mut BTreeMap<String, Again>) {
-    let left = left(shared, needs);
-    failed.retain(|uuid, _| left.contains(uuid));
-    shared.troubles().retain(|uuid, _| left.contains(uuid));
-    if left.is_empty() || shared.0.state.maintenance().is_some() {
-        return;
-    }
-    let gpus = shared.0.readings.host().await.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
-    for uuid in left {
-        let now = Instant::now();
-        let pause = failed.get(&uuid).map_or(PAUSE.0, |again| again.pause);
-        if failed.get(&uuid).is_some_and(|again| again.at > now) {
-            continue;
-        }
-        let gpu = gpus.iter().find(|gpu| gpu.uuid == uuid);
-        let done = match gpu {
-            Some(gpu) if is_at_hand(gpu) && !shared.0.state.now().gpu(&uuid).is_some_and(GpuSnapshot::is_changing) => {
-                shared.put_back_unless_needed(&uuid, Mode::Mps, || needs(&uuid)).await
-            }
-            // Whoever changes it is waited for, and so is a GPU that can't be seen: that is told elsewhere.
-            Some(_) | None => {
-                failed.insert(uuid, Again { at: now + pause, pause });
-                continue;
-            }
-        };
-        match done {
-            Ok(mode) => {
-                failed.remove(&uuid);
-                shared.troubles().remove(&uuid);
-                if let Some(mode) = mode {
-                    tracing::info!(
-                        gpu = uuid,
-                        "it is not shared through MPS any more: its compute mode is {mode} again"
-                    );
-                }
-            }
-            Err(why) => {
-                let error = error(gpu, &uuid, &why);
-                let before = shared.troubles().insert(uuid.clone(), error.clone());
-                if before.as_ref() != Some(&error) {
-                    tracing::error!(gpu = uuid, "{error}: {why}");
-                }
-                failed.insert(uuid, Again { at: Instant::now() + pause, pause: (pause * 2).min(PAUSE.1) });
+            Some(Ok((outcome, uuid))) = running.join_next() => {
+                let Some(attempts) = left.get_mut(&uuid) else { continue };
+                let pause = match outcome {
+                    Outcome::Done => {
+                        left.remove(&uuid);
+                        continue;
+                    }
+                    Outcome::NotYet => PAUSE.0,
+                    Outcome::Failed => attempts.pauses.next().unwrap_or(PAUSE.1),
+                };
+                attempts.next = Next::At(Instant::now() + pause);
             }
         }
     }
 }
 
-/// UUIDs of the GPUs whose compute mode is set for the sake of MPS, and needed by no daemon.
-fn left(shared: &SharedGpus, needs: &impl Fn(&str) -> bool) -> Vec<String> {
+/// Puts back the compute mode of one GPU.
+async fn attempt(shared: &SharedGpus, needs: &Needs, uuid: &str) -> Outcome {
+    if shared.0.state.maintenance().is_some() {
+        return Outcome::NotYet;
+    }
+    let Some(_turn) = shared.0.lanes.turn(uuid).await else { return Outcome::NotYet };
+    if needs(uuid) {
+        return Outcome::Done;
+    }
+    let observed = shared.0.readings.gpu(uuid).await;
+    let gpus = observed.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid && is_at_hand(gpu)) else { return Outcome::NotYet };
+    match shared.put_back_unless_needed(uuid, Mode::Mps, || needs(uuid)).await {
+        Ok(mode) => {
+            shared.troubles().remove(uuid);
+            if let Some(mode) = mode {
+                tracing::info!(gpu = uuid, "it is not shared through MPS any more: its compute mode is {mode} again");
+            }
+            Outcome::Done
+        }
+        Err(why) => {
+            let error = error(gpu, &why);
+            let before = shared.troubles().insert(uuid.to_owned(), error.clone());
+            if before.as_ref() != Some(&error) {
+                tracing::error!(gpu = uuid, "{error}: {why}");
+            }
+            Outcome::Failed
+        }
+    }
+}
+
+/// UUIDs of the GPUs whose compute mode is set for MPS, and needed by no daemon.
+fn leftovers(shared: &SharedGpus, needs: &Needs) -> Vec<String> {
     let records = shared.records().clone();
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));
     of_mps.map(|(uuid, _)| uuid).filter(|uuid| !needs(uuid)).collect()
 }
 
-/// Whether what is read of a GPU is true of it, and it is ours to change.
+/// Whether what is read of a GPU is true now, and gpushd may change it.
 fn is_at_hand(gpu: &Gpu) -> bool {
     match gpu.state {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded => !gpu.stale,
@@ -113,8 +165,8 @@ fn is_at_hand(gpu: &Gpu) -> bool {
     }
 }
 
-fn error(gpu: Option<&Gpu>, uuid: &str, why: &str) -> ApiError {
-    let label = gpu.map_or_else(|| format!("GPU {uuid}"), |gpu| format!("GPU {} ({uuid})", gpu.index));
+fn error(gpu: &Gpu, why: &str) -> ApiError {
+    let label = format!("GPU {} ({})", gpu.index, gpu.uuid);
     ApiError::new(Code::DriverError, format!("{label} still has the compute mode that it was given for MPS"))
         .cause(why.to_owned())
         .hint("gpushd tries again by itself until it is put back; by hand: `nvidia-smi -i INDEX -c DEFAULT`")

@@ -10,11 +10,11 @@
 //! ```
 //!
 //! The driver forgets both with a reboot, and so do the records then: what is found is what there was
-//! before. Those who come one after the other take turns here, so that no use puts back what the next one
-//! has taken.
+//! before. The record of a GPU is changed by one caller at a time, so that no use puts back what the next one has
+//! taken. GPUs do not wait for each other.
 //!
-//! What can't be read or set back stays on record: `leftover` tries again what MPS left, and the settling of
-//! turns what they left.
+//! What cannot be read or set back stays on record: `leftover` tries again what MPS left, and the reconciler of
+//! time-slicing what that left.
 
 mod leftover;
 
@@ -26,10 +26,13 @@ use std::{
 use gpush_api::{ApiError, ComputeMode, Mode};
 use gpush_nvml::Hardware;
 use gpush_store::{ComputeModeSet, LevelSet, SharedGpu, Store};
-use tokio::sync::Notify;
+use tokio::sync::{OwnedMutexGuard, watch};
 
 pub(crate) use self::leftover::run;
-use crate::state::{State, readings::Readings};
+use crate::{
+    lanes::Lanes,
+    state::{State, readings::Readings},
+};
 
 /// What is on record. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -41,14 +44,15 @@ struct Inner {
     state: State,
     readings: Readings,
     hardware: Hardware,
+    lanes: Lanes,
     /// By UUID of the GPU.
     records: Mutex<BTreeMap<String, SharedGpu>>,
-    /// Held while a record is changed.
-    order: tokio::sync::Mutex<()>,
+    /// By UUID of the GPU; held while its record is changed.
+    locks: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Compute modes that no mode needs any more and that are not put back yet, by UUID of their GPU.
     troubles: Mutex<BTreeMap<String, ApiError>>,
-    /// Something may be left over.
-    wake: Notify,
+    /// Counts how often something may have been left over.
+    wake: watch::Sender<u64>,
 }
 
 impl SharedGpus {
@@ -58,11 +62,21 @@ impl SharedGpus {
         state: State,
         readings: Readings,
         hardware: Hardware,
+        lanes: Lanes,
         records: Vec<SharedGpu>,
     ) -> Self {
         let records = Mutex::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
-        let (order, troubles, wake) = (tokio::sync::Mutex::default(), Mutex::default(), Notify::new());
-        Self(Arc::new(Inner { store, state, readings, hardware, records, order, troubles, wake }))
+        let (locks, troubles, wake) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
+        Self(Arc::new(Inner { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
+    }
+
+    /// Waits until no other caller changes the record of a GPU.
+    async fn lock(&self, uuid: &str) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(locks.entry(uuid.to_owned()).or_default())
+        };
+        lock.lock_owned().await
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, SharedGpu>> {
@@ -89,9 +103,9 @@ impl SharedGpus {
         self.records().get(uuid).is_some_and(is_of_turns)
     }
 
-    /// Has it looked whether a compute mode is set for nobody any more.
+    /// Has it checked whether a compute mode is set that no mode needs any more.
     pub(crate) fn look(&self) {
-        self.0.wake.notify_one();
+        self.0.wake.send_modify(|times| *times += 1);
     }
 
     /// What was set and can't be put back yet.
@@ -126,7 +140,7 @@ impl SharedGpus {
         by: Mode,
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
-        let _turn = self.0.order.lock().await;
+        let _lock = self.lock(uuid).await;
         // It may have failed since it was asked for: then it is put back, and not taken again.
         if !is_needed() {
             return Ok(None);
@@ -184,7 +198,7 @@ impl SharedGpus {
     /// # Errors
     /// Why it could not be put back: it stays on record.
     pub(crate) async fn put_back(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
-        let _turn = self.0.order.lock().await;
+        let _lock = self.lock(uuid).await;
         self.restore(uuid, by).await
     }
 
@@ -198,11 +212,11 @@ impl SharedGpus {
         by: Mode,
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
-        let _turn = self.0.order.lock().await;
+        let _lock = self.lock(uuid).await;
         if is_needed() { Ok(None) } else { self.restore(uuid, by).await }
     }
 
-    /// Held by the caller whose turn it is.
+    /// The same, for a caller that has the lock of the GPU.
     async fn restore(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
         let record = self.record(uuid);
         let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
@@ -221,7 +235,7 @@ impl SharedGpus {
     /// # Errors
     /// When it can't be recorded: then it is not to be set.
     pub(crate) async fn note_level(&self, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
-        let _turn = self.0.order.lock().await;
+        let _lock = self.lock(uuid).await;
         let record = self.record(uuid);
         if record.level == level {
             return Ok(());

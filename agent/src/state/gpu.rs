@@ -56,6 +56,8 @@ pub(crate) struct GpuSnapshot {
     pub(crate) gpu: Gpu,
     /// Why it is in its state, in the order of `gpu.reasons`.
     pub(crate) reasons: Vec<Reason>,
+    /// Position of the rule that claims it.
+    pub(crate) rule: Option<usize>,
     /// What events tell of it; `changed` is empty.
     pub(super) told: GpuChange,
 }
@@ -64,6 +66,16 @@ impl GpuSnapshot {
     /// Whether an operation changes it.
     pub(crate) fn is_changing(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
+    }
+
+    /// Whether this agent has not tried to read it to the end yet.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.reasons.iter().any(|reason| matches!(reason, Reason::NotRead))
+    }
+
+    /// Whether events tell of a difference between the two.
+    pub(crate) fn differs_from(&self, other: &Self) -> bool {
+        !std::ptr::eq(self, other) && self.told != other.told
     }
 
     /// A GPU of which nothing but its identity is known.
@@ -123,7 +135,8 @@ impl GpuSnapshot {
             stale: in_maintenance || sight.last.stale || sight.list_error.is_some(),
             ..Self::outline(&sight.identity)
         };
-        desired::describe(&known.config, known.claims.get(uuid).copied().flatten(), &mut gpu);
+        let rule = known.claims.get(uuid).copied().flatten();
+        desired::describe(&known.config, rule, &mut gpu);
         gpu.drift.extend(sharing_drift(&gpu, known.shared.contains(uuid)));
         let mut reasons = reasons;
         if let Some(lost) = known.loss.lost.as_ref().filter(|lost| lost.holds && is_managed(&gpu)) {
@@ -134,7 +147,7 @@ impl GpuSnapshot {
         }
         gpu.reasons = reasons.iter().map(ToString::to_string).collect();
         let told = told(&gpu);
-        Self { gpu, reasons, told }
+        Self { gpu, reasons, rule, told }
     }
 }
 
@@ -156,9 +169,9 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
         reasons.extend(degraded.into_iter().map(Reason::Degraded));
     }
     // An operation that is only being planned hides nothing.
-    if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.begun) {
+    if let Some(holder) = known.lanes.get(uuid).filter(|holder| holder.has_begun()) {
         state = GpuState::Changing;
-        reasons.push(Reason::Changing { holder: holder.who.clone() });
+        reasons.push(Reason::Changing { holder: holder.clone() });
     }
     if known.unsettled.contains(uuid) {
         state = GpuState::Unknown;
@@ -227,7 +240,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     }
 }
 
-/// What events tell of a GPU.
+/// The fields of a GPU that events report.
 fn told(gpu: &Gpu) -> GpuChange {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| InstanceSeen {
         id: instance.id,
@@ -245,7 +258,7 @@ fn told(gpu: &Gpu) -> GpuChange {
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
         compute_mode: gpu.compute_mode,
-        // That a level was read once more is no change.
+        // Another reading of the same level is not a change.
         timeslice: gpu.timeslice.clone().map(|level| TimesliceView { read_at: None, ..level }),
     }
 }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::Arc,
 };
 
@@ -20,11 +21,30 @@ use super::{
 
 /// Which operation has a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Holder {
-    /// As a sentence names it.
-    pub(crate) who: String,
-    /// Whether it has begun to change the GPU; until then it only plans.
-    pub(crate) begun: bool,
+pub(crate) enum Holder {
+    /// One that is being planned: it has no id yet, and changes nothing.
+    Planning,
+    /// The one with this id, which has begun to change the GPU.
+    Operation(String),
+}
+
+impl Holder {
+    /// Whether it changes the GPU.
+    pub(crate) fn has_begun(&self) -> bool {
+        match self {
+            Self::Planning => false,
+            Self::Operation(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Planning => f.write_str("an operation that is being planned"),
+            Self::Operation(id) => write!(f, "operation {id}"),
+        }
+    }
 }
 
 /// Everything that snapshots are composed from.
@@ -96,8 +116,8 @@ impl Known {
         })
     }
 
-    /// Matches the last good listing with the GPUs that were seen so far. A listed GPU that cannot be identified is
-    /// taken for the one that was last seen at its index and is not listed any more.
+    /// Matches the last good listing with the GPUs that are known. A listed GPU that cannot be identified counts as the
+    /// GPU that was last known at its index, if that one is not listed under its own identity.
     pub(super) fn arrange(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {

@@ -1,10 +1,10 @@
-//! Why a GPU is in its state, as a type. Text is made at the edge, and nothing is decided by it.
+//! Why a GPU is in its state, as a type. Decisions use the type; its text is only for people.
 
 use std::fmt;
 
 use gpush_api::Cordon;
 
-use super::words;
+use super::{Holder, words};
 
 /// Why a GPU is in its state.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,8 +15,8 @@ pub(crate) enum Reason {
     Degraded(String),
     /// An operation changes the GPU.
     Changing {
-        /// The operation, as a sentence names it.
-        holder: String,
+        /// The operation.
+        holder: Holder,
     },
     /// A driver call has not returned and may still take effect.
     Unsettled,

@@ -2,6 +2,8 @@
 
 use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
 
+use super::Holder;
+
 /// An actor in a sentence: the user's name, or the uid.
 pub(crate) fn actor(actor: &Actor) -> String {
     actor.user.clone().unwrap_or_else(|| format!("uid {}", actor.uid))
@@ -47,12 +49,12 @@ pub(crate) fn in_full(error: &ApiError) -> String {
     error.causes.iter().fold(error.to_string(), |text, cause| text + "; " + cause)
 }
 
-/// Refuses a GPU that an operation changes; `holder` is the operation as a sentence names it.
-pub(crate) fn changed_by(index: u32, uuid: &str, holder: &str) -> ApiError {
-    let in_line = "`gpushctl mig apply --wait` stands in line for it";
-    let hint = match holder.strip_prefix("operation ") {
-        Some(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {in_line}"),
-        None => format!("ask again in a moment, or {in_line}"),
+/// Refuses a GPU that an operation changes.
+pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
+    let queue = "`gpushctl mig apply --wait` waits in the queue";
+    let hint = match holder {
+        Holder::Operation(id) => format!("`gpushctl operation wait {id}` waits until it has ended; {queue}"),
+        Holder::Planning => format!("ask again in a moment; {queue}"),
     };
     ApiError::new(Code::Conflict, format!("GPU {index} ({uuid}) is being changed by {holder}")).hint(hint).retryable()
 }

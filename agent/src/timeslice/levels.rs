@@ -15,7 +15,6 @@ use gpush_core::{
 use gpush_store::LevelSet;
 
 use super::{Level, Subject, Timeslice, pace::Pace, settle::Aim, smi};
-use crate::state::GpuSnapshot;
 
 /// What is said of a GPU whose driver has no levels for it.
 const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Turing and later have them";
@@ -23,9 +22,20 @@ const UNSUPPORTED: &str = "its driver has no time-slice levels for this part: Tu
 /// And where that is not so.
 const DOUBTED: &str = "it has no time-slice levels, and yet it had one before";
 
-/// Reads the levels of all, and sets those that differ.
-pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
-    let Some(told) = list(timeslice, pace, aims).await else { return };
+/// Who sets levels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Setter {
+    /// The reconciler: it takes the lane of each GPU that it changes, and leaves a GPU whose lane is not free.
+    Reconciler,
+    /// An operation, which has the lanes of these GPUs.
+    Operation,
+}
+
+/// Reads the levels of all by one run of `nvidia-smi`, and sets those that differ. Returns the UUIDs of those whose
+/// lanes were not free.
+pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim], setter: Setter) -> Vec<String> {
+    let mut busy = Vec::new();
+    let Some(told) = list(timeslice, pace, aims).await else { return busy };
     let mut set = Vec::new();
     for aim in aims {
         let told = of(timeslice, &told, aim);
@@ -34,8 +44,18 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
         match turns::next(aim.level(), told) {
             Next::Nothing => well(timeslice, pace, aim).await,
             Next::Set(now) => {
+                let turn = match setter {
+                    Setter::Operation => None,
+                    Setter::Reconciler => match timeslice.lanes.try_turn(&aim.gpu.uuid) {
+                        Some(turn) => Some(turn),
+                        None => {
+                            busy.push(aim.gpu.uuid.clone());
+                            continue;
+                        }
+                    },
+                };
                 if change(timeslice, pace, aim, now).await {
-                    set.push((aim, now));
+                    set.push((aim, now, turn));
                 }
             }
             Next::Unsupported => unsupported(timeslice, pace, aim, before).await,
@@ -43,10 +63,10 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
         }
     }
     if set.is_empty() {
-        return;
+        return busy;
     }
-    let Some(told) = list(timeslice, pace, aims).await else { return };
-    for (aim, before) in set {
+    let Some(told) = list(timeslice, pace, aims).await else { return busy };
+    for (aim, before, _turn) in set {
         let told = of(timeslice, &told, aim);
         let told = told.as_ref();
         match turns::next(aim.level(), told) {
@@ -70,6 +90,7 @@ pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
             }
         }
     }
+    busy
 }
 
 /// What is told of a GPU. That it has no levels is believed of a part that never had one: of another a
@@ -132,9 +153,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, now: Timeslic
         well(timeslice, pace, aim).await;
         return false;
     }
-    // Who changes it has just begun, and does not wait for this: it is looked at again when that is over.
-    let others = timeslice.state.now().gpu(uuid).is_some_and(GpuSnapshot::is_changing) && !timeslice.is_awaited(uuid);
-    if !pace.may_try(&Subject::Level(uuid.clone())) || others {
+    if !pace.may_try(&Subject::Level(uuid.clone())) {
         return false;
     }
     let wanted = aim.level();

@@ -10,6 +10,9 @@
 //!                                                       └─► recorded ─► set ─► read ─────┘
 //! ```
 //!
+//! The reconciler sets the compute mode of each GPU in its own task, and a level only under the lane of its GPU. An
+//! operation has the lanes of its GPUs and sets both itself.
+//!
 //! A level is had from `nvidia-smi compute-policy` alone: no NVML call tells or sets it. That program takes
 //! its time, so one run reads all GPUs together, at most once a minute while nothing is different, and none
 //! is run while no GPU takes turns that has levels. What the driver forgets (at a reboot, a reset, with the
@@ -25,7 +28,7 @@
 //! | `levels` | their levels |
 //! | `pace` | when what failed is tried again |
 //! | `smi` | `nvidia-smi compute-policy` |
-//! | `moves` | operations that wait for them |
+//! | `moves` | what operations do with them |
 
 mod levels;
 mod modes;
@@ -46,10 +49,11 @@ use std::{
 use gpush_api::{ApiError, TimesliceLevel, TimesliceState, TimesliceView};
 use gpush_nvml::Hardware;
 use jiff::Timestamp;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    lanes::Lanes,
     outside::Outside,
     shared_gpus::SharedGpus,
     state::{State, readings::Readings, words},
@@ -78,6 +82,7 @@ pub(crate) struct Inner {
     state: State,
     readings: Readings,
     hardware: Hardware,
+    lanes: Lanes,
     shared_gpus: SharedGpus,
     outside: Arc<Outside>,
     stopping: CancellationToken,
@@ -86,10 +91,10 @@ pub(crate) struct Inner {
     /// part changes that while the host is up, so it is not forgotten.
     proven: Mutex<BTreeSet<String>>,
     troubles: Mutex<BTreeMap<Subject, ApiError>>,
-    wake: Notify,
-    awaited: Mutex<moves::Awaited>,
-    /// Told whenever those that operations wait for were looked at.
-    seen_to: Notify,
+    /// Counts how often the reconciler was woken.
+    wake: watch::Sender<u64>,
+    /// Held while `nvidia-smi` runs.
+    smi: tokio::sync::Mutex<()>,
     afresh: AtomicBool,
 }
 
@@ -133,6 +138,7 @@ impl Timeslice {
         state: State,
         readings: Readings,
         hardware: Hardware,
+        lanes: Lanes,
         shared_gpus: SharedGpus,
         outside: Arc<Outside>,
         stopping: CancellationToken,
@@ -141,25 +147,25 @@ impl Timeslice {
             state,
             readings,
             hardware,
+            lanes,
             shared_gpus,
             outside,
             stopping,
             seen: Mutex::default(),
             proven: Mutex::default(),
             troubles: Mutex::default(),
-            wake: Notify::new(),
-            awaited: Mutex::default(),
-            seen_to: Notify::new(),
+            wake: watch::Sender::new(0),
+            smi: tokio::sync::Mutex::default(),
             afresh: AtomicBool::new(false),
         }))
     }
 
-    /// Has it looked whether something is to be done.
+    /// Wakes the reconciler.
     pub(crate) fn settle(&self) {
-        self.wake.notify_one();
+        self.wake.send_modify(|times| *times += 1);
     }
 
-    /// The same; what went wrong before is tried again at once.
+    /// Wakes the reconciler; what failed before is tried again at once.
     pub(crate) fn settle_afresh(&self) {
         self.afresh.store(true, Ordering::Relaxed);
         self.settle();
@@ -181,10 +187,6 @@ impl Timeslice {
 
     fn all_seen(&self) -> MutexGuard<'_, BTreeMap<String, Seen>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn awaited(&self) -> MutexGuard<'_, moves::Awaited> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<Subject, ApiError>> {

@@ -1,42 +1,113 @@
-//! Compute modes of GPUs that are shared by turns.
+//! Compute modes of GPUs that are time-sliced.
+
+use std::collections::BTreeMap;
 
 use gpush_api::{ApiError, Code, Gpu, Mode};
+use tokio::task::JoinSet;
 
 use super::{Subject, Timeslice, pace::Pace, settle::Aim};
 
-/// Sees to them; of those that are let go, the mode from before is put back.
-pub(super) async fn tend(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
-    for aim in aims {
-        let subject = Subject::ComputeMode(aim.gpu.uuid.clone());
-        if !pace.may_try(&subject) {
-            continue;
-        }
-        let done = match &aim.policy {
-            Some(policy) => match policy.compute_mode {
-                Some(wanted) => keep(timeslice, &aim.gpu, wanted).await,
-                None => Ok(()),
-            },
-            None => let_go(timeslice, &aim.gpu).await,
-        };
-        match done {
-            Ok(()) => {
-                pace.well(&subject);
-                timeslice.well(&subject);
+/// The tasks that set compute modes, one per GPU, so that a GPU that hangs delays no other.
+#[derive(Debug, Default)]
+pub(super) struct ModeTasks {
+    tasks: JoinSet<(Aim, Option<Result<(), String>>)>,
+    /// By UUID of the GPU: whether it is to be checked again once its task has ended.
+    running: BTreeMap<String, bool>,
+}
+
+impl ModeTasks {
+    /// Starts a task, under the lane of the GPU, for each GPU whose compute mode differs.
+    pub(super) fn start(&mut self, timeslice: &Timeslice, pace: &Pace, aims: &[Aim]) {
+        for aim in aims.iter().filter(|aim| differs(timeslice, aim)) {
+            if !pace.may_try(&Subject::ComputeMode(aim.gpu.uuid.clone())) {
+                continue;
             }
-            Err(why) => {
-                pace.failed(subject.clone());
-                timeslice.note(subject, &error(&aim.gpu, &why));
+            if let Some(again) = self.running.get_mut(&aim.gpu.uuid) {
+                *again = true;
+                continue;
             }
+            self.running.insert(aim.gpu.uuid.clone(), false);
+            let (timeslice, aim) = (timeslice.clone(), aim.clone());
+            self.tasks.spawn(async move {
+                let done = match timeslice.lanes.turn(&aim.gpu.uuid).await {
+                    Some(_turn) => Some(put_in_force(&timeslice, &aim).await),
+                    // An operation changes it. Its end wakes this reconciler.
+                    None => None,
+                };
+                (aim, done)
+            });
         }
+    }
+
+    /// Waits until a task has ended and takes its result. Returns whether the GPU is to be checked again. Waits for
+    /// ever if there is none.
+    pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Pace) -> bool {
+        let Some(Ok((aim, done))) = self.tasks.join_next().await else { return std::future::pending().await };
+        let again = self.running.remove(&aim.gpu.uuid).unwrap_or_default();
+        if let Some(done) = done {
+            note(timeslice, pace, &aim, done);
+        }
+        again
+    }
+}
+
+/// Sets the compute modes of GPUs whose lanes the caller has.
+pub(super) async fn tend_owned(timeslice: &Timeslice, pace: &mut Pace, aims: &[Aim]) {
+    let tasks = aims.iter().map(|aim| {
+        let (timeslice, aim) = (timeslice.clone(), aim.clone());
+        async move {
+            let done = put_in_force(&timeslice, &aim).await;
+            (aim, done)
+        }
+    });
+    for (aim, done) in tasks.collect::<JoinSet<_>>().join_all().await {
+        note(timeslice, pace, &aim, done);
+    }
+}
+
+fn note(timeslice: &Timeslice, pace: &mut Pace, aim: &Aim, done: Result<(), String>) {
+    let subject = Subject::ComputeMode(aim.gpu.uuid.clone());
+    match done {
+        Ok(()) => {
+            pace.well(&subject);
+            timeslice.well(&subject);
+        }
+        Err(why) => {
+            pace.failed(subject.clone());
+            timeslice.note(subject, &error(&aim.gpu, &why));
+        }
+    }
+}
+
+/// Whether there is something to do, as far as is known.
+fn differs(timeslice: &Timeslice, aim: &Aim) -> bool {
+    let ours = timeslice.shared_gpus.compute_mode(&aim.gpu.uuid, Mode::Timeslice);
+    match &aim.policy {
+        // A driver that does not report the mode cannot be asked for another.
+        Some(policy) => match (policy.compute_mode, aim.gpu.compute_mode) {
+            (Some(wanted), Some(now)) => now != wanted || ours.is_some_and(|ours| ours.set != wanted),
+            (None, _) | (_, None) => false,
+        },
+        None => ours.is_some(),
+    }
+}
+
+/// Sets the compute mode of a GPU; on one that is let go, the mode from before.
+async fn put_in_force(timeslice: &Timeslice, aim: &Aim) -> Result<(), String> {
+    if !differs(timeslice, aim) {
+        return Ok(());
+    }
+    match &aim.policy {
+        Some(policy) => match policy.compute_mode {
+            Some(wanted) => keep(timeslice, &aim.gpu, wanted).await,
+            None => Ok(()),
+        },
+        None => let_go(timeslice, &aim.gpu).await,
     }
 }
 
 async fn keep(timeslice: &Timeslice, gpu: &Gpu, wanted: gpush_api::ComputeMode) -> Result<(), String> {
     let ours = timeslice.shared_gpus.compute_mode(&gpu.uuid, Mode::Timeslice);
-    // A driver that does not say what it is can't be asked for another.
-    if gpu.compute_mode.is_none_or(|now| now == wanted && ours.is_none_or(|ours| ours.set == wanted)) {
-        return Ok(());
-    }
     let taken = timeslice.shared_gpus.take(&gpu.uuid, wanted, Mode::Timeslice, || true).await?;
     match (taken, ours) {
         (None, _) => {}

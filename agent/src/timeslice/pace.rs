@@ -1,28 +1,29 @@
-//! When to look, and when what failed is tried again.
+//! When levels are read, and when what failed is tried again.
 //!
 //! ```text
-//! something is different ──► look now
-//! nothing is ──────────────► look a minute after the last one, while there is something to look at
-//! what failed ─────────────► a minute later, then two, … at most sixteen; at once with a reload
+//! something has changed ──► now
+//! nothing has ────────────► a minute after the last reading, while a GPU has a level
+//! what failed ────────────► a minute later, then two, … at most sixteen; at once with a reload
 //! ```
 
 use std::{collections::BTreeMap, time::Duration};
 
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tokio::time::Instant;
 
 use super::Subject;
 
-/// Between two looks although nothing is said to be different, and so between two runs of `nvidia-smi`.
+/// Interval of readings without a reported change, and so of runs of `nvidia-smi`.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// Most doublings of that.
-const DOUBLINGS: u32 = 4;
+/// Longest pause after failures.
+const LONGEST: Duration = Duration::from_secs(16 * 60);
 
 /// When levels were read last, and what has failed.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     read_at: Option<Instant>,
-    failed: BTreeMap<Subject, (u32, Instant)>,
+    failed: BTreeMap<Subject, (ExponentialBackoff, Instant)>,
     /// Whether there is something to look at by the clock.
     goes_on: bool,
 }
@@ -50,9 +51,9 @@ impl Pace {
     }
 
     pub(super) fn failed(&mut self, subject: Subject) {
-        let (times, again) = self.failed.entry(subject).or_insert((0, Instant::now()));
-        *again = Instant::now() + LOOK * (1 << (*times).min(DOUBLINGS));
-        *times += 1;
+        let pauses = ExponentialBuilder::new().with_min_delay(LOOK).with_max_delay(LONGEST).without_max_times();
+        let (pauses, again) = self.failed.entry(subject).or_insert_with(|| (pauses.build(), Instant::now()));
+        *again = Instant::now() + pauses.next().unwrap_or(LONGEST);
     }
 
     pub(super) fn well(&mut self, subject: &Subject) {

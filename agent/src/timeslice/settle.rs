@@ -3,14 +3,20 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{Gpu, GpuState, Mode, TimesliceLevel, TimeslicePolicy};
+use gpush_api::{Gpu, Mode, TimesliceLevel, TimeslicePolicy};
 use gpush_core::{
     config::Config,
     turns::{self, Care},
 };
 use tokio::time::sleep_until;
 
-use super::{Timeslice, levels, modes, pace::Pace, smi};
+use super::{
+    Timeslice,
+    levels::{self, Setter},
+    modes::ModeTasks,
+    pace::Pace,
+    smi,
+};
 use crate::caller::Viewer;
 
 /// Keeps them as their rules want until gpushd stops. `has_daemon` tells whether a GPU has an MPS daemon.
@@ -21,12 +27,11 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
         let mut status = timeslice.hardware.watch();
         let mut tending = Tending::default();
         let mut snapshots = timeslice.state.watch();
+        let mut wake = timeslice.wake.subscribe();
         loop {
             let changes = snapshots.borrow_and_update().changes;
-            let awaited = timeslice.all_awaited();
-            let seen_to = tending.look(timeslice, &has_daemon).await;
-            timeslice
-                .tell_awaited(awaited.iter().filter(|uuid| seen_to.as_ref().is_none_or(|all| all.contains(*uuid))));
+            wake.mark_unchanged();
+            tending.look(timeslice, &has_daemon).await;
             let next = tending.pace.next();
             let wait = async {
                 match next {
@@ -35,10 +40,12 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
                 }
             };
             tokio::select! {
-                () = timeslice.wake.notified() => {}
+                _ = wake.changed() => {}
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
                 changed = status.changed() => if changed.is_err() { return },
                 () = wait => {}
+                // Awaited here, where nothing else of it is borrowed.
+                () = tending.mode_ended(timeslice) => {}
             }
         }
     };
@@ -84,36 +91,42 @@ impl Sight {
 struct Tending {
     pace: Pace,
     last: Sight,
+    modes: ModeTasks,
 }
 
 impl Tending {
-    /// Sees to all there are; which those were, `None` when there is nothing to see to anywhere.
-    async fn look(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) -> Option<BTreeSet<String>> {
+    /// Waits until the compute mode of a GPU is to be checked again.
+    async fn mode_ended(&mut self, timeslice: &Timeslice) {
+        while !self.modes.ended(timeslice, &mut self.pace).await {}
+    }
+
+    /// Forgets what was tried, but not what is being done.
+    fn reset(&mut self) {
+        (self.pace, self.last) = (Pace::default(), Sight::default());
+    }
+
+    /// Reconciles all GPUs that are time-sliced, or were.
+    async fn look(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) {
         let config = timeslice.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
         if !wanted && !timeslice.shared_gpus.has_turns() {
             timeslice.forget();
             timeslice.state.levels(timeslice.views());
-            *self = Self::default();
-            return None;
+            self.reset();
+            return;
         }
         if timeslice.is_afresh() {
             // Parts that had no levels are asked again, too.
-            *self = Self::default();
+            self.reset();
         }
         self.pace.go_on(true);
         if timeslice.state.maintenance().is_some() {
-            return Some(BTreeSet::new());
+            return;
         }
-        let Ok(observed) = timeslice.readings.host().await else { return Some(BTreeSet::new()) };
-        let mut gpus = observed.gpus(Viewer::Agent);
-        // The operation that changes it wants it seen to now.
-        for gpu in gpus.iter_mut().filter(|gpu| gpu.state == GpuState::Changing && timeslice.is_awaited(&gpu.uuid)) {
-            gpu.state = GpuState::Ready;
-        }
+        let Ok(observed) = timeslice.readings.host().await else { return };
+        let gpus = observed.gpus(Viewer::Agent);
         let aims = aims(timeslice, &config, &gpus, has_daemon);
-        let seen_to = aims.iter().map(|aim| aim.gpu.uuid.clone()).collect();
-        modes::tend(timeslice, &mut self.pace, &aims).await;
+        self.modes.start(timeslice, &self.pace, &aims);
         let (kept, let_go): (Vec<Aim>, Vec<Aim>) = aims.into_iter().partition(|aim| aim.policy.is_some());
         // Nothing of ours is on the others.
         let let_go = let_go.into_iter().filter(|aim| timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
@@ -127,15 +140,28 @@ impl Tending {
         self.last = sight;
         let some = aims.iter().any(|aim| !timeslice.is_unsupported(&aim.gpu.uuid));
         if self.pace.is_due(new, some) {
-            levels::tend(timeslice, &mut self.pace, &aims).await;
+            let busy = levels::tend(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
+            for uuid in busy {
+                // New again, once its lane is free.
+                self.last.aims.retain(|(of, _)| *of != uuid);
+                let timeslice = timeslice.clone();
+                tokio::spawn(async move {
+                    drop(timeslice.lanes.turn(&uuid).await);
+                    timeslice.settle();
+                });
+            }
         }
         timeslice.state.levels(timeslice.views());
-        Some(seen_to)
     }
 }
 
 /// GPUs that are kept, and those that are let go. What else was known is forgotten.
-fn aims(timeslice: &Timeslice, config: &Config, gpus: &[Gpu], has_daemon: &impl Fn(&str) -> bool) -> Vec<Aim> {
+pub(super) fn aims(
+    timeslice: &Timeslice,
+    config: &Config,
+    gpus: &[Gpu],
+    has_daemon: &impl Fn(&str) -> bool,
+) -> Vec<Aim> {
     let cares = turns::care(config, gpus);
     let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
     // What waits may come back as it was, unless it is cut: then it has no level.
@@ -147,7 +173,7 @@ fn aims(timeslice: &Timeslice, config: &Config, gpus: &[Gpu], has_daemon: &impl 
         let policy = match care {
             Care::Wait => return None,
             // Its daemon is there still, and has its compute mode: when it has gone, this is asked again.
-            Care::Keep(_) if has_daemon(&gpu.uuid) && !timeslice.is_awaited(&gpu.uuid) => return None,
+            Care::Keep(_) if has_daemon(&gpu.uuid) => return None,
             Care::Keep(policy) => Some(policy.clone()),
             Care::LetGo => None,
         };

@@ -84,6 +84,8 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
 }
 
 async fn run(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
+    // One at a time: a reconciler and operations may need it at once.
+    let _alone = timeslice.smi.lock().await;
     let beside = &timeslice.outside.helpers;
     let program = timeslice.outside.nvidia_smi(&timeslice.state.config().mode_change);
     // While it runs it has the driver open: nothing is reset meanwhile, and maintenance waits for it.

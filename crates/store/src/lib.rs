@@ -58,7 +58,7 @@ mod tx;
 mod watermark;
 
 pub use answer::{Answer, NewAnswer, StoredAnswer};
-pub use audit::{AuditQuery, AuditRecord, NewAudit};
+pub use audit::{AuditQuery, AuditRecord, DENIED, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};

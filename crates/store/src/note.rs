@@ -24,11 +24,11 @@ pub struct Bounds {
     pub answers_per_uid: usize,
     /// Answers kept of all users but root and the agent's own.
     pub answers: usize,
-    /// Audit records, at most, but for those of shares.
+    /// Audit records, at most, without those that every user can make.
     pub audit_most: usize,
-    /// Audit records of shares, at most, of one user.
+    /// Audit records of shares, and as many of refused attempts to administer, at most, of one user.
     pub audit_shares_per_uid: usize,
-    /// Audit records of shares, at most.
+    /// Audit records of shares, and as many of refused attempts to administer, at most.
     pub audit_shares: usize,
     /// Audit records that are kept whatever their age.
     pub audit_least: usize,

@@ -9,6 +9,7 @@ mod client;
 mod ctl;
 mod durable;
 mod footprint;
+mod hung;
 mod minimum;
 mod mps;
 mod permute;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Some("durable") => durable::run().print(),
         Some("footprint") => footprint::run().print(),
         Some("mps") => mps::run().print(),
+        Some("hung") => hung::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
         Some("initialise") => bare::initialise(&arguments[1..]),
         Some("permute") => {
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
             }
         }
         _ => {
-            eprintln!("one of: apply, status, start, reads, durable, footprint, mps");
+            eprintln!("one of: apply, status, start, reads, durable, footprint, mps, hung");
             return ExitCode::FAILURE;
         }
     }

@@ -38,7 +38,10 @@ fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
         let nvlink = agent.gpu(0).nvlink.expect("links");
         assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
         let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
-        assert_eq!(plan["plans"][0]["steps"][0]["reset"]["together"].as_array().map(Vec::len), Some(if runs { 0 } else { 2 }));
+        assert_eq!(
+            plan["plans"][0]["steps"][0]["reset"]["together"].as_array().map(Vec::len),
+            Some(if runs { 0 } else { 2 })
+        );
         host.start_trace();
         let operation = agent.apply(&["0"], LAYOUT);
         assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());

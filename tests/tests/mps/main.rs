@@ -3,6 +3,7 @@
 
 mod access;
 mod adopt;
+mod available;
 mod compute_modes;
 mod control_connection;
 mod daemons;
@@ -10,7 +11,11 @@ mod drains;
 mod eligibility;
 mod events;
 mod faults;
+mod hung_gpu;
+mod in_use;
 mod kills;
 mod mode_changes;
 mod multi_user;
+mod queue;
 mod shares;
+mod visibility;

@@ -126,6 +126,33 @@ impl Readings {
         Ok(Observed { host: self.0.state.now(), late })
     }
 
+    /// The host as last seen, with one GPU as it was at most a second ago or last seen. No other GPU is waited for.
+    ///
+    /// # Errors
+    /// As [`Readings::host`].
+    pub(crate) async fn gpu(&self, uuid: &str) -> Result<Observed, ApiError> {
+        if self.0.state.maintenance().is_some() {
+            return self.host().await;
+        }
+        self.0.state.expire_overrides();
+        self.0.state.unsettled(&self.0.hardware.status().unsettled);
+        self.refresh(uuid);
+        self.0.list.refresh(|| self.list());
+        self.0.list.wait(patience(&self.0.list)).await;
+        if let Some(error) = &self.0.state.now().driver {
+            return Err(view::no_driver(error));
+        }
+        // The list may have brought it up.
+        self.refresh(uuid);
+        let mut late = BTreeSet::new();
+        if let Some(cache) = self.cache(uuid)
+            && cache.wait(patience(&cache)).await
+        {
+            late.insert(uuid.to_owned());
+        }
+        Ok(Observed { host: self.0.state.now(), late })
+    }
+
     /// Makes the next caller read everything again; earlier failures count no more.
     pub(crate) fn begin_anew(&self) {
         self.0.list.begin_anew();

@@ -81,7 +81,8 @@ pub fn wishes(config: &Config, gpus: &[Gpu]) -> Vec<Wish> {
 
 /// What the rule at position `claimed` and the GPU's override want of it. An override has no effect on a GPU
 /// that no rule gives to mode `mig`.
-fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
+#[must_use]
+pub fn wish(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Wish {
     let Some((position, rule)) = claimed.and_then(|position| Some((position, config.rules.get(position)?))) else {
         return Wish { mode: Mode::Unmanaged, rule: None, layout: None, configured: None, timeslice: None };
     };

@@ -73,16 +73,28 @@ pub struct Sharing {
 #[must_use]
 pub fn decide(config: &Config, gpus: &[Gpu], had: &BTreeSet<String>) -> Sharing {
     let mut sharing = Sharing::default();
-    let wishes = desired::wishes(config, gpus).into_iter().zip(desired::claims(config, gpus));
-    for (gpu, (wish, claimed)) in gpus.iter().zip(wishes) {
-        let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { continue };
-        match wish.mode {
-            Mode::Mps => whole(&mut sharing, gpu, rule, had),
-            Mode::Mig => cut(&mut sharing, gpu, &wish, rule, had),
-            Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
-        }
+    for (gpu, claimed) in gpus.iter().zip(desired::claims(config, gpus)) {
+        one(&mut sharing, config, claimed, gpu, had);
     }
     sharing
+}
+
+/// What [`decide`] says of one GPU. `claimed` is the position of its rule, from [`desired::claims`].
+#[must_use]
+pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) -> Sharing {
+    let mut sharing = Sharing::default();
+    one(&mut sharing, config, claimed, gpu, had);
+    sharing
+}
+
+fn one(sharing: &mut Sharing, config: &Config, claimed: Option<usize>, gpu: &Gpu, had: &BTreeSet<String>) {
+    let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { return };
+    let wish = desired::wish(config, claimed, gpu);
+    match wish.mode {
+        Mode::Mps => whole(sharing, gpu, rule, had),
+        Mode::Mig => cut(sharing, gpu, &wish, rule, had),
+        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => {}
+    }
 }
 
 /// The targets of [`decide`].

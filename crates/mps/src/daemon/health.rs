@@ -7,7 +7,7 @@ use crate::protocol::{
     session::SessionError,
 };
 use gpush_api::MpsServerState;
-use gpush_host::proc;
+use gpush_host::{error_chain, proc};
 use tokio::time::Instant;
 
 use super::{
@@ -243,18 +243,7 @@ pub(super) fn silence(error: &ControlError, place: &TargetDir, spec: Option<&Spe
                 pipe.display()
             )
         }
-        (error, _) => {
-            let mut words = error.to_string();
-            let mut source = std::error::Error::source(error);
-            while let Some(cause) = source {
-                let cause_words = cause.to_string();
-                if !words.contains(&cause_words) {
-                    words = format!("{words}: {cause_words}");
-                }
-                source = cause.source();
-            }
-            words
-        }
+        (error, _) => error_chain::in_full(error),
     }
 }
 

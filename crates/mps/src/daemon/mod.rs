@@ -267,6 +267,12 @@ impl Daemon {
         self.seen.borrow().clone()
     }
 
+    /// Follows what is known of the daemon.
+    #[must_use]
+    pub fn follow(&self) -> watch::Receiver<Report> {
+        self.seen.clone()
+    }
+
     /// Sends a request and waits for its result.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ pub(super) async fn apply(
         // The daemon cannot remove a limit, so the current one stays.
         match *first_limit {
             Some(first) if was_received(control.set_memory_limit(*server, first, deadline).await)? => {
-                *limit = Some(first)
+                *limit = Some(first);
             }
             Some(_) => {}
             None => *first_limit = *limit,

@@ -1,5 +1,5 @@
-//! What is known of versions: with which ones the protocol was tried, and what a daemon may be that is not
-//! spoken to yet. A daemon does not say its version on its socket, and before CUDA 13.1 nowhere else.
+//! Versions of the control daemon: those that the protocol was tried with, and those that gpushd does not support yet. A
+//! daemon does not report its version on its socket, and before CUDA 13.1 nowhere else.
 //!
 //! | version | |
 //! |---|---|
@@ -15,7 +15,7 @@ use std::fmt;
 /// Driver branches whose daemons the protocol was tried with.
 pub const TRIED: [u32; 3] = [535, 550, 555];
 
-/// Asks for another protocol than the one that all know.
+/// Environment variable that asks for another protocol.
 const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
 
 /// What is known of the protocol of a version.
@@ -52,7 +52,7 @@ fn is_version(word: &[u8]) -> bool {
     parts.iter().all(digits) && matches!(lengths.as_slice(), [3, 2..=3] | [3, 2..=3, 2])
 }
 
-/// Ways to run a daemon in which it is spoken to otherwise.
+/// Ways to run a daemon with another protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// The language of release 615.

@@ -98,6 +98,14 @@ fn takes_a_lock_and_keeps_it() {
     let _ended = std::io::stdin().read_line(&mut String::new());
 }
 
+/// Returns whether all threads of a process are stopped.
+fn is_stopped(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process").map_while(Result::ok);
+    let state = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+    let is_stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+    threads.map(state).all(is_stopped)
+}
+
 /// Kills the daemon while another process waits for its lock. gpushd notices the death only after the waiter holds the
 /// lock: the kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. gpushd then finds
 /// the lock free, starts the next daemon with a new lock file, and has nothing to report.
@@ -106,6 +114,8 @@ fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let mut waiter = Waiter::on(&pipe, open_file);
     served.agent.await_that("a blocked waiter", || waiter.is_blocked(&pipe));
     served.agent.signal(Signal::SIGSTOP);
+    // A stop takes effect when a thread gets the processor.
+    served.agent.await_that("gpushd to be stopped", || is_stopped(served.agent.pid()));
     assert!(signal(served.pid, Signal::SIGKILL));
     waiter.await_line("has it");
     served.agent.signal(Signal::SIGCONT);

@@ -1,21 +1,23 @@
-//! Operations that can't begin yet: another one has their GPUs, or instances in their way are in use.
+//! Operations that cannot begin yet: another operation has their GPUs, or instances in their way are in use.
 //!
 //! ```text
-//!              ┌───────────────── a second later, or when a GPU is let go ────────────────┐
+//!              ┌─────────── a second later, or when something ahead makes room ───────────┐
 //!              ▼                                                                          │
-//! queued ─► one look at the host, then each in the order in which they were asked for: ───┤
-//!              ├─ its plan stands, its GPUs are nobody's ─► claim, read anew ─► running    │
-//!              ├─ it is blocked, or its GPUs are taken ───► waiting ──────────────────────┘
+//! queued ─► one reading of the host, then each operation that is first on its GPUs: ──────┤
+//!              ├─ its plan can be carried out ────► claim, read again ─► running          │
+//!              ├─ blocked, or its GPUs are taken ─► waiting ──────────────────────────────┘
 //!              └─ refused for good, cancelled, too long ──► rolled back
 //! ```
 //!
-//! All of them are looked after by one task, with one look at the host: those that were asked for
-//! first go first, and however many there are cost the driver no more. They hold nothing while they
-//! wait: GPUs in use are no reason to keep others from changing them. They go on after a restart of
-//! gpushd. Nothing of them was done before they start, so they can be cancelled without a trace.
+//! The order of arrival is that of [`crate::lanes`], which share requests are in as well. An operation that is first on
+//! all its GPUs reserves what its last plan takes away: no share of that is granted until the operation has ended or
+//! left the queue. Other uses of the GPUs go on, and so do operations without `--wait`, which never queue.
+//!
+//! One task serves all of them with one reading of the host, so their number costs the driver nothing. They survive a
+//! restart of gpushd. Nothing of them is done before they start, so they can be cancelled without a trace.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -24,7 +26,7 @@ use gpush_api::{ApiError, Code, Gpu, OperationState};
 use gpush_store::OperationId;
 use jiff::Timestamp;
 use tokio::{
-    sync::Notify,
+    sync::watch,
     time::{Instant, sleep, timeout},
 };
 
@@ -32,42 +34,49 @@ use super::begin::{Order, Ready, intent, may_pass, refusal};
 use crate::{
     agent::Shared,
     caller::Viewer,
+    lanes::{Ahead, Lanes, Need, Needs, Place, Reserve, Waiter},
     modes::mig::reset::not_resetting,
     operation::{self, Ongoing},
 };
 
-/// Between two looks at instances that are in use. The driver tells nobody when they become idle.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval at which instances in use are read again. The driver does not report when they become idle.
+const READ: Duration = Duration::from_secs(1);
 
-/// How many may wait.
+/// Most operations that may wait.
 const MOST: usize = 256;
 
-/// Those that wait.
-#[derive(Debug, Default)]
-pub(crate) struct Line {
+/// The operations that wait.
+#[derive(Debug)]
+pub(crate) struct OperationQueue {
     waiting: Mutex<BTreeMap<OperationId, Waiting>>,
-    /// Somebody came, or wants to leave.
-    stirred: Notify,
+    /// Counts arrivals and cancellations.
+    changes: watch::Sender<u64>,
+}
+
+impl Default for OperationQueue {
+    fn default() -> Self {
+        Self { waiting: Mutex::default(), changes: watch::Sender::new(0) }
+    }
 }
 
 #[derive(Debug, Clone)]
 struct Waiting {
     ongoing: Arc<Ongoing>,
     order: Order,
+    place: Arc<Place>,
     until: Instant,
-    /// Not to be tried before: it had its GPUs and let go of them again, which rings for everybody in
-    /// line, itself included.
+    /// Not to be tried before: it claimed its GPUs and released them, which wakes all that wait, itself included.
     again: Instant,
     /// Why it could not begin so far.
     last: Option<ApiError>,
 }
 
-impl Line {
+impl OperationQueue {
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<OperationId, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those that wait for a GPU, in a sentence each: whoever changes it now is overtaken by them.
+    /// Returns a sentence on each operation that waits for a GPU.
     pub(crate) fn for_gpu(&self, uuid: &str) -> Vec<String> {
         let waiting = self.waiting();
         let sentence = |one: &Waiting| {
@@ -79,12 +88,12 @@ impl Line {
         waiting.values().filter_map(sentence).collect()
     }
 
-    /// Whether nobody waits.
+    /// Whether no operation waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting().is_empty()
     }
 
-    /// Whether another one may wait.
+    /// Checks that one more operation may wait.
     ///
     /// # Errors
     /// When there are too many.
@@ -93,61 +102,72 @@ impl Line {
         if waiting < MOST {
             return Ok(());
         }
-        Err(ApiError::new(Code::Unavailable, format!("{waiting} operations wait already; no more may"))
-            .hint("`gpushctl operation list` shows them; cancel what is not wanted: `gpushctl operation cancel op-N`")
+        Err(ApiError::new(Code::Unavailable, format!("{waiting} operations wait already, which is the most"))
+            .hint("`gpushctl operation list` shows them; cancel what is not needed: `gpushctl operation cancel op-N`")
             .retryable())
     }
 
-    /// Puts an operation, recorded as queued or waiting, into the line. It was asked for at `since`.
-    pub(crate) fn enter(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
-        self.insert(ongoing, order, since, Instant::now());
+    /// Queues an operation, recorded as queued or waiting, that was requested at `since`.
+    pub(super) fn enter(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, needs: Needs) {
+        let place = lanes.queue(Waiter::Operation(ongoing.id()), needs);
+        self.insert(ongoing, order, since, Arc::new(place), Instant::now());
     }
 
-    fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, again: Instant) {
+    /// Queues an operation again that an earlier gpushd left. Until it is planned it reserves all its GPUs.
+    pub(crate) fn enter_again(&self, lanes: &Lanes, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp) {
+        let plans = ongoing.snapshot().plans;
+        let needs = plans.into_iter().map(|plan| (plan.uuid, Need::Lane(Reserve::Gpu))).collect();
+        self.enter(lanes, ongoing, order, since, needs);
+    }
+
+    fn insert(&self, ongoing: &Arc<Ongoing>, order: Order, since: Timestamp, place: Arc<Place>, again: Instant) {
         let spent = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
         let until = Instant::now() + order.wait.unwrap_or_default().saturating_sub(spent);
-        let waiting = Waiting { ongoing: Arc::clone(ongoing), order, until, again, last: None };
+        let waiting = Waiting { ongoing: Arc::clone(ongoing), order, place, until, again, last: None };
         self.waiting().insert(ongoing.number(), waiting);
-        self.stirred.notify_one();
+        self.wake();
     }
 
-    /// Lets one rest until the next look.
+    /// Tries an operation no more before the next interval.
     fn rest(&self, id: OperationId) {
         if let Some(waiting) = self.waiting().get_mut(&id) {
-            waiting.again = Instant::now() + LOOK;
+            waiting.again = Instant::now() + READ;
         }
     }
 
-    /// Somebody wants to leave.
-    pub(crate) fn stir(&self) {
-        self.stirred.notify_one();
+    /// Has the operations tried: one of them was cancelled.
+    pub(crate) fn wake(&self) {
+        self.changes.send_modify(|changes| *changes += 1);
     }
 }
 
-/// Looks after the line until the agent stops; what waits then goes on waiting in the next agent.
+/// Serves the queue until the agent stops. What waits then goes on waiting in the next agent.
 pub(crate) async fn run(agent: Shared) {
-    let let_go = agent.operations.let_go();
+    let mut room = agent.lanes.room();
+    let mut changes = agent.queue.changes.subscribe();
+    // Operations that the previous agent left may be there already.
+    changes.mark_changed();
     loop {
         let pause = async {
-            if agent.line.waiting().is_empty() {
+            if agent.queue.is_empty() {
                 std::future::pending::<()>().await;
             }
-            sleep(LOOK).await;
+            sleep(READ).await;
         };
         tokio::select! {
             biased;
             () = agent.stopping.cancelled() => return,
-            () = agent.line.stirred.notified() => {}
-            () = let_go.notified() => {}
+            _ = changes.changed() => {}
+            _ = room.changed() => {}
             () = pause => {}
         }
         round(&agent).await;
     }
 }
 
-/// One look for all of them.
+/// Tries all of them once.
 async fn round(agent: &Shared) {
-    let mut all: Vec<Waiting> = agent.line.waiting().values().cloned().collect();
+    let mut all: Vec<Waiting> = agent.queue.waiting().values().cloned().collect();
     if all.is_empty() {
         return;
     }
@@ -168,8 +188,10 @@ async fn round(agent: &Shared) {
     if all.is_empty() {
         return;
     }
-    // What they wait for is read by everybody, so it is seen with nobody's eyes.
-    let gpus = match agent.planner.gpus(Viewer::Agent).await {
+    let concerned: BTreeSet<String> =
+        all.iter().flat_map(|one| one.ongoing.snapshot().plans).map(|plan| plan.uuid).collect();
+    // Every user may read what they wait for, so no user's view is used.
+    let gpus = match agent.planner.gpus_of(Viewer::Agent, &concerned).await {
         Ok(gpus) => gpus,
         Err(error) => return all.iter().for_each(|one| still(agent, one, &error)),
     };
@@ -194,51 +216,68 @@ fn passes(error: &ApiError) -> bool {
 
 async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, ApiError> {
     not_resetting(&agent.outside)?;
-    let meant = agent.planner.planned(gpus, &one.order.request).await?;
-    // As last seen; only what seems possible is worth a claim and a fresh reading.
+    let (meant, needs) = agent.planner.planned_with_needs(gpus, &one.order.request).await?;
+    one.place.set_needs(needs);
+    if let Some(ahead) = one.place.ahead() {
+        return Err(behind(agent, &ahead));
+    }
+    // As last seen: only what seems possible is worth a claim and another reading.
     if let Some(error) = refusal(&meant) {
         return Err(error);
     }
-    let claim = agent.operations.claim(&operation::gpus(&meant))?;
+    let claim = agent.lanes.claim(&operation::gpus(&meant))?;
     let ready = Ready::look(agent, Viewer::Agent, &one.order, &meant, claim).await;
     if ready.is_err() {
-        agent.line.rest(one.ongoing.number());
+        agent.queue.rest(one.ongoing.number());
     }
     ready
 }
 
+/// Why an operation waits that is not first on all its GPUs.
+pub(super) fn behind(agent: &Shared, ahead: &Ahead) -> ApiError {
+    let index = agent.state.index_of(&ahead.gpu);
+    let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
+    ApiError::new(Code::Conflict, format!("{} came first for {gpu}", ahead.waiter))
+        .hint("`gpushctl operation list` shows what waits")
+        .retryable()
+}
+
 fn start(agent: &Shared, one: Waiting, ready: Ready) {
-    agent.line.waiting().remove(&one.ongoing.number());
-    let Waiting { ongoing, order, .. } = one;
+    agent.queue.waiting().remove(&one.ongoing.number());
+    let Waiting { ongoing, order, place, .. } = one;
     let agent = Arc::clone(agent);
     agent.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
         let Ready { parts, claim } = ready;
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
-            Ok(()) => return executor.run(ongoing, &parts).await,
+            Ok(()) => {
+                // It has its lanes: it waits no more.
+                drop(place);
+                return executor.run(ongoing, &parts).await;
+            }
             Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
-            // It is on record that it was cancelled, and will be told in a moment: nothing else ends what
-            // stands in line.
-            Err(error) if error.code == Code::Conflict => match timeout(LOOK, ongoing.cancelled().cancelled()).await {
+            // Its cancellation is recorded and is reported in a moment: nothing else ends what is queued.
+            Err(error) if error.code == Code::Conflict => match timeout(READ, ongoing.cancelled().cancelled()).await {
                 Ok(()) => ongoing.why_cancelled(),
                 Err(_) => error,
             },
             // A disk that is full for a moment is no reason to give up what waited for hours.
             Err(error) if error.retryable => {
-                tracing::warn!(op = ongoing.id(), "it can't begin yet: {error}");
+                tracing::warn!(op = ongoing.id(), "it cannot begin yet: {error}");
                 let since = ongoing.snapshot().created_at;
-                return agent.line.insert(&ongoing, order, since, Instant::now() + LOOK);
+                return agent.queue.insert(&ongoing, order, since, place, Instant::now() + READ);
             }
             Err(error) => error,
         };
+        drop(place);
         let error = error.outcome("nothing of it was done");
         executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
 }
 
-/// It can't begin yet.
+/// Notes why an operation cannot begin yet.
 fn still(agent: &Shared, one: &Waiting, why: &ApiError) {
-    let mut waiting = agent.line.waiting();
+    let mut waiting = agent.queue.waiting();
     let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };
     let news = kept.last.as_ref().is_none_or(|last| last.sentences() != why.sentences());
     kept.last = Some(why.clone());
@@ -257,9 +296,9 @@ fn still(agent: &Shared, one: &Waiting, why: &ApiError) {
     }
 }
 
-/// It is not to be, or can't be.
+/// Ends an operation that is cancelled, or cannot begin.
 fn leave(agent: &Shared, one: &Waiting, mut error: ApiError) {
-    let kept = agent.line.waiting().remove(&one.ongoing.number());
+    let kept = agent.queue.waiting().remove(&one.ongoing.number());
     if let Some(last) = kept.and_then(|kept| kept.last) {
         error.causes.push(last.message);
         error.causes.extend(last.causes);

@@ -1,0 +1,86 @@
+//! The lanes of an operation: all of them at once.
+
+use std::{collections::BTreeMap, sync::MutexGuard};
+
+use gpush_api::ApiError;
+
+use super::{Known, Lanes};
+use crate::state::{Holder, words};
+
+/// The lanes of one operation; free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    lanes: Lanes,
+    uuids: Vec<String>,
+}
+
+impl Lanes {
+    /// Claims GPUs, given as (index, UUID). Reconcilers and grants that are at work there finish first: see
+    /// [`Claim::wait_until_alone`].
+    ///
+    /// # Errors
+    /// When another operation has one of them; it is named.
+    pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+        let known = self.known();
+        match &known.closed {
+            Some(closed) => Err(closed.clone()),
+            None => self.take(known, gpus),
+        }
+    }
+
+    /// Claims GPUs for an operation that the previous gpushd had begun, also while no operation gets a lane.
+    ///
+    /// # Errors
+    /// When another operation has one of them; it is named.
+    pub(crate) fn claim_again(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+        self.take(self.known(), gpus)
+    }
+
+    fn take(&self, mut known: MutexGuard<'_, Known>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+        for (index, uuid) in gpus {
+            let Some(holder) = known.claimed.get(uuid) else { continue };
+            return Err(words::changed_by(*index, uuid, holder));
+        }
+        let claim = Claim { lanes: self.clone(), uuids: gpus.iter().map(|(_, uuid)| uuid.clone()).collect() };
+        claim.show(&mut known.claimed, &Holder::Planning);
+        Ok(claim)
+    }
+}
+
+impl Claim {
+    /// Waits until the reconcilers and grants that were at work on the GPUs when they were claimed have finished. No
+    /// others begin.
+    pub(crate) async fn wait_until_alone(&self) {
+        let mut finished = self.lanes.0.finished.subscribe();
+        let is_alone = |lanes: &Lanes| {
+            let known = lanes.known();
+            self.uuids.iter().all(|uuid| known.is_idle(uuid))
+        };
+        // The sender lives as long as the lanes do.
+        let _alone = finished.wait_for(|_| is_alone(&self.lanes)).await.is_ok();
+    }
+
+    /// Shows that the operation with this id changes the GPUs from now on.
+    pub(crate) fn begin(&self, id: &str) {
+        self.show(&mut self.lanes.known().claimed, &Holder::Operation(id.to_owned()));
+        // A reconciler that waited leaves the lane to the operation.
+        self.lanes.make_room();
+    }
+
+    fn show(&self, claimed: &mut BTreeMap<String, Holder>, holder: &Holder) {
+        claimed.extend(self.uuids.iter().map(|uuid| (uuid.clone(), holder.clone())));
+        self.lanes.0.host.lane(&self.uuids, Some(holder));
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut known = self.lanes.known();
+        for uuid in &self.uuids {
+            known.claimed.remove(uuid);
+        }
+        self.lanes.0.host.lane(&self.uuids, None);
+        drop(known);
+        self.lanes.make_room();
+    }
+}

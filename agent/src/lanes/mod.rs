@@ -1,0 +1,177 @@
+//! One lane and one queue per GPU.
+//!
+//! A lane has one owner at a time: a reconciler or an operation. An operation takes the lanes of all its GPUs at once,
+//! GPUs that are reset with them included. It performs its MPS and time-slice steps itself and never waits for a
+//! reconciler that has yet to come; it only waits until the reconcilers that were there before it have finished.
+//!
+//! ```text
+//!            turn                        claim (all GPUs of an operation at once)
+//! free ─────────────► a reconciler ──────────────────┐
+//!  │ ▲ ▲ ◄─────────── at work       ended            ▼
+//!  │ │ │                                          claimed: being planned ── name ──► changing: begun
+//!  │ │ └──────────────────────────────────────────── dropped ◄──────────────────────────┘
+//!  │ └──── dropped ─┐
+//!  └─────────────► grants being recorded: they exclude operations, not reconcilers or each other
+//!        grant
+//! ```
+//!
+//! | who comes | free | reconciler | grant | claimed | changing |
+//! |---|---|---|---|---|---|
+//! | reconciler | gets it | waits | gets it | waits | leaves: the operation does its work |
+//! | operation | gets it | gets it, begins once the reconciler has finished | the same | refused | refused |
+//! | grant | gets it | gets it | gets it | waits | waits |
+//!
+//! Operations that wait, and share requests, are in one queue in the order of their arrival: see [`queue`]. A grant is
+//! not given while the queue holds it back. An operation without `--wait` never queues: it begins at once or is
+//! refused.
+//!
+//! Everything here is in memory. After a restart the journal says which operations had begun, and those claim their
+//! GPUs again before any request is served.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `queue` | the order of arrival |
+//! | `claim` | operations: all their lanes at once |
+//! | `turn` | reconcilers: one lane |
+//! | `grant` | shares: a part of a target |
+//! | `place` | a place in the queue |
+
+mod claim;
+mod grant;
+mod place;
+mod queue;
+mod turn;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use gpush_api::ApiError;
+use tokio::sync::watch;
+
+use crate::state::{self, Holder, words};
+
+use self::queue::Queue;
+pub(crate) use self::{
+    claim::Claim,
+    grant::Withheld,
+    place::Place,
+    queue::{Ahead, Need, Needs, Reserve, Waiter},
+};
+
+/// The lanes of all GPUs. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Lanes(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// Shows which operation changes a GPU.
+    host: state::State,
+    known: Mutex<Known>,
+    /// Counts how often an operation, or something ahead in the queue, made room.
+    room: watch::Sender<u64>,
+    /// Counts how often a reconciler or a grant has finished.
+    finished: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The operation that has a GPU, by UUID.
+    claimed: BTreeMap<String, Holder>,
+    /// Reconcilers and grants at work, by UUID of the GPU.
+    at_work: BTreeMap<String, AtWork>,
+    /// Why no operation gets a lane.
+    closed: Option<ApiError>,
+    queue: Queue,
+}
+
+/// What is at work on a GPU besides an operation.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct AtWork {
+    reconciler: bool,
+    grants: usize,
+}
+
+impl Lanes {
+    /// All lanes are free.
+    pub(crate) fn new(host: state::State) -> Self {
+        let (room, finished) = (watch::Sender::new(0), watch::Sender::new(0));
+        Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows when an operation, or something ahead in the queue, makes room: what waits may begin.
+    pub(crate) fn room(&self) -> watch::Receiver<u64> {
+        self.0.room.subscribe()
+    }
+
+    /// Reports that there is room. Not to be called with [`Known`] locked.
+    fn make_room(&self) {
+        self.0.room.send_modify(|times| *times += 1);
+    }
+
+    /// Reports that a reconciler or a grant has finished. Not to be called with [`Known`] locked.
+    fn finish(&self) {
+        self.0.finished.send_modify(|times| *times += 1);
+    }
+
+    /// Gives no lane to an operation from now on, because of `why`. The queue stays as it is.
+    ///
+    /// # Errors
+    /// UUID and operation, if an operation has a GPU.
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, String)> {
+        let mut known = self.known();
+        match known.claimed.first_key_value() {
+            Some((uuid, holder)) => Err((uuid.clone(), holder.to_string())),
+            None => {
+                known.closed = Some(why);
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives lanes to operations again.
+    pub(crate) fn open(&self) {
+        self.known().closed = None;
+        self.make_room();
+    }
+
+    /// Why no operation gets a lane.
+    pub(crate) fn closed(&self) -> Option<ApiError> {
+        self.known().closed.clone()
+    }
+
+    /// Refuses a GPU that an operation is changing: what is read of it now is soon untrue. A GPU that is only being
+    /// planned may be read.
+    ///
+    /// # Errors
+    /// Names the operation.
+    pub(crate) fn at_rest(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
+        match self.known().claimed.get(uuid) {
+            Some(holder) if holder.has_begun() => Err(words::changed_by(index, uuid, holder)),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+impl Known {
+    fn is_idle(&self, uuid: &str) -> bool {
+        self.at_work.get(uuid).is_none_or(|at_work| *at_work == AtWork::default())
+    }
+
+    /// Changes what is at work on a GPU.
+    fn work(&mut self, uuid: &str, change: impl FnOnce(&mut AtWork)) {
+        let at_work = self.at_work.entry(uuid.to_owned()).or_default();
+        change(at_work);
+        if *at_work == AtWork::default() {
+            self.at_work.remove(uuid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

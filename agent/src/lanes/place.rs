@@ -1,0 +1,47 @@
+//! A place in the queue.
+
+use super::{
+    Lanes,
+    queue::{Ahead, Entry, Needs, Ticket, Waiter},
+};
+
+/// A place in the queue; given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(super) lanes: Lanes,
+    pub(super) ticket: Ticket,
+}
+
+impl Lanes {
+    /// Takes the last place in the queue.
+    pub(crate) fn queue(&self, waiter: Waiter, needs: Needs) -> Place {
+        let ticket = self.known().queue.push(Entry { waiter, needs });
+        Place { lanes: self.clone(), ticket }
+    }
+
+    /// Returns what a newcomer with these needs would have to wait for in the queue.
+    pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
+        self.known().queue.ahead_of_newcomer(needs)
+    }
+}
+
+impl Place {
+    /// Replaces what is needed. The place stays the same.
+    pub(crate) fn set_needs(&self, needs: Needs) {
+        self.lanes.known().queue.set_needs(self.ticket, needs);
+    }
+
+    /// Returns what is ahead in the queue; `None` if nothing is.
+    pub(crate) fn ahead(&self) -> Option<Ahead> {
+        self.lanes.known().queue.ahead_of(self.ticket)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let had_followers = self.lanes.known().queue.remove(self.ticket);
+        if had_followers {
+            self.lanes.make_room();
+        }
+    }
+}

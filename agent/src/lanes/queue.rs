@@ -1,0 +1,280 @@
+//! The order of arrival of everything that waits for GPUs, without I/O.
+//!
+//! An entry needs something of one or several GPUs: an operation needs their lanes, a share needs a part of one target.
+//! Two entries conflict if they share a GPU and could not both have what they need there:
+//!
+//! | | lane | part of target T |
+//! |---|---|---|
+//! | lane | always | if the operation's last plan takes T away, or changes the mode of the GPU |
+//! | part of target T | see left | if both need a part of T |
+//!
+//! An entry is *first* if it conflicts with no earlier entry that is first. Only entries that are first hold anything
+//! back: an operation on several GPUs that is behind another one on one of them keeps nobody from using the others.
+//! What is first holds back later entries and newcomers even while it cannot begin. So what it waits for can only
+//! become less, and it cannot be overtaken.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+/// A position in the order of arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+/// What an operation's last plan takes away on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reserve {
+    /// These targets, by UUID.
+    Targets(BTreeSet<String>),
+    /// Everything: the plan changes the mode of the GPU, or is not known yet.
+    Gpu,
+}
+
+/// What an entry needs of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The lane.
+    Lane(Reserve),
+    /// A part of the target with this UUID.
+    Part(String),
+}
+
+impl Need {
+    fn conflicts(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Lane(_), Self::Lane(_)) => true,
+            (Self::Lane(reserve), Self::Part(target)) | (Self::Part(target), Self::Lane(reserve)) => match reserve {
+                Reserve::Gpu => true,
+                Reserve::Targets(targets) => targets.contains(target),
+            },
+            (Self::Part(one), Self::Part(other)) => one == other,
+        }
+    }
+}
+
+/// What an entry needs, by UUID of the GPU.
+pub(crate) type Needs = BTreeMap<String, Need>;
+
+/// What waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Waiter {
+    /// The operation with this id: it may wait for hours.
+    Operation(String),
+    /// A request for a share: it waits for seconds.
+    Share,
+}
+
+impl fmt::Display for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Operation(id) => write!(f, "operation {id}"),
+            Self::Share => f.write_str("a request for a share"),
+        }
+    }
+}
+
+/// Something that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// What it is.
+    pub(crate) waiter: Waiter,
+    /// What it needs.
+    pub(crate) needs: Needs,
+}
+
+impl Entry {
+    /// UUID of a GPU on which both entries cannot have what they need.
+    fn conflict(&self, needs: &Needs) -> Option<&String> {
+        let both = |(uuid, need): &(&String, &Need)| needs.get(*uuid).is_some_and(|other| other.conflicts(need));
+        self.needs.iter().find(both).map(|(uuid, _)| uuid)
+    }
+}
+
+/// Why an entry is not first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    /// UUID of the GPU.
+    pub(crate) gpu: String,
+    /// What is ahead.
+    pub(crate) waiter: Waiter,
+}
+
+/// Entries in the order of their arrival.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    entries: BTreeMap<Ticket, Entry>,
+    next: u64,
+}
+
+impl Queue {
+    /// Appends an entry.
+    pub(crate) fn push(&mut self, entry: Entry) -> Ticket {
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        self.entries.insert(ticket, entry);
+        ticket
+    }
+
+    /// Replaces what an entry needs. It keeps its position.
+    pub(crate) fn set_needs(&mut self, ticket: Ticket, needs: Needs) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.needs = needs;
+        }
+    }
+
+    /// Removes an entry. Returns whether something was behind it.
+    pub(crate) fn remove(&mut self, ticket: Ticket) -> bool {
+        let Some(removed) = self.entries.remove(&ticket) else { return false };
+        self.entries.range(ticket..).any(|(_, later)| removed.conflict(&later.needs).is_some())
+    }
+
+    /// Returns what is ahead of an entry; `None` if it is first.
+    pub(crate) fn ahead_of(&self, ticket: Ticket) -> Option<Ahead> {
+        let entry = self.entries.get(&ticket)?;
+        Self::conflict(self.first_before(Some(ticket)).into_iter(), &entry.needs)
+    }
+
+    /// Returns what is ahead of a newcomer with these needs; `None` if it would be first.
+    pub(crate) fn ahead_of_newcomer(&self, needs: &Needs) -> Option<Ahead> {
+        Self::conflict(self.first_before(None).into_iter(), needs)
+    }
+
+    fn conflict<'a>(mut first: impl Iterator<Item = &'a Entry>, needs: &Needs) -> Option<Ahead> {
+        first.find_map(|entry| {
+            let gpu = entry.conflict(needs)?.clone();
+            Some(Ahead { gpu, waiter: entry.waiter.clone() })
+        })
+    }
+
+    /// The entries that are first, in their order, up to an entry or all of them.
+    fn first_before(&self, end: Option<Ticket>) -> Vec<&Entry> {
+        let mut first: Vec<&Entry> = Vec::new();
+        for (ticket, entry) in &self.entries {
+            if end == Some(*ticket) {
+                break;
+            }
+            if first.iter().all(|earlier| earlier.conflict(&entry.needs).is_none()) {
+                first.push(entry);
+            }
+        }
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::btree_map, prelude::*};
+
+    use super::*;
+
+    fn gpu(index: u8) -> String {
+        format!("GPU-{index}")
+    }
+
+    fn lane(gpus: &[u8], targets: &[&str]) -> Needs {
+        let reserve = || Reserve::Targets(targets.iter().map(ToString::to_string).collect());
+        gpus.iter().map(|index| (gpu(*index), Need::Lane(reserve()))).collect()
+    }
+
+    fn part(index: u8, target: &str) -> Needs {
+        Needs::from([(gpu(index), Need::Part(target.to_owned()))])
+    }
+
+    fn entry(id: &str, needs: Needs) -> Entry {
+        Entry { waiter: Waiter::Operation(id.to_owned()), needs }
+    }
+
+    fn ahead(index: u8, id: &str) -> Option<Ahead> {
+        Some(Ahead { gpu: gpu(index), waiter: Waiter::Operation(id.to_owned()) })
+    }
+
+    #[test]
+    fn waiting_operation_holds_back_shares_of_what_its_plan_takes_away() {
+        let mut queue = Queue::default();
+        let operation = queue.push(entry("op-1", lane(&[0], &["MIG-a"])));
+        assert_eq!(queue.ahead_of(operation), None);
+        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-a")), ahead(0, "op-1"));
+        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-b")), None, "it stays");
+        assert_eq!(queue.ahead_of_newcomer(&part(1, "MIG-a")), None, "another GPU");
+        queue.set_needs(operation, Needs::from([(gpu(0), Need::Lane(Reserve::Gpu))]));
+        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-b")), ahead(0, "op-1"), "a change of mode");
+        assert!(!queue.remove(operation), "nothing was behind it");
+        assert_eq!(queue.ahead_of_newcomer(&part(0, "MIG-a")), None);
+    }
+
+    #[test]
+    fn share_that_came_first_goes_before_the_operation() {
+        let mut queue = Queue::default();
+        let share = queue.push(Entry { waiter: Waiter::Share, needs: part(0, "GPU-0") });
+        let operation = queue.push(entry("op-1", lane(&[0], &["GPU-0"])));
+        assert_eq!(queue.ahead_of(share), None);
+        assert_eq!(queue.ahead_of(operation), Some(Ahead { gpu: gpu(0), waiter: Waiter::Share }));
+        assert!(queue.remove(share), "the operation was behind it");
+        assert_eq!(queue.ahead_of(operation), None);
+    }
+
+    #[test]
+    fn gang_holds_nothing_until_it_is_first_on_all_its_gpus() {
+        let mut queue = Queue::default();
+        let one = queue.push(entry("op-1", lane(&[0], &[])));
+        let gang = queue.push(entry("op-2", lane(&[0, 1], &[])));
+        let later = queue.push(entry("op-3", lane(&[1], &[])));
+        assert_eq!(queue.ahead_of(gang), ahead(0, "op-1"));
+        assert_eq!(queue.ahead_of(later), None, "GPU 1 is free until the gang can have both");
+        queue.remove(one);
+        assert_eq!(queue.ahead_of(gang), None);
+        assert_eq!(queue.ahead_of(later), ahead(1, "op-2"));
+    }
+
+    fn any_need() -> impl Strategy<Value = Need> {
+        let target = || prop_oneof![Just("a".to_owned()), Just("b".to_owned()), Just("c".to_owned())];
+        prop_oneof![
+            proptest::collection::btree_set(target(), 0..3).prop_map(|set| Need::Lane(Reserve::Targets(set))),
+            Just(Need::Lane(Reserve::Gpu)),
+            target().prop_map(Need::Part),
+        ]
+    }
+
+    fn any_needs() -> impl Strategy<Value = Needs> {
+        btree_map((0..4_u8).prop_map(gpu), any_need(), 1..4)
+    }
+
+    fn conflict(one: &Needs, other: &Needs) -> bool {
+        entry("", one.clone()).conflict(other).is_some()
+    }
+
+    proptest! {
+        #[test]
+        fn order_of_arrival_holds(all in proptest::collection::vec(any_needs(), 1..12), newcomer in any_needs()) {
+            let mut queue = Queue::default();
+            let mut tickets = Vec::new();
+            let mut before: Vec<Option<Ahead>> = Vec::new();
+            for (at, needs) in all.iter().enumerate() {
+                let would_wait_for = queue.ahead_of_newcomer(needs);
+                tickets.push(queue.push(entry(&at.to_string(), needs.clone())));
+                let now: Vec<_> = tickets.iter().map(|ticket| queue.ahead_of(*ticket)).collect();
+                // Nobody is overtaken: what comes later changes nothing for those before.
+                prop_assert_eq!(&now[..at], &before[..]);
+                // A newcomer is judged as it is in the queue a moment later.
+                prop_assert_eq!(&now[at], &would_wait_for);
+                before = now;
+            }
+            prop_assert_eq!(&before[0], &None, "the first to come is first");
+            let first: Vec<usize> = (0..all.len()).filter(|at| before[*at].is_none()).collect();
+            for at in 0..all.len() {
+                let held_back_by = first.iter().find(|earlier| **earlier < at && conflict(&all[**earlier], &all[at]));
+                // Only what is first holds back, and all that it conflicts with.
+                let waiter = held_back_by.map(|earlier| Waiter::Operation(earlier.to_string()));
+                prop_assert_eq!(before[at].as_ref().map(|ahead| ahead.waiter.clone()), waiter);
+            }
+            let held_back = queue.ahead_of_newcomer(&newcomer).is_some();
+            prop_assert_eq!(held_back, first.iter().any(|at| conflict(&all[*at], &newcomer)));
+            // Each becomes first once all before it are gone, and stays so.
+            for ticket in tickets {
+                prop_assert_eq!(queue.ahead_of(ticket), None);
+                queue.remove(ticket);
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The lane of one GPU for a reconciler.
+
+use super::Lanes;
+use crate::state::Holder;
+
+/// The lane of one GPU, for a reconciler; free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    lanes: Lanes,
+    uuid: String,
+}
+
+impl Lanes {
+    /// Takes the lane of a GPU if it is free.
+    pub(crate) fn try_turn(&self, uuid: &str) -> Option<Turn> {
+        let mut known = self.known();
+        let is_free =
+            !known.claimed.contains_key(uuid) && known.at_work.get(uuid).is_none_or(|at_work| !at_work.reconciler);
+        is_free.then(|| {
+            known.work(uuid, |at_work| at_work.reconciler = true);
+            Turn { lanes: self.clone(), uuid: uuid.to_owned() }
+        })
+    }
+
+    /// Waits for the lane of a GPU. Returns `None` if an operation changes the GPU: it does itself what a reconciler
+    /// would do, and its end wakes the reconcilers.
+    pub(crate) async fn turn(&self, uuid: &str) -> Option<Turn> {
+        let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
+        loop {
+            // Before it is tried, so that no change in between is missed.
+            room.mark_unchanged();
+            finished.mark_unchanged();
+            if let Some(turn) = self.try_turn(uuid) {
+                return Some(turn);
+            }
+            // An operation that is only being planned soon begins or leaves.
+            if self.known().claimed.get(uuid).is_some_and(Holder::has_begun) {
+                return None;
+            }
+            tokio::select! {
+                changed = room.changed() => changed.ok()?,
+                changed = finished.changed() => changed.ok()?,
+            }
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.lanes.known().work(&self.uuid, |at_work| at_work.reconciler = false);
+        self.lanes.finish();
+    }
+}

@@ -1,0 +1,257 @@
+//! Reconciling daemons with their desired state: one task per GPU, under the lane of the GPU.
+//!
+//! ```text
+//! a daemon was found, or its target is desired ──► an entry, with a supervisor task
+//!    desired ───────────────────────────────────► Want(policy): started, or set
+//!    not desired, or stopped on request ────────► Want(nothing): drained, ended
+//!    its GPU cannot be seen ────────────────────► left alone: what runs there may be in use
+//! ended, and not desired ───────────────────────► no entry, no directory
+//! ```
+//!
+//! An operation has the lane of its GPU and reconciles it itself, with [`reconcile_owned`]. A GPU whose reading hangs
+//! delays only its own task.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use gpush_api::{GpuState, Mode, MpsUsers};
+use gpush_core::{
+    config::Config,
+    desired,
+    sharing::{self, Target},
+    supervisor::State,
+};
+use gpush_mps::daemon::{Desired as Wanted, Report as Seen, Request as Do, TargetDir as Place};
+use jiff::{SignedDuration, Timestamp};
+use tokio::task::JoinSet;
+
+use super::{
+    Entry, Mps, compute_mode, many, records, share_end,
+    targets::{can_be_judged, enter, may_come, program, wanted},
+};
+use crate::{
+    caller::Viewer,
+    state::{GpuSnapshot, HostState},
+};
+
+/// Interval of reconciliation without a reported change, and of checks whether a share has ended, while there are
+/// shares that end by themselves.
+const INTERVAL: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(1));
+
+/// Keeps the daemons until the agent stops. The daemons outlive it.
+pub(crate) async fn run(mps: Mps) {
+    let mut snapshots = mps.handles.state.watch();
+    let mut expiring = mps.expiring.subscribe();
+    let mut reconcilers = JoinSet::new();
+    let mut reconciled = BTreeSet::new();
+    loop {
+        let listed = snapshots.borrow_and_update().gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect::<Vec<_>>();
+        let with_daemon = mps.entries().values().map(|entry| entry.gpu_uuid.clone()).collect::<Vec<_>>();
+        for uuid in listed.iter().cloned().chain(with_daemon) {
+            if reconciled.insert(uuid.clone()) {
+                reconcilers.spawn(keep(mps.clone(), uuid));
+            }
+        }
+        // Whether a share has ended is asked of the kernel and the clock, not of the driver.
+        for gpu in share_end::expire(&mps).await {
+            mps.wakes.wake(&gpu);
+        }
+        let next = if share_end::end_by_themselves(&mps) { INTERVAL.1 } else { INTERVAL.0 };
+        let is_new = |host: &Arc<HostState>| host.gpus.iter().any(|gpu| !reconciled.contains(&gpu.gpu.uuid));
+        tokio::select! {
+            () = mps.handles.stopping.cancelled() => break,
+            _ = snapshots.wait_for(is_new) => {}
+            _ = expiring.changed() => {}
+            () = tokio::time::sleep(next) => {}
+        }
+    }
+    reconcilers.join_all().await;
+}
+
+/// Reconciles a GPU at once, whenever it or the config has changed, and when it is woken, until the agent stops.
+async fn keep(mps: Mps, gpu_uuid: String) {
+    let mut snapshots = mps.handles.state.watch();
+    let mut wakeups = mps.wakes.follow(&gpu_uuid);
+    let stopping = mps.handles.stopping.clone();
+    loop {
+        let before = Arc::clone(&snapshots.borrow_and_update());
+        wakeups.mark_unchanged();
+        let reconciled = async {
+            reconcile(&mps, &gpu_uuid).await;
+            mps.handles.shared_gpus.look();
+        };
+        if stopping.run_until_cancelled(reconciled).await.is_none() {
+            return;
+        }
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            _ = snapshots.wait_for(|host| has_changed(&before, host, &gpu_uuid)) => {}
+            _ = wakeups.changed() => {}
+            () = tokio::time::sleep(INTERVAL.0) => {}
+        }
+    }
+}
+
+/// Whether a GPU, or the config, differs between two snapshots.
+fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
+    let differs = match (before.gpu(gpu_uuid), now.gpu(gpu_uuid)) {
+        (Some(before), Some(now)) => before.differs_from(now),
+        (None, None) => false,
+        (Some(_), None) | (None, Some(_)) => true,
+    };
+    differs || !Arc::ptr_eq(&before.config, &now.config)
+}
+
+/// Reconciles the daemons of a GPU with their desired state, unless an operation changes the GPU, which does so itself.
+pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) {
+    if !concerns(mps, gpu_uuid) {
+        return;
+    }
+    if let Some(_turn) = mps.handles.lanes.turn(gpu_uuid).await {
+        reconcile_owned(mps, gpu_uuid).await;
+    }
+}
+
+/// Whether a GPU has a daemon, or its rule or override wants one: a GPU without MPS costs no driver call.
+fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
+    if mps.entries().values().any(|entry| entry.gpu_uuid == gpu_uuid) {
+        return true;
+    }
+    let host = mps.handles.state.now();
+    let Some(gpu) = host.gpu(gpu_uuid) else { return false };
+    let wish = desired::wish(&host.config, gpu.rule, &gpu.gpu);
+    let is_wanted = match wish.mode {
+        Mode::Mps => true,
+        // What an override wants that cannot be parsed is not known.
+        Mode::Mig => wish.layout.map_or(gpu.gpu.overridden.is_some(), |layout| layout.shared().is_some()),
+        Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice => false,
+    };
+    if !is_wanted {
+        mps.find(gpu_uuid, Vec::new());
+    }
+    is_wanted
+}
+
+/// Reconciles the daemons of a GPU whose lane the caller has.
+pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
+    let Ok(observed) = mps.handles.readings.gpu(gpu_uuid).await else { return };
+    if observed.host.gpu(gpu_uuid).is_some_and(GpuSnapshot::is_unread) {
+        // Daemons were adopted before, and keep what they have. The first reading wakes this reconciler.
+        return;
+    }
+    let config = Arc::clone(&observed.host.config);
+    let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
+    let moving = mps.moving();
+    let mut seen = at.map(|at| observed.at(at, Viewer::Log));
+    // The operation that changes it wants its daemon now, as its last step.
+    if let Some(gpu) = &mut seen
+        && gpu.state == GpuState::Changing
+        && moving.coming.contains(gpu_uuid)
+    {
+        gpu.state = GpuState::Ready;
+    }
+    let had: BTreeSet<String> = mps.entries().keys().cloned().collect();
+    let rule = at.and_then(|at| observed.host.gpus[at].rule);
+    let decided = seen.as_ref().map(|gpu| sharing::decide_gpu(&config, rule, gpu, &had)).unwrap_or_default();
+    mps.find(gpu_uuid, decided.findings);
+    let targets: BTreeMap<String, Target> =
+        decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
+    for target in targets.values().filter(|target| may_come(mps, &moving, target)) {
+        enter(mps, target);
+        // What was set above a rule lasts until the rule is another.
+        records::unset(mps, target).await;
+    }
+    if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
+        ask_for_many(mps, &config).await;
+    }
+    let driver = mps.handles.hardware.status().driver.map(|driver| driver.version);
+    let unseen = decided.unseen.contains(gpu_uuid) || !can_be_judged(seen.as_ref());
+    let entries = mps.entries().clone();
+    let mut reconciled = JoinSet::new();
+    for (uuid, entry) in entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu_uuid) {
+        // A daemon that an operation brought up, and that was taken back with it, is not desired.
+        let target = targets.get(&uuid).filter(|target| may_come(mps, &moving, target));
+        let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
+        let aside = moving.aside.contains(&uuid);
+        // What an operation brought up, an operation ends. While only a layout is desired, what it will take away
+        // stays.
+        let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
+            || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
+        if target.is_none() && !aside && (unseen || stands) {
+            continue;
+        }
+        let wanted = target.map(|target| Box::new(wanted(mps, &config, &entry, &target, driver.clone())));
+        let mps = mps.clone();
+        reconciled.spawn(async move { one(&mps, &uuid, &entry, wanted).await });
+    }
+    reconciled.join_all().await;
+}
+
+/// Asks the control daemon whether it can serve several users, unless it was asked before.
+async fn ask_for_many(mps: &Mps, config: &Config) {
+    let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
+    let _asking = mps.asking_many.lock().await;
+    let before = mps.many().clone();
+    let asked = many::ask(&program, before).await;
+    *mps.many() = Some(asked);
+}
+
+/// One daemon as it is wanted, with its compute mode before and after.
+async fn one(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Wanted>>) {
+    let full = entry.target.as_ref().filter(|target| target.full_gpu);
+    let is_wanted = wanted.is_some();
+    if let (Some(wanted), Some(target)) = (&wanted, full) {
+        // Before the daemon is there: nobody shall have come in past it.
+        compute_mode::take(mps, target, wanted.policy.compute_mode).await;
+    }
+    // In turn with those who stop it, put it aside or take shares: what was decided before is no reason to
+    // start one that somebody has stopped since, or to lock somebody out whose share is being recorded.
+    let turn = entry.turn.lock().await;
+    let aside = mps.moving().aside.contains(uuid);
+    let stopped = mps.record(uuid).stopped;
+    let want = if stopped.is_some() || aside { None } else { wanted };
+    if let Err(error) = entry.daemon.have(Do::Want(want)).await {
+        tracing::error!(mps = entry.short, "{error}");
+    }
+    // The time that its clients were given goes on over a restart of gpushd.
+    if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
+        && is_drained_for_ever(&entry.daemon.seen())
+    {
+        let left = Duration::try_from(end_at.duration_since(Timestamp::now())).unwrap_or_default();
+        if let Err(error) = entry.daemon.have(Do::Drain(Some(left))).await {
+            tracing::error!(mps = entry.short, "{error}");
+        }
+    }
+    let users = mps.shares_of(uuid).iter().map(|share| share.by.uid).collect();
+    if let Err(error) = entry.daemon.have(Do::Users(users)).await {
+        tracing::error!(mps = entry.short, "{error}");
+    }
+    drop(turn);
+    if is_wanted || aside || entry.daemon.seen().state != State::Stopped {
+        return;
+    }
+    let place = Place::of(&mps.base, &entry.short);
+    if place.is_taken() {
+        // What it started is on its way out, or serves somebody.
+        if entry.daemon.seen().since > Timestamp::now() - SignedDuration::from_secs(5) {
+            mps.settle_soon(&entry.gpu_uuid);
+        }
+        return;
+    }
+    // It is gone, and so is what it was for.
+    // Its shares end first: a target that is not listed any more has none.
+    share_end::end_all_of(mps, uuid).await;
+    compute_mode::put_back(mps, uuid).await;
+    place.remove();
+    mps.entries().remove(uuid);
+    records::forget(mps, uuid).await;
+    mps.handles.timeslice.settle();
+}
+
+/// Whether clients have all the time that they want.
+fn is_drained_for_ever(seen: &Seen) -> bool {
+    seen.until.is_none() && (seen.behind || matches!(seen.state, State::Draining { .. }))
+}

@@ -1,0 +1,52 @@
+//! Waking the reconcilers of GPUs.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+
+/// One channel per GPU, by UUID. A wakeup that comes while a reconciler works is kept until it has finished.
+#[derive(Debug, Default)]
+pub(super) struct Wakes(Mutex<BTreeMap<String, watch::Sender<u64>>>);
+
+impl Wakes {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<u64>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows the wakeups of a GPU.
+    pub(super) fn follow(&self, gpu: &str) -> watch::Receiver<u64> {
+        self.all().entry(gpu.to_owned()).or_default().subscribe()
+    }
+
+    /// Wakes the reconciler of a GPU.
+    pub(super) fn wake(&self, gpu: &str) {
+        self.all().entry(gpu.to_owned()).or_default().send_modify(|times| *times += 1);
+    }
+
+    /// Wakes the reconcilers of all GPUs.
+    pub(super) fn wake_all(&self) {
+        self.all().values().for_each(|wake| wake.send_modify(|times| *times += 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wakeup_reaches_its_gpu_and_is_kept() {
+        let wakes = Wakes::default();
+        let (mut one, mut other) = (wakes.follow("GPU-1"), wakes.follow("GPU-2"));
+        wakes.wake("GPU-1");
+        assert!(one.has_changed().unwrap() && !other.has_changed().unwrap());
+        one.mark_unchanged();
+        wakes.wake("GPU-1");
+        wakes.wake_all();
+        assert!(one.has_changed().unwrap() && other.has_changed().unwrap(), "several count once");
+        other.mark_unchanged();
+        assert!(!other.has_changed().unwrap());
+    }
+}

@@ -1,0 +1,37 @@
+//! How long commands for other GPUs take while the reading of one hangs.
+
+use std::time::Duration;
+
+use gpush_tests::hung_gpu::{Compared, compare};
+
+use crate::report::Report;
+
+/// How often each command is run, in each condition.
+const ROUNDS: usize = 15;
+
+/// Compares each command with itself.
+pub(crate) fn run() -> Report {
+    let mut report = Report::new(
+        "One GPU hangs",
+        "Four H100, GPU 0 and 1 shared through MPS, 2 with MIG, 3 time-sliced. Each command concerns one GPU, and is run \
+         while all GPUs answer and while the reading of GPU 1 hangs. Medians in ms. Resets, maintenance and runs of \
+         `nvidia-smi` that open all GPUs are not among them: these wait for each other.",
+        &["", "all answer", "GPU 1 hangs"],
+    );
+    let compared = compare(ROUNDS);
+    let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e3);
+    for one in &compared {
+        report.rows.push(vec![one.name.to_owned(), ms(one.usual), ms(one.hung)]);
+    }
+    let is_slow = |one: &&Compared| one.hung > one.usual * 2 + Duration::from_millis(100);
+    let slow: Vec<&str> = compared.iter().filter(is_slow).map(|one| one.name).collect();
+    let measured =
+        if slow.is_empty() { format!("{} of {} commands", compared.len(), compared.len()) } else { slow.join(", ") };
+    report.target(
+        "commands for other GPUs while one hangs",
+        "at most 2 times as long, plus 100 ms",
+        &measured,
+        slow.is_empty(),
+    );
+    report
+}

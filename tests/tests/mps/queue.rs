@@ -1,0 +1,90 @@
+//! Operations that wait for the shares of a GPU, and later requests for shares.
+
+use gpush_api::{Code, MpsDaemon, MpsState, Operation, OperationState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    host::Host,
+    mps::{Client, daemons, reaches, share},
+};
+use serde_json::json;
+
+const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+const CONFIG: &str =
+    "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb@4:mps\", \"2g.20gb@0:mps\"]\n";
+
+/// Short names of the daemons of the larger and the smaller device, once they serve.
+fn served(agent: &Agent) -> (String, String) {
+    agent.wait_for_layouts_at_start();
+    agent.await_that("two daemons", || daemons(agent).len() == 2);
+    let named = |profile: &str| {
+        let all = daemons(agent);
+        let is_of = |one: &&MpsDaemon| one.device.as_ref().is_some_and(|device| device.starts_with(profile));
+        let name = all.iter().find(is_of).unwrap_or_else(|| panic!("{profile}: {all:#?}")).target.clone();
+        reaches(agent, &name, MpsState::Ready);
+        name
+    };
+    (named("3g.40gb"), named("2g.20gb"))
+}
+
+fn is_waiting(operation: &Operation) -> bool {
+    operation.state == OperationState::Waiting && !operation.notes.is_empty()
+}
+
+/// An operation waits for a share of the device that it takes away. Without the queue, later shares of the device kept
+/// it waiting until its time was over.
+#[test]
+fn waiting_operation_is_not_overtaken_by_new_shares() {
+    let host = Host::up(HOST);
+    let mut agent = Agent::start(&host, CONFIG);
+    let (large, small) = served(&agent);
+    let held = share(&agent, &large, &json!({ "percentage": 10 })).expect("a share").share.id;
+    // It keeps the smaller device.
+    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
+    let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+
+    let refused = share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+    assert_eq!((refused.code, refused.retryable), (Code::Conflict, true), "{refused:?}");
+    assert!(refused.message.contains(&format!("operation {} waits for it", waiting.id)), "{refused:?}");
+    let hint = refused.hint.expect("a hint");
+    assert!(hint.contains(&format!("gpushctl operation wait {}", waiting.id)), "{hint}");
+    // What it leaves alone is granted.
+    let other = share(&agent, &small, &json!({ "percentage": 10 })).expect("a share of the other device").share.id;
+
+    // The next agent keeps the order.
+    agent.kill();
+    agent = Agent::start(&host, CONFIG);
+    reaches(&agent, &large, MpsState::Ready);
+    let waiting = agent.follow_until(agent.operation(&waiting.id), is_waiting);
+    let refused = share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+    assert!(refused.message.contains(&format!("operation {} waits for it", waiting.id)), "{refused:?}");
+
+    assert_eq!(agent.request("DELETE", &format!("/v1/mps/shares/{held}"), "", b"").status, 200);
+    let done = agent.follow(agent.operation(&waiting.id));
+    assert_eq!(done.state, OperationState::Done, "{done:#?}");
+    assert!(truth(&host, 0).iter().all(|instance| !instance.starts_with("3g")), "{:?}", truth(&host, 0));
+    assert_eq!(agent.request("DELETE", &format!("/v1/mps/shares/{other}"), "", b"").status, 200);
+}
+
+/// The operation is blocked by a process, which the driver shows, and not only by a share. Once it is cancelled it
+/// reserves nothing.
+#[test]
+fn cancelled_operation_lets_shares_be_granted_again() {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    let (large, small) = served(&agent);
+    let taken = share(&agent, &large, &json!({ "percentage": 10 })).expect("a share");
+    let _client = Client::start(&host, &taken.environment);
+    agent.settle_reads();
+    let body = json!({"gpus": ["0"], "layout": {"entries": ["1g.10gb@4"]}, "wait_s": 600});
+    let waiting = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+    let body = json!({"gpus": ["0"], "layout": {"entries": ["2g.20gb@0:mps", "1g.10gb@4"]}, "wait_s": 600});
+    let second = agent.follow_until(agent.begin_with(&body).expect("it is queued"), is_waiting);
+    assert!(second.notes[0].contains(&format!("operation {} came first", waiting.id)), "{:?}", second.notes);
+    assert_eq!(agent.cancel(&second.id).status, 202);
+    assert_eq!(agent.follow(agent.operation(&second.id)).state, OperationState::RolledBack);
+    share(&agent, &small, &json!({ "percentage": 10 })).expect_err("the first operation takes it away, too");
+    assert_eq!(agent.cancel(&waiting.id).status, 202);
+    assert_eq!(agent.follow(agent.operation(&waiting.id)).state, OperationState::RolledBack);
+    share(&agent, &large, &json!({ "percentage": 10 })).expect("a share");
+}
