@@ -21,7 +21,7 @@ fn write<T: Send + 'static>(
 }
 
 fn grant(store: &Store, uid: u32) -> LeaseRecord {
-    write(store, move |tx| tx.grant_lease(LeaseSource::New(new_lease(uid)), lease_terms(&["GPU-0"]))).unwrap()
+    write(store, move |tx| tx.grant_lease(LeaseSource::from(new_lease(uid)), lease_terms(&["GPU-0"]))).unwrap()
 }
 
 fn end(store: &Store, id: LeaseId) -> LeaseRecord {
@@ -52,7 +52,7 @@ fn free_share_is_granted_by_one_commit_and_survives_a_restart() {
     assert!(lease.granted_at.is_some());
     drop(store);
     let store = open(scratch.path()).store;
-    assert_eq!(store.read(|view| view.open_leases()).wait().unwrap(), [lease.clone()]);
+    assert_eq!(store.read(|view| view.open_leases()).wait().unwrap(), std::slice::from_ref(&lease));
     assert_eq!(store.read(move |view| view.lease(lease.id)).wait().unwrap(), Some(lease));
 }
 
@@ -265,7 +265,7 @@ proptest! {
                     (queued, LeaseId(model.len() as u64 + 1), Some(LeaseState::Queued))
                 }
                 Action::Grant(n) if n % 2 == 0 => {
-                    let source = move || LeaseSource::New(new_lease(n.into()));
+                    let source = move || LeaseSource::from(new_lease(n.into()));
                     let granted = write(&store, move |tx| tx.grant_lease(source(), lease_terms(&["GPU-0"])));
                     (granted, LeaseId(model.len() as u64 + 1), Some(LeaseState::Active))
                 }

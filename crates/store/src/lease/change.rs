@@ -111,7 +111,7 @@ impl Tx<'_> {
 
     fn granted(&mut self, source: LeaseSource, to: LeaseState) -> Result<LeaseRecord, StoreError> {
         match source {
-            LeaseSource::New(new) => self.new_lease(new),
+            LeaseSource::New(new) => self.new_lease(*new),
             LeaseSource::Queued(id) => self.known_lease(id, &[LeaseState::Queued], to),
         }
     }

@@ -50,9 +50,15 @@ pub struct NewLease {
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseSource {
     /// A new one.
-    New(NewLease),
+    New(Box<NewLease>),
     /// One that is queued.
     Queued(LeaseId),
+}
+
+impl From<NewLease> for LeaseSource {
+    fn from(new: NewLease) -> Self {
+        Self::New(Box::new(new))
+    }
 }
 
 /// What a grant records.

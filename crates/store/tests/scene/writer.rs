@@ -31,7 +31,7 @@ pub(crate) fn commit(store: &Store, thread: u64, number: u64) -> Result<u64, Sto
         let id = tx.begin(operation(&format!("thread {thread}"), number))?.id;
         tx.note_undo(id, serde_json::json!(number))?;
         tx.set_override(override_of(&format!("GPU-{thread}"), &number.to_string()))?;
-        let source = LeaseSource::New(new_lease(uid_of(thread)));
+        let source = LeaseSource::from(new_lease(uid_of(thread)));
         let lease = tx.begin_lease(source, lease_terms(&["GPU-0"]).members, id)?.id;
         tx.activate_lease(lease, lease_terms(&["GPU-0", "GPU-1"]))?;
         tx.end_lease(lease, EndReason::Released)?;

@@ -198,7 +198,7 @@ pub(super) fn executes(host: &Host, assignment: &Assignment) {
         for step in &plan.steps {
             match step {
                 InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
-                    created.push((*profile_id, *placement))
+                    created.push((*profile_id, *placement));
                 }
                 InstanceStep::DestroyGpuInstance { gi, .. } => destroyed.push((gpu.index, *gi)),
                 _ => {}
