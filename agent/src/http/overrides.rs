@@ -52,6 +52,7 @@ pub(super) async fn list(
         ("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")
     ),
     responses((status = 200, description = "It has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+#[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 pub(super) async fn end(
     State(state): State<state::State>,
     State(readings): State<Readings>,

@@ -333,7 +333,7 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
             ),
         }),
         (_, gpu) => {
-            findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message))
+            findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message));
         }
     }
     for server in &mut daemon.servers {
