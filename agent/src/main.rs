@@ -15,7 +15,6 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-mod agent;
 mod apply;
 mod authorization;
 mod caller;

@@ -59,10 +59,7 @@ fn main() -> ExitCode {
         Task::Man(arguments) => told(generate::man(&arguments)),
         Task::Completions(arguments) => told(generate::completions(&arguments)),
         Task::Arrows(arguments) => arrows::run(&arguments).and_then(|arrows| {
-            println!("{arrows}");
-            if !arguments.prints_only() {
-                println!("tree is clean: {}\n{}", tree::check()?, links::check()?);
-            }
+            println!("{arrows}\ntree is clean: {}\n{}", tree::check()?, links::check()?);
             Ok(true)
         }),
     };

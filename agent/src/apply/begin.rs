@@ -12,9 +12,8 @@ use gpush_store::{GpuIntent, Intent, NewAudit};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{part::Part, planner::unreadable, queue};
+use super::{Engine, part::Part, planner::unreadable, queue};
 use crate::{
-    agent::Shared,
     caller::{Caller, Viewer},
     idempotency::Key,
     lanes::Claim,
@@ -77,9 +76,9 @@ impl Order {
 ///
 /// # Errors
 /// When it is refused; then nothing was touched.
-pub(crate) async fn begin(agent: &Shared, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
-    let (shared, caller) = (Arc::clone(agent), caller.clone());
-    let beginning = agent.tasks.spawn(async move {
+pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
+    let (shared, caller) = (Arc::clone(engine), caller.clone());
+    let beginning = engine.tasks.spawn(async move {
         let Some(key) = order.key.clone() else { return accept(&shared, &caller, order).await };
         let _lock = shared.idempotency.lock(&key).await;
         match shared.idempotency.operation(&key).await? {
@@ -94,54 +93,54 @@ pub(crate) async fn begin(agent: &Shared, caller: &Caller, order: Order) -> Resu
     })
 }
 
-async fn accept(agent: &Shared, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
-    refuse_now(agent)?;
-    let config = agent.settings.config();
-    let gpus = agent.planner.gpus(caller.viewer, &order.request).await?;
-    let planned = agent.planner.planned_with_needs(&gpus, &order.request).await;
-    let (meant, needs) = planned.map_err(|error| agent.state.now().explain_absent(&order.request.gpus, error))?;
+async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
+    refuse_now(engine)?;
+    let config = engine.settings.config();
+    let gpus = engine.planner.gpus(caller.viewer, &order.request).await?;
+    let planned = engine.planner.planned_with_needs(&gpus, &order.request).await;
+    let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::expiry_has_an_object(order.expires_at, &order.lasting(&config, &gpus, &meant))?;
-    let by = caller.actor(agent.users.user(caller.peer.uid).await);
+    let by = caller.actor(engine.users.user(caller.peer.uid).await);
     // An operation that waits goes behind those that wait already. One that does not begins at once or is refused.
-    let ahead = order.wait.and_then(|_| agent.lanes.ahead_of_newcomer(&needs));
-    let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(agent, &ahead)));
-    let free = first.and_then(|()| not_resetting(&agent.outside));
-    let claimed = free.and_then(|()| agent.lanes.claim(&operation::gpus(&meant)));
+    let ahead = order.wait.and_then(|_| engine.lanes.ahead_of_newcomer(&needs));
+    let first = ahead.map_or(Ok(()), |ahead| Err(queue::behind(engine, &ahead)));
+    let free = first.and_then(|()| not_resetting(&engine.outside));
+    let claimed = free.and_then(|()| engine.lanes.claim(&operation::gpus(&meant)));
     let ready = match claimed {
-        Ok(claim) => Ready::look(agent, caller.viewer, &order, &meant, claim).await,
+        Ok(claim) => Ready::look(engine, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
-    agent.operations.not_stopping(&agent.stopping)?;
+    engine.operations.not_stopping(&engine.stopping)?;
     let ongoing = match ready {
         Ok(ready) => {
             let Ready { parts, claim } = ready;
             let new = new(&order, by, &parts);
-            let ongoing = agent.operations.begin(claim, new).await?;
+            let ongoing = engine.operations.begin(claim, new).await?;
             for part in &parts {
-                for waiting in agent.queue.for_gpu(&part.plan.uuid) {
+                for waiting in engine.queue.for_gpu(&part.plan.uuid) {
                     ongoing.note(format!("{}: {waiting} after this one; `gpushctl operation list`", part.label()));
                 }
             }
             let operation = ongoing.snapshot();
-            agent.executor.spawn(ongoing, parts);
+            engine.executor.spawn(ongoing, parts);
             return Ok(operation);
         }
         Err(error) if order.wait.is_none() || !may_pass(&error) => return Err(error),
         Err(_) => {
-            agent.queue.has_room()?;
+            engine.queue.has_room()?;
             let parts: Vec<Part> = meant.into_iter().enumerate().map(|(at, plan)| Part::unseen(at, plan)).collect();
-            agent.operations.enqueue(new(&order, by, &parts)).await?
+            engine.operations.enqueue(new(&order, by, &parts)).await?
         }
     };
     let operation = ongoing.snapshot();
-    agent.queue.enter(&agent.lanes, &ongoing, order, operation.created_at, needs);
+    engine.queue.enter(&engine.lanes, &ongoing, order, operation.created_at, needs);
     Ok(operation)
 }
 
 /// Why nothing at all is begun now.
-fn refuse_now(agent: &Shared) -> Result<(), ApiError> {
-    agent.operations.not_stopping(&agent.stopping)?;
-    match agent.read_only.clone().or_else(|| agent.operations.closed()) {
+fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
+    engine.operations.not_stopping(&engine.stopping)?;
+    match engine.read_only.clone().or_else(|| engine.operations.closed()) {
         Some(why) => Err(why),
         None => Ok(()),
     }
@@ -165,7 +164,7 @@ impl Ready {
     /// # Errors
     /// When one can't be read, or can't have its layout; the GPUs are free again.
     pub(super) async fn look(
-        agent: &Shared,
+        engine: &Engine,
         viewer: Viewer,
         order: &Order,
         meant: &[GpuPlan],
@@ -174,12 +173,12 @@ impl Ready {
         claim.wait_until_alone().await;
         let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
         let mut readings = Vec::new();
-        for ((_, outcome), plan) in agent.readings.now(&uuids).await.into_iter().zip(meant) {
+        for ((_, outcome), plan) in engine.readings.now(&uuids).await.into_iter().zip(meant) {
             readings.push(outcome.map_err(|error| unreadable(plan, &error.to_api()))?);
         }
-        let gpus = agent.planner.gpus_with(viewer, &readings).await?;
-        let config = agent.settings.config();
-        let mut plans = agent.planner.planned(&gpus, &order.request).await?;
+        let gpus = engine.planner.gpus_with(viewer, &readings).await?;
+        let config = engine.settings.config();
+        let mut plans = engine.planner.planned(&gpus, &order.request).await?;
         // Nor is anything reset along that is not claimed.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
@@ -187,7 +186,7 @@ impl Ready {
             let error = ApiError::new(Code::Conflict, "which GPUs are meant has changed while they were planned");
             return Err(error.hint("ask again").retryable());
         }
-        agent.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
+        engine.planner.refuse_blocked(viewer, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);
         }
@@ -229,7 +228,7 @@ fn bare(reading: &Reading) -> Option<Mig> {
     Some(mig)
 }
 
-/// What the journal keeps beside the plans: the order, for an agent that takes it over in line, and
+/// What the journal keeps beside the plans: the order, for a gpushd that takes it over in the queue, and
 /// what it makes of overrides, for one that takes it over half done.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct More {

@@ -14,6 +14,7 @@
 //! | `begin` | from a request to an operation on record |
 //! | `queue` | operations that wait for GPUs, or for instances to be idle |
 //! | `part` | one GPU's part of an operation |
+//! | `engine` | the handles with which operations are queued and begun |
 //! | `executor` | the operation as a whole: forward on all GPUs, or back on all |
 //! | `phases` | the steps forward: brackets and phases |
 //! | `services` | brackets that the journal notes: services and hooks |
@@ -28,6 +29,7 @@
 mod back;
 mod begin;
 mod course;
+mod engine;
 mod executor;
 mod interrupted;
 mod part;
@@ -40,15 +42,13 @@ mod services;
 
 pub(crate) use self::{
     begin::{Order, begin},
+    engine::{Engine, EngineHandles},
     executor::Executor,
     part::Part,
     planner::Planner,
     recover::Recovery,
     services::{Services, health as services_health},
 };
-
-/// What operations are queued and begun with. Callers pass it on and do not look inside.
-pub(crate) use crate::agent::Shared as Engine;
 
 use gpush_api::Gpu;
 

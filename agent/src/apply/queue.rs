@@ -30,9 +30,11 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::begin::{Order, Ready, intent, may_pass, refusal};
+use super::{
+    Engine,
+    begin::{Order, Ready, intent, may_pass, refusal},
+};
 use crate::{
-    agent::Shared,
     caller::Viewer,
     lanes::{Ahead, Lanes, Need, Needs, Place, Reserve, Waiter},
     modes::mig::reset::not_resetting,
@@ -141,33 +143,33 @@ impl OperationQueue {
     }
 }
 
-/// Serves the queue until the agent stops. What waits then goes on waiting in the next agent.
-pub(crate) async fn run(agent: Shared) {
-    let mut room = agent.lanes.room();
-    let mut changes = agent.queue.changes.subscribe();
-    // Operations that the previous agent left may be there already.
+/// Serves the queue until gpushd stops. The operations that wait then wait on in the next gpushd.
+pub(crate) async fn run(engine: Engine) {
+    let mut room = engine.lanes.room();
+    let mut changes = engine.queue.changes.subscribe();
+    // Operations that the previous gpushd left may be there already.
     changes.mark_changed();
     loop {
         let pause = async {
-            if agent.queue.is_empty() {
+            if engine.queue.is_empty() {
                 std::future::pending::<()>().await;
             }
             sleep(READ).await;
         };
         tokio::select! {
             biased;
-            () = agent.stopping.cancelled() => return,
+            () = engine.stopping.cancelled() => return,
             _ = changes.changed() => {}
             _ = room.changed() => {}
             () = pause => {}
         }
-        round(&agent).await;
+        round(&engine).await;
     }
 }
 
 /// Tries all of them once.
-async fn round(agent: &Shared) {
-    let mut all: Vec<Waiting> = agent.queue.waiting().values().cloned().collect();
+async fn round(engine: &Engine) {
+    let mut all: Vec<Waiting> = engine.queue.waiting().values().cloned().collect();
     if all.is_empty() {
         return;
     }
@@ -181,7 +183,7 @@ async fn round(agent: &Shared) {
             None
         };
         let Some(error) = over else { return true };
-        leave(agent, one, error);
+        leave(engine, one, error);
         false
     });
     all.retain(|one| one.again <= Instant::now());
@@ -191,18 +193,18 @@ async fn round(agent: &Shared) {
     let concerned: BTreeSet<String> =
         all.iter().flat_map(|one| one.ongoing.snapshot().plans).map(|plan| plan.uuid).collect();
     // Every user may read what they wait for, so no user's view is used.
-    let gpus = match agent.planner.gpus_of(Viewer::Agent, &concerned).await {
+    let gpus = match engine.planner.gpus_of(Viewer::Agent, &concerned).await {
         Ok(gpus) => gpus,
-        Err(error) => return all.iter().for_each(|one| still(agent, one, &error)),
+        Err(error) => return all.iter().for_each(|one| still(engine, one, &error)),
     };
     for one in all {
-        if agent.stopping.is_cancelled() {
+        if engine.stopping.is_cancelled() {
             return;
         }
-        match attempt(agent, &one, &gpus).await {
-            Ok(ready) => start(agent, one, ready),
-            Err(error) if passes(&error) => still(agent, &one, &error),
-            Err(error) => leave(agent, &one, error),
+        match attempt(engine, &one, &gpus).await {
+            Ok(ready) => start(engine, one, ready),
+            Err(error) if passes(&error) => still(engine, &one, &error),
+            Err(error) => leave(engine, &one, error),
         }
     }
 }
@@ -214,39 +216,39 @@ fn passes(error: &ApiError) -> bool {
         || error.code == Code::Unavailable && error.retryable
 }
 
-async fn attempt(agent: &Shared, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, ApiError> {
-    not_resetting(&agent.outside)?;
-    let (meant, needs) = agent.planner.planned_with_needs(gpus, &one.order.request).await?;
+async fn attempt(engine: &Engine, one: &Waiting, gpus: &[Gpu]) -> Result<Ready, ApiError> {
+    not_resetting(&engine.outside)?;
+    let (meant, needs) = engine.planner.planned_with_needs(gpus, &one.order.request).await?;
     one.place.set_needs(needs);
     if let Some(ahead) = one.place.ahead() {
-        return Err(behind(agent, &ahead));
+        return Err(behind(engine, &ahead));
     }
     // As last seen: only what seems possible is worth a claim and another reading.
     if let Some(error) = refusal(&meant) {
         return Err(error);
     }
-    let claim = agent.lanes.claim(&operation::gpus(&meant))?;
-    let ready = Ready::look(agent, Viewer::Agent, &one.order, &meant, claim).await;
+    let claim = engine.lanes.claim(&operation::gpus(&meant))?;
+    let ready = Ready::look(engine, Viewer::Agent, &one.order, &meant, claim).await;
     if ready.is_err() {
-        agent.queue.rest(one.ongoing.number());
+        engine.queue.rest(one.ongoing.number());
     }
     ready
 }
 
 /// Why an operation waits that is not first on all its GPUs.
-pub(super) fn behind(agent: &Shared, ahead: &Ahead) -> ApiError {
-    let index = agent.state.index_of(&ahead.gpu);
+pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
+    let index = engine.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
     ApiError::new(Code::Conflict, format!("{} came first for {gpu}", ahead.waiter))
         .hint("`gpushctl operation list` shows what waits")
         .retryable()
 }
 
-fn start(agent: &Shared, one: Waiting, ready: Ready) {
-    agent.queue.waiting().remove(&one.ongoing.number());
+fn start(engine: &Engine, one: Waiting, ready: Ready) {
+    engine.queue.waiting().remove(&one.ongoing.number());
     let Waiting { ongoing, order, place, .. } = one;
-    let agent = Arc::clone(agent);
-    agent.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
+    let engine = Arc::clone(engine);
+    engine.executor.clone().in_background(ongoing, move |executor, ongoing| async move {
         let Ready { parts, claim } = ready;
         let plans = parts.iter().map(|part| part.plan.clone()).collect();
         let error = match ongoing.start(claim, intent(&order, &parts), plans).await {
@@ -265,7 +267,7 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
             Err(error) if error.retryable => {
                 tracing::warn!(op = ongoing.id(), "it cannot begin yet: {error}");
                 let since = ongoing.snapshot().created_at;
-                return agent.queue.insert(&ongoing, order, since, place, Instant::now() + READ);
+                return engine.queue.insert(&ongoing, order, since, place, Instant::now() + READ);
             }
             Err(error) => error,
         };
@@ -276,8 +278,8 @@ fn start(agent: &Shared, one: Waiting, ready: Ready) {
 }
 
 /// Notes why an operation cannot begin yet.
-fn still(agent: &Shared, one: &Waiting, why: &ApiError) {
-    let mut waiting = agent.queue.waiting();
+fn still(engine: &Engine, one: &Waiting, why: &ApiError) {
+    let mut waiting = engine.queue.waiting();
     let Some(kept) = waiting.get_mut(&one.ongoing.number()) else { return };
     let news = kept.last.as_ref().is_none_or(|last| last.sentences() != why.sentences());
     kept.last = Some(why.clone());
@@ -297,15 +299,15 @@ fn still(agent: &Shared, one: &Waiting, why: &ApiError) {
 }
 
 /// Ends an operation that is cancelled, or cannot begin.
-fn leave(agent: &Shared, one: &Waiting, mut error: ApiError) {
-    let kept = agent.queue.waiting().remove(&one.ongoing.number());
+fn leave(engine: &Engine, one: &Waiting, mut error: ApiError) {
+    let kept = engine.queue.waiting().remove(&one.ongoing.number());
     if let Some(last) = kept.and_then(|kept| kept.last) {
         error.causes.push(last.message);
         error.causes.extend(last.causes);
         error.errors = last.errors;
     }
     let error = error.outcome("nothing of it was done");
-    agent.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
+    engine.executor.in_background(Arc::clone(&one.ongoing), move |executor, ongoing| async move {
         executor.finish(ongoing, &[], OperationState::RolledBack, Some(error)).await;
     });
 }

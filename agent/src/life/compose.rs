@@ -11,8 +11,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::UNKNOWN_BOOT;
 use crate::{
-    agent::{Agent, Shared},
-    apply::{self, Executor, Planner, Recovery, Services},
+    apply::{self, Engine, EngineHandles, Executor, Planner, Recovery, Services},
     authorization::Authorization,
     durable::{self, Remembered},
     health::{Check, Health, Sources},
@@ -51,7 +50,7 @@ pub(super) struct Origin {
 /// What `life` runs.
 pub(super) struct Parts {
     /// Queues and begins operations.
-    pub(super) engine: Shared,
+    pub(super) engine: Engine,
     /// The driver, behind its worker.
     pub(super) hardware: Hardware,
     /// Time-sliced GPUs.
@@ -189,7 +188,7 @@ pub(super) fn compose(
         tasks: tasks.clone(),
     };
     let recovery = Recovery { executor: executor.clone(), planner: planner.clone(), stopping: stopping.clone() };
-    let engine = Arc::new(Agent {
+    let engine = Arc::new(EngineHandles {
         settings: settings.clone(),
         read_only: read_only.clone(),
         state: state.clone(),

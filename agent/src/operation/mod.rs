@@ -1,8 +1,8 @@
 //! Operations: what is being done, what was done, and who waits for it.
 //!
 //! The states are those of [`gpush_api::operation`]. Those that go on live in memory, each with its
-//! watchers; all of them are in the journal, which answers for those that ended. What an agent that
-//! died left behind is taken over by [`crate::apply::take_over`].
+//! watchers; all of them are in the journal, which answers for those that ended. Recovery in `apply` takes over what a
+//! gpushd that died left behind.
 //!
 //! | file | subject |
 //! |---|---|

@@ -16,23 +16,10 @@ pub(crate) struct Arguments {
     /// Update the lists of used modules in ARCHITECTURE.md first; the order of the rows stays
     #[arg(long)]
     write: bool,
-    /// Only print the exceptions that the agent's modules need, in the format of xtask/src/arrows/exceptions.txt
-    #[arg(long, conflicts_with = "write")]
-    exceptions: bool,
-}
-
-impl Arguments {
-    /// Whether the command prints and checks nothing.
-    pub(crate) fn prints_only(&self) -> bool {
-        self.exceptions
-    }
 }
 
 /// Runs the command and returns the text to print.
 pub(crate) fn run(arguments: &Arguments) -> Result<String> {
-    if arguments.exceptions {
-        return modules::needed_exceptions();
-    }
     if arguments.write {
         modules::write_table()?;
     }

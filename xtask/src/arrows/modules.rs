@@ -1,8 +1,7 @@
 //! The arrows between the agent's top-level modules.
 //!
 //! The table in ARCHITECTURE.md lists the modules from the highest layer to the lowest, each with the modules that it
-//! uses. A module may only use modules further down, so there is no cycle. `exceptions.txt` lists the arrows that
-//! still point upwards. It may only shrink: an exception that the code no longer needs is an error too.
+//! uses. A module may only use modules further down, so there is no cycle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +18,6 @@ use super::{
 use crate::workspace;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
-const EXCEPTIONS: &str = "xtask/src/arrows/exceptions.txt";
 const SRC: &str = "agent/src";
 
 /// Arrows, as the module that uses and the module that is used.
@@ -28,27 +26,18 @@ type Arrows = BTreeSet<(String, String)>;
 /// Checks the modules of the agent; returns a summary.
 ///
 /// # Errors
-/// If the code, the table and the exceptions do not agree; names every difference.
+/// If the code and the table do not agree; names every difference.
 pub(crate) fn check() -> Result<String> {
-    let (source, table, exceptions) = (source()?, Table::find(&read(DOCUMENT)?)?, exceptions(&read(EXCEPTIONS)?)?);
-    let wrong = violations(&source, &table, &exceptions);
+    let (source, table) = (source()?, Table::find(&read(DOCUMENT)?)?);
+    let wrong = violations(&source, &table);
     if !wrong.is_empty() {
         bail!("the agent's modules do not match the table in {DOCUMENT}:\n  {}", wrong.join("\n  "));
     }
     Ok(format!(
-        "{} modules of the agent, {} arrows between them, {} of them exceptions; {} modules in the largest cycle",
+        "{} modules of the agent, {} arrows between them, none of them up",
         source.modules.len(),
-        source.uses.len(),
-        exceptions.len(),
-        largest_cycle(&source)
+        source.uses.len()
     ))
-}
-
-/// Returns the exceptions that the code needs, in the format of the file.
-pub(crate) fn needed_exceptions() -> Result<String> {
-    let (source, table) = (source()?, Table::find(&read(DOCUMENT)?)?);
-    let needed: Vec<String> = upward(&source, &table).iter().map(|(from, to)| format!("{from} -> {to}")).collect();
-    Ok(needed.join("\n"))
 }
 
 /// Updates the lists of used modules in the table.
@@ -73,14 +62,6 @@ fn source() -> Result<Source> {
     source::read(&path(SRC))
 }
 
-fn exceptions(text: &str) -> Result<Arrows> {
-    let arrow = |line: &str| -> Result<(String, String)> {
-        let (from, to) = line.split_once(" -> ").with_context(|| format!("{EXCEPTIONS}: `{line}` is not an arrow"))?;
-        Ok((from.to_owned(), to.to_owned()))
-    };
-    text.lines().filter(|line| !line.is_empty()).map(arrow).collect()
-}
-
 /// The arrows that do not point down in the table.
 fn upward(source: &Source, table: &Table) -> Arrows {
     let points_down =
@@ -99,7 +80,7 @@ fn updated(source: &Source, mut table: Table) -> Table {
     table
 }
 
-fn violations(source: &Source, table: &Table, exceptions: &Arrows) -> Vec<String> {
+fn violations(source: &Source, table: &Table) -> Vec<String> {
     let mut wrong = Vec::new();
     for module in source.modules.iter().filter(|module| table.rank(module).is_none()) {
         wrong.push(format!("`{module}` has no row: add one above the modules that it uses"));
@@ -108,9 +89,6 @@ fn violations(source: &Source, table: &Table, exceptions: &Arrows) -> Vec<String
     for ((from, to), place) in &source.uses {
         let place = format!("{SRC}/{}:{}: `{from}` uses `{to}`", place.file.display(), place.line);
         let arrow = (from.clone(), to.clone());
-        if exceptions.contains(&arrow) {
-            continue;
-        }
         if upward.contains(&arrow) {
             let cycle = path_between(source, to, from)
                 .map_or(String::new(), |path| format!(", and closes the cycle {from} → {}", path.join(" → ")));
@@ -134,9 +112,6 @@ fn violations(source: &Source, table: &Table, exceptions: &Arrows) -> Vec<String
                 ));
             }
         }
-    }
-    for (from, to) in exceptions.difference(&upward) {
-        wrong.push(format!("{EXCEPTIONS}: `{from} -> {to}` is no longer needed: remove the line"));
     }
     wrong
 }
@@ -166,15 +141,6 @@ fn path_between<'a>(source: &'a Source, from: &'a str, to: &str) -> Option<Vec<&
     None
 }
 
-/// Number of modules in the largest cycle, exceptions included; 0 without a cycle.
-fn largest_cycle(source: &Source) -> usize {
-    let reaches = |from: &str, to: &str| path_between(source, from, to).is_some();
-    let in_cycle_with = |module: &String| {
-        source.modules.iter().filter(|other| reaches(module, other) && reaches(other, module)).count()
-    };
-    source.modules.iter().map(in_cycle_with).max().filter(|size| *size > 1).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,8 +157,8 @@ mod tests {
         }
     }
 
-    fn wrong(arrows: &[(&str, &str)], exceptions_file: &str) -> Vec<String> {
-        violations(&crate_with(arrows), &Table::find(TABLE).unwrap(), &exceptions(exceptions_file).unwrap())
+    fn wrong(arrows: &[(&str, &str)]) -> Vec<String> {
+        violations(&crate_with(arrows), &Table::find(TABLE).unwrap())
     }
 
     const SOUND: [(&str, &str); 2] = [("main", "http"), ("http", "state")];
@@ -204,45 +170,32 @@ mod tests {
 
     #[test]
     fn a_planted_cycle_is_an_error() {
-        assert_eq!(wrong(&SOUND, ""), Vec::<String>::new());
+        assert_eq!(wrong(&SOUND), Vec::<String>::new());
         let planted = [SOUND[0], SOUND[1], ("state", "http")];
         assert_eq!(
-            wrong(&planted, ""),
+            wrong(&planted),
             ["agent/src/x.rs:7: `state` uses `http`, which is further up, and closes the cycle state → http → state"]
         );
-        assert_eq!((largest_cycle(&crate_with(&SOUND)), largest_cycle(&crate_with(&planted))), (0, 2));
-    }
-
-    #[test]
-    fn an_exception_allows_an_upward_arrow_until_it_is_unused() {
-        let planted = [SOUND[0], SOUND[1], ("state", "http")];
-        assert_eq!(wrong(&planted, "state -> http\n"), Vec::<String>::new());
-        assert!(wrong(&SOUND, "state -> http\n")[0].contains("no longer needed"));
-        assert!(wrong(&SOUND, "main -> http\n")[0].contains("no longer needed"), "it points down");
-        assert!(exceptions("state\n").is_err());
     }
 
     #[test]
     fn an_arrow_the_table_does_not_list_is_an_error() {
         let arrows = [SOUND[0], SOUND[1], ("main", "state")];
-        assert_eq!(wrong(&arrows, "").len(), 1);
+        assert_eq!(wrong(&arrows).len(), 1);
         let table = updated(&crate_with(&arrows), Table::find(TABLE).unwrap());
-        assert_eq!(violations(&crate_with(&arrows), &table, &Arrows::new()), Vec::<String>::new());
+        assert_eq!(violations(&crate_with(&arrows), &table), Vec::<String>::new());
     }
 
     #[test]
     fn an_unused_entry_and_a_missing_module_are_errors() {
-        assert!(wrong(&SOUND[..1], "")[0].contains("lists `state`, but does not use it"));
+        assert!(wrong(&SOUND[..1])[0].contains("lists `state`, but does not use it"));
         let mut source = crate_with(&SOUND);
         source.modules.insert("new".to_owned());
         let table = Table::find(TABLE).unwrap();
-        assert_eq!(
-            violations(&source, &table, &Arrows::new()),
-            ["`new` has no row: add one above the modules that it uses"]
-        );
+        assert_eq!(violations(&source, &table), ["`new` has no row: add one above the modules that it uses"]);
         source = crate_with(&SOUND[..1]);
         source.modules.remove("state");
-        assert!(violations(&source, &table, &Arrows::new())[0].contains("lists `state`"));
-        assert!(violations(&source, &table, &Arrows::new())[1].contains("there is no such module"));
+        assert!(violations(&source, &table)[0].contains("lists `state`"));
+        assert!(violations(&source, &table)[1].contains("there is no such module"));
     }
 }

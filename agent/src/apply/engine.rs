@@ -1,4 +1,4 @@
-//! What operations are queued and begun with. `life` builds it; only `apply` looks inside.
+//! The engine: the handles with which operations are queued and begun. `life` builds it; other modules pass it on.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use gpush_api::ApiError;
 use gpush_host::identity::Users;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::{Executor, Planner, queue::OperationQueue};
 use crate::{
-    apply::{Executor, Planner, queue::OperationQueue},
     idempotency::Idempotency,
     lanes::Lanes,
     operation::Operations,
@@ -16,15 +16,15 @@ use crate::{
     state::{State, readings::Readings},
 };
 
-/// The agent, as operations hold it.
-pub(crate) type Shared = Arc<Agent>;
+/// Queues and begins operations. Cheap to clone.
+pub(crate) type Engine = Arc<EngineHandles>;
 
-/// What operations are queued and begun with.
+/// The handles of an [`Engine`].
 #[derive(Debug)]
-pub(crate) struct Agent {
+pub(crate) struct EngineHandles {
     /// The config in force.
     pub(crate) settings: Settings,
-    /// Why nothing can be recorded, and so nothing be changed.
+    /// Why nothing can be recorded, and so nothing can be changed.
     pub(crate) read_only: Option<ApiError>,
     /// What is known about the host.
     pub(crate) state: State,
