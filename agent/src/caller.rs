@@ -83,7 +83,7 @@ impl Caller {
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));
         let name = user.unwrap_or("USER");
         let admit = match access.admin_groups.as_slice() {
-            [] => "name a group of yours in the config (admin_groups = [\"GROUP\"] under [access]), then \
+            [] => "put one of your groups into the config (admin_groups = [\"GROUP\"] under [access]), then \
                    `systemctl reload gpushd`"
                 .to_owned(),
             [group, ..] => format!("add you with `usermod -aG {group} {name}`, then log in again"),
@@ -98,8 +98,8 @@ impl Caller {
                 .hint("run the command on the host, outside of containers");
         }
         denied
-            .cause("only root, the user that gpushd runs as, and members of its admin groups may")
-            .hint(format!("run it with sudo, or have an administrator {admit}"))
+            .cause("only root, the user of gpushd, and members of its admin groups may")
+            .hint(format!("ask an administrator to run it, or to {admit}"))
     }
 
     /// The caller as the API records it.

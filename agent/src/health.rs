@@ -1,99 +1,141 @@
-//! What is wrong, each with its cause and way out.
+//! The health of the host: everything that is wrong, each with its cause and a hint.
 //!
-//! The agent is up whenever it can answer; what it can't do is said here. Drift is no ill health:
-//! it is in the GPUs.
+//! gpushd is up whenever it can answer; what it cannot do is reported here. Drift is not bad health: GPUs show it.
 
-use std::time::Duration;
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, Driver, GpuState, Health, HealthStatus, Mode};
+use gpush_api::{ApiError, Code, Driver, GpuState, Health as Report, HealthStatus, Mode};
 use gpush_host::other_managers;
-use gpush_nvml::DriverError;
+use gpush_nvml::{DriverError, Hardware};
 
 use crate::{
-    agent::Agent,
-    apply,
     caller::Viewer,
-    durable, mps, processes, recover,
-    state::{no_driver, redact, unidentified, words},
+    recover,
+    startup::Startup,
+    state::{Observed, State, no_driver, readings::Readings, redact, unidentified, words},
 };
 
-/// How long an caller waits for the driver to say who it is.
+/// How long a caller waits for the driver's version.
 const WAIT: Duration = Duration::from_millis(500);
 
-/// The driver behind the agent.
-pub(crate) async fn driver(agent: &Agent) -> Result<Driver, DriverError> {
-    if agent.state.maintenance().is_some() {
-        return Err(DriverError::new(gpush_nvml::ErrorKind::Stopped, "asking for the driver"));
-    }
-    let starting = || {
-        let status = agent.hardware.status();
-        let missing = || {
-            DriverError::new(gpush_nvml::ErrorKind::WorkerUnavailable, "asking for the driver")
-                .detail("it has not answered yet")
-        };
-        status.driver.ok_or_else(|| status.failure.unwrap_or_else(missing))
-    };
-    tokio::time::timeout(WAIT, agent.hardware.driver()).await.unwrap_or_else(|_| starting())
+/// Returns what is wrong with a part of gpushd.
+pub(crate) type Check = Box<dyn Fn() -> Vec<ApiError> + Send + Sync>;
+
+/// Composes the health of the host. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Health(Arc<Sources>);
+
+/// What the health is composed from.
+pub(crate) struct Sources {
+    /// Tells maintenance and a lost database.
+    pub(crate) state: State,
+    /// Reads the GPUs.
+    pub(crate) readings: Readings,
+    /// Tells the driver and its abandoned workers.
+    pub(crate) hardware: Hardware,
+    /// Tells what went wrong with the layouts at start.
+    pub(crate) startup: Startup,
+    /// Root of the host's file system, where other managers are looked for.
+    pub(crate) host_root: PathBuf,
+    /// The other parts of gpushd, in the order of the report.
+    pub(crate) checks: Vec<Check>,
 }
 
-/// Everything that is wrong.
-pub(crate) async fn health(agent: &Agent, viewer: Viewer) -> Health {
-    let driver = driver(agent).await;
-    let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
-    let mut causes: Vec<ApiError> = agent.settings.trouble().into_iter().collect();
-    causes.extend(agent.operations.not_stopping(&agent.stopping).err());
-    causes.extend(apply::services_health(&agent.outside));
-    causes.extend(agent.timeslice.health());
-    causes.extend(agent.shared_gpus.health());
-    causes.extend(mps::health(&agent.mps));
-    causes.extend(processes::health(&agent.strays));
-    causes.extend(durable::health(&agent.notes));
-    causes.extend(agent.store.trouble().map(ApiError::from));
-    let mut count = 0;
-    let mut maintenance = agent.state.maintenance();
-    if let Some(maintenance) = &mut maintenance {
-        causes.push(words::refusal(maintenance));
-        if let Some(by) = &mut maintenance.by {
-            redact::actor(by, viewer);
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").field("checks", &self.checks.len()).finish_non_exhaustive()
+    }
+}
+
+impl Health {
+    pub(crate) fn new(sources: Sources) -> Self {
+        Self(Arc::new(sources))
+    }
+
+    /// Returns the driver behind gpushd.
+    ///
+    /// # Errors
+    /// When there is none, it does not answer in time, or the host is in maintenance.
+    pub(crate) async fn driver(&self) -> Result<Driver, DriverError> {
+        let Sources { state, hardware, .. } = &*self.0;
+        if state.maintenance().is_some() {
+            return Err(DriverError::new(gpush_nvml::ErrorKind::Stopped, "asking for the driver"));
+        }
+        let starting = || {
+            let status = hardware.status();
+            let missing = || {
+                DriverError::new(gpush_nvml::ErrorKind::WorkerUnavailable, "asking for the driver")
+                    .detail("it has not answered yet")
+            };
+            status.driver.ok_or_else(|| status.failure.unwrap_or_else(missing))
+        };
+        tokio::time::timeout(WAIT, hardware.driver()).await.unwrap_or_else(|_| starting())
+    }
+
+    /// Reports everything that is wrong, as `viewer` may see it.
+    pub(crate) async fn report(&self, viewer: Viewer) -> Report {
+        let Sources { state, readings, startup, checks, .. } = &*self.0;
+        let driver = self.driver().await;
+        let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
+        let mut causes: Vec<ApiError> = checks.iter().flat_map(|check| check()).collect();
+        let mut count = 0;
+        let mut maintenance = state.maintenance();
+        if let Some(maintenance) = &mut maintenance {
+            causes.push(words::refusal(maintenance));
+            if let Some(by) = &mut maintenance.by {
+                redact::actor(by, viewer);
+            }
+        }
+        match (&driver, readings.host().await) {
+            (_, observed) if maintenance.is_some() => {
+                let gpus = observed.map(|observed| observed.gpus(viewer)).unwrap_or_default();
+                count = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
+                causes.extend(state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
+            }
+            (Err(error), _) => causes.push(no_driver(error)),
+            (Ok(_), Err(error)) => causes.push(error),
+            (Ok(_), Ok(observed)) => count = self.check_gpus(&observed, viewer, &mut causes),
+        }
+        causes.extend(self.stuck_workers());
+        Report {
+            status: if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded },
+            causes,
+            simulated,
+            maintenance,
+            gpus: u32::try_from(count).unwrap_or(u32::MAX),
+            layouts_at_start: startup.layouts(),
+            pid: std::process::id(),
         }
     }
-    match (&driver, agent.readings.host().await) {
-        (_, observed) if maintenance.is_some() => {
-            let gpus = observed.map(|observed| observed.gpus(viewer)).unwrap_or_default();
-            count = gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
-            causes.extend(agent.state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
+
+    /// Adds what is wrong with the GPUs to `causes`; returns how many GPUs there are.
+    fn check_gpus(&self, observed: &Observed, viewer: Viewer, causes: &mut Vec<ApiError>) -> usize {
+        let Sources { state, startup, host_root, .. } = &*self.0;
+        let nameless = &observed.host.nameless;
+        causes.extend(nameless.iter().map(|(index, error)| unidentified(*index, error)));
+        let gpus = observed.gpus(viewer);
+        causes.extend(state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
+        causes.extend(gpus.iter().filter_map(ill));
+        if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
+            && let Some(manager) = other_managers::mig_manager(host_root)
+        {
+            causes.push(manager.error("GPUs that the config claims for MIG are not reshaped"));
         }
-        (Err(error), _) => causes.push(no_driver(error)),
-        (Ok(_), Err(error)) => causes.push(error),
-        (Ok(_), Ok(observed)) => {
-            for (index, error) in &observed.host.nameless {
-                causes.push(unidentified(*index, error));
-                count += 1;
-            }
-            let gpus = observed.gpus(viewer);
-            count += gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count();
-            causes.extend(agent.state.now().lost.as_ref().map(|lost| recover::health(lost, &gpus)));
-            causes.extend(gpus.iter().filter_map(ill));
-            if gpus.iter().any(|gpu| gpu.mode == Mode::Mig)
-                && let Some(rival) = other_managers::mig_manager(&agent.host_root)
-            {
-                causes.push(rival.error("GPUs that the config claims for MIG are not reshaped"));
-            }
-            causes.extend(agent.startup.troubles(&gpus));
-        }
+        causes.extend(startup.troubles(&gpus));
+        nameless.len() + gpus.iter().filter(|gpu| gpu.state != GpuState::Lost).count()
     }
-    for worker in agent.hardware.status().abandoned.iter().filter(|worker| worker.stuck) {
-        let pid = worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
-        causes.push(
+
+    /// Driver workers that were killed and hang in the kernel.
+    fn stuck_workers(&self) -> Vec<ApiError> {
+        let abandoned = self.0.hardware.status().abandoned;
+        let stuck = abandoned.iter().filter(|worker| worker.stuck).map(|worker| {
+            let pid = worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
             ApiError::new(Code::DriverTimeout, format!("driver worker {pid} was killed and hangs in the kernel"))
                 .cause(worker.calls.join(", "))
-                .hint("only a reboot ends it; the other GPUs are served by a new worker"),
-        );
+                .hint("only a reboot ends it; the other GPUs are served by a new worker")
+        });
+        stuck.collect()
     }
-    let status = if causes.is_empty() { HealthStatus::Ok } else { HealthStatus::Degraded };
-    let gpus = u32::try_from(count).unwrap_or(u32::MAX);
-    let layouts_at_start = agent.startup.layouts();
-    Health { status, causes, simulated, maintenance, gpus, layouts_at_start, pid: std::process::id() }
 }
 
 fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
@@ -109,7 +151,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
                 Code::DriverError,
                 "is cordoned for a fault that the driver reported",
                 format!(
-                    "drain it (`gpushctl gpu drain {index}`) and reset it or have it looked at; then `gpushctl gpu uncordon {index}`"
+                    "drain it with `gpushctl gpu drain {index}`, reset it with `gpushctl gpu reset {index}`, then `gpushctl gpu uncordon {index}`"
                 ),
             )
         }
@@ -119,7 +161,7 @@ fn ill(gpu: &gpush_api::Gpu) -> Option<ApiError> {
             Code::DriverError,
             "is degraded",
             format!(
-                "see what stands with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
+                "see its instances with `gpushctl gpu show {index}`, then apply a layout: `gpushctl mig apply --gpu {index}{}`",
                 // Without a rule nobody but who asks knows which.
                 if gpu.layout.is_some() { "" } else { " --layout ENTRIES" }
             ),

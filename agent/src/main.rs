@@ -17,6 +17,7 @@ use clap::Parser;
 
 mod agent;
 mod apply;
+mod authorization;
 mod caller;
 mod cordon;
 mod durable;

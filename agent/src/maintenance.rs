@@ -1,142 +1,165 @@
-//! Maintenance: the host's GPUs out of the agent's hands, for a reset, another driver, or a look at
-//! the board.
+//! Maintenance: gpushd closes all its handles to the driver, for a reset, another driver, or work on the board.
 //!
 //! ```text
-//!           no operation has a GPU          on record        the worker is gone
-//! serving ──────────────────────────► closed ────────► entered ─────────────────► nothing of ours is open
-//!    ▲          │ one has: refused, it is named            │ it hangs in the kernel: said, with its pid
+//!           no operation changes a GPU      recorded         the worker has ended
+//! serving ──────────────────────────► closed ────────► entered ─────────────────► no handle is open
+//!    ▲          │ one does: refused, it is named           │ it hangs in the kernel: an error with its pid
 //!    │                                                     ▼
-//!    └──────────── leave: on record, a new worker, GPUs matched again by UUID
+//!    └──────────── leave: recorded, a new worker, GPUs matched again by UUID
 //! ```
 //!
-//! It outlives the agent: the next one starts without loading the driver. Until somebody leaves it,
-//! reads answer with what was seen last, marked stale; what would change a GPU is refused with the
-//! name of whoever entered; operations in line wait on.
+//! Maintenance outlives gpushd: the next gpushd starts without loading the driver. Until an administrator leaves it,
+//! answers show the last readings, marked stale; changes of GPUs are refused with the name of the administrator who
+//! entered; queued operations wait.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Change as Told, Code, Maintenance};
+use gpush_nvml::Hardware;
 use gpush_store::{ConditionKind, NewCondition, Scope};
+use tokio::sync::Mutex;
 
 use crate::{
-    agent::{Agent, Shared},
+    operation::Operations,
+    outside::Outside,
     request::Request,
-    state::{Change, words},
+    state::{Change, Commits, State, readings::Readings, words},
 };
 
-/// How long the worker may take to be gone: calls in it have their deadlines, and a worker that
-/// outlasts those is killed.
+/// How long the worker may take to end: its calls have deadlines, and a worker that exceeds them is killed.
 const GONE: Duration = Duration::from_secs(45);
 
-/// Enters maintenance; all handles of ours are closed when it returns.
-///
-/// # Errors
-/// When an operation has a GPU, the host is in maintenance already, it can't be recorded, or the
-/// worker can't be ended. In the last case the host is in maintenance all the same.
-pub(crate) async fn enter(agent: &Shared, request: Request) -> Result<Maintenance, ApiError> {
-    let _turn = agent.turn.lock().await;
-    if let Some(standing) = agent.state.maintenance() {
-        return Err(ApiError { causes: Vec::new(), ..words::refusal(&standing) });
-    }
-    let maintenance = Maintenance {
-        reason: request.reason.clone().filter(|reason| !reason.is_empty()),
-        by: Some(request.by.clone()),
-        since: jiff::Timestamp::now(),
-    };
-    agent.operations.close(words::refusal(&maintenance)).map_err(|(uuid, holder)| under_way(agent, &uuid, &holder))?;
-    let new = NewCondition {
-        scope: Scope::Host,
-        kind: ConditionKind::Maintenance,
-        cause: "admin".to_owned(),
-        reason: request.reason.clone().unwrap_or_default(),
-        by: Some(request.by.clone()),
-    };
-    let uid = request.by.uid;
-    if let Err(error) = agent
-        .commits
-        .change(Change::Set(new), told("maintenance.enter", &request), request.recorded("maintenance.enter", host()))
-        .await
-    {
-        agent.operations.open();
-        return Err(error);
-    }
-    tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
-    // A program that is run beside has it open, too, and ends in a moment; none is begun any more.
-    let _ = tokio::time::timeout(GONE, agent.outside.driverless.write()).await;
-    end_worker(agent).await?;
-    tracing::info!("the driver worker is gone: no handle of gpushd's is open");
-    Ok(agent.state.maintenance().unwrap_or(maintenance))
+/// Enters and leaves maintenance. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct MaintenanceControl {
+    /// Tells whether the host is in maintenance.
+    pub(crate) state: State,
+    /// Records maintenance.
+    pub(crate) commits: Commits,
+    /// Reads the GPUs again after maintenance.
+    pub(crate) readings: Readings,
+    /// Closed to operations during maintenance.
+    pub(crate) operations: Operations,
+    /// Its worker is stopped during maintenance.
+    pub(crate) hardware: Hardware,
+    /// Runs helper programs, which may have the driver open.
+    pub(crate) outside: Arc<Outside>,
+    /// Serializes changes of the state of the host.
+    pub(crate) host_lock: Arc<Mutex<()>>,
 }
 
-/// Sees to it that no handle is open while the host is in maintenance.
-///
-/// # Errors
-/// When the worker can't be ended.
-pub(crate) async fn let_go(agent: &Shared) -> Result<(), ApiError> {
-    let _turn = agent.turn.lock().await;
-    match agent.state.maintenance() {
-        Some(_) => end_worker(agent).await,
-        None => Ok(()),
+impl MaintenanceControl {
+    /// The maintenance that the host is in.
+    pub(crate) fn current(&self) -> Option<Maintenance> {
+        self.state.maintenance()
+    }
+
+    /// Enters maintenance; all handles of gpushd are closed when it returns.
+    ///
+    /// # Errors
+    /// When an operation changes a GPU, the host is in maintenance already, it cannot be recorded, or the worker does
+    /// not end. In the last case the host is in maintenance all the same.
+    pub(crate) async fn enter(&self, request: Request) -> Result<Maintenance, ApiError> {
+        let _lock = self.host_lock.lock().await;
+        if let Some(current) = self.state.maintenance() {
+            return Err(ApiError { causes: Vec::new(), ..words::refusal(&current) });
+        }
+        let maintenance = Maintenance {
+            reason: request.reason.clone().filter(|reason| !reason.is_empty()),
+            by: Some(request.by.clone()),
+            since: jiff::Timestamp::now(),
+        };
+        let closed = self.operations.close(words::refusal(&maintenance));
+        closed.map_err(|(uuid, holder)| in_use(self.state.index_of(&uuid), &uuid, &holder))?;
+        let new = NewCondition {
+            scope: Scope::Host,
+            kind: ConditionKind::Maintenance,
+            cause: "admin".to_owned(),
+            reason: request.reason.clone().unwrap_or_default(),
+            by: Some(request.by.clone()),
+        };
+        let uid = request.by.uid;
+        let event = told("maintenance.enter", &request);
+        let recorded = request.recorded("maintenance.enter", host());
+        if let Err(error) = self.commits.change(Change::Set(new), event, recorded).await {
+            self.operations.open();
+            return Err(error);
+        }
+        tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
+        // A helper program has the driver open, too, and ends in a moment; no other is begun.
+        let _ = tokio::time::timeout(GONE, self.outside.driverless.write()).await;
+        self.end_worker().await?;
+        tracing::info!("the driver worker has ended: gpushd has no handle open");
+        Ok(self.state.maintenance().unwrap_or(maintenance))
+    }
+
+    /// Closes all handles if the host is in maintenance.
+    ///
+    /// # Errors
+    /// When the worker does not end.
+    pub(crate) async fn close_handles(&self) -> Result<(), ApiError> {
+        let _lock = self.host_lock.lock().await;
+        match self.state.maintenance() {
+            Some(_) => self.end_worker().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves maintenance. Does nothing when the host is not in maintenance.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub(crate) async fn leave(&self, request: Request) -> Result<(), ApiError> {
+        let _lock = self.host_lock.lock().await;
+        if self.state.maintenance().is_none() {
+            return Ok(());
+        }
+        let uid = request.by.uid;
+        let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
+        let event = told("maintenance.leave", &request);
+        let recorded = request.recorded("maintenance.leave", host());
+        // Before maintenance ends: callers must not get the errors of a stopped worker.
+        self.hardware.resume();
+        self.readings.begin_anew();
+        if let Err(error) = self.commits.change(change, event, recorded).await {
+            self.hardware.suspend();
+            return Err(error);
+        }
+        self.operations.open();
+        tracing::info!(uid, "maintenance was left");
+        Ok(())
+    }
+
+    /// Keeps a gpushd that starts in maintenance from loading the driver. Call it before anything else can.
+    pub(crate) fn resume(&self) {
+        let Some(maintenance) = self.state.maintenance() else { return };
+        tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
+        if let Err((uuid, holder)) = self.operations.close(words::refusal(&maintenance)) {
+            tracing::error!(gpu = uuid, "{holder} changes it during maintenance: it resumes after maintenance");
+        }
+        self.hardware.suspend();
+    }
+
+    async fn end_worker(&self) -> Result<(), ApiError> {
+        let hangs = |cause: String| {
+            let abandoned = self.hardware.status().abandoned;
+            let pids: Vec<String> = abandoned.iter().filter_map(|one| one.pid).map(|pid| pid.to_string()).collect();
+            let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
+            let message =
+                format!("the host is in maintenance, but a driver worker{which} has not ended and may have GPUs open");
+            ApiError::new(Code::DriverTimeout, message).cause(cause).hint(
+                "see what it hangs in with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it",
+            )
+        };
+        match tokio::time::timeout(GONE, self.hardware.stop()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(hangs(error.to_string())),
+            Err(_) => Err(hangs(format!("it did not end within {} s", GONE.as_secs()))),
+        }
     }
 }
 
-/// Leaves maintenance. Nothing happens when the host is in none.
-///
-/// # Errors
-/// When it can't be recorded.
-pub(crate) async fn leave(agent: &Shared, request: Request) -> Result<(), ApiError> {
-    let _turn = agent.turn.lock().await;
-    if agent.state.maintenance().is_none() {
-        return Ok(());
-    }
-    let uid = request.by.uid;
-    let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
-    let told = told("maintenance.leave", &request);
-    let recorded = request.recorded("maintenance.leave", host());
-    // Before anybody asks it again, who would be told that it is stopped.
-    agent.hardware.resume();
-    if let Err(error) = agent.commits.change(change, told, recorded).await {
-        agent.hardware.suspend();
-        return Err(error);
-    }
-    agent.readings.begin_anew();
-    agent.operations.open();
-    tracing::info!(uid, "maintenance was left");
-    Ok(())
-}
-
-/// Keeps an agent that starts in maintenance from touching the driver. To be called before anything
-/// else could.
-pub(crate) fn resume(agent: &Agent) {
-    let Some(maintenance) = agent.state.maintenance() else { return };
-    tracing::warn!("{}; the driver is not loaded", words::in_maintenance(&maintenance));
-    if let Err((uuid, holder)) = agent.operations.close(words::refusal(&maintenance)) {
-        tracing::error!(gpu = uuid, "{holder} has it in maintenance: it goes on when maintenance is left");
-    }
-    agent.hardware.suspend();
-}
-
-async fn end_worker(agent: &Agent) -> Result<(), ApiError> {
-    let hangs = |cause: String| {
-        let pids: Vec<String> =
-            agent.hardware.status().abandoned.iter().filter_map(|one| one.pid).map(|pid| pid.to_string()).collect();
-        let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
-        ApiError::new(
-            Code::DriverTimeout,
-            format!("the host is in maintenance, but a driver worker{which} is not gone and may have GPUs open"),
-        )
-        .cause(cause)
-        .hint("see what it hangs in with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; a reboot ends it")
-    };
-    match tokio::time::timeout(GONE, agent.hardware.stop()).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(hangs(error.to_string())),
-        Err(_) => Err(hangs(format!("it did not end within {} s", GONE.as_secs()))),
-    }
-}
-
-fn under_way(agent: &Agent, uuid: &str, holder: &str) -> ApiError {
-    let index = agent.state.index_of(uuid);
+fn in_use(index: Option<u32>, uuid: &str, holder: &str) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
     let error = ApiError::new(Code::Conflict, format!("maintenance can't be entered while {holder} has {gpu}"));
     let error = match holder.strip_prefix("operation ").filter(|id| id.starts_with("op-")) {

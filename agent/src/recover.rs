@@ -7,11 +7,20 @@
 //! A loss that is found on a new boot holds nothing: promises end with their boot. Health reports it until it is
 //! accepted or until the next boot, because overrides and cordons are gone.
 
+use std::sync::Arc;
+
 use gpush_api::{ApiError, Code, Gpu, Recovered};
 use gpush_host::proc;
-use gpush_store::{BootRecord, KnownSince, Lost};
+use gpush_store::{BootRecord, KnownSince, Lost, Store};
+use tokio::sync::Mutex;
 
-use crate::{agent::Shared, caller::Viewer, mps, request::Request, state::is_managed};
+use crate::{
+    caller::Viewer,
+    mps::{self, Mps},
+    request::Request,
+    shared_gpus::SharedGpus,
+    state::{State, is_managed, readings::Readings},
+};
 
 /// The loss as a cause of degraded health, with the GPUs that are held.
 pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
@@ -39,63 +48,81 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
     error.hint("see that nobody relies on them as they are, then `gpushctl recover`; a reboot ends it too")
 }
 
-/// Accepts the loss, if there is one.
-///
-/// # Errors
-/// When it cannot be recorded.
-pub(crate) async fn recover(agent: &Shared, request: Request) -> Result<Recovered, ApiError> {
-    let _turn = agent.turn.lock().await;
-    let Some(lost) = agent.state.now().lost.clone() else { return Ok(Recovered::default()) };
-    if !lost.holds {
-        return acknowledge(agent, request, lost).await;
-    }
-    let gpus = match agent.readings.host().await {
-        Ok(observed) => observed.gpus(Viewer::Agent),
-        // Whose daemons stand there can't be told: they would be taken for nobody's.
-        Err(error) if agent.mps.is_used() => return Err(error),
-        Err(_) => Vec::new(),
-    };
-    let standing = mps::Lasting::of_what_stands(&agent.mps, &gpus);
-    let modes = agent.shared_gpus.as_found(&standing.exclusive(&agent.mps, &gpus)).await;
-    let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
-    let uid = request.by.uid;
-    let mut also = request.recorded("recover", "host".to_owned());
-    // On this boot the layouts count as applied: whether they were is what was lost.
-    let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
-    // Nobody was given anything while it was lost.
-    let known_since = proc::now();
-    let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
-    let (recorded, found) = (standing.clone(), modes.clone());
-    agent
-        .store
-        .write_ending(move |tx| {
-            tx.accept_loss()?;
-            tx.record_boot(&boot)?;
-            tx.record_known_since(&known)?;
-            recorded.record(tx)?;
-            found.iter().try_for_each(|record| tx.set_shared_gpu(record.clone()).map(|_| ()))?;
-            also(tx)
-        })
-        .await?;
-    standing.take_in(&agent.mps);
-    agent.shared_gpus.take_in(modes);
-    agent.state.accept_loss(known_since);
-    tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
-    let kept = lost.kept.map(|kept| kept.display().to_string());
-    Ok(Recovered { cause: Some(lost.cause), kept, released })
+/// Accepts the loss of a database. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct LossAcceptance {
+    /// Tells the loss.
+    pub(crate) state: State,
+    /// Reads the GPUs.
+    pub(crate) readings: Readings,
+    /// Records the acceptance.
+    pub(crate) store: Store,
+    /// Its daemons are accepted as they run.
+    pub(crate) mps: Mps,
+    /// Its compute modes are accepted as they are.
+    pub(crate) shared_gpus: SharedGpus,
+    /// Serializes changes of the state of the host.
+    pub(crate) host_lock: Arc<Mutex<()>>,
 }
 
-/// Accepts a loss for which nothing is held.
-async fn acknowledge(agent: &Shared, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
-    let uid = request.by.uid;
-    let mut also = request.recorded("recover", "host".to_owned());
-    let accepted = agent.store.write_ending(move |tx| {
-        tx.accept_loss()?;
-        also(tx)
-    });
-    accepted.await?;
-    agent.state.acknowledge_loss();
-    tracing::info!(uid, "the loss of the database was acknowledged: {}", lost.cause);
-    let kept = lost.kept.map(|kept| kept.display().to_string());
-    Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })
+impl LossAcceptance {
+    /// Accepts the loss, if there is one.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub(crate) async fn recover(&self, request: Request) -> Result<Recovered, ApiError> {
+        let _lock = self.host_lock.lock().await;
+        let Some(lost) = self.state.now().lost.clone() else { return Ok(Recovered::default()) };
+        if !lost.holds {
+            return self.acknowledge(request, lost).await;
+        }
+        let gpus = match self.readings.host().await {
+            Ok(observed) => observed.gpus(Viewer::Agent),
+            // Without the GPUs, daemons that run there would not be accepted.
+            Err(error) if self.mps.is_used() => return Err(error),
+            Err(_) => Vec::new(),
+        };
+        let standing = mps::Lasting::of_what_stands(&self.mps, &gpus);
+        let modes = self.shared_gpus.as_found(&standing.exclusive(&self.mps, &gpus)).await;
+        let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
+        let uid = request.by.uid;
+        let mut also = request.recorded("recover", "host".to_owned());
+        // On this boot the layouts count as applied: whether they were is what was lost.
+        let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
+        // Nothing was granted while it was lost.
+        let known_since = proc::now();
+        let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
+        let (recorded, found) = (standing.clone(), modes.clone());
+        self.store
+            .write_ending(move |tx| {
+                tx.accept_loss()?;
+                tx.record_boot(&boot)?;
+                tx.record_known_since(&known)?;
+                recorded.record(tx)?;
+                found.iter().try_for_each(|record| tx.set_shared_gpu(record.clone()).map(|_| ()))?;
+                also(tx)
+            })
+            .await?;
+        standing.take_in(&self.mps);
+        self.shared_gpus.take_in(modes);
+        self.state.accept_loss(known_since);
+        tracing::info!(uid, "the loss of the database was accepted: {}", lost.cause);
+        let kept = lost.kept.map(|kept| kept.display().to_string());
+        Ok(Recovered { cause: Some(lost.cause), kept, released })
+    }
+
+    /// Accepts a loss for which nothing is held.
+    async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
+        let uid = request.by.uid;
+        let mut also = request.recorded("recover", "host".to_owned());
+        let accepted = self.store.write_ending(move |tx| {
+            tx.accept_loss()?;
+            also(tx)
+        });
+        accepted.await?;
+        self.state.acknowledge_loss();
+        tracing::info!(uid, "the loss of the database was acknowledged: {}", lost.cause);
+        let kept = lost.kept.map(|kept| kept.display().to_string());
+        Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })
+    }
 }

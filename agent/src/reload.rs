@@ -9,18 +9,22 @@
 //! Reloads happen one after the other, in the loop that also takes signals: it has the socket and
 //! the log, whose settings take effect at once.
 
+use std::sync::Arc;
+
 use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Mode, Reloaded, STOPPING};
 use gpush_core::{config::Config, desired, sharing};
-use gpush_store::NewAudit;
+use gpush_store::{NewAudit, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    agent::Shared,
     caller::Viewer,
     modes::mig::reset::not_resetting,
+    mps::Mps,
+    outside::Outside,
     overrides,
-    settings::Candidate,
-    state::{Effect, unidentified, words},
+    settings::{Candidate, Settings},
+    state::{Effect, State, readings::Readings, unidentified, words},
+    timeslice::Timeslice,
 };
 
 /// Reloads that may wait.
@@ -88,103 +92,118 @@ impl Inbox {
     }
 }
 
-/// Reads the config again. `live` puts into force what lies outside of this agent's memory.
-///
-/// # Errors
-/// When the file is wrong, can't be put into force, or changes what an override stands on. The old
-/// config stays in force then, and health says so.
-pub(crate) async fn carry_out(
-    agent: &Shared,
-    wish: Wish,
-    live: impl Fn(&Config) -> Result<(), ApiError>,
-) -> Result<Reloaded, ApiError> {
-    if wish.expected.is_some_and(|expected| expected != agent.state.now().generation) {
-        // Not the file's fault, and so no trouble of it.
-        let current = agent.state.now().generation;
-        let message = format!("what is wanted has changed: its generation is {current}");
-        return Err(ApiError::new(Code::Conflict, message)
-            .cause("nothing was done")
-            .hint("look again (`gpushctl config diff`), then ask with the new generation"));
-    }
-    match take(agent, wish, live).await {
-        Ok(reloaded) => {
-            agent.mps.settle();
-            agent.timeslice.settle_afresh();
-            Ok(reloaded)
-        }
-        Err(error) => Err(agent.settings.refuse(error)),
-    }
+/// Reads the config again.
+#[derive(Debug)]
+pub(crate) struct Reload {
+    /// Reads the file and takes the config.
+    pub(crate) settings: Settings,
+    /// Gets the config and the ends of overrides.
+    pub(crate) state: State,
+    /// Reads the GPUs.
+    pub(crate) readings: Readings,
+    /// Records the reload.
+    pub(crate) store: Store,
+    /// Its daemons follow the config.
+    pub(crate) mps: Mps,
+    /// Its levels follow the config.
+    pub(crate) timeslice: Timeslice,
 }
 
-async fn take(
-    agent: &Shared,
-    wish: Wish,
-    live: impl Fn(&Config) -> Result<(), ApiError>,
-) -> Result<Reloaded, ApiError> {
-    let candidate = agent.settings.candidate()?;
-    let before = agent.settings.config();
-    // Without a driver nobody knows which GPUs the rules claim; `desired` then takes any for changed.
-    let gpus = seen(agent).await.unwrap_or_default();
-    let touched = touched(agent, &before, &candidate.config, &gpus);
-    if !touched.is_empty() && !wish.clear_overrides {
-        return Err(stands_on(&touched));
-    }
-    live(&candidate.config)?;
-    let changed = *before != candidate.config;
-    let uuids: Vec<String> = touched.iter().map(|one| one.uuid.clone()).collect();
-    let path = agent.settings.path().display().to_string();
-    let (by, expected) = (wish.by, wish.expected);
-    let written = agent.store.write_ending(move |tx| {
-        overrides::expect(tx, expected)?;
-        let mut effects = Vec::new();
-        let why = serde_json::json!({ "reload": path });
-        for uuid in &uuids {
-            effects.extend(overrides::end(tx, uuid, "override.clear", by.as_ref(), &why)?);
+impl Reload {
+    /// Reads the config again. `live` puts into force what lies outside of this agent's memory.
+    ///
+    /// # Errors
+    /// When the file is wrong, can't be put into force, or changes what an override stands on. The old
+    /// config stays in force then, and health says so.
+    pub(crate) async fn carry_out(
+        &self,
+        wish: Wish,
+        live: impl Fn(&Config) -> Result<(), ApiError>,
+    ) -> Result<Reloaded, ApiError> {
+        if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
+            // Not the file's fault, and so no trouble of it.
+            let current = self.state.now().generation;
+            let message = format!("what is wanted has changed: its generation is {current}");
+            return Err(ApiError::new(Code::Conflict, message)
+                .cause("nothing was done")
+                .hint("look again (`gpushctl config diff`), then ask with the new generation"));
         }
-        let generation = if changed { tx.next_generation() } else { tx.generation() };
-        let audit = NewAudit {
-            by: by.clone(),
-            action: "config.reload".to_owned(),
-            object: path.clone(),
-            result: "done".to_owned(),
-            detail: serde_json::json!({ "changed": changed, "overrides_ended": uuids }),
-        };
-        tx.audit(audit)?;
-        Ok((effects, generation))
-    });
-    let (effects, generation) = match written.await {
-        Ok(recorded) => recorded,
-        Err(error) => {
-            if let Err(error) = live(&before) {
-                tracing::error!("what the config says of socket and log can't be taken back: {error}");
+        match self.take(wish, live).await {
+            Ok(reloaded) => {
+                self.mps.settle();
+                self.timeslice.settle_afresh();
+                Ok(reloaded)
             }
-            return Err(error.into());
+            Err(error) => Err(self.settings.refuse(error)),
         }
-    };
-    let settings = before.differences(&candidate.in_file);
-    agent.settings.take(candidate);
-    agent.state.override_effects(&effects);
-    agent.state.replace_config(agent.settings.config(), generation);
-    // Drift is from what is wanted now.
-    let gpus = seen(agent).await.unwrap_or_default();
-    let now = agent.settings.config();
-    let findings = sharing::unfit(&now, &gpus);
-    let gpus = differing(desired::compare(&before, Some(&now), &gpus));
-    let ended = effects.into_iter().filter_map(|effect| match effect {
-        Effect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
-        Effect::Made(_) => None,
-    });
-    Ok(Reloaded { path: agent.settings.file(), settings, gpus, ended: ended.collect(), findings, generation })
+    }
+
+    async fn take(&self, wish: Wish, live: impl Fn(&Config) -> Result<(), ApiError>) -> Result<Reloaded, ApiError> {
+        let candidate = self.settings.candidate()?;
+        let before = self.settings.config();
+        // Without a driver nobody knows which GPUs the rules claim; `desired` then takes any for changed.
+        let gpus = seen(&self.readings).await.unwrap_or_default();
+        let touched = touched(&self.state, &before, &candidate.config, &gpus);
+        if !touched.is_empty() && !wish.clear_overrides {
+            return Err(stands_on(&touched));
+        }
+        live(&candidate.config)?;
+        let changed = *before != candidate.config;
+        let uuids: Vec<String> = touched.iter().map(|one| one.uuid.clone()).collect();
+        let path = self.settings.path().display().to_string();
+        let (by, expected) = (wish.by, wish.expected);
+        let written = self.store.write_ending(move |tx| {
+            overrides::expect(tx, expected)?;
+            let mut effects = Vec::new();
+            let why = serde_json::json!({ "reload": path });
+            for uuid in &uuids {
+                effects.extend(overrides::end(tx, uuid, "override.clear", by.as_ref(), &why)?);
+            }
+            let generation = if changed { tx.next_generation() } else { tx.generation() };
+            let audit = NewAudit {
+                by: by.clone(),
+                action: "config.reload".to_owned(),
+                object: path.clone(),
+                result: "done".to_owned(),
+                detail: serde_json::json!({ "changed": changed, "overrides_ended": uuids }),
+            };
+            tx.audit(audit)?;
+            Ok((effects, generation))
+        });
+        let (effects, generation) = match written.await {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                if let Err(error) = live(&before) {
+                    tracing::error!("what the config says of socket and log can't be taken back: {error}");
+                }
+                return Err(error.into());
+            }
+        };
+        let settings = before.differences(&candidate.in_file);
+        self.settings.take(candidate);
+        self.state.override_effects(&effects);
+        self.state.replace_config(self.settings.config(), generation);
+        // Drift is from what is wanted now.
+        let gpus = seen(&self.readings).await.unwrap_or_default();
+        let now = self.settings.config();
+        let findings = sharing::unfit(&now, &gpus);
+        let gpus = differing(desired::compare(&before, Some(&now), &gpus));
+        let ended = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
+            Effect::Made(_) => None,
+        });
+        Ok(Reloaded { path: self.settings.file(), settings, gpus, ended: ended.collect(), findings, generation })
+    }
 }
 
 /// All GPUs, as what every user may read is made from.
-async fn seen(agent: &Shared) -> Result<Vec<Gpu>, ApiError> {
-    agent.readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
+async fn seen(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
+    readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
 }
 
 /// Overrides whose rule wants something else by another config.
-fn touched(agent: &Shared, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
-    let standing = overrides::all(&agent.state, gpus, Viewer::Agent);
+fn touched(state: &State, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
+    let standing = overrides::all(state, gpus, Viewer::Agent);
     let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
     let changed = desired::changed_under(before, after, gpus, &uuids);
     standing.into_iter().filter(|one| changed.contains(&one.uuid)).collect()
@@ -218,53 +237,68 @@ fn differing(gpus: Vec<GpuDiff>) -> Vec<GpuDiff> {
     gpus.into_iter().filter(differs).collect()
 }
 
-/// What a reload would find now.
-pub(crate) async fn diff(agent: &Shared, viewer: Viewer) -> ConfigDiff {
-    let generation = agent.state.now().generation;
-    let in_force = agent.settings.config();
-    let seen = agent.readings.host().await.map(|observed| observed.gpus(viewer));
-    let unseen = unseen(agent, &seen).await;
-    let gpus = seen.unwrap_or_default();
-    let candidate = agent.settings.candidate();
-    let trouble = match &candidate {
-        Ok(Candidate { config, .. }) => {
-            let touched = touched(agent, &in_force, config, &gpus);
-            (!touched.is_empty()).then(|| stands_on(&touched))
-        }
-        Err(error) => Some(error.clone()),
-    };
-    let candidate = candidate.ok();
-    let settings = candidate.as_ref().map(|candidate| in_force.differences(&candidate.in_file)).unwrap_or_default();
-    ConfigDiff {
-        path: agent.settings.file(),
-        trouble,
-        settings,
-        gpus: desired::compare(&in_force, candidate.as_ref().map(|candidate| &candidate.config), &gpus),
-        unseen,
-        generation,
-    }
+/// Finds how the config file differs from the config in force. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Differences {
+    /// Reads the file.
+    pub(crate) settings: Settings,
+    /// Tells the overrides in force.
+    pub(crate) state: State,
+    /// Reads the GPUs.
+    pub(crate) readings: Readings,
+    /// Tells whether a reset is in progress.
+    pub(crate) outside: Arc<Outside>,
 }
 
-/// Of what it can't be told whether it is as wanted, and why.
-async fn unseen(agent: &Shared, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
-    if let Some(maintenance) = agent.state.maintenance() {
-        return vec![words::refusal(&maintenance)];
+impl Differences {
+    /// Compares the file with the config in force.
+    pub(crate) async fn find(&self, viewer: Viewer) -> ConfigDiff {
+        let generation = self.state.now().generation;
+        let in_force = self.settings.config();
+        let seen = self.readings.host().await.map(|observed| observed.gpus(viewer));
+        let unseen = self.unseen(&seen);
+        let gpus = seen.unwrap_or_default();
+        let candidate = self.settings.candidate();
+        let trouble = match &candidate {
+            Ok(Candidate { config, .. }) => {
+                let touched = touched(&self.state, &in_force, config, &gpus);
+                (!touched.is_empty()).then(|| stands_on(&touched))
+            }
+            Err(error) => Some(error.clone()),
+        };
+        let candidate = candidate.ok();
+        let settings = candidate.as_ref().map(|candidate| in_force.differences(&candidate.in_file)).unwrap_or_default();
+        ConfigDiff {
+            path: self.settings.file(),
+            trouble,
+            settings,
+            gpus: desired::compare(&in_force, candidate.as_ref().map(|candidate| &candidate.config), &gpus),
+            unseen,
+            generation,
+        }
     }
-    let gpus = match (seen, not_resetting(&agent.outside)) {
-        (Ok(gpus), Ok(())) => gpus,
-        (Err(error), _) => return vec![error.clone()],
-        (Ok(_), Err(resetting)) => return vec![resetting],
-    };
-    let host = agent.state.now();
-    let nameless = host.nameless.iter().map(|(index, error)| unidentified(*index, error));
-    let managed = gpus.iter().filter(|gpu| gpu.mode != Mode::Unmanaged);
-    let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
-    let unknown = unknown.map(|gpu| {
-        let message = format!("GPU {} ({}) can't be read: what it holds is not known", gpu.index, gpu.uuid);
-        let code = if gpu.state == GpuState::Lost { Code::GpuLost } else { Code::DriverTimeout };
-        let mut error = ApiError::new(code, message).hint(format!("`gpushctl gpu show {}` says more", gpu.index));
-        error.causes.clone_from(&gpu.reasons);
-        error
-    });
-    nameless.chain(unknown).collect()
+
+    /// Errors of GPUs that cannot be compared with the config.
+    fn unseen(&self, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
+        if let Some(maintenance) = self.state.maintenance() {
+            return vec![words::refusal(&maintenance)];
+        }
+        let gpus = match (seen, not_resetting(&self.outside)) {
+            (Ok(gpus), Ok(())) => gpus,
+            (Err(error), _) => return vec![error.clone()],
+            (Ok(_), Err(resetting)) => return vec![resetting],
+        };
+        let host = self.state.now();
+        let nameless = host.nameless.iter().map(|(index, error)| unidentified(*index, error));
+        let managed = gpus.iter().filter(|gpu| gpu.mode != Mode::Unmanaged);
+        let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));
+        let unknown = unknown.map(|gpu| {
+            let message = format!("GPU {} ({}) can't be read: what it holds is not known", gpu.index, gpu.uuid);
+            let code = if gpu.state == GpuState::Lost { Code::GpuLost } else { Code::DriverTimeout };
+            let mut error = ApiError::new(code, message).hint(format!("`gpushctl gpu show {}` says more", gpu.index));
+            error.causes.clone_from(&gpu.reasons);
+            error
+        });
+        nameless.chain(unknown).collect()
+    }
 }

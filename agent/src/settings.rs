@@ -84,9 +84,12 @@ impl ConfigTrouble {
     }
 }
 
-/// The config in force and where it comes from.
+/// The config in force and where it comes from. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings(Arc<Inner>);
+
 #[derive(Debug)]
-pub(crate) struct Settings {
+struct Inner {
     path: PathBuf,
     must_exist: bool,
     trust: Trust,
@@ -119,7 +122,7 @@ impl Settings {
     pub(crate) fn load(path: &Path, must_exist: bool, trust: Trust) -> Result<Self, ConfigTrouble> {
         let (config, from_file) = read(path, must_exist, trust)?;
         let state = State { config: Arc::new(config), from_file, trouble: None, pending: Vec::new() };
-        Ok(Self { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })
+        Ok(Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, state: RwLock::new(state) })))
     }
 
     /// Reads the file again, without putting it into force.
@@ -127,7 +130,8 @@ impl Settings {
     /// # Errors
     /// When it is wrong or can't be read.
     pub(crate) fn candidate(&self) -> Result<Candidate, ApiError> {
-        let (in_file, from_file) = read(&self.path, self.must_exist, self.trust).map_err(|trouble| trouble.to_api())?;
+        let (in_file, from_file) =
+            read(&self.0.path, self.0.must_exist, self.0.trust).map_err(|trouble| trouble.to_api())?;
         let in_force = self.config();
         let mut config = Config { driver: in_force.driver.clone(), ..in_file.clone() };
         config.api.admin_socket.clone_from(&in_force.api.admin_socket);
@@ -138,42 +142,42 @@ impl Settings {
     pub(crate) fn take(&self, candidate: Candidate) {
         let Candidate { config, in_file, from_file } = candidate;
         let pending = config.pending_restart(&in_file);
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
         *state = State { config: Arc::new(config), from_file, trouble: None, pending };
     }
 
     /// Remembers why a reload was refused; as it is told.
     pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
         error = error.outcome("the config read before stays in force");
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
         state.trouble = Some(error.clone());
         error
     }
 
     /// Where the file is, or would be.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        &self.0.path
     }
 
     /// The config in force.
     pub(crate) fn config(&self) -> Arc<Config> {
-        Arc::clone(&self.state.read().unwrap_or_else(PoisonError::into_inner).config)
+        Arc::clone(&self.0.state.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
     /// The file it was read from; `None` when there is none and built-in defaults hold.
     pub(crate) fn file(&self) -> Option<String> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        state.from_file.then(|| self.path.display().to_string())
+        let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
+        state.from_file.then(|| self.0.path.display().to_string())
     }
 
     /// What the file says otherwise and takes effect with the next start.
     pub(crate) fn pending_restart(&self) -> Vec<PendingRestart> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
+        self.0.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
     }
 
     /// What is wrong with the file, when a reload failed.
     pub(crate) fn trouble(&self) -> Option<ApiError> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+        self.0.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
 }
 

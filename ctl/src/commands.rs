@@ -1,8 +1,10 @@
-//! What each command does. They ask the agent or `gpush-core`, and hand the answer to `render`.
+//! The commands: each asks gpushd or `gpush-core`, and hands the answer to `render`.
 
+mod apply;
 mod audit;
 mod completions;
 mod config;
+mod doctor;
 mod drain;
 mod events;
 mod gpu;
@@ -13,7 +15,9 @@ mod mps;
 mod operation;
 mod parted;
 mod process;
+mod reset;
 mod status;
+mod timeslice;
 mod version;
 
 use std::{io::Write, time::Duration};
@@ -23,55 +27,96 @@ use gpush_client::{Client, Kind, Origin, Socket};
 use gpush_core::selector::Selector;
 
 use crate::{
-    args::{Cli, Command, Global, Which},
+    args::{self, Cli, Command, Global},
     exit::{Failure, Outcome},
     output::Output,
 };
 
-/// How long nothing is said, before it is said what is waited for.
+/// How long a command is silent before it prints what it waits for.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// Carries out the command.
+/// Runs the command.
 pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     let global = &cli.global;
+    if let Some(error) = out.only_for_lists().filter(|_| !prints_a_list(&cli.command)) {
+        return Err(error.into());
+    }
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
+        Command::Apply(args) => ask(global, async |client| apply::desired(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Mps(command) => mps::run(global, command, out),
+        Command::Timeslice(command) => ask(global, async |client| timeslice::run(client, &command, out).await),
         Command::Process(command) => ask(global, async |client| process::run(client, &command, out).await),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
+        Command::Doctor { only } => doctor::run(global, &only, out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
         Command::Man { dir } => man::pages(&dir),
     }
 }
 
-/// Runs what needs an agent.
+/// Whether a command prints a list, which has more formats.
+fn prints_a_list(command: &Command) -> bool {
+    use args::{Config, Gpu, Mig, Mps, Operation, Overrides, Process, Timeslice};
+    match command {
+        Command::Gpu(Gpu::List(_))
+        | Command::Mig(Mig::List { .. } | Mig::Profiles { .. })
+        | Command::Mps(Mps::List { .. } | Mps::Clients { .. })
+        | Command::Timeslice(Timeslice::List(_))
+        | Command::Process(Process::List { .. })
+        | Command::Operation(Operation::List { .. })
+        | Command::Config(Config::Overrides { command: None | Some(Overrides::List) })
+        | Command::Audit(_) => true,
+        Command::Events(args) => !args.follow,
+        Command::Status(_)
+        | Command::Apply(_)
+        | Command::Gpu(_)
+        | Command::Mig(_)
+        | Command::Mps(_)
+        | Command::Timeslice(_)
+        | Command::Operation(_)
+        | Command::Config(_)
+        | Command::Maintenance(_)
+        | Command::Recover(_)
+        | Command::Doctor { .. }
+        | Command::Version
+        | Command::Completions { .. }
+        | Command::Man { .. } => false,
+    }
+}
+
+/// Runs a command that needs an agent.
 fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
     with_agent(global, command)
 }
 
-/// The same for what is not a whole command.
+/// The same for a part of a command.
 fn with_agent<T>(global: &Global, what: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
     let runtime = runtime()?;
-    let mut client = Client::new(socket(global)).deadline(Duration::from_secs_f64(global.timeout));
-    if !global.json {
+    let mut client = Client::new(socket(global)).deadline(global.request_timeout);
+    if !out_is_json(global) {
         client = client.when_slow(SILENCE, |deadline| {
-            let seconds = deadline.as_secs_f64();
-            let _ = writeln!(std::io::stderr(), "gpushd has not answered yet; waiting up to {seconds} s (--timeout)");
+            let limit = gpush_core::duration::format(deadline);
+            let _ =
+                writeln!(std::io::stderr(), "gpushd has not answered yet; waiting up to {limit} (--request-timeout)");
         });
     }
     runtime.block_on(what(&mut client))
 }
 
+fn out_is_json(global: &Global) -> bool {
+    global.json || global.output == Some(args::Format::Json)
+}
+
 /// One thread, and only the drivers that a socket and a deadline need: a command is typed often and
-/// shall be back at once.
+/// must return at once.
 fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
@@ -88,20 +133,20 @@ fn socket(global: &Global) -> Socket {
     }
 }
 
-/// The GPUs that `--gpu` names, in the host's order; all when it names none.
-fn select(gpus: Vec<Gpu>, which: &Which) -> Result<Vec<Gpu>, Failure> {
-    if which.gpus.is_empty() {
+/// The GPUs that selectors name, in the host's order; all without selectors.
+fn select(gpus: Vec<Gpu>, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
+    if selectors.is_empty() {
         return Ok(gpus);
     }
-    let positions = Selector::resolve(&which.gpus, &gpus)?;
+    let positions = Selector::resolve(selectors, &gpus)?;
     let chosen = gpus.into_iter().enumerate().filter(|(at, _)| positions.contains(at));
     Ok(chosen.map(|(_, gpu)| gpu).collect())
 }
 
-/// The same of an agent's GPUs. One that the driver lists and can't identify is none of them: of that the
-/// agent says why.
-async fn select_of(client: &mut Client, gpus: Vec<Gpu>, which: &Which) -> Result<Vec<Gpu>, Failure> {
-    let selectors = which.gpus.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
+/// The same of an agent's GPUs. A GPU that the driver lists but cannot identify is not among them: the
+/// agent explains why.
+async fn select_of(client: &mut Client, gpus: Vec<Gpu>, texts: &[String]) -> Result<Vec<Gpu>, Failure> {
+    let selectors = texts.iter().flat_map(|text| text.split(',')).filter_map(|text| text.parse::<Selector>().ok());
     let absent = selectors.filter_map(|selector| selector.absent(&gpus)).next();
     if let Some(index) = absent
         && let Err(error) = client.gpu(&index.to_string()).await
@@ -110,7 +155,7 @@ async fn select_of(client: &mut Client, gpus: Vec<Gpu>, which: &Which) -> Result
     {
         return Err(error.into());
     }
-    select(gpus, which)
+    select(gpus, texts)
 }
 
 /// The error of a host on which there is nothing to show.

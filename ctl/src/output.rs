@@ -7,13 +7,13 @@ use std::{
 };
 
 use anstream::{AutoStream, ColorChoice};
-use gpush_api::ApiError;
+use gpush_api::{ApiError, Code};
 use serde::Serialize;
 
 use crate::{
-    args::{Color, Global},
+    args::{Color, Format, Global},
     exit::Failure,
-    render::{Charset, Look, trouble},
+    render::{Charset, Look, listing::Listing, trouble},
 };
 
 /// Columns when nothing tells.
@@ -24,6 +24,7 @@ const USUAL_WIDTH: usize = 80;
 pub(crate) struct Output {
     pub(crate) json: bool,
     pub(crate) look: Look,
+    format: Format,
     color: ColorChoice,
 }
 
@@ -45,9 +46,15 @@ impl Output {
         } else {
             Charset::Utf8
         };
-        let look =
-            Look { width: width(), wraps: std::io::stdout().is_terminal(), charset, now: jiff::Timestamp::now() };
-        Self { json: global.json, look, color }
+        let format = if global.json { Format::Json } else { global.output.unwrap_or(Format::Table) };
+        let look = Look {
+            width: width(),
+            wraps: format == Format::Table && std::io::stdout().is_terminal(),
+            headings: !global.no_headers,
+            charset,
+            now: jiff::Timestamp::now(),
+        };
+        Self { json: format == Format::Json, look, format, color }
     }
 
     /// Prints text for people.
@@ -93,7 +100,47 @@ impl Output {
         if self.json { self.document(value) } else { self.text(&draw(&self.look)) }
     }
 
-    /// Tells an error: on stderr, or as the JSON document.
+    /// Prints a list in the requested format.
+    pub(crate) fn list<T: Serialize>(&self, value: &T, listing: impl FnOnce(&Look) -> Listing) -> Result<(), Failure> {
+        if self.json {
+            return self.document(value);
+        }
+        let listing = listing(&self.look);
+        match self.format {
+            Format::Json | Format::Table | Format::Wide => self.text(listing.text()),
+            Format::Name => self.verbatim(listing.name_lines().as_bytes()),
+            Format::Csv => self.verbatim(listing.csv(self.look.headings).as_bytes()),
+            Format::Uuid => match listing.uuid_lines() {
+                Some(lines) => self.verbatim(lines.as_bytes()),
+                None => {
+                    let error = ApiError::new(Code::BadRequest, "the things of this list have no UUID");
+                    Err(error.hint("use `-o name`").into())
+                }
+            },
+        }
+    }
+
+    /// Whether the output is a drawing for users, not lines for programs.
+    pub(crate) fn is_drawn(&self) -> bool {
+        matches!(self.format, Format::Table | Format::Wide)
+    }
+
+    /// The error for a command that prints no list, where the format is for lists.
+    pub(crate) fn only_for_lists(&self) -> Option<ApiError> {
+        let name = match self.format {
+            Format::Table | Format::Wide | Format::Json => return None,
+            Format::Name | Format::Uuid | Format::Csv => self.format.name(),
+        };
+        let error = ApiError::new(Code::BadRequest, format!("`-o {name}` is for lists, and this command prints none"));
+        Some(error.hint("use `-o json`"))
+    }
+
+    /// Whether gpushctl can ask the user: both ends are a terminal, and no program reads the output.
+    pub(crate) fn can_ask(&self) -> bool {
+        self.is_drawn() && std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+    }
+
+    /// Prints an error: on stderr, or as the JSON document.
     pub(crate) fn error(&self, error: &ApiError) {
         if self.json {
             error_document(error);

@@ -22,6 +22,18 @@ pub(crate) struct Arguments {
 /// Reports in the order of the document, each with the cargo command that makes it.
 const REPORTS: &[&[&str]] = &[
     &["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", "plan_bench", "--", "--json"],
+    &[
+        "run",
+        "--release",
+        "--locked",
+        "--quiet",
+        "--package",
+        "gpush-core",
+        "--example",
+        "placement_bench",
+        "--",
+        "--json",
+    ],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "apply"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "status"],
     &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "start"],

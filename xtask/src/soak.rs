@@ -1,6 +1,10 @@
-//! `cargo xtask soak`: what a usual run does a hundred times, a thousand times: MPS daemons, their servers,
-//! clients and gpushd killed at random; and a fifth as often their units, on a systemd. Then ten thousand mixed
-//! requests, after which gpushd must not take more memory than before.
+//! `cargo xtask soak`: the random tests of a usual run, with ten times the steps or more.
+//!
+//! 1. MPS daemons, their servers, clients and gpushd are killed at random; and a fifth as often their systemd units.
+//! 2. Random steps of MPS and of operations, with invariants that are checked from outside of gpushd after each step.
+//! 3. Mixed requests, after which gpushd must not take more memory than before.
+//!
+//! A failure names the seed and the step; `--seed` repeats it.
 
 use anyhow::Result;
 
@@ -9,16 +13,19 @@ use crate::{
     workspace,
 };
 
-/// How much of it.
+/// The number of steps of each kind.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How often something is killed
+    /// Number of kills
     #[arg(long, default_value = "1000", value_name = "NUMBER")]
     kills: u64,
+    /// Number of random steps of MPS and of operations
+    #[arg(long, default_value = "1000", value_name = "NUMBER")]
+    steps: u64,
     /// Number of mixed requests between two measurements of resident memory
     #[arg(long, default_value = "10000", value_name = "NUMBER")]
     requests: u64,
-    /// Begin with this number in place of the usual one
+    /// Seed of the random numbers [default: one that is always the same]
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 }
@@ -49,15 +56,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         "--show-output",
         "mps::kills::",
     ]);
-    // Each takes seconds, which systemd has.
+    // Each takes systemd seconds.
     units.env("GPUSH_TEST_UNIT_KILLS", (arguments.kills / 5).to_string());
     if let Some(seed) = arguments.seed {
         units.env("GPUSH_TEST_SEED", seed.to_string());
     }
     let units = step::run("kills of units of systemd", units, true).outcome;
+    let mut steps = workspace::cargo();
+    steps.args(["test", "--locked", "--package", "gpush-tests", "--test", "load", "--", "--show-output", "steps::"]);
+    steps.env("GPUSH_TEST_STEPS", arguments.steps.to_string());
+    if let Some(seed) = arguments.seed {
+        steps.env("GPUSH_TEST_SEED", seed.to_string());
+    }
+    let steps = step::run("random steps of MPS and of operations", steps, true).outcome;
     let mut memory = workspace::cargo();
     memory.args(["test", "--locked", "--package", "gpush-tests", "--test", "load", "--", "--show-output", "memory::"]);
     memory.env("GPUSH_TEST_REQUESTS", arguments.requests.to_string());
     let memory = step::run("memory of gpushd under mixed requests", memory, true).outcome;
-    Ok([daemons, units, memory].iter().all(|outcome| *outcome == Outcome::Passed))
+    Ok([daemons, units, steps, memory].iter().all(|outcome| *outcome == Outcome::Passed))
 }

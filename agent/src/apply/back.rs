@@ -162,7 +162,7 @@ async fn once(
     let mut short = None;
     let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
     if now.enabled {
-        let (steps, beside) = plan_back(part, before, now, &reading, &geometry, stays)?;
+        let (steps, beside) = plan_back(part, before, now, &reading, &geometry, stays).map_err(failed)?;
         short = beside;
         let mut known = Instances::of(&now.instances);
         for step in &steps {
@@ -206,8 +206,7 @@ fn plan_back(
     reading: &Reading,
     geometry: &Geometry,
     stays: Option<&BTreeSet<u32>>,
-) -> Result<(Vec<InstanceStep>, Option<Beside>), Setback> {
-    let failed = |error: ApiError| Setback::from(Trouble::Failed(error));
+) -> Result<(Vec<InstanceStep>, Option<Beside>), ApiError> {
     let previous: &[GpuInstance] = if before.enabled { &before.instances } else { &[] };
     let target = Target::of_instances(geometry, previous);
     let unknown = |instance: &GpuInstance| !reading.processes_known && !instance.compute.is_empty();
@@ -219,7 +218,7 @@ fn plan_back(
     let instead = match &planned {
         Ok(plan) if !destroys(&plan.steps, &now.instances, untouchable) => false,
         Ok(plan) if stays.is_none() && destroys(&plan.steps, &now.instances, unknown) => {
-            return Err(failed(users_unknown(part, reading)));
+            return Err(users_unknown(part, reading));
         }
         Ok(_) | Err(Refusal::Blocked { .. }) => true,
         Err(_) => false,
@@ -233,7 +232,7 @@ fn plan_back(
     }
     match planned {
         Ok(plan) => Ok((plan.steps, short)),
-        Err(refused) => Err(failed(not_feasible(part, refused))),
+        Err(refused) => Err(not_feasible(part, refused)),
     }
 }
 

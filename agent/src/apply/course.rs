@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! all as planned, and not failed before ─────────────────────► Done
-//! same boot, not being rolled back, nobody else has changed
+//! same boot, not being rolled back, no other program has changed
 //!   a GPU, and what remains is feasible ─────────────────────► Forward
 //! all as before ─────────────────────────────────────────────► RolledBack
 //! another boot: the instances are gone ──────────────────────► Rebooted
@@ -26,7 +26,7 @@ pub(super) struct Facts {
     pub(super) nothing_remains: bool,
     /// Every GPU is as it was before the operation.
     pub(super) as_before: bool,
-    /// Somebody else has created an instance on one of its GPUs.
+    /// Another program has created an instance on one of its GPUs.
     pub(super) changed_by_others: bool,
 }
 

@@ -70,7 +70,7 @@ impl Executor {
                 let message = format!("operation {number} broke off by a fault of gpushd");
                 let error =
                     ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
-                // The log says what cannot be taken back; the operation has nobody left who would note it.
+                // What cannot be taken back is only logged: the operation takes no notes any more.
                 let _failures = executor.close(number, OperationState::Failed).await;
                 executor.operations.abandon(number, error).await;
                 executor.mps.let_go(&number.to_string());

@@ -53,7 +53,7 @@ pub(super) fn explained(label: &str, what: &str, error: &DriverError) -> ApiErro
     ApiError { message: format!("{label} {what}"), causes: [vec![said.message], said.causes].concat(), ..said }
 }
 
-/// Explains why an operation does not continue on a GPU where somebody else has created an instance since.
+/// Explains why an operation does not continue on a GPU where another program has created an instance since.
 pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<ApiError> {
     let now = reading.mig.as_ref()?;
     let others = plan::others(&now.instances, instances(gpu.before.as_ref()), &outcome(gpu));

@@ -42,7 +42,29 @@ pub(crate) use self::{
     begin::{Order, begin},
     executor::Executor,
     part::Part,
-    planner::{Planner, add_progress},
+    planner::Planner,
     recover::Recovery,
     services::{Services, health as services_health},
 };
+
+/// What operations are queued and begun with. Callers pass it on and do not look inside.
+pub(crate) use crate::agent::Shared as Engine;
+
+use gpush_api::Gpu;
+
+use crate::state::HostState;
+
+/// Checks the operations that wait again, after one of them was cancelled.
+pub(crate) fn queue_changed(engine: &Engine) {
+    engine.queue.wake();
+}
+
+/// Returns whether no operation waits.
+pub(crate) fn queue_is_empty(engine: &Engine) -> bool {
+    engine.queue.is_empty()
+}
+
+/// Adds to the reasons of a GPU how far the operation is that changes it, and which operations wait for it.
+pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
+    planner::add_progress(&engine.queue, &engine.operations, host, gpu);
+}

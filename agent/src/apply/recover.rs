@@ -9,7 +9,7 @@
 //! begun ─► wait for the driver ─► read each GPU ─► plan what remains ─► course (`course`) ─► end, forward or back
 //! ```
 //!
-//! What remains is planned to the placements that the journal has. So instances that somebody else has created since are
+//! What remains is planned to the placements that the journal has. So instances that another program has created since are
 //! recognised; they are never destroyed.
 //!
 //! Recovery runs while the API is already served. Until it has finished, the operation keeps its GPUs. A gpushd that dies

@@ -1,14 +1,20 @@
 //! `/v1/audit`: who changed what, for administrators.
 
+use std::collections::BTreeSet;
+
 use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, AuditRecord};
-use gpush_core::selector::Selector;
-use gpush_store::AuditQuery;
+use gpush_core::{selector::Selector, sharing};
+use gpush_store::{AuditQuery, Store};
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{desk, extract::Parameters, failure::Failure};
-use crate::{agent::Shared, caller::Caller};
+use super::{extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
+use crate::{
+    authorization::Authorization,
+    caller::Caller,
+    state::{self, HostState},
+};
 
 /// Characters of a GPU's UUID.
 const WHOLE_UUID: usize = "GPU-00000000-0000-0000-0000-000000000000".len();
@@ -27,8 +33,8 @@ pub(super) struct AuditParameters {
     after: Option<u64>,
     /// How many at most, 1 to 1000; 100 without it.
     limit: Option<usize>,
-    /// Only those about this: an operation, `config`, `host`, or GPUs by their selectors, with commas
-    /// between. Operations that concern a GPU are found under it.
+    /// Only records about this: an operation, an MPS target or share, a user, `config`, `host`, or GPUs by their
+    /// selectors, separated by commas. A GPU includes its operations and the MPS targets on it.
     object: Option<String>,
     /// Only those made at this time or later, as `2026-01-02T03:04:05Z`.
     #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
@@ -40,14 +46,14 @@ pub(super) struct AuditParameters {
     get, path = "/v1/audit", operation_id = "listAudit", tag = "audit", params(AuditParameters),
     responses((status = 200, description = "The answer", body = Vec<AuditRecord>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
-    State(agent): State<Shared>,
+    State(store): State<Store>,
+    State(state): State<state::State>,
+    State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(parameters): Parameters<AuditParameters>,
 ) -> Result<Response, Failure> {
-    if !caller.viewer.is_admin() {
-        let user = agent.users.user(caller.peer.uid).await;
-        return Err(caller.denied("read the audit trail", user.as_deref(), &agent.settings.config().access).into());
-    }
+    authorization.admin(&caller, "read the audit trail").await?;
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
         let message = format!("`limit` is {limit}, and an answer holds 1 to {} records", PAGE.1);
@@ -55,38 +61,67 @@ pub(super) async fn list(
             .hint("ask for the others page by page: `after` takes the sequence number of the last record of a page"));
     }
     let AuditParameters { after, object, since, .. } = parameters;
-    let objects = object.map(|text| objects(&agent, &text)).transpose()?.unwrap_or_default();
+    let objects = object.map(|text| objects(&state.now(), &text)).transpose()?.unwrap_or_default();
     let query = AuditQuery { after: after.unwrap_or(0), limit, latest: after.is_none(), objects, since };
-    let list = async move |agent: Shared, _| -> Result<Vec<AuditRecord>, Failure> {
-        let records = agent.store.read(move |view| view.audit(&query)).await.map_err(gpush_api::ApiError::from)?;
-        Ok(records.into_iter().map(shown).collect())
+    let list = async move {
+        let records = store.read(move |view| view.audit(&query)).await.map_err(ApiError::from)?;
+        Ok::<Vec<AuditRecord>, Failure>(records.into_iter().map(shown).collect())
     };
-    desk::answer(agent, caller, StatusCode::OK, list).await
+    limiter.answer(&caller, StatusCode::OK, list).await
 }
 
-/// What records name by `text`. A GPU that is gone is found by the whole of its UUID.
-fn objects(agent: &Shared, text: &str) -> Result<Vec<String>, ApiError> {
+/// The objects of records that `text` names. A GPU that the driver does not show is found by its whole UUID.
+fn objects(host: &HostState, text: &str) -> Result<Vec<String>, ApiError> {
     let one = |word: &str| {
         let selector: Selector = match word.parse() {
             Ok(selector) => selector,
-            Err(_) => return agent.state.now().named(word),
+            Err(_) => return host.named(word),
         };
         match selector {
             Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
             // An operation, `config`, or a product name.
             Selector::Model(name) if !name.contains(['*', '?']) => {
-                Ok(agent.state.now().named(word).unwrap_or_else(|_| vec![word.to_owned()]))
+                Ok(host.named(word).unwrap_or_else(|_| vec![word.to_owned()]))
             }
             Selector::All | Selector::Indexes(..) | Selector::Uuid(_) | Selector::Pci { .. } | Selector::Model(_) => {
-                agent.state.now().named(word)
+                host.named(word)
             }
         }
     };
     let mut found = Vec::new();
-    for word in text.split(',') {
-        found.extend(one(word.trim())?);
+    for word in text.split(',').map(str::trim) {
+        if let Some(uuid) = device(host, word) {
+            found.push(sharing::short_name(&uuid, &BTreeSet::new()));
+            found.push(uuid);
+            continue;
+        }
+        for object in one(word)? {
+            for target in targets(host, &object) {
+                found.push(sharing::short_name(&target, &BTreeSet::new()));
+                found.push(target);
+            }
+            found.push(object);
+        }
     }
     Ok(found)
+}
+
+/// UUIDs of what may be shared through MPS on a GPU: the GPU and its MIG devices.
+fn targets(host: &HostState, uuid: &str) -> Vec<String> {
+    let Some(gpu) = host.gpu(uuid) else { return Vec::new() };
+    let computes = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
+    computes.filter_map(|compute| compute.uuid.clone()).chain([uuid.to_owned()]).collect()
+}
+
+/// UUID of the MIG device that a text such as `1:2g.20gb@2` names.
+fn device(host: &HostState, text: &str) -> Option<String> {
+    let (gpu, device) = text.split_once(':')?;
+    let (profile, start) = device.split_once('@')?;
+    let (index, start): (u32, u8) = (gpu.parse().ok()?, start.parse().ok()?);
+    let gpu = host.gpus.iter().find(|one| one.gpu.index == index)?;
+    let mut instances = gpu.gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let instance = instances.find(|one| one.profile == profile && one.placement.start == start)?;
+    instance.compute.first()?.uuid.clone()
 }
 
 fn shown(record: gpush_store::AuditRecord) -> AuditRecord {

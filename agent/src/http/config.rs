@@ -9,49 +9,58 @@ use axum::{
 use gpush_api::{ConfigDiff, ConfigView, ReloadRequest};
 
 use super::{
-    desk,
     extract::Body,
     failure::Failure,
     if_match::{IfMatch, tagged},
+    response_limiter::ResponseLimiter,
 };
 use crate::{
-    agent::Shared,
+    authorization::Authorization,
     caller::Caller,
-    reload::{self, Wish},
+    reload::{Differences, Reloads, Wish},
+    settings::Settings,
+    state::{self, readings::Readings},
 };
 
 /// The config in force, which GPUs its rules claim, and what of the file waits for a restart.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/config", operation_id = "getConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigView), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn show(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
-    let generation = agent.state.now().generation;
-    let view = async move |agent: Shared, caller: Caller| -> Result<ConfigView, Failure> {
-        // Without a driver the rules claim nothing, and can be read all the same.
-        let gpus = agent.readings.host().await.map(|observed| observed.gpus(caller.viewer)).unwrap_or_default();
-        let mut view = agent.settings.config().view(agent.settings.file().as_deref(), &gpus);
-        view.pending_restart = agent.settings.pending_restart();
-        view.trouble = agent.settings.trouble();
+pub(super) async fn show(
+    State(state): State<state::State>,
+    State(readings): State<Readings>,
+    State(settings): State<Settings>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+) -> Result<Response, Failure> {
+    let (generation, viewer) = (state.now().generation, caller.viewer);
+    let view = async move {
+        // Without a driver the rules claim no GPU, and can still be read.
+        let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
+        let mut view = settings.config().view(settings.file().as_deref(), &gpus);
+        view.pending_restart = settings.pending_restart();
+        view.trouble = settings.trouble();
         view.generation = generation;
-        Ok(view)
+        Ok::<ConfigView, Failure>(view)
     };
-    Ok(tagged(desk::answer(agent, caller, StatusCode::OK, view).await?, generation))
+    Ok(tagged(limiter.answer(&caller, StatusCode::OK, view).await?, generation))
 }
 
 /// The file as a reload would read it now against the config in force, and what stands on each GPU.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/config/diff", operation_id = "diffConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigDiff), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn diff(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
-    if !caller.viewer.is_admin() {
-        // The file is its owner's to show until it is in force.
-        let user = agent.users.user(caller.peer.uid).await;
-        return Err(caller.denied("read the config file", user.as_deref(), &agent.settings.config().access).into());
-    }
-    let diff = async |agent: Shared, caller: Caller| -> Result<ConfigDiff, Failure> {
-        Ok(reload::diff(&agent, caller.viewer).await)
-    };
-    desk::answer(agent, caller, StatusCode::OK, diff).await
+pub(super) async fn diff(
+    State(differences): State<Differences>,
+    State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+) -> Result<Response, Failure> {
+    // A file that is not in force yet is for administrators.
+    authorization.admin(&caller, "read the config file").await?;
+    let viewer = caller.viewer;
+    let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };
+    limiter.answer(&caller, StatusCode::OK, diff).await
 }
 
 /// Reads the file again, as SIGHUP does: all of it is taken or nothing. A file that changes a rule
@@ -61,18 +70,17 @@ pub(super) async fn diff(State(agent): State<Shared>, caller: Caller) -> Result<
     params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),
     responses((status = 200, description = "It is in force", body = gpush_api::Reloaded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn reload(
-    State(agent): State<Shared>,
+    State(state): State<state::State>,
+    State(reloads): State<Reloads>,
+    State(authorization): State<Authorization>,
     caller: Caller,
     if_match: IfMatch,
     Body(request): Body<ReloadRequest>,
 ) -> Result<Response, Failure> {
-    let user = agent.users.user(caller.peer.uid).await;
-    if !caller.viewer.is_admin() {
-        return Err(caller.denied("reload the config", user.as_deref(), &agent.settings.config().access).into());
-    }
+    let by = authorization.admin(&caller, "reload the config").await?;
     let ReloadRequest { clear_overrides } = request;
-    let wish = Wish { by: Some(caller.actor(user)), clear_overrides, expected: if_match.0 };
-    let reloaded = agent.reloads.ask(wish).await.map_err(|error| if_match.failure(&agent, error))?;
+    let wish = Wish { by: Some(by), clear_overrides, expected: if_match.0 };
+    let reloaded = reloads.ask(wish).await.map_err(|error| if_match.failure(&state, error))?;
     let generation = reloaded.generation;
     Ok(tagged(Json(reloaded).into_response(), generation))
 }

@@ -35,12 +35,12 @@ use serde::Deserialize;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{desk, extract::Parameters, failure::Failure};
+use super::{endless::Endless, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
 use crate::{
-    agent::Shared,
+    authorization::Authorization,
     caller::Caller,
-    listen::pace::Endless,
     state::{
+        self,
         events::{Cursor, Filter, Next},
         redact,
     },
@@ -76,27 +76,29 @@ pub(super) struct EventParameters {
     params(EventParameters, ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client has")),
     responses((status = 200, description = "The stream", body = Event, content_type = "text/event-stream"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn stream(
-    State(agent): State<Shared>,
+    State(state): State<state::State>,
+    State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     headers: HeaderMap,
     Parameters(parameters): Parameters<EventParameters>,
 ) -> Result<Response, Failure> {
     let filter = Filter {
         kinds: parameters.kinds.as_deref().map(kinds).transpose()?,
-        gpus: parameters.gpu.as_deref().map(|text| agent.state.now().named(text)).transpose()?,
+        gpus: parameters.gpu.as_deref().map(|text| state.now().named(text)).transpose()?,
     };
     // What is no text is the id of no event of ours.
     let last = headers.get(LAST).map(|id| id.to_str().unwrap_or_default());
     if parameters.follow == Some(false) {
-        let cursor =
-            last.map_or_else(|| agent.state.events().listen_to_all_kept(), |id| agent.state.events().listen(Some(id)));
-        let kept = async move |_, caller: Caller| -> Result<Vec<Event>, Failure> { Ok(kept(cursor, &filter, &caller)) };
-        return desk::answer(agent, caller, StatusCode::OK, kept).await;
+        let cursor = last.map_or_else(|| state.events().listen_to_all_kept(), |id| state.events().listen(Some(id)));
+        let of = caller.clone();
+        let kept = async move { Ok::<Vec<Event>, Failure>(kept(cursor, &filter, &of)) };
+        return limiter.answer(&caller, StatusCode::OK, kept).await;
     }
-    let cursor = agent.state.events().listen(last);
+    let cursor = state.events().listen(last);
     // One piece under way: what comes after it stays where all listeners find it.
     let (pieces, taken) = mpsc::channel(1);
-    let telling = AbortOnDropHandle::new(tokio::spawn(tell(agent, caller, cursor, filter, pieces)));
+    let telling = AbortOnDropHandle::new(tokio::spawn(tell(authorization, caller, cursor, filter, pieces)));
     let mut response = Body::new(Told { pieces: taken, _telling: telling }).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -121,7 +123,13 @@ fn kept(mut cursor: Cursor, filter: &Filter, caller: &Caller) -> Vec<Event> {
 }
 
 /// Tells a client what it wants to hear, until it goes or nothing more comes.
-async fn tell(agent: Shared, mut caller: Caller, mut cursor: Cursor, filter: Filter, pieces: mpsc::Sender<Bytes>) {
+async fn tell(
+    authorization: Authorization,
+    mut caller: Caller,
+    mut cursor: Cursor,
+    filter: Filter,
+    pieces: mpsc::Sender<Bytes>,
+) {
     let mut text = place(&cursor);
     let mut silent_since = Instant::now();
     loop {
@@ -136,9 +144,8 @@ async fn tell(agent: Shared, mut caller: Caller, mut cursor: Cursor, filter: Fil
             Next::Events(events) => {
                 for event in events {
                     if let Happening::Config(_) = event.what {
-                        // Who may see what is the config's to say.
-                        let config = agent.settings.config();
-                        caller = Caller::of(caller.peer.clone(), &config.access, &agent.users, agent.own_uid).await;
+                        // The config names the admin groups.
+                        caller = authorization.identify(caller.peer.clone()).await;
                     }
                     if filter.wants(&event) {
                         frame(&mut text, &shown(&event, &caller));

@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
     Json,
-    extract::{FromRequest, FromRequestParts, Path, Query, Request, rejection::JsonRejection},
+    extract::{FromRef, FromRequest, FromRequestParts, Path, Query, Request, rejection::JsonRejection},
     http::{HeaderValue, StatusCode, request::Parts},
 };
 use serde::{
@@ -16,7 +16,7 @@ use gpush_host::peer::Peer;
 
 use super::{BODY, failure::Failure};
 use crate::{
-    agent::Shared,
+    authorization::Authorization,
     caller::Caller,
     idempotency::{self, Header},
 };
@@ -130,13 +130,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Header {
     }
 }
 
-impl FromRequestParts<Shared> for Caller {
+impl<S: Send + Sync> FromRequestParts<S> for Caller
+where
+    Authorization: FromRef<S>,
+{
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, agent: &Shared) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
         // The accept loop puts it there before anything else sees the request.
         let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
-        Ok(Self::of(peer, &agent.settings.config().access, &agent.users, agent.own_uid).await)
+        Ok(Authorization::from_ref(state).identify(peer).await)
     }
 }
 

@@ -6,7 +6,7 @@ use axum::{
 };
 use gpush_api::{ApiError, Code};
 
-use crate::listen::accept::HEAD_BYTES;
+use super::head::MOST_BYTES;
 
 /// An error as an answer.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ impl Failure {
     pub(crate) fn refused_head(status: StatusCode) -> Self {
         let (message, hint) = match status {
             StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (
-                format!("the head of the request is larger than {HEAD_BYTES} bytes, or has more than 100 headers"),
+                format!("the head of the request is larger than {MOST_BYTES} bytes, or has more than 100 headers"),
                 "send fewer or shorter headers",
             ),
             StatusCode::URI_TOO_LONG => {

@@ -2,16 +2,31 @@
 
 use std::sync::Arc;
 
-use axum::{Json, body::Bytes, extract::State, http::StatusCode, response::Response};
+use axum::{
+    Json,
+    body::Bytes,
+    extract::{FromRef, State},
+    http::StatusCode,
+    response::Response,
+};
 use gpush_api::{ApiError, Code, Gpu, GpuProfile, WhyRequest};
 use serde::Deserialize;
 
 use super::{
-    desk,
+    Handles,
     extract::{Body, Parameters, Part},
     failure::Failure,
+    requests::Requests,
+    response_limiter::{self, ResponseLimiter},
 };
-use crate::{agent::Shared, apply, caller::Caller, cordon, idempotency::Header, request::Request};
+use crate::{
+    apply::{self, Engine},
+    caller::Caller,
+    cordon,
+    idempotency::Header,
+    request::Request,
+    state::{self, Commits, readings::Readings},
+};
 
 /// Parameters of `GET /v1/gpus`.
 #[derive(Debug, Default, Deserialize)]
@@ -29,40 +44,45 @@ pub(super) struct ListParameters {
     get, path = "/v1/gpus", operation_id = "listGpus", tag = "gpus", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Gpu>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
-    State(agent): State<Shared>,
+    State(engine): State<Engine>,
+    State(readings): State<Readings>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
-    let observed = agent.readings.host().await?;
+    let observed = readings.host().await?;
     if parameters.profiles {
-        let list = async move |agent: Shared, caller: Caller| -> Result<Vec<Gpu>, Failure> {
-            let mut gpus = observed.gpus(caller.viewer);
-            gpus.iter_mut().for_each(|gpu| apply::add_progress(&agent.queue, &agent.operations, &observed.host, gpu));
-            Ok(gpus)
+        let viewer = caller.viewer;
+        let list = async move {
+            let mut gpus = observed.gpus(viewer);
+            gpus.iter_mut().for_each(|gpu| apply::add_progress(&engine, &observed.host, gpu));
+            Ok::<Vec<Gpu>, Failure>(gpus)
         };
-        return desk::answer(agent, caller, StatusCode::OK, list).await;
+        return limiter.answer(&caller, StatusCode::OK, list).await;
     }
     let viewer = observed.viewer(caller.viewer);
-    // How far an operation is, and which ones wait, is no part of a snapshot.
-    let is_whole =
-        observed.late.is_empty() && agent.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
+    // The progress of operations, and which of them wait, is not in a snapshot.
+    let is_whole = observed.late.is_empty()
+        && apply::queue_is_empty(&engine)
+        && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
     if is_whole && let Some(json) = observed.host.answers.get(viewer) {
-        return Ok(desk::json(StatusCode::OK, json));
+        return Ok(response_limiter::response(StatusCode::OK, json));
     }
-    let shared = Arc::clone(&agent);
-    let list = async move |caller: Caller| -> Result<Bytes, Failure> {
-        let mut gpus = observed.gpus(caller.viewer);
+    let of = caller.viewer;
+    let list = async move {
+        let mut gpus = observed.gpus(of);
         for gpu in &mut gpus {
-            apply::add_progress(&shared.queue, &shared.operations, &observed.host, gpu);
+            apply::add_progress(&engine, &observed.host, gpu);
             leave_out_profiles(gpu);
         }
-        let json = desk::written(&gpus)?;
-        if is_whole {
+        let json = response_limiter::to_json(&gpus)?;
+        // An operation may have been queued since the first check.
+        if is_whole && apply::queue_is_empty(&engine) {
             observed.host.answers.keep(viewer, json.clone());
         }
-        Ok(json)
+        Ok::<Bytes, Failure>(json)
     };
-    Ok(desk::json(StatusCode::OK, desk::carry(&agent, caller, list).await?))
+    Ok(response_limiter::response(StatusCode::OK, limiter.run(&caller, list).await??))
 }
 
 /// One GPU, by index, UUID (or its beginning) or PCI address; its MIG profiles included.
@@ -70,8 +90,13 @@ pub(super) async fn list(
     get, path = "/v1/gpus/{gpu}", operation_id = "getGpu", tag = "gpus",
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn one(State(agent): State<Shared>, caller: Caller, Part(gpu): Part) -> Result<Json<Gpu>, Failure> {
-    Ok(Json(find(&agent, &caller, &gpu).await?))
+pub(super) async fn one(
+    State(engine): State<Engine>,
+    State(readings): State<Readings>,
+    caller: Caller,
+    Part(gpu): Part,
+) -> Result<Json<Gpu>, Failure> {
+    Ok(Json(find(&engine, &readings, &caller, &gpu).await?))
 }
 
 /// The MIG profiles of one GPU, as its driver tells them.
@@ -80,11 +105,12 @@ pub(super) async fn one(State(agent): State<Shared>, caller: Caller, Part(gpu): 
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address")),
     responses((status = 200, description = "The answer", body = Vec<GpuProfile>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn profiles(
-    State(agent): State<Shared>,
+    State(engine): State<Engine>,
+    State(readings): State<Readings>,
     caller: Caller,
     Part(gpu): Part,
 ) -> Result<Json<Arc<Vec<GpuProfile>>>, Failure> {
-    let gpu = find(&agent, &caller, &gpu).await?;
+    let gpu = find(&engine, &readings, &caller, &gpu).await?;
     match gpu.mig {
         Some(mig) => Ok(Json(mig.profiles)),
         None => {
@@ -101,17 +127,20 @@ pub(super) async fn profiles(
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cordon(
-    State(agent): State<Shared>,
+    State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
     Part(gpu): Part,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
-    let request = Request::of(&agent, &caller, "cordon GPUs", header, &format!("/v1/gpus/{gpu}/cordon"), why).await?;
-    changed(&agent, &caller, &gpu, request, |agent, uuid, request| async move {
-        cordon::set(&agent.commits, &agent.state.now(), uuid, request).await
-    })
-    .await
+    let path = format!("/v1/gpus/{gpu}/cordon");
+    let request = change.requests.admit(&caller, "cordon GPUs", header, &path, why).await?;
+    let (commits, state) = (change.commits.clone(), change.state.clone());
+    change
+        .make(&caller, &gpu, request, |uuid, request| async move {
+            cordon::set(&commits, &state.now(), uuid, request).await
+        })
+        .await
 }
 
 /// Takes all cordons off a GPU. One that gpushd had set comes back only when the fault is reported anew.
@@ -120,39 +149,57 @@ pub(super) async fn cordon(
     params(("gpu" = String, Path, description = "Index, UUID or its beginning, or PCI address"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn uncordon(
-    State(agent): State<Shared>,
+    State(change): State<CordonChange>,
     caller: Caller,
     header: Header,
     Part(gpu): Part,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Gpu>, Failure> {
-    let request =
-        Request::of(&agent, &caller, "uncordon GPUs", header, &format!("/v1/gpus/{gpu}/uncordon"), why).await?;
-    changed(&agent, &caller, &gpu, request, |agent, uuid, request| async move {
-        cordon::clear(&agent.commits, uuid, request).await
-    })
-    .await
+    let path = format!("/v1/gpus/{gpu}/uncordon");
+    let request = change.requests.admit(&caller, "uncordon GPUs", header, &path, why).await?;
+    let commits = change.commits.clone();
+    change
+        .make(&caller, &gpu, request, |uuid, request| async move { cordon::clear(&commits, uuid, request).await })
+        .await
 }
 
-/// The GPU once `change` is made of it, or was under the same key.
-async fn changed<C, F>(
-    agent: &Shared,
-    caller: &Caller,
-    gpu: &str,
-    request: Request,
-    change: C,
-) -> Result<Json<Gpu>, Failure>
-where
-    C: FnOnce(Shared, String, Request) -> F + Send + 'static,
-    F: Future<Output = Result<(), ApiError>> + Send + 'static,
-{
-    let host = agent.readings.host().await?.host;
-    let uuid = host.gpus[host.position(gpu)?].gpu.uuid.clone();
-    let which = uuid.clone();
-    request.once(agent, move |agent, request| change(agent, which, request)).await?;
-    let mut gpu = find(agent, caller, &uuid).await?;
-    leave_out_profiles(&mut gpu);
-    Ok(Json(gpu))
+/// What cordoning a GPU uses.
+#[derive(Debug)]
+pub(super) struct CordonChange {
+    engine: Engine,
+    readings: Readings,
+    requests: Requests,
+    commits: Commits,
+    state: state::State,
+}
+
+impl FromRef<Handles> for CordonChange {
+    fn from_ref(handles: &Handles) -> Self {
+        Self {
+            engine: handles.engine.clone(),
+            readings: handles.readings.clone(),
+            requests: handles.requests.clone(),
+            commits: handles.commits.clone(),
+            state: handles.state.clone(),
+        }
+    }
+}
+
+impl CordonChange {
+    /// Changes a GPU, unless that was done under the same key; returns the GPU.
+    async fn make<C, F>(&self, caller: &Caller, gpu: &str, request: Request, change: C) -> Result<Json<Gpu>, Failure>
+    where
+        C: FnOnce(String, Request) -> F + Send + 'static,
+        F: Future<Output = Result<(), ApiError>> + Send + 'static,
+    {
+        let host = self.readings.host().await?.host;
+        let uuid = host.gpus[host.position(gpu)?].gpu.uuid.clone();
+        let which = uuid.clone();
+        self.requests.once(request, move |request| change(which, request)).await?;
+        let mut gpu = find(&self.engine, &self.readings, caller, &uuid).await?;
+        leave_out_profiles(&mut gpu);
+        Ok(Json(gpu))
+    }
 }
 
 fn leave_out_profiles(gpu: &mut Gpu) {
@@ -161,9 +208,9 @@ fn leave_out_profiles(gpu: &mut Gpu) {
     }
 }
 
-async fn find(agent: &Shared, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
-    let observed = agent.readings.host().await?;
+async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
+    let observed = readings.host().await?;
     let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
-    apply::add_progress(&agent.queue, &agent.operations, &observed.host, &mut gpu);
+    apply::add_progress(engine, &observed.host, &mut gpu);
     Ok(gpu)
 }

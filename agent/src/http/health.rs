@@ -3,17 +3,17 @@
 use axum::{Json, extract::State};
 use gpush_api::Version;
 
-use crate::{agent::Shared, caller::Caller, health};
+use crate::{caller::Caller, health::Health};
 
 /// Versions of the agent and of the driver behind it.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/version", operation_id = "getVersion", tag = "about",
     responses((status = 200, description = "The answer", body = Version), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn version(State(agent): State<Shared>) -> Json<Version> {
+pub(super) async fn version(State(health): State<Health>) -> Json<Version> {
     Json(Version {
         agent: env!("CARGO_PKG_VERSION").to_owned(),
         api: "v1".to_owned(),
-        driver: health::driver(&agent).await.ok(),
+        driver: health.driver().await.ok(),
     })
 }
 
@@ -21,6 +21,6 @@ pub(super) async fn version(State(agent): State<Shared>) -> Json<Version> {
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/health", operation_id = "getHealth", tag = "about",
     responses((status = 200, description = "The answer", body = gpush_api::Health), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn health(State(agent): State<Shared>, caller: Caller) -> Json<gpush_api::Health> {
-    Json(health::health(&agent, caller.viewer).await)
+pub(super) async fn health(State(health): State<Health>, caller: Caller) -> Json<gpush_api::Health> {
+    Json(health.report(caller.viewer).await)
 }

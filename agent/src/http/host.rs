@@ -1,13 +1,11 @@
 //! `/v1/maintenance` and `/v1/recover`: what concerns the host with all its GPUs.
 
-use std::sync::Arc;
-
 use axum::{Json, extract::State};
 use gpush_api::{MaintenanceState, Recovered, WhyRequest};
 
-use super::{extract::Body, failure::Failure, requests};
+use super::{extract::Body, failure::Failure, requests::Requests};
 use crate::{
-    agent::Shared, caller::Caller, idempotency::Header, maintenance, recover, request::Request, state::redact,
+    caller::Caller, idempotency::Header, maintenance::MaintenanceControl, recover::LossAcceptance, state::redact,
 };
 
 /// Takes the GPUs out of gpushd's hands: no handle of the driver is open when it answers. Refused
@@ -17,20 +15,22 @@ use crate::{
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn enter(
-    State(agent): State<Shared>,
+    State(maintenance): State<MaintenanceControl>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "put the host into maintenance";
-    let request = Request::of(&agent, &caller, what, header, "/v1/maintenance/enter", why).await?;
-    let entered = request.once(&agent, |agent, request| async move { maintenance::enter(&agent, request).await });
+    let request = requests.admit(&caller, what, header, "/v1/maintenance/enter", why).await?;
+    let control = maintenance.clone();
+    let entered = requests.once(request, |request| async move { control.enter(request).await });
     if entered.await?.is_none() {
         // It was recorded before the handles were closed, which may have failed.
-        let shared = Arc::clone(&agent);
-        requests::whole(&agent, async move { maintenance::let_go(&shared).await }).await?;
+        let control = maintenance.clone();
+        requests.carry_out(async move { control.close_handles().await }).await?;
     }
-    Ok(state(&agent, &caller))
+    Ok(state(&maintenance, &caller))
 }
 
 /// Gives the GPUs back to gpushd. Nothing happens outside of maintenance.
@@ -39,15 +39,17 @@ pub(super) async fn enter(
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The state after", body = MaintenanceState), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn leave(
-    State(agent): State<Shared>,
+    State(maintenance): State<MaintenanceControl>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "take the host out of maintenance";
-    let request = Request::of(&agent, &caller, what, header, "/v1/maintenance/leave", why).await?;
-    request.once(&agent, |agent, request| async move { maintenance::leave(&agent, request).await }).await?;
-    Ok(state(&agent, &caller))
+    let request = requests.admit(&caller, what, header, "/v1/maintenance/leave", why).await?;
+    let control = maintenance.clone();
+    requests.once(request, |request| async move { control.leave(request).await }).await?;
+    Ok(state(&maintenance, &caller))
 }
 
 /// Accepts that the database was lost: GPUs that are held for it are not any more, and stay as they are.
@@ -56,18 +58,19 @@ pub(super) async fn leave(
     params(("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "What was lost", body = Recovered), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn recover(
-    State(agent): State<Shared>,
+    State(recovery): State<LossAcceptance>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Body(why): Body<WhyRequest>,
 ) -> Result<Json<Recovered>, Failure> {
-    let request = Request::of(&agent, &caller, "accept a loss", header, "/v1/recover", why).await?;
-    let recovered = request.once(&agent, |agent, request| async move { recover::recover(&agent, request).await });
+    let request = requests.admit(&caller, "accept a loss", header, "/v1/recover", why).await?;
+    let recovered = requests.once(request, |request| async move { recovery.recover(request).await });
     Ok(Json(recovered.await?.unwrap_or_default()))
 }
 
-fn state(agent: &Shared, caller: &Caller) -> Json<MaintenanceState> {
-    let mut maintenance = agent.state.maintenance();
+fn state(control: &MaintenanceControl, caller: &Caller) -> Json<MaintenanceState> {
+    let mut maintenance = control.current();
     if let Some(by) = maintenance.as_mut().and_then(|maintenance| maintenance.by.as_mut()) {
         redact::actor(by, caller.viewer);
     }

@@ -9,7 +9,7 @@ use axum::{
 use gpush_api::{ApiError, Code};
 
 use super::failure::Failure;
-use crate::agent::Agent;
+use crate::state::State;
 
 /// The generation that the header names, if any.
 #[derive(Debug, Clone, Copy)]
@@ -36,9 +36,9 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// A refusal as an answer: with the status that HTTP has for it where the header is the reason.
-    pub(super) fn failure(self, agent: &Agent, error: ApiError) -> Failure {
-        let other = self.0.is_some_and(|expected| expected != agent.state.now().generation);
+    /// Answers with an error, with HTTP's own status where the header is the reason.
+    pub(super) fn failure(self, state: &State, error: ApiError) -> Failure {
+        let other = self.0.is_some_and(|expected| expected != state.now().generation);
         if other && error.code == Code::Conflict {
             return Failure::new(StatusCode::PRECONDITION_FAILED, error);
         }

@@ -1,37 +1,57 @@
-//! `/v1/mig`: plans, and carrying them out.
+//! `/v1/mig`: MIG devices, plans, and their execution.
 
 use std::time::Duration;
 
 use axum::{extract::State, http::StatusCode, response::Response};
-use gpush_api::{ApiError, ApplyRequest, Code, Operation, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, MigDevice, Operation, PlanRequest, Plans};
+use gpush_core::devices;
 use jiff::Timestamp;
 
-use super::{desk, extract::Body, failure::Failure, if_match::IfMatch};
+use super::{extract::Body, failure::Failure, if_match::IfMatch, response_limiter::ResponseLimiter};
 use crate::{
-    agent::Shared,
-    apply::{self, Order},
+    apply::{self, Engine, Order, Planner},
+    authorization::Authorization,
     caller::Caller,
     idempotency::Header,
+    mps,
     request::reason,
-    state::redact,
+    state::{self, readings::Readings, redact},
 };
 
 /// Longest `wait_s`.
 const LONGEST_WAIT: u64 = 30 * 24 * 3600;
+
+/// Every MIG device with its use: free, granted, in use or reserved.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/mig/devices", operation_id = "listMigDevices", tag = "mig",
+    responses((status = 200, description = "The answer", body = Vec<MigDevice>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+pub(super) async fn list_devices(
+    State(readings): State<Readings>,
+    State(mps): State<mps::Mps>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+) -> Result<Response, Failure> {
+    let of = caller.clone();
+    let list = async move {
+        let gpus = readings.host().await?.gpus(of.viewer);
+        Ok::<Vec<MigDevice>, Failure>(devices::list(&gpus, &mps::all(&mps, &of).await?))
+    };
+    limiter.answer(&caller, StatusCode::OK, list).await
+}
 
 /// What would be done, one plan a GPU; a GPU that can't have its layout says why. Nothing is changed.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/mig/plan", operation_id = "planMig", tag = "mig", request_body = PlanRequest,
     responses((status = 200, description = "The answer", body = Plans), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn plan(
-    State(agent): State<Shared>,
+    State(planner): State<Planner>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Body(request): Body<PlanRequest>,
 ) -> Result<Response, Failure> {
-    let plan = async move |agent: Shared, caller: Caller| -> Result<Plans, Failure> {
-        Ok(agent.planner.plan(caller.viewer, &request).await?)
-    };
-    desk::answer(agent, caller, StatusCode::OK, plan).await
+    let viewer = caller.viewer;
+    let plan = async move { Ok::<Plans, Failure>(planner.plan(viewer, &request).await?) };
+    limiter.answer(&caller, StatusCode::OK, plan).await
 }
 
 /// Begins to carry out a plan for each GPU, if every one stands; follow the operation for its end.
@@ -39,17 +59,18 @@ pub(super) async fn plan(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")),
     responses((status = 202, description = "It has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+#[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 pub(super) async fn apply(
-    State(agent): State<Shared>,
+    State(engine): State<Engine>,
+    State(state): State<state::State>,
+    State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     header: Header,
     if_match: IfMatch,
     Body(request): Body<ApplyRequest>,
 ) -> Result<Response, Failure> {
-    if !caller.viewer.is_admin() {
-        let user = agent.users.user(caller.peer.uid).await;
-        return Err(caller.denied("change MIG layouts", user.as_deref(), &agent.settings.config().access).into());
-    }
+    authorization.admin(&caller, "change MIG layouts").await?;
     let key = header.of(caller.peer.uid, "/v1/mig/apply", &request);
     let wait = match request.wait_s {
         Some(seconds) if seconds > LONGEST_WAIT => {
@@ -63,14 +84,15 @@ pub(super) async fn apply(
     let request = PlanRequest { gpus: request.gpus, layout: request.layout };
     let expected = if_match.0;
     let order = Order { reason, wait, once, expires_at, expected, key, ..Order::new("mig.apply", request) };
-    let begin = async move |agent: Shared, caller: Caller| -> Result<Operation, Failure> {
+    let by = caller.clone();
+    let begin = async move {
         check_expiry(once, expires_at)?;
-        let begun = apply::begin(&agent, &caller, order).await;
-        let mut operation = begun.map_err(|error| if_match.failure(&agent, error))?;
-        redact::actor(&mut operation.by, caller.viewer);
-        Ok(operation)
+        let begun = apply::begin(&engine, &by, order).await;
+        let mut operation = begun.map_err(|error| if_match.failure(&state, error))?;
+        redact::actor(&mut operation.by, by.viewer);
+        Ok::<Operation, Failure>(operation)
     };
-    desk::answer(agent, caller, StatusCode::ACCEPTED, begin).await
+    limiter.answer(&caller, StatusCode::ACCEPTED, begin).await
 }
 
 /// Refuses an expiry that means nothing.

@@ -2,15 +2,16 @@
 //!
 //! Every answer to what is HTTP is JSON, errors included, whatever was wrong with it; every error is an
 //! [`gpush_api::ApiError`]. What a path does is in the module of its noun; answers whose size grows
-//! with the host are made at the `desk`, so that the small ones need not wait for them.
+//! with the host are made under the `response_limiter`, so that small answers do not wait for them.
 
 mod audit;
 mod config;
-pub(crate) mod desk;
+pub(crate) mod endless;
 mod events;
 mod extract;
 pub(crate) mod failure;
 mod gpus;
+pub(crate) mod head;
 mod health;
 mod host;
 mod if_match;
@@ -20,23 +21,93 @@ pub(crate) mod openapi;
 mod operations;
 mod overrides;
 mod processes;
-mod requests;
+pub(crate) mod requests;
+pub(crate) mod response_limiter;
 
 use axum::{
     Router,
-    extract::DefaultBodyLimit,
+    extract::{DefaultBodyLimit, FromRef},
     http::{Method, Uri},
     routing::{delete, get, post},
 };
 
-use self::failure::Failure;
-use crate::agent::Shared;
+use gpush_store::Store;
+
+use self::{failure::Failure, requests::Requests, response_limiter::ResponseLimiter};
+use crate::{
+    apply::{Engine, Planner},
+    authorization::Authorization,
+    health::Health,
+    maintenance::MaintenanceControl,
+    mps::Mps,
+    operation::Operations,
+    processes::Strays,
+    recover::LossAcceptance,
+    reload::{Differences, Reloads},
+    settings::Settings,
+    state::{Commits, State, readings::Readings},
+};
 
 /// Largest request body in bytes.
 const BODY: usize = 64 << 10;
 
+/// What handlers use; each takes the handles that it needs with axum's `State`.
+#[derive(Debug, Clone)]
+pub(crate) struct Handles {
+    pub(crate) state: State,
+    pub(crate) readings: Readings,
+    pub(crate) settings: Settings,
+    pub(crate) store: Store,
+    pub(crate) authorization: Authorization,
+    pub(crate) requests: Requests,
+    pub(crate) limiter: ResponseLimiter,
+    pub(crate) commits: Commits,
+    pub(crate) maintenance: MaintenanceControl,
+    pub(crate) recovery: LossAcceptance,
+    pub(crate) reloads: Reloads,
+    pub(crate) differences: Differences,
+    pub(crate) health: Health,
+    pub(crate) operations: Operations,
+    pub(crate) engine: Engine,
+    pub(crate) planner: Planner,
+    pub(crate) mps: Mps,
+    pub(crate) strays: Strays,
+}
+
+/// Lets handlers extract fields of [`Handles`] by their types.
+macro_rules! extractable {
+    ($($field:ident: $type:ty),* $(,)?) => {
+        $(impl FromRef<Handles> for $type {
+            fn from_ref(handles: &Handles) -> Self {
+                handles.$field.clone()
+            }
+        })*
+    };
+}
+
+extractable! {
+    state: State,
+    readings: Readings,
+    settings: Settings,
+    store: Store,
+    authorization: Authorization,
+    requests: Requests,
+    limiter: ResponseLimiter,
+    commits: Commits,
+    maintenance: MaintenanceControl,
+    recovery: LossAcceptance,
+    reloads: Reloads,
+    differences: Differences,
+    health: Health,
+    operations: Operations,
+    engine: Engine,
+    planner: Planner,
+    mps: Mps,
+    strays: Strays,
+}
+
 /// The whole API.
-pub(crate) fn router(agent: Shared) -> Router {
+pub(crate) fn router(handles: Handles) -> Router {
     Router::new()
         .route("/v1/version", get(health::version))
         .route("/v1/health", get(health::health))
@@ -48,6 +119,7 @@ pub(crate) fn router(agent: Shared) -> Router {
         .route("/v1/maintenance/enter", post(host::enter))
         .route("/v1/maintenance/leave", post(host::leave))
         .route("/v1/recover", post(host::recover))
+        .route("/v1/mig/devices", get(mig::list_devices))
         .route("/v1/mig/plan", post(mig::plan))
         .route("/v1/mig/apply", post(mig::apply))
         .route("/v1/mps", get(mps::list))
@@ -75,7 +147,7 @@ pub(crate) fn router(agent: Shared) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY))
-        .with_state(agent)
+        .with_state(handles)
 }
 
 async fn no_such_path(uri: Uri) -> Failure {

@@ -1,7 +1,5 @@
 //! `/v1/mps`: targets that are shared through MPS, their daemons, and shares of them.
 
-use std::sync::Arc;
-
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use gpush_api::{
     Code, MpsDaemon, MpsEndRequest, MpsLogs, MpsSet, MpsSetRequest, MpsShare, MpsShareRequest, MpsShareTaken,
@@ -9,17 +7,16 @@ use gpush_api::{
 use serde::Deserialize;
 
 use super::{
-    desk,
     extract::{Body, Parameters, Part},
     failure::Failure,
-    requests,
+    requests::Requests,
+    response_limiter::ResponseLimiter,
 };
 use crate::{
-    agent::Shared,
+    authorization::Authorization,
     caller::Caller,
     idempotency::Header,
-    mps::{self, Act},
-    request::Request,
+    mps::{self, Act, Mps},
 };
 
 /// Lines of each log that are shown unless another number is asked for, and most of them.
@@ -29,11 +26,14 @@ const LINES: (usize, usize) = (50, 2000);
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps", operation_id = "listMps", tag = "mps",
     responses((status = 200, description = "The answer", body = Vec<MpsDaemon>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
-    let list = async |agent: Shared, caller: Caller| -> Result<Vec<MpsDaemon>, Failure> {
-        Ok(mps::all(&agent.mps, &caller).await)
-    };
-    desk::answer(agent, caller, StatusCode::OK, list).await
+pub(super) async fn list(
+    State(mps): State<Mps>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+) -> Result<Response, Failure> {
+    let of = caller.clone();
+    let list = async move { Ok::<Vec<MpsDaemon>, Failure>(mps::all(&mps, &of).await?) };
+    limiter.answer(&caller, StatusCode::OK, list).await
 }
 
 /// One target, its daemon looked at now.
@@ -42,11 +42,11 @@ pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<
     params(("target" = String, Path, description = "Index of a GPU, `0:2g.20gb@2`, short name, or UUID or its beginning")),
     responses((status = 200, description = "The answer", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
     caller: Caller,
     Part(target): Part,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    Ok(Json(mps::one(&agent.mps, &caller, &target).await?))
+    Ok(Json(mps::one(&mps, &caller, &target).await?))
 }
 
 /// Starts a daemon that was stopped, or given up.
@@ -55,13 +55,14 @@ pub(super) async fn one(
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn start(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, caller, header, target, Act::Start, how).await
+    act((mps, requests), caller, header, target, Act::Start, how).await
 }
 
 /// Stops a daemon; it stays so until it is started. Refused under clients unless they shall be ended.
@@ -70,13 +71,14 @@ pub(super) async fn start(
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn stop(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, caller, header, target, Act::Stop, how).await
+    act((mps, requests), caller, header, target, Act::Stop, how).await
 }
 
 /// Stops a daemon and starts another. Refused under clients unless they shall be ended.
@@ -85,13 +87,14 @@ pub(super) async fn stop(
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn restart(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, caller, header, target, Act::Restart, how).await
+    act((mps, requests), caller, header, target, Act::Restart, how).await
 }
 
 /// Lets nobody in any more, and stops the daemon when its clients have ended, or their time is up.
@@ -100,17 +103,18 @@ pub(super) async fn restart(
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "The daemon right after", body = MpsDaemon), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn drain(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Part(target): Part,
     Body(how): Body<MpsEndRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act(agent, caller, header, target, Act::Drain, how).await
+    act((mps, requests), caller, header, target, Act::Drain, how).await
 }
 
 async fn act(
-    agent: Shared,
+    (mps, requests): (Mps, Requests),
     caller: Caller,
     header: Header,
     target: String,
@@ -119,13 +123,13 @@ async fn act(
 ) -> Result<Json<MpsDaemon>, Failure> {
     let path = format!("/v1/mps/{target}/{}", act.verb());
     let key = header.of(caller.peer.uid, &path, &how);
-    let request = Request::with(&agent, &caller, "start and stop MPS daemons", key, None).await?;
-    let (of, text) = (caller.clone(), target.clone());
-    let once = request
-        .once(&agent, move |agent, request| async move { mps::act(&agent.mps, &of, &text, act, how, request).await });
+    let request = requests.admit_with(&caller, "start and stop MPS daemons", key, None).await?;
+    let (daemons, of, text) = (mps.clone(), caller.clone(), target.clone());
+    let once =
+        requests.once(request, move |request| async move { mps::act(&daemons, &of, &text, act, how, request).await });
     match once.await? {
         Some(daemon) => Ok(Json(daemon)),
-        None => Ok(Json(mps::one(&agent.mps, &caller, &target).await?)),
+        None => Ok(Json(mps::one(&mps, &caller, &target).await?)),
     }
 }
 
@@ -135,21 +139,22 @@ async fn act(
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request carries it out once")),
     responses((status = 200, description = "What came of it", body = MpsSet), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn set(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Part(target): Part,
     Body(change): Body<MpsSetRequest>,
 ) -> Result<Json<MpsSet>, Failure> {
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
-    let request = Request::with(&agent, &caller, "change MPS settings", key, None).await?;
-    let (of, text) = (caller.clone(), target.clone());
-    let once = request
-        .once(&agent, move |agent, request| async move { mps::set(&agent.mps, &of, &text, change, request).await });
+    let request = requests.admit_with(&caller, "change MPS settings", key, None).await?;
+    let (daemons, of, text) = (mps.clone(), caller.clone(), target.clone());
+    let once =
+        requests.once(request, move |request| async move { mps::set(&daemons, &of, &text, change, request).await });
     match once.await? {
         Some(set) => Ok(Json(set)),
         None => {
-            let daemon = mps::one(&agent.mps, &caller, &target).await?;
+            let daemon = mps::one(&mps, &caller, &target).await?;
             Ok(Json(MpsSet { daemon, reaches: vec!["it was set by this request before".to_owned()] }))
         }
     }
@@ -161,19 +166,17 @@ pub(super) async fn set(
     params(("target" = String, Path, description = "As for one target"), ("idempotency-key" = Option<String>, Header, description = "The same key for the same request takes one share")),
     responses((status = 200, description = "The share, and the environment of its clients", body = MpsShareTaken), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn take(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Part(target): Part,
     Body(wanted): Body<MpsShareRequest>,
 ) -> Result<Json<MpsShareTaken>, Failure> {
-    if let Some(why) = &agent.read_only {
-        return Err(why.clone().into());
-    }
+    requests.can_record()?;
     let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/shares"), &wanted);
-    let shared = Arc::clone(&agent);
-    let taking = async move { mps::take_share(&shared.mps, &caller, &target, wanted, key).await };
-    Ok(Json(requests::whole(&agent, taking).await?))
+    let taking = async move { mps::take_share(&mps, &caller, &target, wanted, key).await };
+    Ok(Json(requests.carry_out(taking).await?))
 }
 
 /// Gives a share back. Its clients go on, without it.
@@ -182,13 +185,13 @@ pub(super) async fn take(
     params(("id" = String, Path, description = "Such as s12")),
     responses((status = 200, description = "The share, as it was", body = MpsShare), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn end(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(requests): State<Requests>,
     caller: Caller,
     Part(id): Part,
 ) -> Result<Json<MpsShare>, Failure> {
-    let shared = Arc::clone(&agent);
-    let ending = async move { mps::end_share(&shared.mps, &caller, &id).await };
-    Ok(Json(requests::to_the_end(&agent, ending).await?))
+    let ending = async move { mps::end_share(&mps, &caller, &id).await };
+    Ok(Json(requests.carry_out_while_stopping(ending).await?))
 }
 
 /// Parameters of logs.
@@ -205,17 +208,14 @@ pub(super) struct Lines {
     params(("target" = String, Path, description = "As for one target"), ("lines" = Option<usize>, Query, description = "Last lines of each file; 50 by default, 2000 at most"), ("all" = Option<bool>, Query, description = "`true`: also what only gpushd's own questions to the daemon have left there")),
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn logs(
-    State(agent): State<Shared>,
+    State(mps): State<Mps>,
+    State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Part(target): Part,
     Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
-    if !caller.viewer.is_admin() {
-        let user = agent.users.user(caller.peer.uid).await;
-        return Err(caller
-            .denied("read the logs of MPS daemons", user.as_deref(), &agent.settings.config().access)
-            .into());
-    }
+    authorization.admin(&caller, "read the logs of MPS daemons").await?;
     let lines = match lines {
         Some(lines) if lines > LINES.1 => {
             let message = format!("lines is {lines}; at most {} are shown", LINES.1);
@@ -223,8 +223,7 @@ pub(super) async fn logs(
         }
         lines => lines.unwrap_or(LINES.0),
     };
-    let logs = async move |agent: Shared, _: Caller| -> Result<MpsLogs, Failure> {
-        Ok(mps::logs_of(&agent.mps, &target, lines, all.unwrap_or_default()).await?)
-    };
-    desk::answer(agent, caller, StatusCode::OK, logs).await
+    let logs =
+        async move { Ok::<MpsLogs, Failure>(mps::logs_of(&mps, &target, lines, all.unwrap_or_default()).await?) };
+    limiter.answer(&caller, StatusCode::OK, logs).await
 }

@@ -33,7 +33,7 @@ mod tests {
         ),
         paths(
             health::version, health::health, gpus::list, gpus::one, gpus::profiles, gpus::cordon, gpus::uncordon,
-            host::enter, host::leave, host::recover, mig::plan, mig::apply,
+            host::enter, host::leave, host::recover, mig::list_devices, mig::plan, mig::apply,
             mps::list, mps::one, mps::start, mps::stop, mps::restart, mps::drain, mps::set, mps::take, mps::logs, mps::end, processes::list,
             operations::list, operations::one, operations::cancel, events::stream, audit::list, config::show,
             config::diff, config::reload, overrides::list, overrides::end, openapi::show

@@ -1,6 +1,6 @@
 //! `/v1/operations`: what is being done, and what was.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use gpush_api::{ApiError, Code, Operation, OperationSummary};
@@ -8,12 +8,18 @@ use gpush_core::quote::Quoted;
 use serde::Deserialize;
 
 use super::{
-    desk,
     extract::{Parameters, Part},
     failure::Failure,
-    requests,
+    requests::Requests,
+    response_limiter::ResponseLimiter,
 };
-use crate::{agent::Shared, caller::Caller, idempotency::Header, operation, state::redact};
+use crate::{
+    apply::{self, Engine},
+    caller::Caller,
+    idempotency::Header,
+    operation::{self, Operations},
+    state::redact,
+};
 
 /// Longest wait of one request.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -52,7 +58,8 @@ pub(super) struct OneParameters {
     get, path = "/v1/operations", operation_id = "listOperations", tag = "operations", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<OperationSummary>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn list(
-    State(agent): State<Shared>,
+    State(operations): State<Operations>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
@@ -62,17 +69,18 @@ pub(super) async fn list(
         return Err(Failure::bad_request(StatusCode::BAD_REQUEST, message)
             .hint("ask for the others page by page: `before` takes the id of the first operation of a page"));
     }
-    let list = async move |agent: Shared, caller: Caller| -> Result<Vec<OperationSummary>, Failure> {
+    let viewer = caller.viewer;
+    let list = async move {
         let before = match &parameters.before {
             None => None,
             Some(id) => Some(operation::id(id).ok_or_else(|| no_such(id))?),
         };
-        let mut page = agent.operations.list(before, limit).await?;
+        let mut page = operations.list(before, limit).await?;
         page.reverse();
-        page.iter_mut().for_each(|operation| redact::actor(&mut operation.by, caller.viewer));
-        Ok(page)
+        page.iter_mut().for_each(|operation| redact::actor(&mut operation.by, viewer));
+        Ok::<Vec<OperationSummary>, Failure>(page)
     };
-    desk::answer(agent, caller, StatusCode::OK, list).await
+    limiter.answer(&caller, StatusCode::OK, list).await
 }
 
 fn no_such(id: &str) -> ApiError {
@@ -86,21 +94,22 @@ fn no_such(id: &str) -> ApiError {
     params(("id" = String, Path, description = "`op-<number>`"), OneParameters),
     responses((status = 200, description = "The answer", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn one(
-    State(agent): State<Shared>,
+    State(operations): State<Operations>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Part(id): Part,
     Parameters(parameters): Parameters<OneParameters>,
 ) -> Result<Response, Failure> {
-    // Waited for here: a long poll is no work, and takes no place from it.
+    // Outside of the limiter: a long poll is not work.
     let mut operation = match parameters.after {
         Some(after) => {
             let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST);
-            agent.operations.wait(&id, after, wait).await?
+            operations.wait(&id, after, wait).await?
         }
-        None => agent.operations.get(&id).await?,
+        None => operations.get(&id).await?,
     };
     redact::actor(&mut operation.by, caller.viewer);
-    desk::answer(agent, caller, StatusCode::OK, async move |_, _| -> Result<Operation, Failure> { Ok(operation) }).await
+    limiter.answer(&caller, StatusCode::OK, async move { Ok::<Operation, Failure>(operation) }).await
 }
 
 /// Wants an operation taken back: one that waits ends at once, one that runs goes back to what stood
@@ -110,33 +119,31 @@ pub(super) async fn one(
     params(("id" = String, Path, description = "`op-<number>`")),
     responses((status = 202, description = "It is being taken back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 pub(super) async fn cancel(
-    State(agent): State<Shared>,
+    State(operations): State<Operations>,
+    State(engine): State<Engine>,
+    State(requests): State<Requests>,
     caller: Caller,
     header: Header,
     Part(id): Part,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
-    if !caller.viewer.is_admin() {
-        let user = agent.users.user(caller.peer.uid).await;
-        return Err(caller.denied("cancel operations", user.as_deref(), &agent.settings.config().access).into());
-    }
-    let by = caller.actor(agent.users.user(caller.peer.uid).await);
+    let by = requests.authorization.admin(&caller, "cancel operations").await?;
     let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
-    let shared = Arc::clone(&agent);
-    // On record and in memory, whether or not the caller is still there.
-    let cancelling = requests::to_the_end(&agent, async move {
-        let _turn = match &key {
-            Some(key) => Some(shared.idempotency.lock(key).await),
+    let idempotency = requests.idempotency.clone();
+    // Recorded and applied even if the caller is gone.
+    let cancelling = requests.carry_out_while_stopping(async move {
+        let _lock = match &key {
+            Some(key) => Some(idempotency.lock(key).await),
             None => None,
         };
         let answered = match &key {
-            Some(key) => shared.idempotency.operation(key).await?,
+            Some(key) => idempotency.operation(key).await?,
             None => None,
         };
         let operation = match answered {
-            Some(operation) => shared.operations.get(&operation.to_string()).await?,
-            None => shared.operations.cancel(&id, by, key).await?,
+            Some(operation) => operations.get(&operation.to_string()).await?,
+            None => operations.cancel(&id, by, key).await?,
         };
-        shared.queue.wake();
+        apply::queue_changed(&engine);
         Ok(operation)
     });
     let mut operation = cancelling.await?;

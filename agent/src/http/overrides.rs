@@ -1,7 +1,5 @@
 //! `/v1/overrides`: what stands above the config, and ending it.
 
-use std::sync::Arc;
-
 use axum::{
     Json,
     extract::State,
@@ -10,28 +8,39 @@ use axum::{
 };
 use gpush_api::{ApiError, Code, Gpu, OverrideEnded, Overrides};
 use gpush_core::selector::Selector;
+use gpush_store::Store;
 
 use super::{
-    desk,
     extract::Part,
     failure::Failure,
     if_match::{IfMatch, tagged},
-    requests,
+    requests::Requests,
+    response_limiter::ResponseLimiter,
 };
-use crate::{agent::Shared, caller::Caller, overrides, state::overridden};
+use crate::{
+    authorization::Authorization,
+    caller::Caller,
+    overrides,
+    state::{self, overridden, readings::Readings},
+};
 
 /// Overrides that stand, in the order in which they were made.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/overrides", operation_id = "listOverrides", tag = "config",
     responses((status = 200, description = "The answer", body = Overrides), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
-    let generation = agent.state.now().generation;
-    let list = async move |agent: Shared, caller: Caller| -> Result<Overrides, Failure> {
-        // Without a driver they stand all the same.
-        let gpus = agent.readings.host().await.map(|observed| observed.gpus(caller.viewer)).unwrap_or_default();
-        Ok(Overrides { generation, overrides: overrides::all(&agent.state, &gpus, caller.viewer) })
+pub(super) async fn list(
+    State(state): State<state::State>,
+    State(readings): State<Readings>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+) -> Result<Response, Failure> {
+    let (generation, viewer) = (state.now().generation, caller.viewer);
+    let list = async move {
+        // Overrides are in force without a driver, too.
+        let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
+        Ok::<Overrides, Failure>(Overrides { generation, overrides: overrides::all(&state, &gpus, viewer) })
     };
-    Ok(tagged(desk::answer(agent, caller, StatusCode::OK, list).await?, generation))
+    Ok(tagged(limiter.answer(&caller, StatusCode::OK, list).await?, generation))
 }
 
 /// Ends the override of a GPU. What stands on it is left as it is, unless `auto_reconcile` says
@@ -43,30 +52,32 @@ pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<
         ("If-Match" = Option<u64>, Header, description = "Generation; another one is answered with 412")
     ),
     responses((status = 200, description = "It has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+#[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 pub(super) async fn end(
-    State(agent): State<Shared>,
+    State(state): State<state::State>,
+    State(readings): State<Readings>,
+    State(store): State<Store>,
+    State(requests): State<Requests>,
+    State(authorization): State<Authorization>,
     caller: Caller,
     if_match: IfMatch,
     Part(gpu): Part,
 ) -> Result<Response, Failure> {
-    let user = agent.users.user(caller.peer.uid).await;
-    if !caller.viewer.is_admin() {
-        return Err(caller.denied("end overrides", user.as_deref(), &agent.settings.config().access).into());
-    }
-    let gpus = agent.readings.host().await.map(|observed| observed.gpus(caller.viewer));
-    let (uuid, index, label) = meant(&agent, &gpus, &gpu)?;
-    let (shared, by, expected) = (Arc::clone(&agent), caller.actor(user), if_match.0);
-    // On record and in memory, whether or not the caller is still there.
-    let ending = async move { overrides::clear(&shared.state, &shared.store, uuid, &label, by, expected).await };
-    let ended = requests::whole(&agent, ending).await;
-    let (ended, generation) = ended.map_err(|error| if_match.failure(&agent, error))?;
+    let by = authorization.admin(&caller, "end overrides").await?;
+    let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
+    let (uuid, index, label) = meant(&state, &gpus, &gpu)?;
+    let (known, expected) = (state.clone(), if_match.0);
+    // Recorded and applied even if the caller is gone.
+    let ending = async move { overrides::clear(&known, &store, uuid, &label, by, expected).await };
+    let ended = requests.carry_out(ending).await;
+    let (ended, generation) = ended.map_err(|error| if_match.failure(&state, error))?;
     let answer = OverrideEnded { generation, ended: overridden(ended, index) };
     Ok(tagged(Json(answer).into_response(), generation))
 }
 
 /// The GPU that a text names: by all that names a GPU, or, without a driver, by its UUID.
 fn meant(
-    agent: &Shared,
+    state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,
     text: &str,
 ) -> Result<(String, Option<u32>, String), ApiError> {
@@ -86,7 +97,7 @@ fn meant(
             }
         },
         // One that the driver does not show can have an override all the same.
-        Err(_) if agent.state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
+        Err(_) if state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
         Err(error) => Err(error),
     }
 }

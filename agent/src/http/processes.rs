@@ -3,16 +3,22 @@
 use axum::{extract::State, http::StatusCode, response::Response};
 use gpush_api::GpuProcesses;
 
-use super::{desk, failure::Failure};
-use crate::{agent::Shared, caller::Caller, processes};
+use super::{failure::Failure, response_limiter::ResponseLimiter};
+use crate::{
+    caller::Caller,
+    processes::{self, Strays},
+};
 
 /// All processes that the driver lists, those that belong to nobody who was given a share marked.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/processes", operation_id = "listProcesses", tag = "gpus",
     responses((status = 200, description = "The answer", body = GpuProcesses), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-pub(super) async fn list(State(agent): State<Shared>, caller: Caller) -> Result<Response, Failure> {
-    let list = async |agent: Shared, caller: Caller| -> Result<GpuProcesses, Failure> {
-        Ok(processes::list(&agent.strays, caller.viewer).await?)
-    };
-    desk::answer(agent, caller, StatusCode::OK, list).await
+pub(super) async fn list(
+    State(strays): State<Strays>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+) -> Result<Response, Failure> {
+    let viewer = caller.viewer;
+    let list = async move { Ok::<GpuProcesses, Failure>(processes::list(&strays, viewer).await?) };
+    limiter.answer(&caller, StatusCode::OK, list).await
 }

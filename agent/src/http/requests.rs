@@ -1,105 +1,125 @@
-//! Taking requests that change a state, and carrying them out whether or not their caller is still there.
-
-use std::sync::Arc;
+//! Requests that change a state: admits them, and carries them out to the end even if their caller is gone.
 
 use gpush_api::{ApiError, Code, WhyRequest};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    agent::Shared,
+    authorization::Authorization,
     caller::Caller,
-    idempotency::{Header, Key},
+    idempotency::{Header, Idempotency, Key},
+    operation::Operations,
     request::{Request, reason},
 };
 
-impl Request {
-    /// Takes a request to `path`, by a caller who wants to do `what`.
+/// Admits and carries out requests that change a state. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Requests {
+    /// Decides who may.
+    pub(crate) authorization: Authorization,
+    /// Finds requests that were carried out before.
+    pub(crate) idempotency: Idempotency,
+    /// Tells why no request is begun while gpushd stops.
+    pub(crate) operations: Operations,
+    /// Work that must end before gpushd does.
+    pub(crate) tasks: TaskTracker,
+    /// Cancelled when gpushd stops.
+    pub(crate) stopping: CancellationToken,
+    /// Why nothing can be recorded, and so nothing be changed.
+    pub(crate) read_only: Option<ApiError>,
+}
+
+impl Requests {
+    /// Admits a request of an administrator to `path`; `attempt` completes "may not".
     ///
     /// # Errors
-    /// When the caller may not, the reason is too long, or nothing can be recorded.
-    pub(super) async fn of(
-        agent: &Shared,
+    /// When the caller is not an administrator, the reason is too long, or nothing can be recorded.
+    pub(super) async fn admit(
+        &self,
         caller: &Caller,
-        what: &str,
+        attempt: &'static str,
         header: Header,
         path: &str,
         why: WhyRequest,
-    ) -> Result<Self, ApiError> {
+    ) -> Result<Request, ApiError> {
         let key = header.of(caller.peer.uid, path, &why);
-        Self::with(agent, caller, what, key, why.reason.as_deref()).await
+        self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 
-    /// Takes a request with another body, whose key is known.
+    /// Admits a request with another body, whose key is known.
     ///
     /// # Errors
-    /// As [`Request::of`].
-    pub(super) async fn with(
-        agent: &Shared,
+    /// As [`Requests::admit`].
+    pub(super) async fn admit_with(
+        &self,
         caller: &Caller,
-        what: &str,
+        attempt: &'static str,
         key: Option<Key>,
         why: Option<&str>,
-    ) -> Result<Self, ApiError> {
-        let user = agent.users.user(caller.peer.uid).await;
-        if !caller.viewer.is_admin() {
-            return Err(caller.denied(what, user.as_deref(), &agent.settings.config().access));
-        }
-        if let Some(why) = &agent.read_only {
-            return Err(why.clone());
-        }
+    ) -> Result<Request, ApiError> {
+        let by = self.authorization.admin(caller, attempt).await?;
+        self.can_record()?;
         let reason = why.map(reason).transpose()?.filter(|reason| !reason.is_empty());
-        Ok(Self { by: caller.actor(user), reason, key })
+        Ok(Request { by, reason, key })
     }
 
-    /// Carries it out to its end, unless that was done under its key before: `None` then. Requests with the same key run
-    /// one at a time, so that one that is sent again meanwhile waits for the first.
+    /// Refuses a change while nothing can be recorded.
+    ///
+    /// # Errors
+    /// Why nothing can.
+    pub(super) fn can_record(&self) -> Result<(), ApiError> {
+        self.read_only.clone().map_or(Ok(()), Err)
+    }
+
+    /// Carries out a request, unless that was done under its key before: `None` then. Requests with the same key run
+    /// one at a time: a request that is sent again waits for the first.
     ///
     /// # Errors
     /// When the key was used for another request; those of `work`.
     pub(super) async fn once<T, F>(
-        self,
-        agent: &Shared,
-        work: impl FnOnce(Shared, Self) -> F + Send + 'static,
+        &self,
+        request: Request,
+        work: impl FnOnce(Request) -> F + Send + 'static,
     ) -> Result<Option<T>, ApiError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, ApiError>> + Send,
     {
-        let shared = Arc::clone(agent);
+        let idempotency = self.idempotency.clone();
         let once = async move {
-            let Some(key) = self.key.clone() else { return work(shared, self).await.map(Some) };
-            let _lock = shared.idempotency.lock(&key).await;
-            if shared.idempotency.is_done(&key).await? {
+            let Some(key) = request.key.clone() else { return work(request).await.map(Some) };
+            let _lock = idempotency.lock(&key).await;
+            if idempotency.is_done(&key).await? {
                 return Ok(None);
             }
-            work(shared, self).await.map(Some)
+            work(request).await.map(Some)
         };
-        whole(agent, once).await
+        self.carry_out(once).await
     }
-}
 
-/// Carries work out to its end, whether or not the caller still waits for it.
-///
-/// # Errors
-/// Its own.
-pub(super) async fn whole<T: Send + 'static>(
-    agent: &Shared,
-    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-) -> Result<T, ApiError> {
-    agent.operations.not_stopping(&agent.stopping)?;
-    to_the_end(agent, work).await
-}
+    /// Carries out work to its end, also if the caller is gone.
+    ///
+    /// # Errors
+    /// When gpushd stops; those of `work`.
+    pub(super) async fn carry_out<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.operations.not_stopping(&self.stopping)?;
+        self.carry_out_while_stopping(work).await
+    }
 
-/// The same, also while gpushd is stopping.
-///
-/// # Errors
-/// Its own.
-pub(super) async fn to_the_end<T: Send + 'static>(
-    agent: &Shared,
-    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-) -> Result<T, ApiError> {
-    agent.tasks.spawn(work).await.unwrap_or_else(|error| {
-        Err(ApiError::new(Code::Internal, "it broke off by a fault of gpushd")
-            .cause(error.to_string())
-            .hint("see the log of gpushd: `journalctl -u gpushd`"))
-    })
+    /// Carries out work to its end, also while gpushd stops: for what ends something.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub(super) async fn carry_out_while_stopping<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.tasks.spawn(work).await.unwrap_or_else(|error| {
+            Err(ApiError::new(Code::Internal, "the request broke off because of a fault of gpushd")
+                .cause(error.to_string())
+                .hint("see the log of gpushd: `journalctl -u gpushd`"))
+        })
+    }
 }

@@ -11,7 +11,10 @@
 use std::{
     convert::Infallible,
     io,
-    os::{fd::AsRawFd, unix::net::UnixStream as StdStream},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixStream as StdStream,
+    },
     sync::Arc,
     time::Duration,
 };
@@ -39,15 +42,15 @@ use tower_service::Service;
 use super::{
     accounts::Accounts,
     caps::{Caps, Place, Rank, Refusal},
-    pace::{Endless, Pace, Paced},
+    pace::{Pace, Paced},
 };
-use crate::{http::failure::Failure, watchdog::Knock};
+use crate::{
+    http::{endless::Endless, failure::Failure, head::MOST_BYTES},
+    watchdog::Knock,
+};
 
 /// How long connections may take to end once the agent closes.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
-
-/// Largest request head; hyper's smallest buffer.
-pub(crate) const HEAD_BYTES: usize = 8 << 10;
 
 /// How long a refusal may take, and how many may be written at once.
 const REFUSAL: Duration = Duration::from_millis(500);
@@ -148,19 +151,52 @@ impl Limits {
         peer.uid == 0 || peer.uid == self.own
     }
 
-    /// Takes a place for a peer; its groups are read only where they decide.
-    fn enter(&self, peer: &Peer, stream: &StdStream) -> Result<Place, String> {
+    /// Takes a place for a client. Identifies it only where that decides.
+    fn enter(&self, client: &mut Client, stream: &StdStream) -> Result<Place, String> {
         let now = std::time::Instant::now();
-        let account = self.accounts.of(peer.uid);
-        let rank = if self.is_privileged(peer) && peer.is_on_this_host { Rank::Privileged } else { Rank::User };
-        match self.caps.enter(account, rank, now) {
-            Ok(place) => Ok(place),
-            Err(Refusal::InAll(_)) if self.accounts.is_admin(&peer.clone().identify(stream).groups) => {
-                self.caps.enter(account, Rank::Admin, now)
-            }
-            Err(refusal) => Err(refusal),
+        if self.is_privileged(&client.peer) {
+            client.identify(stream);
         }
-        .map_err(|(Refusal::Account(why) | Refusal::InAll(why))| why)
+        let account = self.accounts.of(client.peer.uid);
+        let is_privileged = self.is_privileged(&client.peer) && client.peer.is_on_this_host;
+        let rank = if is_privileged { Rank::Privileged } else { Rank::User };
+        let entered = match self.caps.enter(account, rank, now) {
+            Err(Refusal::InAll(why)) => {
+                client.identify(stream);
+                if self.has_admin_reserve(&client.peer) {
+                    self.caps.enter(account, Rank::Admin, now)
+                } else {
+                    Err(Refusal::InAll(why))
+                }
+            }
+            entered => entered,
+        };
+        entered.map_err(|(Refusal::Account(why) | Refusal::InAll(why))| why)
+    }
+
+    /// Returns whether an identified peer may use the places reserved for admin groups. Groups of a container do not
+    /// count.
+    fn has_admin_reserve(&self, peer: &Peer) -> bool {
+        peer.is_on_this_host && self.accounts.is_admin(&peer.groups)
+    }
+}
+
+/// The peer of a connection. It is identified once at most: its process may end, or become another user's.
+struct Client {
+    peer: Peer,
+    is_identified: bool,
+}
+
+impl Client {
+    fn new(peer: Peer) -> Self {
+        Self { peer, is_identified: false }
+    }
+
+    fn identify(&mut self, stream: &impl AsFd) {
+        if !self.is_identified {
+            self.peer = self.peer.clone().identify(stream);
+            self.is_identified = true;
+        }
     }
 }
 
@@ -185,11 +221,12 @@ fn admit(
     }
     // It may have gone again.
     let Ok(peer) = Peer::of(&stream) else { return };
-    let peer = if limits.is_privileged(&peer) { peer.identify(&stream) } else { peer };
-    let entered = limits.enter(&peer, &stream);
-    // At once, where it is served at once: its process may end, or become another user's.
-    let at_once = entered.as_ref().is_ok_and(|place| place.delay.is_zero()) && !limits.is_privileged(&peer);
-    let peer = if at_once { peer.identify(&stream) } else { peer };
+    let mut client = Client::new(peer);
+    let entered = limits.enter(&mut client, &stream);
+    // Without a delay now. With one, most clients that flood the socket are gone by its end.
+    if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
+        client.identify(&stream);
+    }
     let stream = || {
         stream.set_nonblocking(true)?;
         UnixStream::from_std(stream)
@@ -197,7 +234,7 @@ fn admit(
     match entered {
         Ok(place) => {
             let Ok(stream) = stream() else { return };
-            let connection = connection(stream, peer, place, router.clone(), closing.clone());
+            let connection = connection(stream, client, place, router.clone(), closing.clone());
             let cut = cut.clone();
             connections.spawn(async move {
                 tokio::select! {
@@ -207,7 +244,7 @@ fn admit(
             });
         }
         Err(why) => {
-            tracing::debug!(uid = peer.uid, "{why}");
+            tracing::debug!(uid = client.peer.uid, "{why}");
             let refusal = Failure::busy(why).as_http();
             // Beyond that number connections are closed without an answer.
             if let Ok(turn) = Arc::clone(refusals).try_acquire_owned()
@@ -234,11 +271,12 @@ async fn refuse(mut stream: UnixStream, answer: Vec<u8>) {
     let _ = tokio::time::timeout(REFUSAL, said).await;
 }
 
-async fn connection(stream: UnixStream, mut peer: Peer, place: Place, router: Router, closing: CancellationToken) {
+async fn connection(stream: UnixStream, mut client: Client, place: Place, router: Router, closing: CancellationToken) {
     if !place.delay.is_zero() {
         tokio::time::sleep(place.delay).await;
-        peer = peer.identify(&stream);
     }
+    client.identify(&stream);
+    let peer = client.peer;
     let pace = Pace::new();
     let begun = CancellationToken::new();
     let io = TokioIo::new(Paced::new(stream, pace.clone()));
@@ -268,7 +306,7 @@ async fn connection(stream: UnixStream, mut peer: Peer, place: Place, router: Ro
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .header_read_timeout(None)
-        .max_buf_size(HEAD_BYTES)
+        .max_buf_size(MOST_BYTES)
         .serve_connection(io, service);
     let mut connection = std::pin::pin!(connection);
     // Hyper closes a connection at once when it is asked to end before its first request.
@@ -294,5 +332,30 @@ async fn connection(stream: UnixStream, mut peer: Peer, place: Place, router: Ro
                 connection.as_mut().graceful_shutdown();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn admin_reserve_is_for_admin_groups_of_this_host_only() {
+        let accounts = Accounts::with_admin_groups(vec![27]);
+        let limits = Limits { caps: Caps::public(1024), accounts, own: 990 };
+        let peer = |group: u32, is_on_this_host| Peer { uid: 1000, pid: Some(1), groups: vec![group], is_on_this_host };
+        assert!(limits.has_admin_reserve(&peer(27, true)));
+        assert!(!limits.has_admin_reserve(&peer(27, false)), "in a container any group can be taken");
+        assert!(!limits.has_admin_reserve(&peer(100, true)));
+    }
+
+    #[test]
+    fn identified_client_is_not_identified_again() {
+        let (stream, _theirs) = StdStream::pair().unwrap();
+        let mut client = Client::new(Peer::of(&stream).unwrap());
+        client.identify(&stream);
+        let identified = client.peer.clone();
+        client.identify(&stream);
+        assert_eq!(client.peer, identified, "its groups would be listed twice");
     }
 }

@@ -22,7 +22,7 @@ const SUBUID: &str = "/etc/subuid";
 /// Between two lookups.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Most lines that are read of the file: ranges beyond count by themselves.
+/// Largest number of lines read from the file. A uid of a range after that counts as a user.
 const MOST: usize = 100_000;
 
 /// The user or service that a connection counts for.
@@ -56,20 +56,20 @@ struct Found {
 pub(crate) struct Accounts(Arc<RwLock<Found>>);
 
 impl Accounts {
-    /// The account of a uid that connects.
+    /// Returns the account of a uid that connects.
     pub(crate) fn of(&self, uid: u32) -> Account {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let after = found.ranges.partition_point(|range| range.first <= uid);
         let range = after.checked_sub(1).and_then(|at| found.ranges.get(at));
         match range.filter(|range| uid - range.first < range.count) {
-            // Uids of root's own containers are not root's.
+            // Containers that root started use these uids: they must not share root's account.
             Some(Range { owner: Some(owner), .. }) if *owner != 0 => Account::User(*owner),
             Some(range) => Account::Range(range.first),
             None => Account::User(uid),
         }
     }
 
-    /// Whether one of these groups makes an administrator.
+    /// Returns whether one of these groups is an admin group.
     pub(crate) fn is_admin(&self, groups: &[u32]) -> bool {
         let found = self.0.read().unwrap_or_else(PoisonError::into_inner);
         groups.iter().any(|group| found.admin_groups.contains(group))
@@ -119,6 +119,16 @@ fn ranges(text: &str, uid_of: impl Fn(&str) -> Option<u32>) -> Vec<Range> {
         .collect();
     ranges.sort_by_key(|range| range.first);
     ranges
+}
+
+#[cfg(test)]
+impl Accounts {
+    /// Accounts without subordinate uids, as if the config named these admin groups.
+    pub(super) fn with_admin_groups(admin_groups: Vec<u32>) -> Self {
+        let accounts = Self::default();
+        accounts.set(Found { ranges: Vec::new(), admin_groups });
+        accounts
+    }
 }
 
 #[cfg(test)]

@@ -47,11 +47,6 @@ enum Phase {
     Streaming(Instant),
 }
 
-/// Marks an answer without end, in the extensions of a response. Something of it is to be written
-/// well within [`IDLE`], always.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Endless;
-
 /// How exactly the time since the last byte taken is known.
 const TICK: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,8 @@
 //! What people may do with a daemon: start and stop it, have it drained, set what its clients may have.
 //!
-//! A stop or a restart under clients ends them, so it is refused unless that is said; who is there is
-//! named. What was stopped stays so, over restarts of gpushd, until somebody starts it.
+//! A daemon in use is stopped or restarted only with `force`; a refusal names the clients and the shares. A share is in
+//! use from the start: a program takes seconds until it calls cuInit, and without its daemon it would silently run
+//! without MPS. A stopped daemon stays stopped over restarts of gpushd until an administrator starts it.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use gpush_mps::daemon::{Report as Seen, Request as Do};
 use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Entry, Mps, clients, reconcile, records, targets::Outlook, view};
+use super::{Entry, Mps, clients, reconcile, records, share_end, targets::Outlook, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Longest time that clients may be given to go, seconds.
@@ -75,8 +76,9 @@ pub(crate) async fn act(
         }
         None => None,
     };
-    // With all others who let in and put aside: who is let in again in between would be ended, and what an operation
-    // has put aside would come up.
+    // Shares that have ended are not in use.
+    share_end::expire(mps).await;
+    // Taking shares and operations use the lock too: neither may begin between the check and the end of the daemon.
     let turn = entry.turn.lock().await;
     if matches!(act, Act::Start | Act::Restart) {
         may_start(mps, caller, &label, &uuid, &entry)?;
@@ -84,6 +86,11 @@ pub(crate) async fn act(
     // How one is to be that is not wanted yet, such as one that was stopped, the settling says, and starts it.
     let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.seen().wanted;
     let unless_used = !how.force;
+    if unless_used && ends_use(act, &entry.daemon.seen()) && !mps.shares_of(&uuid).is_empty() {
+        // Clients that came since the last check are named, too.
+        entry.daemon.fresh(Duration::ZERO).await;
+        return Err(in_use(mps, caller, act, &uuid, &entry).await);
+    }
     let end = match act {
         Act::Start | Act::Drain => None,
         Act::Restart if !settles => Some(Do::Restart { unless_used }),
@@ -110,7 +117,7 @@ pub(crate) async fn act(
         Some(end) => {
             if let Err(error) = entry.daemon.have(end).await {
                 return Err(match error.code {
-                    Code::Blocked => under_clients(mps, caller, act, &uuid, &entry).await,
+                    Code::Blocked => in_use(mps, caller, act, &uuid, &entry).await,
                     _ => error,
                 });
             }
@@ -126,6 +133,16 @@ pub(crate) async fn act(
         start(mps, caller, &label, &uuid).await?;
     }
     view::one(mps, caller, &entry.short).await
+}
+
+/// Returns whether an act takes a daemon away from the shares of its target. The restart of a daemon that does not run
+/// does not.
+fn ends_use(act: Act, seen: &Seen) -> bool {
+    match act {
+        Act::Start | Act::Drain => false,
+        Act::Stop => !matches!(seen.state, State::Stopped),
+        Act::Restart => seen.pid.is_some(),
+    }
 }
 
 /// Has one started that is not stopped any more.
@@ -161,17 +178,20 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
     eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
 }
 
-/// Why a daemon is not ended under those who are inside.
-async fn under_clients(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
+/// Why a daemon in use is not stopped or restarted.
+async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry) -> ApiError {
     let (seen, label, name) = (entry.daemon.seen(), view::label(entry, uuid), view::name(entry));
-    let (what, verb) = if act == Act::Stop { ("stopped", "stop") } else { ("restarted", "restart") };
-    let inside = match (seen.clients_known, seen.clients.len() + seen.waiting.len()) {
-        (false, _) | (true, 0) => "while nobody can tell whether it has clients".to_owned(),
-        (true, 1) => "under its client".to_owned(),
-        (true, several) => format!("under its {several} clients"),
-    };
-    let mut error = ApiError::new(Code::Blocked, format!("the MPS daemon of {label} is not {what} {inside}"));
     let shares = mps.shares_of(uuid);
+    let inside = seen.clients.len() + seen.waiting.len();
+    let why = match (seen.clients_known, inside, shares.len()) {
+        (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether it has clients".to_owned(),
+        (true, 0, 1) => "1 share is in use".to_owned(),
+        (true, 0, shares) => format!("{shares} shares are in use"),
+        (true, 1, _) => "1 client is connected".to_owned(),
+        (true, clients, _) => format!("{clients} clients are connected"),
+    };
+    let verb = act.verb();
+    let mut error = ApiError::new(Code::Blocked, format!("cannot {verb} the MPS daemon of {label}: {why}"));
     for client in clients::of(mps, &seen, &shares).await {
         let (Some(pid), true) = (client.pid, caller.viewer.may_see(client.uid)) else { continue };
         let whose = match (client.user, client.uid) {
@@ -182,11 +202,17 @@ async fn under_clients(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: 
         error = error.cause(format!("pid {pid} of {whose}: {}", client.command.unwrap_or_default()));
     }
     for pid in seen.waiting.iter().filter(|pid| caller.viewer.may_see(proc::owner(**pid))) {
-        error = error.cause(format!("pid {pid} has come, and waits for a server"));
+        error = error.cause(format!("pid {pid} is connected and waits for a server"));
     }
-    error
-        .hint(format!("`gpushctl mps drain {name}` lets them finish; `gpushctl mps {verb} {name} --force` ends them"))
-        .retryable()
+    for share in &shares {
+        error = error.cause(format!("share s{} of {}", share.id, words::actor(&share.by)));
+    }
+    let force = format!("`gpushctl mps {verb} {name} --force`");
+    let hint = match (seen.clients_known && inside == 0, shares.first()) {
+        (true, Some(share)) => format!("release the share with `gpushctl mps release s{}`, or use {force}", share.id),
+        _ => format!("wait for the clients with `gpushctl mps drain {name}`, or end them with {force}"),
+    };
+    error.hint(hint).retryable()
 }
 
 /// Sets what the daemon's clients may have, above its rule.

@@ -97,7 +97,7 @@ pub(super) async fn of(mps: &Mps, seen: &Seen, shares: &[MpsShare]) -> Vec<MpsCl
             .filter(|id| shares.iter().any(|one| format!("s{}", one.id) == *id && Some(one.by.uid) == uid));
         clients.push(MpsClient {
             pid: Some(pid),
-            server,
+            server: Some(server),
             uid,
             user: person.and_then(|person| person.user.clone()),
             command: person.and_then(|person| person.command.clone()),

@@ -19,6 +19,7 @@
 //! | `moves` | what operations do with daemons |
 //! | `records` | what of them outlasts gpushd |
 //! | `many` | whether clients of several users can be had |
+//! | `missing` | errors for targets that gpushd does not have, or not yet |
 //! | `shares`, `share_end` | granting parts of a target, and their end |
 //! | `clients` | who computes there, and with which share |
 //! | `control_connection` | names the processes that keep a daemon from answering |
@@ -30,6 +31,7 @@ mod clients;
 mod compute_mode;
 mod control_connection;
 mod many;
+mod missing;
 mod moves;
 mod reconcile;
 mod records;

@@ -47,7 +47,7 @@ fn take_in(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
     let record = change(known);
     let in_force = record.in_force.is_some();
     records.insert(uuid.to_owned(), record);
-    drop(records);
+    // Under the lock: changes of one target reach the state in their order.
     mps.handles.state.share(uuid, in_force);
 }
 

@@ -47,6 +47,11 @@ pub(crate) async fn take(
     let (uuid, entry) = view::find(mps, text)?;
     // Shares that have ended need no room.
     share_end::expire(mps).await;
+    // One key takes one share, also when it is sent for several targets at once.
+    let _key = match &key {
+        Some(key) => Some(mps.handles.idempotency.lock(key).await),
+        None => None,
+    };
     // Before the lock, which operations need too. Until the share is recorded no operation begins on the GPU.
     let granted = mps.handles.lanes.grant(&entry.gpu_uuid, &uuid, OPERATION).await;
     let _turn = entry.turn.lock().await;
@@ -222,7 +227,11 @@ fn room(
     Ok(())
 }
 
-/// The process with whose end a share is to end: one of the caller's.
+/// Finds the process with which a share is to end. A caller cannot tell a process of another user from one that does
+/// not exist.
+///
+/// # Errors
+/// When the process is not the caller's, or does not exist.
 fn process(caller: &Caller, pid: u32) -> Result<ProcessId, ApiError> {
     let bad = |why: &str| {
         Err(ApiError::new(Code::BadRequest, format!("a share can't end with process {pid}: {why}"))
@@ -234,8 +243,8 @@ fn process(caller: &Caller, pid: u32) -> Result<ProcessId, ApiError> {
     };
     match (proc::start(pid), proc::owner(pid)) {
         (Some(start), Some(uid)) if caller.viewer.is_admin() || uid == caller.peer.uid => Ok(ProcessId { pid, start }),
-        (Some(_), Some(_)) => bad("it is another user's"),
-        (_, None) | (None, _) => bad("there is none"),
+        (_, _) if caller.viewer.is_admin() => bad("it does not exist"),
+        (_, _) => bad("you have no such process"),
     }
 }
 
@@ -277,5 +286,28 @@ pub(super) fn shown(share: &MpsShare, short: &str) -> Shown {
         created_at: share.created_at,
         with_pid: share.process.map(|process| process.pid),
         expires_at: share.expires_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_host::peer::Peer;
+
+    use super::*;
+    use crate::caller::Viewer;
+
+    #[test]
+    fn other_users_process_looks_like_no_process() {
+        let own = std::process::id();
+        let peer = Peer { uid: 4_000_000, pid: Some(own), groups: Vec::new(), is_on_this_host: true };
+        let caller = Caller { peer, viewer: Viewer::User(4_000_000) };
+        // Another user's process, and a pid that no kernel gives out.
+        let refused = [own, u32::MAX / 2].map(|pid| {
+            let error = process(&caller, pid).unwrap_err();
+            (error.code, error.message.replace(&pid.to_string(), "PID"))
+        });
+        assert_eq!(refused[0], refused[1]);
+        let admin = Caller { viewer: Viewer::Admin, ..caller };
+        assert_eq!(process(&admin, own).unwrap().pid, own);
     }
 }

@@ -80,7 +80,7 @@ fn live(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: Place) -> Dae
         let entered = shared.handles.state.maintenance().is_some();
         entered.then(|| "the host is in maintenance: no MPS daemon is started before that is over".to_owned())
     });
-    let sources = Sources { witness, on_record, hands_off };
+    let sources = Sources { driver_clients: witness, recorded_users: on_record, start_blocked: hands_off };
     Daemon::of(short, uuid, place, mps.hands.clone(), sources, changed)
 }
 
@@ -111,6 +111,14 @@ impl Outlook {
         let had = mps.entries().keys().cloned().collect();
         let decided = sharing::decide(&mps.handles.state.config(), &gpus, &had);
         Self { gpus, decided }
+    }
+
+    /// Returns whether a target has no entry yet that will get one without an operation: gpushd has read its GPU, and
+    /// not come to start its daemon.
+    pub(super) fn has_pending(&self, mps: &Mps) -> bool {
+        let known: BTreeSet<String> = mps.entries().keys().cloned().collect();
+        let comes = |target: &Target| !target.full_gpu || mps.is_in_force(&target.uuid);
+        self.decided.targets.iter().any(|target| !known.contains(&target.uuid) && comes(target))
     }
 
     /// Why a target that has a daemon is not to be one any more: whoever has something of it may finish.
@@ -150,7 +158,7 @@ pub(super) fn enter(mps: &Mps, target: &Target) {
 pub(super) fn policy(mps: &Mps, target: &Target) -> MpsPolicy {
     let set = mps.record(&target.uuid).set.filter(|set| set.rule == target.policy.settings);
     let settings = set.map_or_else(|| target.policy.settings.clone(), |set| set.settings);
-    many::had(MpsPolicy { settings, ..target.policy.clone() })
+    many::had(MpsPolicy { settings, ..target.policy.clone() }, mps.many().as_ref())
 }
 
 /// How the daemon of a target shall be.

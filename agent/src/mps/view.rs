@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, Mode, MpsClient, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
+use gpush_api::{ApiError, Code, Gpu, Mode, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
 use gpush_core::{
     sharing::{self, Target},
     supervisor::State,
@@ -12,7 +12,7 @@ use gpush_mps::daemon::{Report as Seen, log};
 use jiff::Unit;
 
 use super::{
-    Entry, Mps, clients, compute_mode, control_connection, many, share_end, shares,
+    Entry, Mps, clients, compute_mode, control_connection, many, missing, share_end, shares,
     targets::{self, Outlook},
 };
 use crate::{
@@ -145,15 +145,15 @@ pub(super) fn closed(label: &str, entry: &Entry, seen: &Seen, is_stopped: bool) 
     }
 }
 
-/// Daemons that should serve and don't, each with its way out. One that somebody stopped is no ill health, nor
-/// one that starts for the first time or lets its clients finish.
+/// Daemons that should serve and do not, each with a hint. A daemon that an administrator stopped, that starts for the
+/// first time, or that drains is healthy.
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
     let entries = mps.entries().clone();
     let ill = entries.iter().filter_map(|(uuid, entry)| {
         let seen = entry.daemon.seen();
         let ill = match seen.state {
-            State::Hung { .. } | State::Fault { .. } | State::GivenUp => true,
-            State::BackingOff { .. } => seen.failures > 0,
+            // Without a failure of its own, a daemon backs off while processes of the one before it are there.
+            State::Hung { .. } | State::Fault { .. } | State::GivenUp | State::BackingOff { .. } => true,
             State::Stopped
             | State::Starting { .. }
             | State::Found { .. }
@@ -176,9 +176,15 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 }
 
 /// All daemons, by GPU and device.
-pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Vec<MpsDaemon> {
+///
+/// # Errors
+/// When there are none, and the GPUs are not known: the list would look complete.
+pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
     share_end::expire(mps).await;
     let entries = mps.entries().clone();
+    if entries.is_empty() {
+        missing::gpus_known(&mps.handles.state.now())?;
+    }
     let fresh = entries.values().map(|entry| {
         let daemon = entry.daemon.clone();
         tokio::spawn(async move { daemon.fresh(FRESH).await })
@@ -191,7 +197,7 @@ pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Vec<MpsDaemon> {
         all.push(shown(mps, caller, &outlook, (&uuid, &entry), seen).await);
     }
     all.sort_by(in_order);
-    all
+    Ok(all)
 }
 
 fn in_order(one: &MpsDaemon, other: &MpsDaemon) -> Ordering {
@@ -236,10 +242,13 @@ pub(super) fn find(mps: &Mps, text: &str) -> Result<(String, Entry), ApiError> {
         error.causes.extend(mps.findings());
         let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && !entries.contains_key(&gpu.uuid);
         let due = outlook.gpus.iter().filter(due).filter(|gpu| sharing::too_old(gpu).is_none());
-        error.causes.extend(due.map(|gpu| {
-            format!("GPU {0} is to be shared, and is not yet: `gpushctl mig apply --gpu {0}` does it", gpu.index)
-        }));
-        error
+        error.causes.extend(
+            due.map(|gpu| format!("GPU {0} is to be shared, and is not yet: `gpushctl apply {0}` does it", gpu.index)),
+        );
+        match error.code {
+            Code::NotFound => missing::explain(mps, &outlook, text, error),
+            _ => error,
+        }
     })?;
     let uuid = known.swap_remove(at).uuid;
     let entry = entries.get(&uuid).cloned().ok_or_else(|| ApiError::new(Code::NotFound, "it has just ended"))?;
@@ -280,7 +289,9 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
         servers: seen
             .servers
             .iter()
-            .filter_map(|(server, state)| Some(MpsServer { pid: pid(*server)?, uid: None, user: None, state: *state }))
+            .filter_map(|(server, state)| {
+                Some(MpsServer { pid: Some(pid(*server)?), uid: None, user: None, state: *state })
+            })
             .collect(),
         clients: Vec::new(),
         clients_known: seen.clients_known,
@@ -291,10 +302,10 @@ fn bare(outlook: &Outlook, uuid: &str, entry: &Entry) -> MpsDaemon {
 
 async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&str, &Entry), seen: Seen) -> MpsDaemon {
     let held = mps.shares_of(uuid);
-    let mut clients = clients::of(mps, &seen, &held).await;
+    let clients = clients::of(mps, &seen, &held).await;
     let mut findings = clients::findings(&seen, &clients, &held);
     if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
-        findings.extend(mps.many().as_ref().map(many::why));
+        findings.extend(mps.many().as_ref().and_then(many::why));
     }
     let servers: BTreeMap<u32, u32> = seen
         .servers
@@ -317,29 +328,24 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
                 format!("nobody gets a share any more: {why}; who has one may finish, then it ends by itself")
             }
             Mode::Exclusive | Mode::Mig | Mode::Mps | Mode::Timeslice => format!(
-                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl mig apply --gpu {}` ends it",
+                "nobody gets a share any more: {why}; who has one may finish, then `gpushctl apply {}` ends it",
                 gpu.index
             ),
         }),
-        (_, gpu) => findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message)),
+        (_, gpu) => {
+            findings.extend(gpu.and_then(|gpu| eligibility::refusal(gpu, "a share")).map(|error| error.message));
+        }
     }
     for server in &mut daemon.servers {
-        server.uid = servers.get(&server.pid).copied().filter(|uid| caller.viewer.may_see(Some(*uid)));
+        server.uid = server.pid.and_then(|pid| servers.get(&pid).copied());
         server.user = match server.uid {
             Some(uid) => mps.handles.users.user(uid).await,
             None => None,
         };
     }
-    clients.iter_mut().for_each(|client| hide(client, caller));
     let tenths: u32 = held.iter().map(|share| u32::from(share.settings.percentage.tenths())).sum();
-    let mut shares: Vec<_> = held.iter().map(|share| shares::shown(share, &entry.short)).collect();
-    for share in &mut shares {
-        if !caller.viewer.may_see(Some(share.by.uid)) {
-            share.with_pid = None;
-        }
-        redact::actor(&mut share.by, caller.viewer);
-    }
-    // Whoever waits for it may know for whom: shares say so too.
+    let shares: Vec<_> = held.iter().map(|share| shares::shown(share, &entry.short)).collect();
+    // Every user may see this, as in the shares: a user who waits for the daemon needs to know for whom.
     let taken = !shares.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
     let uid = seen.user.filter(|_| taken);
     let user = match uid {
@@ -351,13 +357,8 @@ async fn shown(mps: &Mps, caller: &Caller, outlook: &Outlook, (uuid, entry): (&s
         // A daemon that is stopped has not been told.
         daemon.wanted = targets::policy(mps, target);
     }
-    MpsDaemon { findings, clients, shares, shares_percent: tenths.div_ceil(10), uid, user, rule, ..daemon }
-}
-
-/// Takes out of a client what `caller` may not see.
-fn hide(client: &mut MpsClient, caller: &Caller) {
-    if caller.viewer.may_see(client.uid) {
-        return;
-    }
-    (client.pid, client.uid, client.user, client.command, client.share) = (None, None, None, None, None);
+    let shares_percent = tenths.div_ceil(10);
+    let mut daemon = MpsDaemon { findings, clients, shares, shares_percent, uid, user, rule, ..daemon };
+    redact::mps(&mut daemon, caller.viewer);
+    daemon
 }

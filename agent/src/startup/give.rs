@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Gpu, LayoutSource, OperationState, PlanRequest};
 
+use super::Handles;
 use crate::{
-    agent::Shared,
     apply::{self, Order},
     caller::{Caller, Viewer},
     state::words,
@@ -40,26 +40,26 @@ pub(super) enum Outcome {
 }
 
 /// Gives a GPU the layout of its override, or of its rule. An operation that was begun is followed to its end.
-pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
+pub(super) async fn give(handles: &Handles, kind: &str, gpu: &Gpu) -> Outcome {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
     let begun = tokio::select! {
         biased;
-        () = agent.stopping.cancelled() => return Outcome::Stopping,
-        begun = apply::begin(agent, &caller, Order::new(kind, request.clone())) => begun,
+        () = handles.stopping.cancelled() => return Outcome::Stopping,
+        begun = apply::begin(&handles.engine, &caller, Order::new(kind, request.clone())) => begun,
     };
     let mut operation = match begun {
         Ok(operation) => operation,
-        Err(_) if agent.stopping.is_cancelled() => return Outcome::Stopping,
+        Err(_) if handles.stopping.is_cancelled() => return Outcome::Stopping,
         Err(error) => {
             if error.code == Code::Blocked {
-                name_holders(agent, &request).await;
+                name_holders(handles, &request).await;
             }
             return refused(error);
         }
     };
     while !operation.state.is_final() {
-        operation = match agent.operations.wait(&operation.id, operation.revision, FOLLOW).await {
+        operation = match handles.operations.wait(&operation.id, operation.revision, FOLLOW).await {
             Ok(operation) => operation,
             Err(error) => return Outcome::NotYet(error),
         };
@@ -74,8 +74,8 @@ pub(super) async fn give(agent: &Shared, kind: &str, gpu: &Gpu) -> Outcome {
 }
 
 /// Names in the log who is in the way: what everybody reads in health does not.
-async fn name_holders(agent: &Shared, request: &PlanRequest) {
-    let Ok(plans) = agent.planner.plan(Viewer::Log, request).await else { return };
+async fn name_holders(handles: &Handles, request: &PlanRequest) {
+    let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return };
     for plan in plans.plans {
         for cause in plan.error.iter().flat_map(|error| &error.causes) {
             tracing::warn!(gpu = plan.uuid, "{cause}");

@@ -20,17 +20,17 @@
 //! beside gpushd, and a driver that refuses that often will not be talked round by more. From then
 //! on the GPU's drift, and the trouble in health, are somebody's to look at.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
 use gpush_store::BootRecord;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
-    Subject,
+    Handles, Subject,
     give::{self, Outcome},
 };
-use crate::{agent::Shared, caller::Viewer, operation, state::words};
+use crate::{caller::Viewer, operation, state::words};
 
 /// Between two looks or attempts: at first, doubled each time, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
@@ -75,25 +75,25 @@ impl Layouts {
     }
 
     /// Does what is to be done now; when to come again, `None` when all is done.
-    pub(super) async fn round(&mut self, agent: &Shared) -> Option<Instant> {
+    pub(super) async fn round(&mut self, handles: &Handles) -> Option<Instant> {
         let before = self.record.clone();
-        let again = self.look(agent).await;
+        let again = self.look(handles).await;
         self.record.complete = again.is_none();
         if self.record != before {
-            self.write(agent).await;
+            self.write(handles).await;
         }
         again
     }
 
-    async fn look(&mut self, agent: &Shared) -> Option<Instant> {
-        let config = agent.settings.config();
+    async fn look(&mut self, handles: &Handles) -> Option<Instant> {
+        let config = handles.state.config();
         if !config.rules.iter().any(|rule| is_given(rule.mode)) {
-            agent.startup.forget(&Subject::Unidentified);
+            handles.startup.forget(&Subject::Unidentified);
             return None;
         }
         let observed = tokio::select! {
-            observed = agent.readings.host() => observed,
-            () = agent.stopping.cancelled() => return Some(Instant::now()),
+            observed = handles.readings.host() => observed,
+            () = handles.stopping.cancelled() => return Some(Instant::now()),
         };
         let observed = match observed {
             Ok(observed) => observed,
@@ -114,20 +114,20 @@ impl Layouts {
             if !self.is_due(&gpu.uuid) || self.due.get(&gpu.uuid).is_some_and(|tried| now < tried.again) {
                 continue;
             }
-            let agent = Arc::clone(agent);
+            let handles = handles.clone();
             tasks.spawn(async move {
-                let outcome = attend(&agent, &gpu).await;
+                let outcome = attend(&handles, &gpu).await;
                 (gpu, outcome)
             });
         }
         for (gpu, outcome) in tasks.join_all().await {
-            self.judge(agent, &gpu, outcome);
+            self.judge(handles, &gpu, outcome);
         }
-        let unidentified = self.unidentified(agent, &nameless);
+        let unidentified = self.unidentified(handles, &nameless);
         self.due.values().map(|tried| tried.again).chain(unidentified).min()
     }
 
-    fn judge(&mut self, agent: &Shared, gpu: &Gpu, outcome: Outcome) {
+    fn judge(&mut self, handles: &Handles, gpu: &Gpu, outcome: Outcome) {
         let now = Instant::now();
         let tried = self.due.entry(gpu.uuid.clone()).or_insert(Tried {
             looks: 0,
@@ -139,12 +139,12 @@ impl Layouts {
         let apply = apply_again(gpu);
         let trouble = match outcome {
             Outcome::Given => {
-                agent.startup.forget(&subject);
+                handles.startup.forget(&subject);
                 None
             }
             Outcome::Theirs(error) => {
                 tracing::info!(gpu = gpu.uuid, "left alone: {error}");
-                agent.startup.forget(&subject);
+                handles.startup.forget(&subject);
                 None
             }
             Outcome::Stopping => return,
@@ -180,7 +180,7 @@ impl Layouts {
             give::log(gpu, &error.clone().cause(outlook.clone()));
         }
         error.causes.push(outlook);
-        agent.startup.note(subject, error);
+        handles.startup.note(subject, error);
         if !again {
             self.settle(gpu);
         }
@@ -192,29 +192,31 @@ impl Layouts {
     }
 
     /// When to look again for GPUs that can't be identified.
-    fn unidentified(&mut self, agent: &Shared, nameless: &[u32]) -> Option<Instant> {
+    fn unidentified(&mut self, handles: &Handles, nameless: &[u32]) -> Option<Instant> {
         if nameless.is_empty() {
-            agent.startup.forget(&Subject::Unidentified);
+            handles.startup.forget(&Subject::Unidentified);
             return None;
         }
         let indices: Vec<String> = nameless.iter().map(u32::to_string).collect();
         let message = format!("it is not known whether a layout is due on GPU {}", indices.join(", "));
         let error = ApiError::new(Code::DriverError, message)
             .cause("the driver lists it and it can't be identified: gpushd looks again by itself");
-        agent.startup.note(Subject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));
+        handles
+            .startup
+            .note(Subject::Unidentified, error.hint("see the kernel's log: `dmesg | grep -i -e nvrm -e xid`"));
         self.looks += 1;
         Some(Instant::now() + pause(self.looks - 1))
     }
 
-    async fn write(&self, agent: &Shared) {
+    async fn write(&self, handles: &Handles) {
         let record = self.record.clone();
-        let Err(error) = agent.store.write_ending(move |tx| tx.record_boot(&record)).await else {
-            agent.startup.recorded(self.record.clone());
-            agent.startup.forget(&Subject::Boot);
+        let Err(error) = handles.store.write_ending(move |tx| tx.record_boot(&record)).await else {
+            handles.startup.recorded(self.record.clone());
+            handles.startup.forget(&Subject::Boot);
             return;
         };
         tracing::error!("the boot can't be recorded: {error}");
-        agent.startup.note(
+        handles.startup.note(
             Subject::Boot,
             ApiError::new(Code::Internal, "the boot can't be recorded")
                 .cause(error.to_string())
@@ -235,13 +237,13 @@ pub(super) fn is_given(mode: Mode) -> bool {
 fn apply_again(gpu: &Gpu) -> String {
     match gpu.overridden {
         Some(_) => "`gpushctl mig apply`".to_owned(),
-        None => format!("`gpushctl mig apply --gpu {}`", gpu.index),
+        None => format!("`gpushctl apply {}`", gpu.index),
     }
 }
 
 /// What is to be done with a GPU whose layout may be due, done.
-async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
-    if !is_given(gpu.mode) || agent.startup.is_left(&gpu.uuid) {
+async fn attend(handles: &Handles, gpu: &Gpu) -> Outcome {
+    if !is_given(gpu.mode) || handles.startup.is_left(&gpu.uuid) {
         return Outcome::Given;
     }
     let not_yet = |what: &str| {
@@ -249,7 +251,7 @@ async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
         error.causes.extend(gpu.reasons.iter().cloned());
         Outcome::NotYet(error.hint(format!("`gpushctl gpu show {}` says what is known of it", gpu.index)))
     };
-    if agent.operations.is_being_recovered(&gpu.uuid) {
+    if handles.operations.is_being_recovered(&gpu.uuid) {
         return not_yet("is still an operation's that gpushd left unfinished when it ended");
     }
     if !gpu.cordons.is_empty() && !gpu.drift.is_empty() {
@@ -266,7 +268,7 @@ async fn attend(agent: &Shared, gpu: &Gpu) -> Outcome {
         }
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if gpu.drift.is_empty() => Outcome::Given,
         GpuState::Ready | GpuState::Cordoned | GpuState::Changing | GpuState::Degraded | GpuState::Lost => {
-            give::give(agent, operation::START, gpu).await
+            give::give(handles, operation::START, gpu).await
         }
     }
 }

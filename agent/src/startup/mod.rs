@@ -16,9 +16,11 @@
 //! |---|---|
 //! | `layouts` | the layouts of a boot, GPU by GPU, until each has its verdict |
 //! | `give` | one GPU given its layout, and what came of it |
+//! | `trigger` | snapshots after which gpushd tries again at once |
 
 mod give;
 mod layouts;
+mod trigger;
 
 use std::{
     collections::BTreeSet,
@@ -28,50 +30,35 @@ use std::{
 
 use gpush_api::{ApiError, Gpu, GpuState, LayoutsAtStart};
 use gpush_core::config::Config;
-use gpush_store::BootRecord;
+use gpush_store::{BootRecord, Store};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
+use tokio_util::sync::CancellationToken;
 
-use self::{give::Outcome, layouts::Layouts};
-use crate::{agent::Shared, caller::Viewer, state::HostState};
+use self::{give::Outcome, layouts::Layouts, trigger::Trigger};
+use crate::{
+    apply::{Engine, Planner},
+    caller::Viewer,
+    operation::Operations,
+    state::{State, readings::Readings},
+};
 
 /// Between two looks for drift, with `auto_reconcile`: usually, and at most while it fails.
 const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 
-/// What went wrong with the layouts at start.
+/// What went wrong with the layouts at start. A handle, cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Startup(Arc<Inner>);
+
 #[derive(Debug, Default)]
-pub(crate) struct Startup {
+struct Inner {
     troubles: Mutex<Vec<(Subject, ApiError)>>,
     /// What is on record of this boot.
     recorded: Mutex<Option<BootRecord>>,
     /// GPUs that somebody has changed on this boot, by UUID: none of its layouts is due on them.
     left: Mutex<BTreeSet<String>>,
-}
-
-/// What may end the reason why a GPU lacks its layout: a change of it is a reason to try at once.
-#[derive(Debug, PartialEq, Eq)]
-struct Trigger {
-    /// Address of the config: a reload replaces it.
-    config: usize,
-    generation: u64,
-    in_maintenance: bool,
-    is_lost: bool,
-    cordoned: Vec<String>,
-}
-
-impl Trigger {
-    fn of(host: &HostState) -> Self {
-        let cordoned = host.gpus.iter().filter(|gpu| !gpu.gpu.cordons.is_empty());
-        Self {
-            config: Arc::as_ptr(&host.config).addr(),
-            generation: host.generation,
-            in_maintenance: host.maintenance.is_some(),
-            is_lost: host.lost.is_some(),
-            cordoned: cordoned.map(|gpu| gpu.gpu.uuid.clone()).collect(),
-        }
-    }
 }
 
 /// What a trouble is about.
@@ -88,7 +75,7 @@ enum Subject {
 impl Startup {
     /// What went wrong, as far as it still matters: a GPU that has its layout by now is well.
     pub(crate) fn troubles(&self, gpus: &[Gpu]) -> Vec<ApiError> {
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         let unread = |gpu: &Gpu| match gpu.state {
             GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => true,
             GpuState::Ready | GpuState::Cordoned | GpuState::Degraded | GpuState::Changing | GpuState::Held => false,
@@ -103,7 +90,7 @@ impl Startup {
 
     /// How far the layouts of this boot are, by the record.
     pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
-        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let layouts = |record: &BootRecord| LayoutsAtStart {
             complete: record.complete,
             settled: record.settled.iter().cloned().collect(),
@@ -112,26 +99,26 @@ impl Startup {
     }
 
     fn recorded(&self, record: BootRecord) {
-        *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        *self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
 
     /// These GPUs were changed by somebody on this boot.
     pub(crate) fn leave(&self, uuids: impl Iterator<Item = String>) {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
+        self.0.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
     }
 
     fn is_left(&self, uuid: &str) -> bool {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
+        self.0.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
     }
 
     fn note(&self, subject: Subject, error: ApiError) {
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.retain(|(other, _)| *other != subject);
         troubles.push((subject, error));
     }
 
     fn forget(&self, subject: &Subject) {
-        let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
         troubles.retain(|(other, _)| other != subject);
     }
 }
@@ -192,32 +179,53 @@ impl Startup {
     }
 }
 
-/// Applies what is to be applied without anybody asking. When the agent stops, nothing new is
-/// begun; what was begun is seen to its end, and recorded.
-pub(crate) async fn run(agent: Shared, due: Due) {
+/// What the layouts at start and the repair of drift use. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Handles {
+    /// Keeps what went wrong.
+    pub(crate) startup: Startup,
+    /// Begins operations.
+    pub(crate) engine: Engine,
+    /// Plans what an operation would do.
+    pub(crate) planner: Planner,
+    /// Follows operations to their end.
+    pub(crate) operations: Operations,
+    /// Tells the config, and when conditions end.
+    pub(crate) state: State,
+    /// Reads the GPUs.
+    pub(crate) readings: Readings,
+    /// Records which GPUs have their layout.
+    pub(crate) store: Store,
+    /// Cancelled when gpushd stops.
+    pub(crate) stopping: CancellationToken,
+}
+
+/// Applies layouts without a request: those of a new boot, and with `auto_reconcile` those of GPUs that drifted. When
+/// gpushd stops, it begins no operation, and follows those that it began to their end.
+pub(crate) async fn run(handles: Handles, due: Due) {
     let mut layouts = due.record.map(Layouts::new);
-    let mut snapshots = agent.state.watch();
-    let mut trigger = Trigger::of(&snapshots.borrow_and_update());
+    let mut snapshots = handles.state.watch();
+    let mut trigger = Trigger::new(&snapshots.borrow_and_update());
     let mut pause = RECONCILE.0;
     let mut reconcile_at = Instant::now() + if due.reconcile { Duration::ZERO } else { pause };
-    while !agent.stopping.is_cancelled() {
+    while !handles.stopping.is_cancelled() {
         let mut next = reconcile_at;
         if let Some(due) = &mut layouts {
-            match due.round(&agent).await {
+            match due.round(&handles).await {
                 Some(again) => next = next.min(again),
                 None => layouts = None,
             }
         }
         if Instant::now() >= reconcile_at {
             // What can't be put right is not tried every minute: each attempt may cost instances.
-            pause = if reconcile(&agent, layouts.as_ref()).await { RECONCILE.0 } else { (pause * 2).min(RECONCILE.1) };
+            pause =
+                if reconcile(&handles, layouts.as_ref()).await { RECONCILE.0 } else { (pause * 2).min(RECONCILE.1) };
             reconcile_at = Instant::now() + pause;
             next = next.min(reconcile_at);
         }
         tokio::select! {
-            () = agent.stopping.cancelled() => {}
-            Ok(host) = snapshots.wait_for(|host| Trigger::of(host) != trigger) => {
-                trigger = Trigger::of(&host);
+            () = handles.stopping.cancelled() => {}
+            Ok(_) = snapshots.wait_for(|host| trigger.fires(host)) => {
                 pause = RECONCILE.0;
                 reconcile_at = Instant::now();
             }
@@ -228,13 +236,13 @@ pub(crate) async fn run(agent: Shared, due: Due) {
 
 /// Gives every GPU that a rule claims for MIG its layout, if it differs; whether all have it now.
 /// Those whose layout of this boot is still due are left to that.
-async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
-    if !agent.settings.config().auto_reconcile {
+async fn reconcile(handles: &Handles, layouts: Option<&Layouts>) -> bool {
+    if !handles.state.config().auto_reconcile {
         return true;
     }
     let observed = tokio::select! {
-        observed = agent.readings.host() => observed,
-        () = agent.stopping.cancelled() => return true,
+        observed = handles.readings.host() => observed,
+        () = handles.stopping.cancelled() => return true,
     };
     // Without a driver there is nothing to put right, and nothing was tried.
     let Ok(observed) = observed else { return true };
@@ -246,9 +254,9 @@ async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
         if !layouts::is_given(gpu.mode) || gpu.drift.is_empty() || due || kept {
             continue;
         }
-        let agent = Arc::clone(agent);
+        let handles = handles.clone();
         tasks.spawn(async move {
-            match give::give(&agent, "mig.reconcile", &gpu).await {
+            match give::give(&handles, "mig.reconcile", &gpu).await {
                 Outcome::Given | Outcome::Stopping => true,
                 Outcome::Theirs(error) => {
                     tracing::info!(gpu = gpu.uuid, "left alone: {error}");
@@ -256,7 +264,7 @@ async fn reconcile(agent: &Shared, layouts: Option<&Layouts>) -> bool {
                 }
                 Outcome::Never(error) | Outcome::NotYet(error) | Outcome::Failed(error) => {
                     give::log(&gpu, &error);
-                    agent.startup.note(Subject::Gpu(gpu.uuid), error);
+                    handles.startup.note(Subject::Gpu(gpu.uuid), error);
                     false
                 }
             }

@@ -240,7 +240,7 @@ fn sharing_drift(gpu: &Gpu, shared: bool) -> Option<String> {
     }
 }
 
-/// What events tell of a GPU.
+/// The fields of a GPU that events report.
 fn told(gpu: &Gpu) -> GpuChange {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).map(|instance| InstanceSeen {
         id: instance.id,
@@ -258,7 +258,7 @@ fn told(gpu: &Gpu) -> GpuChange {
         mig: gpu.mig.as_ref().map(|mig| mig.enabled),
         instances: instances.collect(),
         compute_mode: gpu.compute_mode,
-        // That a level was read once more is no change.
+        // Another reading of the same level is not a change.
         timeslice: gpu.timeslice.clone().map(|level| TimesliceView { read_at: None, ..level }),
     }
 }

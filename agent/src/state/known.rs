@@ -116,8 +116,8 @@ impl Known {
         })
     }
 
-    /// Matches the last good listing with the GPUs that were seen so far. A listed GPU that cannot be identified is
-    /// taken for the one that was last seen at its index and is not listed any more.
+    /// Matches the last good listing with the GPUs that are known. A listed GPU that cannot be identified counts as the
+    /// GPU that was last known at its index, if that one is not listed under its own identity.
     pub(super) fn arrange(&mut self) {
         let Some((listed, _)) = self.list.good.clone() else { return };
         for sight in self.sights.values_mut() {

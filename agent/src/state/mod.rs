@@ -169,6 +169,7 @@ impl State {
 
     /// The snapshot with these readings in place of the last ones: what a plan is made on.
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
+        self.expire_overrides();
         let known = self.known();
         let mut host = HostState { answers: Answers::default(), ..HostState::clone(&self.now()) };
         for reading in readings {
@@ -223,7 +224,8 @@ impl State {
     /// Takes a reading of a GPU, or why there is none. It may end a degraded state and may cordon the GPU.
     fn read(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
         self.update(|known| {
-            let fresh = last.error.is_none().then(|| last.good.clone()).flatten();
+            // A stale reading may show the GPU as it was before a change.
+            let fresh = if last.error.is_none() && !last.stale { last.good.clone() } else { None };
             let Some(sight) = known.sights.get_mut(uuid) else { return (Touched::None, ()) };
             let listed = sight.listed && sight.list_error.is_none();
             sight.last = last;
@@ -351,11 +353,13 @@ impl State {
 
     /// All overrides in force, in the order in which they were made.
     pub(crate) fn overrides(&self) -> Vec<Override> {
+        self.expire_overrides();
         self.known().overrides.all()
     }
 
     /// The override in force on a GPU, which the driver need not list.
     pub(crate) fn override_of(&self, uuid: &str) -> Option<Override> {
+        self.expire_overrides();
         self.known().overrides.of(uuid).cloned()
     }
 
@@ -449,4 +453,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -129,7 +129,8 @@ impl Overrides {
         all
     }
 
-    /// Applies what was recorded. Of the effects on one GPU the one with the highest generation counts.
+    /// Applies recorded effects. They may arrive out of order: of the effects on a GPU, only the one with the highest
+    /// generation stays.
     pub(super) fn apply(&mut self, effects: &[Effect]) {
         for effect in effects {
             let generation = effect.generation();
@@ -152,12 +153,13 @@ impl Overrides {
         }
     }
 
-    /// Notes a generation that no override made.
+    /// Takes a generation that something other than an override has created, such as a reload.
     pub(super) fn raise(&mut self, generation: u64) {
         self.generation = self.generation.max(generation);
     }
 
-    /// Ends those that have expired; their UUIDs. They are kept apart until their end is recorded.
+    /// Ends overrides that have expired and returns the UUIDs of their GPUs. They stay in `expired` until their ends are
+    /// recorded.
     pub(super) fn expire(&mut self, now: Timestamp, at: Instant) -> Vec<String> {
         let over = self.in_force.iter().filter(|(_, kept)| kept.has_expired(now, at));
         let over: Vec<String> = over.map(|(uuid, _)| uuid.clone()).collect();
@@ -165,7 +167,7 @@ impl Overrides {
         over
     }
 
-    /// Those whose end is to be recorded, and how long the next one has.
+    /// Returns the overrides whose ends are not recorded yet, and the time until the next one expires.
     pub(super) fn to_record(&self, now: Timestamp, at: Instant) -> (Vec<Override>, Option<Duration>) {
         let left = |kept: &Kept| {
             let wall = Duration::try_from(kept.one.expires_at?.duration_since(now)).unwrap_or_default();
@@ -174,7 +176,7 @@ impl Overrides {
         (self.expired.clone(), self.in_force.values().filter_map(left).min())
     }
 
-    /// The ends of these are recorded.
+    /// Forgets expired overrides whose ends are recorded.
     pub(super) fn recorded(&mut self, ended: &[Override]) {
         self.expired.retain(|one| ended.iter().all(|other| other.sequence != one.sequence));
     }

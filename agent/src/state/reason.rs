@@ -1,4 +1,4 @@
-//! Why a GPU is in its state, as a type. Text is made at the edge, and nothing is decided by it.
+//! Why a GPU is in its state, as a type. Decisions use the type; its text is only for people.
 
 use std::fmt;
 

@@ -1,10 +1,12 @@
-//! What is left out for a viewer: who owns processes of other users.
+//! Removes from answers what a viewer may not see. [`Viewer::may_see`] is the only rule; docs/api.md lists what it
+//! leaves out.
 //!
-//! Pid, user and command line are shown to the process's owner and to administrators. They are left out of the GPUs
-//! that everything else is made from, plans and their refusals included, so that no sentence can tell what a field
-//! does not.
+//! Pid, uid, user and command line of a process are for its owner and administrators. Of another user's share, the
+//! user, the settings and the end stay; the process that it ends with does not. Of another user's MPS server, only the
+//! state stays. Processes are removed from the GPUs that plans and refusals are made from, so that no sentence shows
+//! what a field does not.
 
-use gpush_api::{Actor, Blocker, Gpu, Happening, Process};
+use gpush_api::{Actor, Blocker, Gpu, Happening, MpsClient, MpsDaemon, MpsServer, MpsShare, Process};
 
 use crate::caller::Viewer;
 
@@ -34,6 +36,33 @@ pub(crate) fn holders(blockers: &mut [Blocker]) {
 pub(crate) fn actor(actor: &mut Actor, viewer: Viewer) {
     if !viewer.may_see(Some(actor.uid)) {
         actor.pid = None;
+    }
+}
+
+/// Removes from an MPS daemon what `viewer` may not see.
+pub(crate) fn mps(daemon: &mut MpsDaemon, viewer: Viewer) {
+    daemon.servers.iter_mut().for_each(|server| mps_server(server, viewer));
+    daemon.clients.iter_mut().for_each(|client| mps_client(client, viewer));
+    daemon.shares.iter_mut().for_each(|share| mps_share(share, viewer));
+}
+
+/// Removes from a share what `viewer` may not see: the processes that asked for it and that it ends with.
+pub(crate) fn mps_share(share: &mut MpsShare, viewer: Viewer) {
+    if !viewer.may_see(Some(share.by.uid)) {
+        share.with_pid = None;
+    }
+    actor(&mut share.by, viewer);
+}
+
+fn mps_server(server: &mut MpsServer, viewer: Viewer) {
+    if !viewer.may_see(server.uid) {
+        (server.pid, server.uid, server.user) = (None, None, None);
+    }
+}
+
+fn mps_client(client: &mut MpsClient, viewer: Viewer) {
+    if !viewer.may_see(client.uid) {
+        *client = MpsClient { pid: None, server: None, uid: None, user: None, command: None, share: None };
     }
 }
 
@@ -72,7 +101,7 @@ fn blank(process: &mut Process) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{ProcessKind, StrayChange, StrayStep};
+    use gpush_api::{MpsServerState, MpsSettings, ProcessKind, StrayChange, StrayStep};
 
     use super::*;
 
@@ -101,6 +130,54 @@ mod tests {
         let mut seen = Process { uid: None, ..process() };
         hide(&mut seen, Viewer::User(1001));
         assert_eq!(seen.pid, None);
+    }
+
+    #[test]
+    fn mps_server_client_and_share_are_hidden_from_other_users() {
+        let server = || MpsServer {
+            pid: Some(4107),
+            uid: Some(1000),
+            user: Some("alice".to_owned()),
+            state: Some(MpsServerState::Active),
+        };
+        let client = || MpsClient {
+            pid: Some(4711),
+            server: Some(4107),
+            uid: Some(1000),
+            user: Some("alice".to_owned()),
+            command: Some("python secret.py".to_owned()),
+            share: Some("s1".to_owned()),
+        };
+        let share = || MpsShare {
+            id: "s1".to_owned(),
+            target: "m1".to_owned(),
+            by: Actor { uid: 1000, user: Some("alice".to_owned()), pid: Some(4711) },
+            settings: MpsSettings::default(),
+            created_at: jiff::Timestamp::UNIX_EPOCH,
+            with_pid: Some(4711),
+            expires_at: Some(jiff::Timestamp::UNIX_EPOCH),
+        };
+        let seen = |viewer| {
+            let (mut server, mut client, mut share) = (server(), client(), share());
+            mps_server(&mut server, viewer);
+            mps_client(&mut client, viewer);
+            mps_share(&mut share, viewer);
+            (server, client, share)
+        };
+        for viewer in [Viewer::User(1000), Viewer::Admin, Viewer::Log] {
+            assert_eq!(seen(viewer), (server(), client(), share()), "{viewer:?}");
+        }
+        for viewer in [Viewer::User(1001), Viewer::Agent] {
+            let text = format!("{:?}", seen(viewer));
+            let hidden = ["4107", "4711", "secret"].into_iter().find(|hidden| text.contains(hidden));
+            assert_eq!(hidden, None, "{viewer:?}: {text}");
+            let (server, _, share) = seen(viewer);
+            assert_eq!((server.uid, server.state), (None, Some(MpsServerState::Active)));
+            assert_eq!(
+                (share.by.user.as_deref(), share.expires_at),
+                (Some("alice"), Some(jiff::Timestamp::UNIX_EPOCH))
+            );
+        }
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn failed<V>(kind: ErrorKind) -> LastReading<Arc<V>> {
     LastReading { good: None, error: Some(DriverError::new(kind, "reading")), stale: true }
 }
 
-fn list(state: &State, indexes: &[u32]) {
+pub(crate) fn list(state: &State, indexes: &[u32]) {
     let listed = indexes.iter().map(|index| Listed { index: *index, identity: Ok(identity(*index)) });
     state.listed(good(listed.collect()));
 }
@@ -88,7 +88,7 @@ fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>
     told
 }
 
-fn cordon(uuid: &str) -> Change {
+pub(crate) fn cordon(uuid: &str) -> Change {
     Change::Set(NewCondition {
         scope: Scope::Gpu(uuid.to_owned()),
         kind: ConditionKind::Cordon,
@@ -96,6 +96,25 @@ fn cordon(uuid: &str) -> Change {
         reason: "fan".to_owned(),
         by: Some(Actor { uid: 0, user: Some("root".to_owned()), pid: None }),
     })
+}
+
+pub(crate) fn uncordon(uuid: &str) -> Change {
+    Change::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Cordon, None)
+}
+
+/// An override that does not expire, made at this generation.
+pub(crate) fn override_of(uuid: &str, generation: u64) -> Override {
+    Override {
+        gpu: uuid.to_owned(),
+        rule: None,
+        layout: vec!["7g.80gb".to_owned()],
+        author: Actor { uid: 1000, user: None, pid: None },
+        reason: String::new(),
+        created_at: Timestamp::UNIX_EPOCH,
+        expires_at: None,
+        generation,
+        sequence: generation,
+    }
 }
 
 fn maintenance() -> Change {
@@ -134,7 +153,7 @@ fn cordon_is_published_without_a_reader() {
     let (state, mut cursor) = two_gpus();
     state.apply(&[cordon("GPU-1")]);
     assert_eq!(gpu_events(&mut cursor), [(1, GpuState::Cordoned, vec![GpuAspect::State])]);
-    state.apply(&[Change::Clear(Scope::Gpu("GPU-1".to_owned()), ConditionKind::Cordon, None)]);
+    state.apply(&[uncordon("GPU-1")]);
     assert_eq!(gpu_events(&mut cursor), [(1, GpuState::Ready, vec![GpuAspect::State])]);
 }
 
@@ -162,6 +181,31 @@ fn reading_of_a_pending_row_cordons_its_gpu_once() {
     }
     assert_eq!(gpu_events(&mut cursor), [(0, GpuState::Cordoned, vec![GpuAspect::State])]);
     assert_eq!(state.now().gpus[0].gpu.cordons[0].cause, "row-remap");
+}
+
+#[test]
+fn stale_reading_does_not_change_conditions() {
+    let (state, _) = two_gpus();
+    let pending = Reading { rows: Some(rows(true)), ..reading(0) };
+    state.read("GPU-0", LastReading { stale: true, ..good(pending) });
+    assert_eq!(states(&state)[0], GpuState::Ready);
+}
+
+#[test]
+fn expired_override_is_in_no_answer() {
+    let (state, _) = two_gpus();
+    let expired = Override { expires_at: Some(Timestamp::UNIX_EPOCH), ..override_of("GPU-0", 1) };
+    let overridden = |state: &State| state.now().gpus[0].gpu.overridden.is_some();
+    let make = |state: &State| state.override_effects(&[Effect::Made(expired.clone())]);
+    make(&state);
+    assert!(state.overrides().is_empty() && !overridden(&state));
+    let (state, _) = two_gpus();
+    make(&state);
+    assert!(state.override_of("GPU-0").is_none() && !overridden(&state));
+    let (state, _) = two_gpus();
+    make(&state);
+    let planned_on = state.with(&[Arc::new(reading(0))]);
+    assert!(planned_on.host.gpus[0].gpu.overridden.is_none() && !overridden(&state));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 pub mod audit;
 pub mod compute;
+pub mod device;
 pub mod error;
 pub mod event;
 pub mod gpu;
@@ -26,6 +27,7 @@ pub mod timeslice;
 
 pub use audit::AuditRecord;
 pub use compute::{ComputeMode, TimesliceLevel};
+pub use device::{DeviceGrant, DeviceUse, MigDevice};
 pub use error::{ApiError, Code, STOPPING};
 pub use event::{
     Change, ConfigChange, DriverChange, Event, EventKind, GpuAspect, GpuChange, Happening, InstanceSeen, MpsChange,

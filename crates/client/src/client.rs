@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use gpush_api::{
     ApiError, ApplyRequest, AuditRecord, Code, ConfigDiff, ConfigView, Gpu, GpuProfile, Health, MaintenanceState,
-    Operation, OperationSummary, OverrideEnded, Overrides, PlanRequest, Plans, Recovered, ReloadRequest, Reloaded,
-    Version, WhyRequest,
+    MigDevice, Operation, OperationSummary, OverrideEnded, Overrides, PlanRequest, Plans, Recovered, ReloadRequest,
+    Reloaded, Version, WhyRequest,
 };
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Bytes;
@@ -226,6 +226,14 @@ impl Client {
         let question = Question { method: "DELETE", path: &path, body: Bytes::new(), key: None };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
+    }
+
+    /// `GET /v1/mig/devices`: every MIG device with its use.
+    ///
+    /// # Errors
+    /// See [`Kind`].
+    pub async fn mig_devices(&mut self) -> Result<Vec<MigDevice>, Error> {
+        self.get("/v1/mig/devices").await
     }
 
     /// `POST /v1/mig/plan`.

@@ -188,32 +188,31 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
     if !to_group || group == "root" || access.mode & other_bit != 0 {
         return error.hint(match directory {
             Some(directory) => {
-                format!("run it as that user, for example with sudo; or have {} opened for you", directory.display())
+                format!("run the command as that user, or ask an administrator to open {}", directory.display())
             }
-            None => "run it as that user, for example with sudo; or open the socket with socket_group and socket_mode under [api] in gpushd's config".to_owned(),
+            None => "run the command as that user, or open the socket with socket_group and socket_mode under [api] in gpushd's config".to_owned(),
         });
     }
     if access.in_group {
-        return error
-            .hint("the group should have let you in: look for an ACL or a security module (getfacl, ausearch)");
+        return error.hint("the group has access: check for an ACL or a security module (getfacl, ausearch)");
     }
     if access.listed_in_group {
         return error
             .hint(format!("you were added to {group} after this session began: log in again, or `newgrp {group}`"));
     }
     let user = &facts.user;
-    error.hint(format!("`sudo usermod -aG {group} {user}`, then log in again; or use sudo"))
+    error.hint(format!("ask an administrator for `usermod -aG {group} {user}`, then log in again"))
 }
 
 /// How to start an agent behind the socket in question.
 fn start(facts: &Facts) -> String {
-    let sudo = if facts.uid == 0 { "" } else { "sudo " };
+    let who = if facts.uid == 0 { "" } else { "ask an administrator for " };
     let path = facts.socket.path.display();
     if facts.socket.path == Path::new(DEFAULT_SOCKET) {
         return if facts.unit_installed {
-            format!("`{sudo}systemctl start gpushd`; if it does not stay up: `journalctl -u gpushd`")
+            format!("{who}`systemctl start gpushd`; if it does not stay up: `journalctl -u gpushd`")
         } else {
-            "gpushd is not installed as a service here; start one by hand with `gpushd --socket PATH` \
+            "gpushd is not installed as a service here; start it with `gpushd --socket PATH` \
              and give its socket with --socket PATH or GPUSH_SOCKET"
                 .to_owned()
         };
@@ -270,7 +269,7 @@ mod tests {
         let (code, message, hint) = told(io::ErrorKind::NotFound, &at);
         assert_eq!(code.exit_status(), 6);
         assert!(message.contains(DEFAULT_SOCKET), "{message}");
-        assert!(hint.starts_with("`sudo systemctl start gpushd`"), "{hint}");
+        assert!(hint.starts_with("ask an administrator for `systemctl start gpushd`"), "{hint}");
 
         at.own = Some("/run/user/1000/gpush/gpushd.sock".into());
         let (_, message, _) = told(io::ErrorKind::NotFound, &at);
@@ -304,7 +303,7 @@ mod tests {
         let (code, message, hint) = told(io::ErrorKind::PermissionDenied, &at);
         assert_eq!(code.exit_status(), 5);
         assert!(message.contains("alice") && message.contains("root and group gpush only"), "{message}");
-        assert!(hint.starts_with("`sudo usermod -aG gpush alice`"), "{hint}");
+        assert!(hint.contains("`usermod -aG gpush alice`") && !hint.contains("sudo"), "{hint}");
 
         door.listed_in_group = true;
         let hint = told(io::ErrorKind::PermissionDenied, &facts(Found::Socket(door.clone()), Origin::System)).2;

@@ -24,6 +24,7 @@ use std::fmt;
 
 use gpush_api::LayoutSource;
 
+pub mod edit;
 mod grammar;
 
 pub use grammar::LayoutError;

@@ -3,6 +3,7 @@
 pub mod compute_policy;
 pub mod config;
 pub mod desired;
+pub mod devices;
 pub mod diagnostic;
 pub mod duration;
 pub mod geometry;

@@ -68,10 +68,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
 /// How a lost GPU may come back.
 #[must_use]
 pub fn of_a_lost_one(uuid: &str) -> String {
-    format!(
-        "`dmesg | grep -i xid` shows when; reboot the host, or try a reset while gpushd is stopped: `systemctl stop \
-         gpushd`, `nvidia-smi --gpu-reset -i {uuid}`, `systemctl start gpushd`"
-    )
+    format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {uuid}`, or reboot the host")
 }
 
 /// The error that a previous layout is which is only partly back. `gpu` is how the sentence names
@@ -100,7 +97,7 @@ pub fn partly_restored(beside: &Beside, index: u32, gpu: &str) -> ApiError {
         let verb = if behind.len() == 1 { "stands" } else { "stand" };
         error = error.cause(format!("{} is not back: {} {verb} in its way", missing.what, list(&behind, "and")));
     }
-    let apply = format!("`gpushctl mig apply --gpu {index}`");
+    let apply = format!("`gpushctl apply {index}`");
     match holders_of(&beside.stays).as_slice() {
         [] => error.hint(format!(
             "see who uses it with `gpushctl gpu show {index}`, or `fuser -v /dev/nvidia*`; then apply a layout: {apply}"

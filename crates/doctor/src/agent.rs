@@ -18,8 +18,8 @@ pub enum Agent {
         version: String,
         /// Version of the caller, which came from the same package.
         own: String,
-        /// What gpushd says is wrong, one sentence each; empty when it is well.
-        troubles: Vec<String>,
+        /// What gpushd says is wrong; empty when it is well.
+        troubles: Vec<ApiError>,
     },
 }
 
@@ -39,8 +39,11 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
                 let hint = "restart the agent with `systemctl restart gpushd`: no program of a user ends by that";
                 findings.push(Finding::warning(Area::Agent, message, hint));
             }
-            let hint = "look at `gpushctl status`";
-            findings.extend(troubles.iter().map(|trouble| Finding::warning(Area::Agent, trouble.clone(), hint)));
+            findings.extend(troubles.iter().map(|trouble| {
+                let hint = trouble.hint.clone().unwrap_or_else(|| "look at `gpushctl status`".to_owned());
+                let finding = Finding::warning(Area::Agent, trouble.message.clone(), hint);
+                trouble.causes.iter().cloned().fold(finding, Finding::cause)
+            }));
         }
     }
     if host.has("run/systemd/system") {

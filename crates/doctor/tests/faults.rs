@@ -223,7 +223,7 @@ fn every_planted_fault_is_found_with_a_command() {
             Agent::Reached {
                 version: "1.0".to_owned(),
                 own: "1.0".to_owned(),
-                troubles: vec!["GPU 3 is degraded".to_owned()],
+                troubles: vec![ApiError::new(Code::Conflict, "GPU 3 is degraded")],
             },
         ),
         (

@@ -46,7 +46,8 @@ impl Membership {
         Self::parse_with(cgroups, created_by)
     }
 
-    /// `created_by` returns who owns the parent directory of a cgroup of a hierarchy; `None` when that is not visible.
+    /// Parses the text; `created_by` returns the owner of the parent directory of a cgroup, or `None` when gpushd cannot
+    /// see that directory.
     fn parse_with(cgroups: &str, created_by: impl Fn(Hierarchy<'_>, &str) -> Option<u32>) -> Option<Self> {
         let lines = || cgroups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
         let is_roots = |hierarchy: &str, path: &str| matches!(created_by(Hierarchy(hierarchy), path), Some(0) | None);
@@ -106,7 +107,7 @@ fn unescaped(name: &str) -> &str {
     name.strip_prefix('_').unwrap_or(name)
 }
 
-/// Returns the beginning of a path up to the Slurm job, and the job.
+/// Returns the part of a path that ends with the cgroup of the Slurm job, and the id of the job.
 fn slurm_job(path: &str) -> Option<(&str, u64)> {
     let mut names = path.strip_prefix('/')?.split('/');
     let (first, second, third) = (names.next()?, names.next()?, names.next()?);

@@ -9,6 +9,7 @@
 //! | [`users`] | users and groups, from the name service |
 //! | [`identity`] | who runs a process, and what |
 //! | [`device_files`] | processes that have a GPU's device node open |
+//! | [`error_chain`] | one line of text for an error with its causes |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
 //! | [`acl`] | POSIX access lists of directories |
 //! | [`boot`] | the boot id |
@@ -24,6 +25,7 @@ pub mod acl;
 pub mod boot;
 pub mod cgroup;
 pub mod device_files;
+pub mod error_chain;
 pub mod helper;
 pub mod identity;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! What the host is: for the log, so that a log sent by an administrator says where it is from.
+//! Describes the host for the log, so that a log file shows on which system it was written.
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 

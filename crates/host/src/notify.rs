@@ -52,7 +52,7 @@ pub fn send(notification: Notification) {
     }
 }
 
-/// Returns half the watchdog's timeout, the time after which to send [`Notification::Alive`]; `None` without a
+/// Returns the interval between two [`Notification::Alive`], which is half the watchdog's timeout; `None` without a
 /// watchdog.
 pub fn watchdog_period() -> Option<Duration> {
     let mut timeout_us = 0;

@@ -2,19 +2,22 @@
 //!
 //! ```text
 //! SO_PEERCRED ──────────► uid, gid, pid when it connected
-//! SO_PEERPIDFD ─────────► its pidfd (Linux 6.5), else pidfd_open(pid)
-//! /proc/PID/status ─────► supplementary groups ─┐ believed only if the process is alive afterwards,
-//! /proc/PID/ns, uid_map ► namespaces ───────────┘ groups only if all its uids are still the peer's
+//! SO_PEERPIDFD ─────────► its pidfd; pidfd_open(pid) before Linux 6.5
+//! /proc/PID/status ─────► supplementary groups ─┐ used only if the process is alive afterwards and all four of its
+//! /proc/PID/ns, uid_map ► namespaces ───────────┘ uids are still the peer's
 //! ```
 //!
-//! So a process that passes its connection on and then changes its user does not pass on that user's groups. A uid
-//! identifies a user of the host only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
+//! So a process that passes its connection on and then changes its user does not pass on that user's groups, nor its
+//! place on the host. A uid identifies a user of the host only in gpushd's own user and pid namespaces: see [`Peer::is_on_this_host`].
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use nix::sys::socket::{
-    getsockopt,
-    sockopt::{PeerCredentials, PeerPidfd},
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        getsockopt,
+        sockopt::{PeerCredentials, PeerPidfd},
+    },
 };
 
 use crate::{
@@ -55,23 +58,34 @@ impl Peer {
     pub fn identify(self, stream: &impl AsFd) -> Self {
         let mut peer = self;
         let Some(pid) = peer.pid else { return peer };
-        let process = match getsockopt(stream, PeerPidfd) {
-            Ok(fd) => Some(PidFd::of(pid.cast_signed(), fd)),
-            Err(_) => PidFd::open(pid).ok().flatten(),
-        };
+        let Some(process) = process(getsockopt(stream, PeerPidfd), pid) else { return peer };
         let (status, is_on_this_host) = (Status::of(pid), proc::is_on_this_host(pid));
         // While the process is alive, no other has its pid: all of this was read from the peer.
-        if process.is_some_and(|process| !process.has_ended()) {
-            peer.groups.extend(status.map(|status| supplementary(status, peer.uid)).unwrap_or_default());
-            peer.is_on_this_host = is_on_this_host;
+        if let Some(status) = status
+            && !process.has_ended()
+        {
+            peer.take_in(status, is_on_this_host);
         }
         peer
     }
+
+    /// Takes in what /proc shows of the peer, if its process still is the user that connected.
+    fn take_in(&mut self, status: Status, is_on_this_host: bool) {
+        if status.uids == [self.uid; 4] {
+            self.groups.extend(status.groups);
+            self.is_on_this_host = is_on_this_host;
+        }
+    }
 }
 
-/// Returns the supplementary groups of a process whose uids are all `uid`.
-fn supplementary(status: Status, uid: u32) -> Vec<u32> {
-    if status.uids == [uid; 4] { status.groups } else { Vec::new() }
+/// Returns the peer's process. `pidfd_open` is only for kernels without the socket option: where the option fails for
+/// another reason, the peer has ended, and another process may have its pid.
+fn process(pidfd: nix::Result<OwnedFd>, pid: u32) -> Option<PidFd> {
+    match pidfd {
+        Ok(fd) => Some(PidFd::of(pid.cast_signed(), fd)),
+        Err(Errno::ENOPROTOOPT) => PidFd::open(pid).ok().flatten(),
+        Err(_) => None,
+    }
 }
 
 #[cfg(test)]
@@ -84,11 +98,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_of_a_process_that_changed_its_user_do_not_count() {
-        let status = |uids: [u32; 4]| Status { uids, groups: vec![4, 27], ..Status::default() };
-        assert_eq!(supplementary(status([1000; 4]), 1000), [4, 27]);
-        assert_eq!(supplementary(status([1000; 4]), 1001), [] as [u32; 0]);
-        assert_eq!(supplementary(status([1000, 0, 0, 0]), 1000), [] as [u32; 0]);
+    fn process_that_changed_its_user_is_not_on_this_host() {
+        let peer = |uids: [u32; 4], uid: u32| {
+            let mut peer = Peer { uid, pid: Some(1), groups: vec![uid], is_on_this_host: false };
+            peer.take_in(Status { uids, groups: vec![4, 27], ..Status::default() }, true);
+            (peer.groups, peer.is_on_this_host)
+        };
+        assert_eq!(peer([1000; 4], 1000), (vec![1000, 4, 27], true));
+        assert_eq!(peer([1000; 4], 1001), (vec![1001], false));
+        assert_eq!(peer([1000, 0, 0, 0], 1000), (vec![1000], false));
+    }
+
+    #[test]
+    fn pid_is_opened_only_where_the_kernel_gives_no_pidfd() {
+        let own = std::process::id();
+        assert!(process(Err(Errno::ENOPROTOOPT), own).is_some());
+        assert!(process(Err(Errno::ESRCH), own).is_none() && process(Err(Errno::EINVAL), own).is_none());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The audit trail: one record for each mutation, in the transaction of the mutation itself.
 //! Nothing changes a record; the oldest are forgotten by number and age.
 //!
-//! Every user may take and release shares, as often as they like. So records of shares have a budget per user:
-//! they replace older ones of the same user, and never a record of what an administrator did.
+//! Every user may take and release shares, and be refused as an administrator, as often as they like. So records of
+//! both have a budget per user: they replace older ones of the same user and action, and never a record of what an
+//! administrator did.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -17,6 +18,12 @@ use crate::{
 
 /// Action of records that users make who may do nothing else.
 pub(crate) const SHARE: &str = "mps.share";
+
+/// Action of records of users who tried to administer and were refused.
+pub const DENIED: &str = "access.denied";
+
+/// Actions whose records have a budget per user.
+const BY_USERS: [&str; 2] = [SHARE, DENIED];
 
 /// A record that shall be made.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,8 +69,8 @@ pub struct AuditQuery {
     pub limit: usize,
     /// The last ones and not the first.
     pub latest: bool,
-    /// Only those about one of these objects, or about an operation that concerns one of them; all when
-    /// empty.
+    /// Only records about one of these objects: their object, the target of a share, a GPU of an operation,
+    /// or the user who acted. All records when empty.
     pub objects: Vec<String>,
     /// Only those made at this time or later, by the wall clock.
     pub since: Option<Timestamp>,
@@ -110,8 +117,12 @@ impl View<'_> {
              json_each(iif(json_valid(told.detail), told.detail, '{{}}'), '$.gpus') AS gpu \
              WHERE iif(gpu.type = 'object', gpu.value ->> 'gpu', NULL) IN {wanted}"
         );
+        // A share is recorded under its own id, with the target that it is of.
+        let detail = "iif(json_valid(audit.detail), audit.detail, '{}')";
+        let user = "iif(json_valid(audit.actor), audit.actor, '{}') ->> 'user'";
         let rest = format!(
-            "WHERE sequence > ?1 AND at >= ?4 AND (?2 = '[]' OR object IN {wanted} OR object IN ({concerned})) \
+            "WHERE sequence > ?1 AND at >= ?4 AND (?2 = '[]' OR object IN {wanted} OR object IN ({concerned}) \
+             OR {detail} ->> 'uuid' IN {wanted} OR {detail} ->> 'target' IN {wanted} OR {user} IN {wanted}) \
              ORDER BY sequence {order} LIMIT ?3"
         );
         let objects = serde_json::Value::from(query.objects.clone()).to_string();
@@ -149,18 +160,22 @@ impl Tx<'_> {
     }
 
     /// Deletes the oldest records beyond the bounds, and those older than their age, of which at least
-    /// `audit_least` stay: a wrong clock must not empty the trail. Records of shares are counted apart from
-    /// all others, and by user.
+    /// `audit_least` stay: a wrong clock must not empty the trail. Records that every user can make are counted apart
+    /// from all others, by action and by user.
     pub(crate) fn prune_audit(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
-        let users = self.prune_shares(bounds)?;
-        let shares = self.prune_audit_of("action = ?1", bounds.audit_shares, bounds)?;
-        let others = self.prune_audit_of("action <> ?1", bounds.audit_most, bounds)?;
-        Ok(users + shares + others)
+        let mut pruned = 0;
+        for action in BY_USERS {
+            pruned += self.prune_users(action, bounds)?;
+            pruned += self.prune_audit_of("action = ?1", action, bounds.audit_shares, bounds)?;
+        }
+        let others = "action NOT IN (SELECT value FROM json_each(?1))";
+        let by_users = serde_json::Value::from(BY_USERS.to_vec()).to_string();
+        Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the oldest records of shares beyond each user's budget; then, where those of all users are too
+    /// Deletes the oldest records of an action beyond each user's budget; then, where those of all users are too
     /// many, first those of the users with most of them. The user is the one who asked, or whose share it was.
-    fn prune_shares(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
+    fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         // Damaged JSON must not end it: a record that is read has a seal.
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
@@ -172,32 +187,32 @@ impl Tx<'_> {
         let per_user = record::delete::<AuditRecord>(
             self.connection,
             &format!("WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE age > ?2)"),
-            (SHARE, number(bounds.audit_shares_per_uid)),
+            (action, number(bounds.audit_shares_per_uid)),
         )?;
         let in_all = record::delete::<AuditRecord>(
             self.connection,
             &format!(
                 "WHERE sequence IN (SELECT sequence FROM ({ranked}) ORDER BY age, sequence DESC LIMIT -1 OFFSET ?2)"
             ),
-            (SHARE, number(bounds.audit_shares)),
+            (action, number(bounds.audit_shares)),
         )?;
         Ok(per_user + in_all)
     }
 
-    /// Deletes those whose action is as `of` says.
-    fn prune_audit_of(&mut self, of: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
+    /// Deletes records whose action meets the condition `of` on `?1`, which is `actions`.
+    fn prune_audit_of(&mut self, of: &str, actions: &str, most: usize, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let beyond = format!("(SELECT sequence FROM audit WHERE {of} ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");
         let many = record::delete::<AuditRecord>(
             self.connection,
             &format!("WHERE {of} AND sequence <= {beyond}"),
-            (SHARE, number(most)),
+            (actions, number(most)),
         )?;
         let oldest = self.now.checked_sub(bounds.audit_age).unwrap_or(Timestamp::MIN).as_millisecond();
         let old = record::delete::<AuditRecord>(
             self.connection,
             &format!("WHERE {of} AND sequence <= {beyond} AND at < ?3"),
-            (SHARE, number(bounds.audit_least.min(most)), oldest),
+            (actions, number(bounds.audit_least.min(most)), oldest),
         )?;
         Ok(many + old)
     }

@@ -454,9 +454,10 @@ impl Tx<'_> {
     /// Forgets what is beyond the bounds; how many records.
     pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let operations = self.prune_operations(bounds.operations)?;
+        let leases = self.prune_leases(bounds)?;
         let answers = self.prune_answers(bounds)?;
         let audit = self.prune_audit(bounds)?;
-        let forgotten = operations + answers + audit;
+        let forgotten = operations + leases + answers + audit;
         if forgotten > 0 {
             self.next_sequence();
         }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpush_api::{ApiError, Code, OperationState};
+use gpush_api::{ApiError, Code, LeaseId, LeaseState, OperationState};
 
 use crate::operation::OperationId;
 
@@ -197,6 +197,19 @@ pub enum StoreError {
     /// No such operation, or it was forgotten.
     #[error("there is no operation {0}; `gpushctl operation list` shows those that are known")]
     NoSuchOperation(OperationId),
+    /// The lease can't go from one state to the other.
+    #[error("lease {lease} is {from} and can't become {to}")]
+    LeaseTransition {
+        /// Which.
+        lease: LeaseId,
+        /// Its state.
+        from: LeaseState,
+        /// The state that was requested.
+        to: LeaseState,
+    },
+    /// No such lease, or it was deleted from history.
+    #[error("there is no lease {0}; list the leases with `gpushctl lease list`")]
+    NoSuchLease(LeaseId),
     /// A record is too large to be taken.
     #[error("a record of {table} would take {bytes} bytes; {most} are allowed")]
     TooLarge {
@@ -242,8 +255,8 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         let (code, retryable) = match &error {
             StoreError::Refused(own) => return (**own).clone(),
-            StoreError::NoSuchOperation(_) => (Code::NotFound, false),
-            StoreError::Transition { .. } => (Code::Conflict, false),
+            StoreError::NoSuchOperation(_) | StoreError::NoSuchLease(_) => (Code::NotFound, false),
+            StoreError::Transition { .. } | StoreError::LeaseTransition { .. } => (Code::Conflict, false),
             StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => (Code::BadRequest, false),
             StoreError::Full { .. } | StoreError::Busy { .. } | StoreError::Closed => (Code::Unavailable, true),
             StoreError::ReadOnly { .. } | StoreError::Gone { .. } | StoreError::Broken { .. } => {

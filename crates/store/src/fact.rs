@@ -134,6 +134,8 @@ pub(crate) const LOST: &str = "lost";
 pub(crate) const STORE: &str = "store_id";
 /// Id of the machine on which the database was last open.
 pub(crate) const MACHINE: &str = "machine_id";
+/// Number of the last lease.
+pub(crate) const LAST_LEASE: &str = "last_lease";
 const BOOT: &str = "boot";
 const NOTICED: &str = "noticed";
 const KNOWN_SINCE: &str = "known_since";

@@ -1,5 +1,5 @@
 //! What `gpushd` must not forget: the journal of operations, overrides, conditions of GPUs,
-//! answers already given, the audit trail, the boot it last ran in, shares of MPS targets.
+//! answers already given, the audit trail, the boot it last ran in, shares of MPS targets, leases.
 //!
 //! One SQLite file in the state directory, one thread that owns it, and one rule: **whoever is
 //! told that something is recorded may pull the plug**. Many callers' transactions share one sync
@@ -40,6 +40,7 @@ mod fact;
 mod files;
 mod filesystem;
 mod journal;
+mod lease;
 mod lock;
 mod mps;
 mod note;
@@ -57,10 +58,11 @@ mod tx;
 mod watermark;
 
 pub use answer::{Answer, NewAnswer, StoredAnswer};
-pub use audit::{AuditQuery, AuditRecord, NewAudit};
+pub use audit::{AuditQuery, AuditRecord, DENIED, NewAudit};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};
+pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
 pub use mps::{MpsSet, MpsShare, MpsStopped, MpsTarget, NewMpsShare, ProcessId};
 pub use note::{Bounds, Note, Opened, Options};
 pub use operation::{

@@ -16,15 +16,19 @@ pub struct Bounds {
     pub reserve: u64,
     /// Operations that ended.
     pub operations: usize,
+    /// Leases that ended, of one user.
+    pub leases_per_uid: usize,
+    /// Leases that ended.
+    pub leases: usize,
     /// Answers kept under idempotency keys, of one user.
     pub answers_per_uid: usize,
     /// Answers kept of all users but root and the agent's own.
     pub answers: usize,
-    /// Audit records, at most, but for those of shares.
+    /// Audit records, at most, without those that every user can make.
     pub audit_most: usize,
-    /// Audit records of shares, at most, of one user.
+    /// Audit records of shares, and as many of refused attempts to administer, at most, of one user.
     pub audit_shares_per_uid: usize,
-    /// Audit records of shares, at most.
+    /// Audit records of shares, and as many of refused attempts to administer, at most.
     pub audit_shares: usize,
     /// Audit records that are kept whatever their age.
     pub audit_least: usize,
@@ -37,6 +41,8 @@ impl Default for Bounds {
         Self {
             reserve: 4 << 20,
             operations: 1000,
+            leases_per_uid: 1000,
+            leases: 10_000,
             answers_per_uid: 1000,
             answers: 10_000,
             audit_most: 20_000,

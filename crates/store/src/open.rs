@@ -28,7 +28,7 @@ use crate::{
     aside,
     engine::{Condition, Counters, Engine},
     error::{OpenError, StoreError, from_sqlite},
-    fact::{Fact, Head, LOST, Lost, MACHINE, STORE},
+    fact::{Fact, Head, LAST_LEASE, LOST, Lost, MACHINE, STORE},
     files::Files,
     filesystem::{self, Verdict},
     lock::Lock,
@@ -154,6 +154,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         // Nothing is written, so this id goes nowhere.
         Origin { store: Uuid::nil(), boot }
     };
+    let epoch = format!("{:08x}", origin.store.as_fields().0);
     let watermarks = Watermarks { watermark, marker, origin };
     if sealed {
         watermarks.set(head.sequence);
@@ -197,7 +198,7 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
         .name("store".to_owned())
         .spawn(move || engine.run(&jobs))
         .map_err(unusable(directory))?;
-    Ok(Opened { store: Store::new(sender, thread, counters, directory.to_owned(), instance), notes })
+    Ok(Opened { store: Store::new(sender, thread, counters, directory.to_owned(), instance, epoch), notes })
 }
 
 /// Opens the marker. A gpushd that cannot have one starts all the same: it knows less at its next start.
@@ -384,6 +385,8 @@ fn make(
         connection.execute_batch("PRAGMA journal_mode = WAL").map_err(|error| from_sqlite(&error))?;
         schema::migrate(&connection, schema::MIGRATIONS, 0, |transaction| {
             record::put(transaction, &head)?;
+            // Each lease took a sequence number, so none of the lost ones has a higher number.
+            record::put(transaction, &Fact { name: LAST_LEASE.to_owned(), value: first.to_string() })?;
             if let Some(lost) = lost {
                 let value = serde_json::to_string(lost).map_err(|error| StoreError::Internal(error.to_string()))?;
                 record::put(transaction, &Fact { name: LOST.to_owned(), value })?;

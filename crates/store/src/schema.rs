@@ -50,6 +50,16 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE TABLE shared_gpus (gpu TEXT NOT NULL PRIMARY KEY, compute_mode TEXT NOT NULL, level TEXT NOT NULL,
         boot_id TEXT NOT NULL, seal INTEGER NOT NULL) WITHOUT ROWID;
 ",
+    "
+    CREATE TABLE leases (id INTEGER PRIMARY KEY, sequence INTEGER NOT NULL, uid INTEGER NOT NULL,
+        user TEXT NOT NULL, asked_by TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+        request TEXT NOT NULL, members TEXT NOT NULL, binding TEXT NOT NULL, operation TEXT NOT NULL,
+        created_at INTEGER NOT NULL, granted_at INTEGER, expires_at INTEGER, ended_at INTEGER,
+        revocation TEXT NOT NULL, boot_id TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE INDEX open_leases ON leases (id) WHERE state <> 'ended';
+    CREATE INDEX ended_leases ON leases (sequence) WHERE state = 'ended';
+    CREATE INDEX ended_leases_of_user ON leases (uid, sequence) WHERE state = 'ended';
+",
 ];
 
 /// Newest schema that this build knows.

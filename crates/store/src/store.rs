@@ -33,6 +33,7 @@ struct Inner {
     counters: Arc<Counters>,
     directory: PathBuf,
     instance: String,
+    epoch: String,
 }
 
 /// What a transaction will have come to: a future, or [`Pending::wait`] where there is no runtime.
@@ -108,8 +109,10 @@ impl Store {
         counters: Arc<Counters>,
         directory: PathBuf,
         instance: String,
+        epoch: String,
     ) -> Self {
-        Self { inner: Arc::new(Inner { jobs: Some(jobs), thread: Some(thread), counters, directory, instance }) }
+        let (jobs, thread) = (Some(jobs), Some(thread));
+        Self { inner: Arc::new(Inner { jobs, thread, counters, directory, instance, epoch }) }
     }
 
     /// Records what `change` does, all of it or nothing; its value once that is durable. A closure
@@ -186,6 +189,13 @@ impl Store {
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.inner.instance
+    }
+
+    /// Name of this database: 8 hexadecimal digits. A database that replaces a lost one has another one, so a name
+    /// outside of the database that has it, such as that of a scope, is never used for two leases.
+    #[must_use]
+    pub fn epoch(&self) -> &str {
+        &self.inner.epoch
     }
 
     /// Why changes are refused now, if they are: the disk is full, the database is not what it was.

@@ -63,6 +63,7 @@ impl View<'_> {
         record::select::<Condition>(self.connection, "", [], self.sealed)?;
         record::select::<StoredAnswer>(self.connection, "", [], self.sealed)?;
         record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
+        self.check_leases()?;
         record::select::<MpsShare>(self.connection, "", [], self.sealed)?;
         record::select::<MpsTarget>(self.connection, "", [], self.sealed)?;
         record::select::<SharedGpu>(self.connection, "", [], self.sealed)?;

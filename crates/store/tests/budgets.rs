@@ -61,6 +61,38 @@ fn flood_of_answers_evicts_the_users_own_only() {
 }
 
 #[test]
+fn flood_of_shares_evicts_no_record_of_a_refused_attempt() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bounds = Bounds { audit_shares_per_uid: 10, audit_shares: 15, audit_most: 20, ..Bounds::default() };
+    let store = open(scratch.path(), bounds);
+    let record = |uid: u32, action: &'static str| {
+        let write = store.write(move |tx| {
+            tx.audit(NewAudit {
+                by: Some(actor(uid)),
+                action: action.to_owned(),
+                object: "host".to_owned(),
+                result: "refused".to_owned(),
+                detail: serde_json::Value::Null,
+            })
+        });
+        write.wait().unwrap();
+    };
+    record(ROOT, "gpu.cordon");
+    (0..4).for_each(|_| record(FLOOD, "access.denied"));
+    (0..50).for_each(|_| record(FLOOD, "mps.share"));
+    (0..50).for_each(|_| record(LITTLE, "access.denied"));
+    drop(store);
+    let store = open(scratch.path(), bounds);
+    let all = store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
+    let of = |uid: u32, action: &str| {
+        all.iter().filter(|one| one.action == action && one.by.as_ref().is_some_and(|by| by.uid == uid)).count()
+    };
+    let counts =
+        [of(FLOOD, "access.denied"), of(FLOOD, "mps.share"), of(LITTLE, "access.denied"), of(ROOT, "gpu.cordon")];
+    assert_eq!(counts, [4, 10, 10, 1]);
+}
+
+#[test]
 fn flood_of_shares_evicts_the_users_own_records_only() {
     let scratch = tempfile::tempdir().unwrap();
     let bounds = Bounds { audit_shares_per_uid: 10, audit_shares: 15, ..Bounds::default() };

@@ -12,8 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpush_api::OperationState;
-use gpush_store::{NewAnswer, OpenError, Store};
+use gpush_api::{EndReason, OperationState};
+use gpush_store::{LeaseSource, NewAnswer, OpenError, Store};
 use jiff::Timestamp;
 use scene::{audit, condition, everything, intent, lost, open, operation, options, override_of};
 
@@ -47,6 +47,11 @@ fn fill(store: &Store) {
                 }
                 tx.set_override(override_of(&format!("GPU-{}", n % 8), &format!("reason {n}")))?;
                 tx.take_mps_share(scene::share_of("GPU-0", 1000))?;
+                let terms = scene::lease_terms(&["GPU-0", "GPU-1"]);
+                let lease = tx.grant_lease(LeaseSource::from(scene::new_lease(1000)), terms)?.id;
+                if n % 4 != 0 {
+                    tx.end_lease(lease, EndReason::Released)?;
+                }
                 tx.set_condition(condition(&format!("GPU-{}", n % 8), &format!("xid-{}", n % 3)))?;
                 tx.keep_answer(NewAnswer {
                     uid: 1000,

@@ -1,16 +1,18 @@
-//! `gpushctl config`: files, and what stands above them.
+//! `gpushctl config`: the config file and the overrides.
 
 use std::path::PathBuf;
 
 use clap::Subcommand;
 
+use super::SomeGpus;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
-    /// Read a config file as the agent would, and say what is wrong with it
+    /// Check a config file
     #[command(after_help = "\
 Examples:
   gpushctl config check /etc/gpush/config.toml
-  gpushctl config check new.toml --offline dgx-a100   do layouts fit?
+  gpushctl config check new.toml --offline dgx-a100   do the layouts fit?
   gpushctl config check new.toml --offline host.json   or on a saved host?")]
     Check {
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: /etc/gpush/config.toml]
@@ -20,29 +22,31 @@ Examples:
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
-    /// The config in force, with the GPUs that each rule claims
+    /// Show the effective config, with the GPUs that each rule claims
     Show {
-        /// All of it as TOML, defaults filled in
+        /// Print all settings as TOML, with defaults
         #[arg(long)]
         effective: bool,
     },
-    /// Read the file again, as `systemctl reload gpushd` does, and say what changed
+    /// Reload the config file, and show what changed
     #[command(after_help = "\
-All of the file is taken or nothing. One that changes a rule on which an
-override stands is refused. GPUs are not reshaped: `gpushctl mig apply` does
-that.")]
+The whole file takes effect, or none of it. A file that changes an overridden
+rule is refused. A reload changes no GPU; `gpushctl apply` does.")]
     Reload {
-        /// End overrides whose rule the file changes
+        /// Clear overrides whose rule the file changes
         #[arg(long)]
         clear_overrides: bool,
     },
-    /// How the file, the config in force and the GPUs differ; exit with 3 when they do
+    /// Compare the file, the effective config and the GPUs; exit with 3 when they differ
     Diff,
-    /// Layouts that were asked for in place of the config's
-    #[command(after_help = "\
+    /// List or clear overrides: layouts that replace the config's
+    #[command(
+        alias = "override",
+        after_help = "\
 Examples:
   gpushctl config overrides
-  gpushctl config overrides clear 0    the rule's layout is wanted again")]
+  gpushctl config overrides clear 0    use the rule's layout again"
+    )]
     Overrides {
         #[command(subcommand)]
         command: Option<Overrides>,
@@ -51,11 +55,12 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Overrides {
-    /// Those that stand
+    /// List active overrides
+    #[command(alias = "ls")]
     List,
-    /// End the override of a GPU; what stands on it is left as it is
+    /// Clear the overrides of GPUs; the instances stay as they are
     Clear {
-        /// Index, UUID or its beginning, or PCI address
-        gpu: String,
+        #[command(flatten)]
+        which: SomeGpus,
     },
 }

@@ -1,88 +1,99 @@
-//! What is going on and what was: operations, events, the audit trail.
+//! `gpushctl operation`, `events` and `audit`.
+
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use gpush_api::EventKind;
+use jiff::Timestamp;
 
 use super::{
-    Which,
-    values::{Since, kind, since, some_number, some_records, some_seconds},
+    GpuOption, Gpus, Waiting,
+    values::{duration, kind, operation, since, some_number, some_records},
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Operation {
-    /// Operations on record, the last ones
+    /// List the last operations
+    #[command(alias = "ls")]
     List {
         /// How many
-        #[arg(long, short, value_name = "NUMBER", default_value = "50", value_parser = some_number)]
+        #[arg(long, short, value_name = "NUMBER", default_value = "50", value_parser = some_number, allow_negative_numbers = true)]
         number: usize,
-        /// Only those before this one: the first of the page after this
-        #[arg(long, value_name = "ID")]
+        /// Only operations before this one: the previous page
+        #[arg(long, value_name = "ID", value_parser = operation)]
         before: Option<String>,
+        #[command(flatten)]
+        which: GpuOption,
     },
-    /// One operation; the last one when none is named
+    /// Show one operation; the last one without ID
     Show {
-        /// Such as op-17
+        /// Operation, such as op-17 or 17
+        #[arg(value_name = "ID", value_parser = operation)]
         id: Option<String>,
     },
-    /// Watch an operation until it ends; its result is the exit status
+    /// Wait until an operation ends; exit with its result
     Wait {
-        /// Such as op-17
+        /// Operation, such as op-17 or 17
+        #[arg(value_name = "ID", value_parser = operation)]
         id: String,
-        /// No progress while it runs
+        /// Do not show progress
         #[arg(long, short)]
         quiet: bool,
-        /// Stop watching after so long
-        #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
-        watch: Option<f64>,
+        /// Stop waiting after DURATION; gpushd continues [default: no limit]
+        #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+        timeout: Option<Duration>,
     },
-    /// Take an operation back: one that waits ends at once, one that runs restores what was before
+    /// Cancel an operation: end a queued one, roll back a running one
     #[command(after_help = "\
-Ends with 0 when nothing of the operation is left, and with 4 when it was done
-before it could be cancelled.")]
+Exits with 0 when no change of the operation is left, and with 4 when it was
+done before it could be cancelled.
+
+Examples:
+  gpushctl operation cancel op-17")]
     Cancel {
-        /// Such as op-17
+        /// Operation, such as op-17 or 17
+        #[arg(value_name = "ID", value_parser = operation)]
         id: String,
         #[command(flatten)]
-        watched: Watched,
+        waiting: Waiting,
     },
-}
-
-/// How an operation is watched. The agent carries it out whether or not anybody does.
-#[derive(Debug, Args)]
-pub(crate) struct Watched {
-    /// No progress while it runs
-    #[arg(long, short)]
-    pub(crate) quiet: bool,
-    /// Stop watching after so long; the agent goes on
-    #[arg(long, value_name = "SECONDS", value_parser = some_seconds, allow_negative_numbers = true)]
-    pub(crate) watch: Option<f64>,
-    /// Do not watch it
-    #[arg(long, conflicts_with_all = ["watch", "quiet"])]
-    pub(crate) no_watch: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Tell what happens from now on, until Ctrl-C; with --json one document a line
+    #[command(flatten)]
+    pub(crate) which: Gpus,
+    /// Print new events until Ctrl-C; with --json one document per line
     #[arg(long, short)]
     pub(crate) follow: bool,
-    /// Only these: operation, gpu, config, driver, xid, mps, stray, change, resync
+    /// Only these kinds: operation, gpu, config, driver, xid, mps, stray, change, resync
     #[arg(long = "kind", short, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub(crate) kinds: Vec<EventKind>,
-    #[command(flatten)]
-    pub(crate) which: Which,
+    /// Only events since then: a duration such as 30m, or a time such as 2026-01-31T08:00Z
+    #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true, conflicts_with = "follow")]
+    pub(crate) since: Option<Timestamp>,
+    /// Only the last NUMBER events
+    #[arg(long, short, value_name = "NUMBER", value_parser = some_number, allow_negative_numbers = true, conflicts_with = "follow")]
+    pub(crate) number: Option<usize>,
+    /// Also show each step of an operation
+    #[arg(long)]
+    pub(crate) steps: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AuditArgs {
-    /// Only since then: a time such as 2026-01-31T08:00, or so long ago: 30m, 12h, 7d
-    #[arg(long, value_name = "WHEN", value_parser = since)]
-    pub(crate) since: Option<Since>,
-    /// Only about this: an operation, `config`, `host`, or GPUs, named as with --gpu; what an operation
-    /// did on a GPU is found under both
+    #[command(flatten)]
+    pub(crate) which: GpuOption,
+    /// Only records since then: a duration such as 30m, or a time such as 2026-01-31T08:00Z
+    #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
+    pub(crate) since: Option<Timestamp>,
+    /// Only records about an operation, GPU, MPS target or user, about `config` or `host`
     #[arg(long, value_name = "OBJECT")]
     pub(crate) object: Option<String>,
-    /// The last so many, up to 1000 [default: 50, or all with --since]
-    #[arg(long, short, value_name = "NUMBER", value_parser = some_records)]
+    /// Only the last NUMBER records, up to 1000 [default: 50, or all with --since]
+    #[arg(long, short, value_name = "NUMBER", value_parser = some_records, allow_negative_numbers = true)]
     pub(crate) number: Option<usize>,
+    /// Print new records until Ctrl-C; with --json one document per line
+    #[arg(long, short)]
+    pub(crate) follow: bool,
 }

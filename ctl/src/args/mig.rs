@@ -1,28 +1,27 @@
-//! `gpushctl mig`: layouts, and the options of those who take one.
+//! `gpushctl mig` and `gpushctl apply`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{
-    Watched, Which,
-    values::{LONGEST_WAIT, wait_seconds},
-};
+use super::{GpuOption, Gpus, Lasting, Queueing, SomeGpus, Waiting, Why};
 
-/// What a layout is, before a command's own examples.
+/// The layout notation, before the examples of a command.
 macro_rules! with_layouts {
     ($examples:literal) => {
         concat!(
             "\
-Without a layout, each GPU shall be as its rule in the config says.
+Without LAYOUT, the layout of each GPU is its desired one: the override, else
+the rule of the config.
 
-An entry is [Nc.]PROFILE[@START][*COUNT][:mps], in quotes where it has a *:
-  3g.40gb     one instance         1g.10gb*2    two of them
+LAYOUT is a name of the config, or entries [Nc.]PROFILE[@START][*COUNT][:mps]
+separated by commas, in quotes where they have a *:
+  3g.40gb     one instance         1g.10gb*2    two instances
   1g.10gb@4   at memory slice 4    1c.3g.40gb   one compute slice of it
   1g.10gb:mps shared through MPS
-The layout `none` takes all idle instances away.
+The layout `none` removes all instances.
 
-In a plan + is made, - is destroyed, = is kept, and ~ is kept with other
+In a plan + is created, - is destroyed, = is kept, and ~ is kept with other
 compute instances.
 
 Examples:
@@ -34,28 +33,51 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mig {
-    /// What instances a GPU can hold, and where
+    /// List MIG devices with their UUIDs, and whether they are free
+    #[command(
+        visible_alias = "show",
+        alias = "ls",
+        after_help = "\
+Use of a device:
+  free      available to a new program
+  granted   a user has a share of it
+  in_use    processes run on it
+  reserved  its GPU or its MPS daemon takes no new work
+
+A program runs on a MIG device by its UUID:
+  CUDA_VISIBLE_DEVICES=MIG-... program
+
+Examples:
+  gpushctl mig list 0-3
+  gpushctl mig list --free --profile 1g.10gb -o uuid"
+    )]
+    List {
+        #[command(flatten)]
+        which: Gpus,
+        /// Only free devices; exit with 4 when there are none
+        #[arg(long)]
+        free: bool,
+        /// Only devices of this profile, such as 1g.10gb
+        #[arg(long, value_name = "PROFILE")]
+        profile: Option<String>,
+    },
+    /// List the instance profiles of GPUs with their placements
     #[command(after_help = "\
 Examples:
-  gpushctl mig profiles --gpu 0
+  gpushctl mig profiles 0
   gpushctl mig profiles --offline dgx-b200")]
     Profiles {
         #[command(flatten)]
-        which: Which,
-        /// Ask no agent: those of a preset, of a file of `gpu list --json`, or - for stdin
+        which: Gpus,
+        /// Read a preset, a file of `gpu list --json`, or - for stdin, in place of gpushd
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
-    /// MIG devices with the names that programs take
-    #[command(after_help = "\
-A program runs on a MIG device by its UUID:
-  CUDA_VISIBLE_DEVICES=MIG-… program")]
-    Show(Which),
-    /// Show what would be done to reach a layout
+    /// Show what a layout would change
     #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig plan                            as the config says
-  gpushctl mig plan --gpu 0 --layout '3g.40gb,2g.20gb,1g.10gb*2'
-  gpushctl mig plan --offline dgx-h100 --gpu 0 --layout '1g.10gb*7'"
+        "\x20 gpushctl mig plan                              the desired layouts
+  gpushctl mig plan '3g.40gb,2g.20gb,1g.10gb*2' -g 0
+  gpushctl mig plan '1g.10gb*7' -g 0 --offline dgx-h100"
     ))]
     Plan {
         #[command(flatten)]
@@ -63,57 +85,95 @@ A program runs on a MIG device by its UUID:
         #[command(flatten)]
         offline: Offline,
     },
-    /// Reach a layout: nothing in use is touched, and nothing at all unless every GPU's plan stands
+    /// Apply a layout; instances in use are never destroyed
     #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig apply                           as the config says
-  gpushctl mig apply --gpu 0-3 training        a layout of the config
-  gpushctl mig apply --wait --reason 'job 17'  as soon as it can be
-  gpushctl mig apply -f c.yaml -c all-1g.10gb  a mig-parted file's label
-  gpushctl mig apply --gpu 0 --layout '3g.40gb,2g.20gb,1g.10gb*2'
-  gpushctl mig apply --gpu 0 -l 7g.80gb --reason 'big run' --expires 2h
-  gpushctl mig apply --gpu 0                   the rule's own again
+        "\x20 gpushctl mig apply                             the desired layouts
+  gpushctl mig apply training -g 0-3             a layout of the config
+  gpushctl mig apply training --wait             as soon as possible
+  gpushctl mig apply --file c.yaml -c balanced   a mig-parted label
+  gpushctl mig apply '3g.40gb,2g.20gb,1g.10gb*2' -g 0
+  gpushctl mig apply 7g.80gb -g 0 --reason 'big run' --expires 2h
 
-A layout other than the rule's own makes an override: it is what is wanted of
-the GPU, also after a reboot, until it expires, is cleared (`gpushctl config
-overrides clear 0`) or the GPU is named without a layout. GPUs that are not
-named keep theirs."
+A LAYOUT that differs from the rule's makes an override. It is the desired
+layout, also after a reboot, until it expires or until
+`gpushctl config overrides clear 0` removes it. On a terminal, a plan that
+destroys instances is shown and must be confirmed."
     ))]
     Apply {
         #[command(flatten)]
         wanted: Wanted,
-        /// Only show the plan
-        #[arg(long)]
-        dry_run: bool,
         #[command(flatten)]
-        watched: Watched,
-        /// Wait in line for GPUs that another operation changes, and until instances in the way are
-        /// idle, instead of being refused: so many seconds at most, or for as long as it takes
-        #[arg(
-            long,
-            value_name = "SECONDS",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = LONGEST_WAIT,
-            value_parser = wait_seconds
-        )]
-        wait: Option<u64>,
-        #[command(flatten)]
-        lasting: Lasting,
+        change: Change,
     },
-    /// Write the present layouts as a mig-parted file
+    /// Add instances to the present layout
+    #[command(after_help = "\
+The same as `mig apply` of the present layout with these entries added.
+
+Examples:
+  gpushctl mig add 1g.10gb -g 0
+  gpushctl mig add 1g.10gb@4 '2g.20gb*2' -g 0 --once")]
+    Add {
+        /// Entries to add: PROFILE[@START][*COUNT][:mps]
+        #[arg(value_name = "ENTRY", value_delimiter = ',', required = true)]
+        entries: Vec<String>,
+        #[command(flatten)]
+        which: GpuOption,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Remove instances from the present layout
+    #[command(
+        alias = "rm",
+        after_help = "\
+The same as `mig apply` of the present layout without these entries. Without
+@START, free instances are removed first.
+
+Examples:
+  gpushctl mig remove 1g.10gb@2 -g 0"
+    )]
+    Remove {
+        /// Entries to remove: PROFILE[@START][*COUNT]
+        #[arg(value_name = "ENTRY", value_delimiter = ',', required = true)]
+        entries: Vec<String>,
+        #[command(flatten)]
+        which: GpuOption,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Enable MIG mode on GPUs, without instances
     #[command(after_help = "\
 Examples:
-  gpushctl mig export -o now.yaml && gpushctl mig assert -f now.yaml
-  gpushctl mig export --gpu 0-3 --label training")]
+  gpushctl mig on 0-3")]
+    On {
+        #[command(flatten)]
+        which: SomeGpus,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Disable MIG mode on GPUs; their instances are destroyed
+    #[command(after_help = "\
+Examples:
+  gpushctl mig off 2")]
+    Off {
+        #[command(flatten)]
+        which: SomeGpus,
+        #[command(flatten)]
+        change: Change,
+    },
+    /// Print the present layouts as a mig-parted file
+    #[command(after_help = "\
+Examples:
+  gpushctl mig export > now.yaml && gpushctl mig assert --file now.yaml
+  gpushctl mig export 0-3 --label training")]
     Export {
         #[command(flatten)]
-        which: Which,
+        which: Gpus,
         /// Label in the file
-        #[arg(long, value_name = "NAME", default_value = "current")]
+        #[arg(long, value_name = "LABEL", default_value = "current")]
         label: String,
-        /// File to write; stdout without it
-        #[arg(long, short, value_name = "FILE")]
-        output: Option<PathBuf>,
+        /// Write to FILE in place of stdout
+        #[arg(long, value_name = "FILE")]
+        file: Option<PathBuf>,
     },
     /// Print a mig-parted file as layouts and rules of gpush's config
     #[command(after_help = "\
@@ -124,15 +184,15 @@ Examples:
         /// mig-parted file, or - for stdin
         #[arg(value_name = "FILE")]
         file: PathBuf,
-        /// Label that becomes rules, which can be appended to any config
+        /// Label to print as rules, which can be appended to any config
         #[arg(long, short = 'c', value_name = "LABEL")]
         label: Option<String>,
     },
-    /// Exit with 3 unless the GPUs are as a layout wants them
+    /// Check whether GPUs have a layout; exit with 3 when they differ
     #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig assert || gpushctl mig apply    as the config says
-  gpushctl mig assert -f config.yaml -c all-balanced
-  gpushctl mig assert --gpu 0 --layout 7g.80gb"
+        "\x20 gpushctl mig assert || gpushctl mig apply
+  gpushctl mig assert --file config.yaml -c all-balanced
+  gpushctl mig assert 7g.80gb -g 0"
     ))]
     Assert {
         #[command(flatten)]
@@ -143,45 +203,67 @@ Examples:
 }
 
 /// Which layout, on which GPUs.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Wanted {
-    /// Layout of the config, by name
-    #[arg(value_name = "NAME", conflicts_with_all = ["layout", "file"])]
+    /// Layout: a name of the config, or entries separated by commas
+    #[arg(value_name = "LAYOUT", conflicts_with_all = ["layout", "file"])]
     pub(crate) name: Option<String>,
-    /// Layout as entries with commas between
-    #[arg(long, short, value_name = "ENTRIES", conflicts_with = "file")]
+    /// The same as the argument
+    #[arg(long, short, value_name = "LAYOUT", conflicts_with = "file")]
     pub(crate) layout: Option<String>,
-    /// Layouts of a mig-parted file, or - for stdin
-    #[arg(long, short, value_name = "FILE")]
+    /// Read layouts from a mig-parted file, or - for stdin
+    #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Label of the mig-parted file; not needed when it has one
+    /// Label of the mig-parted file; optional when the file has one
     #[arg(long, short = 'c', value_name = "LABEL", requires = "file", conflicts_with_all = ["name", "layout"])]
     pub(crate) label: Option<String>,
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) which: GpuOption,
 }
 
-/// How long a layout stands above the rule of the config, and why.
-#[derive(Debug, Args)]
-pub(crate) struct Lasting {
-    /// Make no override: what then differs from the config is drift
-    #[arg(long, conflicts_with = "expires")]
-    pub(crate) once: bool,
-    /// Why, for everybody who looks
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) reason: Option<String>,
-    /// When the override ends by itself: 30m, 2h, 7d, or 2026-12-01T08:00Z
-    #[arg(long, value_name = "TIME", value_parser = crate::expiry::parse)]
-    pub(crate) expires: Option<jiff::Timestamp>,
+/// How a layout is applied.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Change {
+    /// Only show the plan
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Do not ask before instances are destroyed
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) queueing: Queueing,
+    #[command(flatten)]
+    pub(crate) waiting: Waiting,
+    #[command(flatten)]
+    pub(crate) lasting: Lasting,
 }
 
-/// Planning without an agent.
+/// `gpushctl apply`.
 #[derive(Debug, Args)]
+pub(crate) struct ApplyArgs {
+    #[command(flatten)]
+    pub(crate) which: Gpus,
+    /// Only show the plan
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Do not ask before instances are destroyed
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) queueing: Queueing,
+    #[command(flatten)]
+    pub(crate) waiting: Waiting,
+    #[command(flatten)]
+    pub(crate) why: Why,
+}
+
+/// Planning without gpushd.
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Offline {
-    /// Plan without an agent: for a preset, a file of `gpu list --json`, or - for stdin
+    /// Plan for a preset, a file of `gpu list --json`, or - for stdin, in place of gpushd
     #[arg(long, value_name = "PRESET|FILE")]
     pub(crate) offline: Option<String>,
-    /// Config for an offline plan by rule or named layout [env: GPUSH_CONFIG]
+    /// Config for an offline plan by rule or by layout name [env: GPUSH_CONFIG]
     #[arg(long, value_name = "FILE", requires = "offline")]
     pub(crate) config: Option<PathBuf>,
 }

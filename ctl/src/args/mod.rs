@@ -1,36 +1,51 @@
-//! The command line: what can be typed, and how it is explained.
+//! The command line: commands, options and their help.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `gpu`, `mig`, `mps`, `process`, `config` | the commands of these names |
 //! | `follow` | operations, events, the audit trail |
-//! | `values` | spans, times, numbers |
+//! | `gpus` | how a command names GPUs |
+//! | `waiting` | how a command waits, and why a change is made |
+//! | `habits` | command lines of nvidia-smi and other tools, with the right form |
+//! | `values` | durations, times, numbers |
 
 mod config;
 mod follow;
 mod gpu;
+mod gpus;
+pub(crate) mod habits;
+#[cfg(test)]
+mod hints;
 mod mig;
 mod mps;
+#[cfg(test)]
+mod pages;
 mod process;
 mod values;
+mod waiting;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use self::values::some_seconds;
+use self::values::duration;
 pub(crate) use self::{
     config::{Config, Overrides},
-    follow::{AuditArgs, EventsArgs, Operation, Watched},
-    gpu::{Gpu, Maintenance, Named, Why},
-    mig::{Lasting, Mig, Offline, Wanted},
+    follow::{AuditArgs, EventsArgs, Operation},
+    gpu::{Gpu, Maintenance, Timeslice},
+    gpus::{GpuOption, Gpus, SomeGpus},
+    mig::{ApplyArgs, Change, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps, Shell, Until},
     process::Process,
     values::AUDIT_USUALLY,
+    waiting::{Lasting, Queueing, Waiting, Why},
 };
 
-/// Columns, GPUs and files are the same words everywhere; what differs is told here once.
+/// What is the same for all commands.
 const EXIT_CODES: &str = "\
+GPUs are named by index, range 0-3, UUID or its beginning, PCI address, or
+model. Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
+
 Exit status:
   0 done                   5 denied
   1 other                  6 agent not reachable
@@ -44,7 +59,7 @@ Environment:
   GPUSH_CONFIG  config file for `config check` and offline plans
   NO_COLOR      no colours";
 
-/// Shape and watch the GPUs of this host through its agent, gpushd.
+/// Share and observe the GPUs of this host through its agent, gpushd.
 #[derive(Debug, Parser)]
 #[command(name = "gpushctl", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub(crate) struct Cli {
@@ -54,30 +69,60 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// Options that every command takes.
+/// Options of every command.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock, or your own agent's,
-    /// $XDG_RUNTIME_DIR/gpush/gpushd.sock, where only that is there]
+    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock, else your own agent's,
+    /// $XDG_RUNTIME_DIR/gpush/gpushd.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Print one JSON document of the API's types on stdout, errors too
-    #[arg(long, global = true)]
+    /// Output format; name, uuid and csv are for lists [default: table]
+    #[arg(long, short, global = true, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
+    /// The same as `-o json`: one JSON document on stdout, errors too
+    #[arg(long, global = true, conflicts_with = "output")]
     pub(crate) json: bool,
+    /// Print lists without headings
+    #[arg(long, global = true)]
+    pub(crate) no_headers: bool,
     /// When to use colours; auto is on a terminal, unless NO_COLOR is set
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto)]
     pub(crate) color: Color,
-    /// Draw with ASCII only; by itself where the locale is not UTF-8
+    /// Draw with ASCII only; the default where the locale is not UTF-8
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
-    /// How long each answer of the agent may take
-    #[arg(long, global = true, value_name = "SECONDS", default_value = "10", value_parser = some_seconds, allow_negative_numbers = true)]
-    pub(crate) timeout: f64,
+    /// Wait at most DURATION for each answer of the agent
+    #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) request_timeout: Duration,
 }
 
-/// `--color`; `auto` is on a terminal, unless `NO_COLOR` is set. (Docs on the values would make --help
-/// spell out every option over many lines.)
+/// `--output`. (Docs on the values would make --help spell out every option over many lines.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Table,
+    Wide,
+    Json,
+    Name,
+    Uuid,
+    Csv,
+}
+
+impl Format {
+    /// As it is typed.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Table => "table",
+            Self::Wide => "wide",
+            Self::Json => "json",
+            Self::Name => "name",
+            Self::Uuid => "uuid",
+            Self::Csv => "csv",
+        }
+    }
+}
+
+/// `--color`; `auto` is on a terminal, unless `NO_COLOR` is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Color {
     Auto,
@@ -87,7 +132,7 @@ pub(crate) enum Color {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Draw every GPU as its slices: what is free, what is used, by whom
+    /// Show every GPU with its slices: what is free, what is used, by whom
     #[command(after_help = "\
 Marks: ● in use   ○ idle   ! without a compute instance
 Memory: in use/total, of the whole GPU in its heading and of each instance.
@@ -97,51 +142,81 @@ some. The numbers below a drawing are placements, as in the layout entry
 
 Examples:
   gpushctl status
-  gpushctl status --gpu 0-3 --brief
-  watch -c gpushctl status --color always")]
+  gpushctl status 0-3 --brief
+  gpushctl status --summary
+  gpushctl status --watch=5s")]
     Status(StatusArgs),
-    /// List GPUs, or show all about them
-    #[command(subcommand)]
-    Gpu(Gpu),
-    /// Take the GPUs out of the agent's hands, and give them back
-    #[command(subcommand)]
-    Maintenance(Maintenance),
-    /// Accept that the agent's database was lost: held GPUs are released
+    /// Bring GPUs to their desired state: the config and its overrides
     #[command(after_help = "\
-While GPUs are held, gpushd neither reshapes them nor hands them out: nobody
-knows what was promised about them. See first that nobody relies on them as
-they are: `gpushctl status` shows who uses what. Afterwards they stay as they
-are, and what differs from the config shows as drift.")]
-    Recover(Why),
-    /// Plan, apply and check MIG layouts
+Applies the mode and layout that each GPU should have; GPUs without a rule are
+left alone. Without GPU, cordoned GPUs are left out.
+Instances in use are never destroyed.
+
+Examples:
+  gpushctl apply            all GPUs
+  gpushctl apply 2 --wait   GPU 2, as soon as possible")]
+    Apply(ApplyArgs),
+    /// List, show, cordon, drain and reset GPUs
+    #[command(subcommand, alias = "gpus")]
+    Gpu(Gpu),
+    /// Plan, apply and check MIG layouts; list MIG devices
     #[command(subcommand)]
     Mig(Mig),
     /// Share GPUs and MIG devices through MPS: daemons, clients, shares
     #[command(subcommand)]
     Mps(Mps),
-    /// See who uses GPUs, and who was given no share
-    #[command(subcommand)]
+    /// Show time-sliced GPUs
+    #[command(subcommand, alias = "timeslices")]
+    Timeslice(Timeslice),
+    /// List processes on GPUs, and those without a share
+    #[command(subcommand, alias = "processes", alias = "ps")]
     Process(Process),
-    /// Follow what the agent is doing, and what it did
-    #[command(subcommand)]
+    /// List, show, wait for and cancel operations
+    #[command(subcommand, visible_alias = "op", alias = "operations", alias = "ops")]
     Operation(Operation),
-    /// Tell what happened lately, or what happens
-    #[command(after_help = "\
+    /// Show what happened, or what happens
+    #[command(
+        alias = "event",
+        after_help = "\
 Examples:
-  gpushctl events                          what gpushd still keeps
+  gpushctl events --since 1h               what gpushd still keeps
   gpushctl events -f                       from now on
-  gpushctl events -f --kind xid,driver --json")]
+  gpushctl events -f --kind xid,driver --json"
+    )]
     Events(EventsArgs),
-    /// Who changed what, for administrators
+    /// Show who changed what; for administrators
     #[command(after_help = "\
 Examples:
   gpushctl audit --since 7d
+  gpushctl audit -g 3
   gpushctl audit --object op-17")]
     Audit(AuditArgs),
-    /// Check a config file, show or reload the one in force, list what overrides it
+    /// Check, show, compare and reload the config; list overrides
     #[command(subcommand)]
     Config(Config),
-    /// Versions of gpushctl, the agent, its API and the driver
+    /// Enter and leave maintenance, for drivers and hardware
+    #[command(subcommand)]
+    Maintenance(Maintenance),
+    /// Release held GPUs after the agent's database was lost
+    #[command(after_help = "\
+While GPUs are held, gpushd changes nothing on them and grants nothing: it does
+not know which shares were granted. First check with `gpushctl status` that the
+present use is right. Afterwards a difference from the config shows as drift.")]
+    Recover(Why),
+    /// Examine this host for what keeps gpush from working
+    #[command(after_help = "\
+Examines files, processes and the agent, and changes nothing. Works without the
+agent. As root it sees more. Exit status 3 if there is a problem.
+
+Examples:
+  gpushctl doctor
+  gpushctl doctor --only driver,config")]
+    Doctor {
+        /// Only these areas: floor, driver, devices, mps, managers, agent, config, disk, security
+        #[arg(long, value_name = "AREA", value_delimiter = ',')]
+        only: Vec<gpush_doctor::Area>,
+    },
+    /// Show the versions of gpushctl, the agent, its API and the driver
     Version,
     /// Print the completion script of a shell
     #[command(after_help = "\
@@ -155,7 +230,7 @@ Examples:
     /// Write the man pages into a directory
     #[command(hide = true)]
     Man {
-        /// Directory; made if it is absent
+        /// Directory; created if it does not exist
         dir: PathBuf,
     },
 }
@@ -163,18 +238,24 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
-    /// Drawings only, without a line for each instance
-    #[arg(long, short)]
+    pub(crate) which: Gpus,
+    /// Only drawings, without a line for each instance
+    #[arg(long, short, conflicts_with = "summary")]
     pub(crate) brief: bool,
-}
-
-/// `--gpu`.
-#[derive(Debug, Args)]
-pub(crate) struct Which {
-    /// GPUs: index, range 0-3, UUID or its beginning, PCI address, or model such as '*A100*'
-    #[arg(long = "gpu", short = 'g', value_name = "GPU", value_delimiter = ',')]
-    pub(crate) gpus: Vec<String>,
+    /// Only totals, per model and profile
+    #[arg(long, short)]
+    pub(crate) summary: bool,
+    /// Redraw every DURATION until Ctrl-C [default without =DURATION: 2s]
+    #[arg(
+        long,
+        short = 'w',
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2s",
+        value_parser = duration
+    )]
+    pub(crate) watch: Option<Duration>,
 }
 
 #[cfg(test)]
@@ -193,6 +274,46 @@ mod tests {
             command.get_subcommands().for_each(look);
         }
         look(&<Cli as clap::CommandFactory>::command());
+    }
+
+    #[test]
+    fn gpus_are_arguments_or_options_everywhere() {
+        for (words, expected) in
+            [(&["status", "0-1", "-g", "3", "-i", "4,5"][..], &["0-1", "3", "4", "5"][..]), (&["status"], &[])]
+        {
+            let cli = Cli::try_parse_from([&["gpushctl"], words].concat()).unwrap();
+            let Command::Status(args) = cli.command else { panic!("{words:?}") };
+            assert_eq!(args.which.selectors(), expected);
+        }
+        fn leaves(command: &clap::Command, path: &str) {
+            for one in command.get_subcommands() {
+                let path = format!("{path} {}", one.get_name());
+                leaves(one, &path);
+                let names_gpus = one.get_arguments().any(|arg| {
+                    arg.is_positional()
+                        && arg.get_value_names().is_some_and(|names| names == ["GPU"] || names == ["TARGET"])
+                });
+                let has_option = one.get_arguments().any(|arg| arg.get_short() == Some('g'));
+                assert!(!names_gpus || has_option, "{path} has no -g");
+            }
+        }
+        leaves(&<Cli as clap::CommandFactory>::command(), "gpushctl");
+    }
+
+    #[test]
+    fn aliases_mean_the_same_command() {
+        for (alias, name) in [
+            (&["op", "ls"][..], &["operation", "list"][..]),
+            (&["operations", "show", "2"], &["operation", "show", "op-2"]),
+            (&["gpus", "ls"], &["gpu", "list"]),
+            (&["gpu", "undrain", "3"], &["gpu", "uncordon", "3"]),
+            (&["mig", "show"], &["mig", "list"]),
+            (&["processes", "list", "-o", "json"], &["process", "list", "-o", "json"]),
+        ] {
+            let parsed =
+                |words: &[&str]| format!("{:?}", Cli::try_parse_from([&["gpushctl"], words].concat()).unwrap().command);
+            assert_eq!(parsed(alias), parsed(name));
+        }
     }
 
     #[test]
@@ -215,24 +336,26 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_comes_in_no_time() {
-        assert!(some_seconds("0").is_err() && some_seconds("-1").is_err() && some_seconds("x").is_err());
-        assert_eq!(some_seconds("0.5"), Ok(0.5));
-        assert!(Cli::try_parse_from(["gpushctl", "--timeout", "0", "status"]).is_err());
+    fn request_timeout_zero_or_negative_is_refused() {
+        for wrong in ["0", "-1", "x"] {
+            assert!(Cli::try_parse_from(["gpushctl", "--request-timeout", wrong, "status"]).is_err(), "{wrong}");
+        }
+        let cli = Cli::try_parse_from(["gpushctl", "--request-timeout", "0.5", "status"]).unwrap();
+        assert_eq!(cli.global.request_timeout, Duration::from_millis(500));
     }
 
     #[test]
-    fn waiting_takes_its_seconds_behind_an_equals_sign_only() {
+    fn wait_takes_its_duration_after_an_equals_sign_only() {
         let wait = |words: &[&str]| match Cli::try_parse_from([&["gpushctl", "mig", "apply"], words].concat())?.command
         {
-            Command::Mig(Mig::Apply { wait, wanted, .. }) => Ok((wait, wanted.name)),
+            Command::Mig(Mig::Apply { change, wanted }) => Ok((change.queueing.seconds, wanted.name)),
             other => panic!("{other:?}"),
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());
         assert_eq!(wait(&[]), Ok((None, None)));
         // What follows is the layout's name, as without it.
         assert_eq!(wait(&["--wait", "mixed"]), Ok((Some(2_592_000), Some("mixed".to_owned()))));
-        assert_eq!(wait(&["--wait=60", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
+        assert_eq!(wait(&["--wait=1m", "mixed"]), Ok((Some(60), Some("mixed".to_owned()))));
         assert!(wait(&["--wait=2592001"]).is_err() && wait(&["--wait=soon"]).is_err());
     }
 }

@@ -1,17 +1,22 @@
 //! `gpushctl mps`: daemons, their settings, and shares of a GPU or MIG device.
 
+use std::time::Duration;
+
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
-use super::values::{pid, some_lines, span_seconds};
+use super::{
+    GpuOption,
+    values::{duration, pid, some_lines, whole_seconds},
+};
 
-/// What a share is worth, before a command's own examples.
-macro_rules! with_ceilings {
+/// What a limit means, before the examples of a command.
+macro_rules! with_limits {
     ($examples:literal) => {
         concat!(
             "\
-A percentage and a memory limit are ceilings that programs keep which leave
-their environment as it is: no reservation, and no wall between clients.
+A percentage and a memory limit are ceilings, not reservations. They bind
+programs that keep their environment unchanged.
 
 Examples:
 ",
@@ -22,23 +27,29 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mps {
-    /// Targets that are shared through MPS, one line each
-    List,
-    /// Everything about one: settings, servers, clients, shares
+    /// List targets shared through MPS, one line each
+    #[command(alias = "ls")]
+    List {
+        #[command(flatten)]
+        which: GpuOption,
+    },
+    /// Show one target: settings, servers, clients, shares
     Show {
         #[command(flatten)]
         of: Target,
     },
-    /// Who computes through MPS
+    /// List MPS clients
     Clients {
-        /// GPU or MIG device, as for `mps show`; all when none is named
+        /// GPU or MIG device, as for `mps show`; all without TARGET
         #[arg(value_name = "TARGET")]
         target: Option<String>,
+        #[command(flatten)]
+        which: GpuOption,
     },
-    /// Change what each client may have, above the config's rule
-    #[command(group = at_least_one(), after_help = "\
-It stands until it is taken back (--reset), or the rule says something else.
-What it reaches is told: a running server keeps some of what it has.
+    /// Set limits of each client, in place of the rule's
+    #[command(group = at_least_one(), override_usage = "gpushctl mps set [OPTIONS] TARGET", after_help = "\
+The limits last until `--reset`, or until the rule changes. The answer says
+which clients they reach: a running server keeps some of its settings.
 
 Examples:
   gpushctl mps set 0 --percentage 25
@@ -48,18 +59,18 @@ Examples:
         of: Target,
         #[command(flatten)]
         ceilings: Ceilings,
-        /// Take back what was set before: what is left out is the rule's again
+        /// Use the rule's limits again, except those given here
         #[arg(long)]
         reset: bool,
     },
-    /// Start a daemon that was stopped, or was given up
+    /// Start a daemon that was stopped, is draining, or failed too often
     Start {
         #[command(flatten)]
         of: Target,
         #[command(flatten)]
         followed: Followed,
     },
-    /// Stop a daemon, until it is started again; refused under clients
+    /// Stop a daemon until `mps start`; fails while clients are connected
     Stop {
         #[command(flatten)]
         of: Target,
@@ -68,7 +79,7 @@ Examples:
         #[command(flatten)]
         followed: Followed,
     },
-    /// Stop a daemon and start it again; refused under clients
+    /// Restart a daemon; fails while clients are connected
     Restart {
         #[command(flatten)]
         of: Target,
@@ -77,52 +88,54 @@ Examples:
         #[command(flatten)]
         followed: Followed,
     },
-    /// Let nobody in any more, let the clients finish, and stop
+    /// Close admission, wait until the clients finish, and stop the daemon
     #[command(after_help = "\
-Clients may take as long as they need, unless --end-after says how long. The
-agent sees to it, also when nobody watches any more.
+Clients may run as long as they like, unless --end-after sets a deadline. The
+drain continues in gpushd when the command ends.
 
 Examples:
   gpushctl mps drain 0 && gpushctl mps start 0
-  gpushctl mps drain 0 --end-after 30m --no-wait")]
+  gpushctl mps drain 0 --end-after 30m --detach")]
     Drain {
         #[command(flatten)]
         of: Target,
-        /// End clients that are still there after so long: 90s, 30m, 2h
-        #[arg(long, value_name = "DURATION", value_parser = span_seconds)]
+        /// End the remaining clients after DURATION [default: never]
+        #[arg(long, value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
         end_after: Option<u64>,
-        /// Stop watching after so long; the agent goes on
-        #[arg(long, value_name = "DURATION", value_parser = span_seconds)]
-        wait: Option<u64>,
-        /// Do not watch it
-        #[arg(long)]
-        no_wait: bool,
-        /// Don't say who is waited for
+        /// Stop waiting after DURATION; gpushd continues [default: no limit]
+        #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+        timeout: Option<Duration>,
+        /// Do not wait for the end
+        #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
+        detach: bool,
+        /// Do not show what is waited for
         #[arg(long, short)]
         quiet: bool,
     },
-    /// The last lines of a daemon's logs
+    /// Print the last lines of a daemon's logs
+    #[command(alias = "log")]
     Logs {
         #[command(flatten)]
         of: Target,
-        /// How many of each
-        #[arg(long, short = 'n', value_name = "NUMBER", default_value = "40", allow_negative_numbers = true, value_parser = some_lines)]
-        lines: usize,
-        /// Also what only gpushd's own questions to the daemon have left there
+        /// How many lines of each log
+        #[arg(long, short, alias = "lines", value_name = "NUMBER", default_value = "40", allow_negative_numbers = true, value_parser = some_lines)]
+        number: usize,
+        /// Also print the lines that gpushd's own polling causes
         #[arg(long)]
         all: bool,
-        /// Go on with what is new, until Ctrl-C; with --json one document a line
+        /// Print new lines until Ctrl-C; with --json one document per line
         #[arg(long, short)]
         follow: bool,
     },
-    /// Take a share, and print the environment of programs that use it
-    #[command(after_help = with_ceilings!(
+    /// Take a share, and print the environment for programs that use it
+    #[command(after_help = with_limits!(
         "\x20 eval \"$(gpushctl mps env 0 --percentage 25)\"     for this login session
   gpushctl mps env 0 --for 2h > share.env
   gpushctl mps env 1:2g.20gb@2 --memory 8G --shell fish | source
 
-Without --for and --with the share ends with the session of the shell that
-asks. `gpushctl mps release` gives it back before."
+Without --for and --with, the share ends with the login session. On failure the
+command prints `false`, so that `eval` fails too. End a share earlier with
+`gpushctl mps release SHARE`."
     ))]
     Env {
         #[command(flatten)]
@@ -131,18 +144,18 @@ asks. `gpushctl mps release` gives it back before."
         ceilings: Ceilings,
         #[command(flatten)]
         until: Until,
-        /// In whose syntax
+        /// Syntax of the output
         #[arg(long, value_enum, value_name = "SHELL", default_value_t = Shell::Sh)]
         shell: Shell,
     },
-    /// Run a command with a share, which is given back at its end
-    #[command(after_help = with_ceilings!(
+    /// Run a command with a share, which ends with the command
+    #[command(after_help = with_limits!(
         "\x20 gpushctl mps run 0 --percentage 25 -- python train.py
   srun gpushctl mps run 1:2g.20gb@2 --memory 8G -- ./simulate
 
-Exit status: the command's; 128 and the signal's number where one ended it; 125
-where there is no share, 126 where the command can't be run, 127 where it is
-not found. Signals are passed on."
+Exit status: the command's; 128 and the signal number when a signal ended it;
+125 without a share, 126 when the command cannot be run, 127 when it is not
+found. Signals reach the command."
     ))]
     Run {
         #[command(flatten)]
@@ -153,31 +166,41 @@ not found. Signals are passed on."
         #[arg(value_name = "COMMAND", required = true, last = true, num_args = 1..)]
         command: Vec<std::ffi::OsString>,
     },
-    /// Give shares back
+    /// Release shares
     Release {
-        /// Such as s12
+        /// Shares, such as s12
         #[arg(value_name = "SHARE", required = true)]
         shares: Vec<String>,
     },
 }
 
-/// A change that changes something.
+/// Requires a limit to set.
 fn at_least_one() -> ArgGroup {
     ArgGroup::new("change").args(["percentage", "memory", "priority", "reset"]).required(true).multiple(true)
 }
 
-/// What is shared.
+/// A GPU or MIG device that is shared through MPS.
 #[derive(Debug, Args)]
 pub(crate) struct Target {
     /// GPU or MIG device: index, 0:2g.20gb@2, UUID or its beginning, or short name
-    #[arg(value_name = "TARGET")]
-    pub(crate) target: String,
+    #[arg(value_name = "TARGET", required_unless_present = "gpu")]
+    target: Option<String>,
+    /// The same as the argument
+    #[arg(long, short, short_alias = 'i', value_name = "TARGET", conflicts_with = "target")]
+    gpu: Option<String>,
 }
 
-/// What each client may have.
+impl Target {
+    /// The target as typed.
+    pub(crate) fn text(&self) -> &str {
+        self.target.as_deref().or(self.gpu.as_deref()).unwrap_or_default()
+    }
+}
+
+/// Limits of each client.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Ceilings {
-    /// Active thread percentage: over 0, up to 100, with one decimal at most
+    /// Active thread percentage: above 0, up to 100, with at most one decimal
     #[arg(long, short, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) percentage: Option<Percentage>,
     /// Device memory of each client process: 8G, 1536M
@@ -191,40 +214,42 @@ pub(crate) struct Ceilings {
 /// `--force`.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Force {
-    /// End clients that are there
+    /// End connected clients
     #[arg(long)]
     pub(crate) force: bool,
 }
 
-/// How a change of a daemon's life is followed. The agent carries it out whether or not anybody does.
+/// How a command waits for a daemon. gpushd finishes the change in any case.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Followed {
-    /// Stop watching after so long; the agent goes on
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = span_seconds)]
-    pub(crate) wait: u64,
-    /// Do not watch it
-    #[arg(long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
-    /// No progress meanwhile
+    /// Stop waiting after DURATION; gpushd continues
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) timeout: Duration,
+    /// Do not wait for the end
+    #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
+    pub(crate) detach: bool,
+    /// Do not show progress
     #[arg(long, short)]
     pub(crate) quiet: bool,
 }
 
-/// When a share ends by itself.
+/// When a share ends.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Until {
-    /// The share ends after so long: 90s, 30m, 2h, 7d
-    #[arg(long = "for", value_name = "DURATION", value_parser = span_seconds)]
+    /// End the share after DURATION
+    #[arg(long = "for", value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
     pub(crate) span: Option<u64>,
-    /// The share ends with this process, which must be yours
-    #[arg(long = "with", value_name = "PID", value_parser = pid, conflicts_with = "span")]
+    /// End the share with this process, which must be yours
+    #[arg(long = "with", value_name = "PID", value_parser = pid, conflicts_with = "span", allow_negative_numbers = true)]
     pub(crate) with: Option<u32>,
 }
 
 /// `--shell`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Shell {
+    #[value(alias = "bash", alias = "zsh", alias = "dash", alias = "ksh")]
     Sh,
     Fish,
+    #[value(alias = "tcsh")]
     Csh,
 }

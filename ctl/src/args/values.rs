@@ -1,130 +1,101 @@
-//! Values of options: spans, times, numbers, and what is said of those that can't be.
+//! Values of options: durations, times, numbers, ids.
+
+use std::{str::FromStr, time::Duration};
 
 use gpush_api::EventKind;
+use gpush_core::duration::{self as core, DurationError};
 use jiff::Timestamp;
 
-/// Records of the audit trail that are shown when nothing is said.
+/// Records that `audit` shows without `--since` and `-n`.
 pub(crate) const AUDIT_USUALLY: usize = 50;
 
-/// Seconds that stand for no end of waiting: the most that the agent takes.
-pub(super) const LONGEST_WAIT: &str = "2592000";
+/// The value of a bare `--wait`: the most that gpushd accepts.
+pub(super) const LONGEST_WAIT: &str = "30d";
 
-/// How long an operation may wait.
-pub(super) fn wait_seconds(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(s) if s <= 30 * 86_400 => Ok(s),
-        Ok(_) | Err(_) => Err("whole seconds from 0 to 2592000 (30 days) are meant".to_owned()),
+/// The most lines of a log that can be requested.
+pub(crate) const MOST_LINES: usize = 1000;
+
+fn text(error: &DurationError) -> String {
+    error.to_string()
+}
+
+/// A duration longer than zero.
+pub(super) fn duration(text_: &str) -> Result<Duration, String> {
+    core::parse_positive(text_).map_err(|error| text(&error))
+}
+
+/// A duration, which may be zero.
+pub(super) fn duration_or_zero(text_: &str) -> Result<Duration, String> {
+    core::parse(text_).map_err(|error| text(&error))
+}
+
+/// A duration in whole seconds, at least one.
+pub(super) fn whole_seconds(text_: &str) -> Result<u64, String> {
+    let duration = duration(text_)?;
+    if duration.as_secs() == 0 { Err("the duration must be 1s or longer".to_owned()) } else { Ok(duration.as_secs()) }
+}
+
+/// How long an operation may be queued, in seconds; zero is allowed.
+pub(super) fn wait(text_: &str) -> Result<u64, String> {
+    let seconds = core::parse(text_).map_err(|error| text(&error))?.as_secs();
+    if seconds > 30 * 86_400 { Err("the duration must be 30d or less".to_owned()) } else { Ok(seconds) }
+}
+
+/// The end of an override.
+pub(super) fn expiry(text_: &str) -> Result<Timestamp, String> {
+    core::parse_end(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-12-01T08:00Z"))
+}
+
+/// The begin of a list.
+pub(super) fn since(text_: &str) -> Result<Timestamp, String> {
+    core::parse_start(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-01-31T08:00Z"))
+}
+
+fn or_a_time(error: DurationError, example: &str) -> String {
+    match error {
+        DurationError::Malformed => format!("write a duration such as 30m, 1h30m or 7d, or a time such as {example}"),
+        other => other.to_string(),
     }
 }
 
-/// A time to wait, which may be none at all.
-pub(super) fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if s.is_finite() && (0.0..=86_400.0).contains(&s) => Ok(s),
-        Ok(_) | Err(_) => Err("seconds from 0 to 86400 are meant".to_owned()),
-    }
-}
-
-/// A time in which an answer can come.
-pub(super) fn some_seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(s) if s > 0.0 && s <= 86_400.0 => Ok(s),
-        Ok(_) | Err(_) => Err("seconds above 0, up to 86400, are meant".to_owned()),
-    }
+fn number_from_1(text: &str, most: usize) -> Option<usize> {
+    text.parse().ok().filter(|number| (1..=most).contains(number))
 }
 
 pub(super) fn some_number(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if number > 0 => Ok(number),
-        Ok(_) | Err(_) => Err("a number above 0 is meant".to_owned()),
-    }
+    number_from_1(text, usize::MAX).ok_or_else(|| "write a number of 1 or more".to_owned())
 }
 
 pub(super) fn some_records(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if (1..=1000).contains(&number) => Ok(number),
-        Ok(_) | Err(_) => Err("a number from 1 to 1000 is meant; --since shows all since then".to_owned()),
-    }
+    let error = || "write a number from 1 to 1000; `--since` shows all records since then".to_owned();
+    number_from_1(text, 1000).ok_or_else(error)
 }
 
-/// Most lines of a log that are asked for.
-pub(crate) const MOST_LINES: usize = 1000;
-
 pub(super) fn some_lines(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number) if (1..=MOST_LINES).contains(&number) => Ok(number),
-        Ok(_) | Err(_) => Err(format!("a number from 1 to {MOST_LINES} is meant")),
-    }
+    number_from_1(text, MOST_LINES).ok_or_else(|| format!("write a number from 1 to {MOST_LINES}"))
 }
 
 /// A process id.
 pub(super) fn pid(text: &str) -> Result<u32, String> {
-    match text.parse() {
+    match u32::from_str(text) {
         Ok(pid) if pid > 1 && i32::try_from(pid).is_ok() => Ok(pid),
-        Ok(_) | Err(_) => Err("the id of a process other than 1 is meant".to_owned()),
+        Ok(_) | Err(_) => Err("write the id of a process other than 1".to_owned()),
     }
 }
 
-/// How long, in seconds: `90s`, `30m`, `1h30m`.
-pub(super) fn span_seconds(text: &str) -> Result<u64, String> {
-    let span = crate::expiry::span(text.trim()).and_then(|span| u64::try_from(span.as_secs()).ok());
-    match span {
-        Some(seconds) if (1..=LONGEST_SPAN).contains(&seconds) => Ok(seconds),
-        Some(0) => Err("that is no time at all".to_owned()),
-        Some(_) => Err("at most 52w are meant".to_owned()),
-        None => Err("a span such as 90s, 30m, 2h or 7d is meant".to_owned()),
-    }
+/// An operation id: `op-17`, or `17` for short.
+#[expect(clippy::unnecessary_wraps, reason = "the signature of a clap parser")]
+pub(super) fn operation(text: &str) -> Result<String, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    Ok(if is_number { format!("op-{text}") } else { text.to_owned() })
 }
-
-/// Longest span that anything lasts.
-const LONGEST_SPAN: u64 = 52 * 604_800;
 
 pub(super) fn kind(text: &str) -> Result<EventKind, String> {
     let named = EventKind::ALL.into_iter().find(|kind| kind.name() == text);
     named.ok_or_else(|| {
         let names: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.name()).collect();
-        format!("one of {} is meant", names.join(", "))
+        format!("write one of {}", names.join(", "))
     })
-}
-
-/// A point in time, as it is typed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Since {
-    /// Then.
-    At(Timestamp),
-    /// So many seconds ago.
-    Ago(i64),
-}
-
-impl Since {
-    /// The time, told at `now`.
-    pub(crate) fn before(self, now: Timestamp) -> Timestamp {
-        match self {
-            Self::At(then) => then,
-            Self::Ago(seconds) => now.checked_sub(jiff::SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MIN),
-        }
-    }
-}
-
-pub(super) fn since(text: &str) -> Result<Since, String> {
-    if let Ok(then) = text.parse::<Timestamp>() {
-        return Ok(Since::At(then));
-    }
-    if let Ok(local) = text.parse::<jiff::civil::DateTime>() {
-        let zoned = local.to_zoned(jiff::tz::TimeZone::system()).map_err(|error| error.to_string())?;
-        return Ok(Since::At(zoned.timestamp()));
-    }
-    let ago = text.char_indices().next_back().and_then(|(last, unit)| {
-        let seconds = match unit {
-            's' => 1,
-            'm' => 60,
-            'h' => 3600,
-            'd' => 86_400,
-            _ => return None,
-        };
-        Some(Since::Ago(i64::from(text[..last].parse::<u32>().ok()?) * seconds))
-    });
-    ago.ok_or_else(|| "a time such as 2026-01-31T08:00 or a span such as 30m, 12h, 7d is meant".to_owned())
 }
 
 #[cfg(test)]
@@ -132,27 +103,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_have_units() {
-        assert_eq!((span_seconds("90s"), span_seconds("1h30m")), (Ok(90), Ok(5400)));
-        for wrong in ["", "0s", "90", "-1m", "1.5h", "53w", "soon"] {
-            assert!(span_seconds(wrong).is_err(), "{wrong}");
+    fn whole_seconds_take_every_duration_of_a_second_or_more() {
+        assert_eq!((whole_seconds("90s"), whole_seconds("1h30m"), whole_seconds("90")), (Ok(90), Ok(5400), Ok(90)));
+        for wrong in ["", "0s", "0.5", "-1m", "53w", "soon"] {
+            assert!(whole_seconds(wrong).is_err(), "{wrong}");
         }
+        assert_eq!((wait("0"), wait(LONGEST_WAIT)), (Ok(0), Ok(2_592_000)));
+        assert!(wait("31d").is_err());
+    }
+
+    #[test]
+    fn ids_of_processes_and_operations_are_checked() {
         assert!(pid("4123").is_ok());
         for wrong in ["0", "1", "-7", "4294967295", "x"] {
             assert!(pid(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_time_is_typed_as_one_or_as_a_span() {
-        let now: Timestamp = "2026-01-31T12:00:00Z".parse().unwrap();
-        let at = |text: &str| since(text).map(|since| since.before(now).to_string());
-        assert_eq!(at("30m").as_deref(), Ok("2026-01-31T11:30:00Z"));
-        assert_eq!(at("7d").as_deref(), Ok("2026-01-24T12:00:00Z"));
-        assert_eq!(at("2026-01-30T00:00:01Z").as_deref(), Ok("2026-01-30T00:00:01Z"));
-        assert!(since("2026-01-30").is_ok() && since("2026-01-30T08:00").is_ok());
-        for wrong in ["", "d", "7", "-7d", "7w", "ü", "yesterday"] {
-            assert!(since(wrong).is_err(), "{wrong}");
-        }
+        assert_eq!((operation("2"), operation("op-2")), (Ok("op-2".to_owned()), Ok("op-2".to_owned())));
+        assert_eq!(operation("x2"), Ok("x2".to_owned()));
     }
 }

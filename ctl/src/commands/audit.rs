@@ -1,36 +1,87 @@
 //! `gpushctl audit`: who changed what.
 
+use std::time::Duration;
+
+use gpush_api::{AuditRecord, Gpu};
 use gpush_client::{AuditQuery, Client};
 
-use crate::{args, exit::Outcome, output::Output, render::audit};
+use crate::{
+    args,
+    exit::{Failure, Outcome},
+    output::Output,
+    render::audit,
+};
 
-/// Records that are asked for at once.
+/// Records in one request.
 const PAGE: usize = 1000;
 
+/// The time between two requests of `--follow`.
+const POLL: Duration = Duration::from_secs(1);
+
 pub(super) async fn run(client: &mut Client, args: &args::AuditArgs, out: &Output) -> Outcome {
-    let since = args.since.map(|since| since.before(out.look.now));
-    let number = args.number.or_else(|| since.is_none().then_some(args::AUDIT_USUALLY));
-    let mut query = AuditQuery { after: None, limit: number.unwrap_or(PAGE), object: args.object.clone(), since };
-    let mut records = Vec::new();
-    if number.is_some() {
-        records = client.audit(&query).await?;
+    // Names of GPUs, for the drawing. A host without a driver has an audit trail too.
+    let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
+    let mut objects: Vec<String> = args.object.clone().into_iter().collect();
+    objects.extend(args.which.gpus.iter().cloned());
+    let object = (!objects.is_empty()).then(|| objects.join(","));
+    let number = args.number.or_else(|| args.since.is_none().then_some(args::AUDIT_USUALLY));
+    let mut query = AuditQuery { after: None, limit: number.unwrap_or(PAGE), object, since: args.since };
+    let records = if number.is_some() {
+        client.audit(&query).await?
     } else {
-        // All since then, page by page from the oldest.
         query.after = Some(0);
-        loop {
-            let page = client.audit(&query).await?;
-            query.after = page.last().map(|last| last.sequence);
-            let full = page.len() == PAGE;
-            records.extend(page);
-            if !full {
-                break;
-            }
+        since(client, &mut query).await?
+    };
+    if args.follow {
+        return follow(client, query, records, &gpus, out).await;
+    }
+    if records.is_empty() && out.is_drawn() {
+        out.remark("No such record.\n");
+    }
+    out.list(&records, |look| audit::records(&records, &gpus, look))?;
+    Ok(0)
+}
+
+/// All records after `query.after`, page by page.
+async fn since(client: &mut Client, query: &mut AuditQuery) -> Result<Vec<AuditRecord>, Failure> {
+    let mut records = Vec::new();
+    query.limit = PAGE;
+    loop {
+        let page = client.audit(query).await?;
+        query.after = page.last().map_or(query.after, |last| Some(last.sequence));
+        let full = page.len() == PAGE;
+        records.extend(page);
+        if !full {
+            return Ok(records);
         }
     }
-    if records.is_empty() && !out.json {
-        out.remark("No record of that kind.\n");
-        return Ok(0);
+}
+
+/// Prints records as they are made, until Ctrl-C. An agent that restarts is waited for.
+async fn follow(
+    client: &mut Client,
+    mut query: AuditQuery,
+    mut records: Vec<AuditRecord>,
+    gpus: &[Gpu],
+    out: &Output,
+) -> Outcome {
+    // Without a record so far, those made from now on are all.
+    query.after = Some(records.last().map_or(0, |last| last.sequence));
+    query.since = if records.is_empty() { Some(out.look.now) } else { None };
+    loop {
+        if out.json {
+            for record in &records {
+                out.json_line(record)?;
+            }
+        } else {
+            let lines: String = records.iter().map(|record| audit::line(record, gpus, &out.look)).collect();
+            out.text(&lines)?;
+        }
+        tokio::time::sleep(POLL).await;
+        records = match since(client, &mut query).await {
+            Ok(records) => records,
+            Err(Failure::Error(error)) if error.retryable || error.code == gpush_api::Code::Unreachable => Vec::new(),
+            Err(failure) => return Err(failure),
+        };
     }
-    out.show(&records, |look| audit::records(&records, look))?;
-    Ok(0)
 }

@@ -65,13 +65,27 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
         }),
         args::Config::Overrides { command: None | Some(args::Overrides::List) } => super::ask(global, async |client| {
             let all = client.overrides().await?;
-            out.show(&all, |look| render::overrides::list(&all, look))?;
+            out.list(&all, |look| render::overrides::list(&all, look))?;
             Ok(0)
         }),
-        args::Config::Overrides { command: Some(args::Overrides::Clear { gpu }) } => {
+        args::Config::Overrides { command: Some(args::Overrides::Clear { which }) } => {
             super::ask(global, async |client| {
-                let ended = client.end_override(&gpu).await?;
-                out.show(&ended, |look| render::overrides::ended(&ended, look))?;
+                let gpus = client.gpus(false).await;
+                let mut ended = Vec::new();
+                for selector in which.selectors() {
+                    // One GPU may be gone from the driver and have an override: gpushd resolves its UUID.
+                    let named = match &gpus {
+                        Ok(gpus) => super::select(gpus.clone(), std::slice::from_ref(&selector)).unwrap_or_default(),
+                        Err(_) => Vec::new(),
+                    };
+                    if named.is_empty() {
+                        ended.push(client.end_override(&selector).await?);
+                    }
+                    for gpu in named {
+                        ended.push(client.end_override(&gpu.uuid).await?);
+                    }
+                }
+                out.show(&ended, |look| ended.iter().map(|one| render::overrides::ended(one, look)).collect())?;
                 Ok(0)
             })
         }

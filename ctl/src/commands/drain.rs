@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, MpsDaemon, Process, WhyRequest};
 use gpush_client::Client;
-use gpush_core::refusal;
+use gpush_core::{duration, refusal};
 use jiff::Timestamp;
 
 use crate::{
-    args::{Named, Which, Why},
+    args::{SomeGpus, Why},
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
     render::{cordon, status::gpu_numbers},
@@ -25,14 +25,13 @@ const LOOK: Duration = Duration::from_secs(1);
 const UNREAD: &str = "it has not been read since";
 
 /// The GPUs that are named, by UUID: an index may be another one's by the next request.
-async fn named(client: &mut Client, which: &Named) -> Result<Vec<String>, Failure> {
-    let which = Which { gpus: [which.gpus.as_slice(), &which.named].concat() };
+async fn named(client: &mut Client, which: &SomeGpus) -> Result<Vec<String>, Failure> {
     let gpus = client.gpus(false).await?;
-    let gpus = super::select_of(client, gpus, &which).await?;
+    let gpus = super::select_of(client, gpus, &which.selectors()).await?;
     Ok(gpus.into_iter().map(|gpu| gpu.uuid).collect())
 }
 
-async fn cordoned(client: &mut Client, which: &Named, why: &Why) -> Result<Vec<Gpu>, Failure> {
+async fn cordoned(client: &mut Client, which: &SomeGpus, why: &Why) -> Result<Vec<Gpu>, Failure> {
     let why = WhyRequest { reason: why.reason.clone() };
     let mut gpus = Vec::new();
     for uuid in named(client, which).await? {
@@ -41,13 +40,13 @@ async fn cordoned(client: &mut Client, which: &Named, why: &Why) -> Result<Vec<G
     Ok(gpus)
 }
 
-pub(super) async fn cordon(client: &mut Client, which: &Named, why: &Why, out: &Output) -> Outcome {
+pub(super) async fn cordon(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
     let gpus = cordoned(client, which, why).await?;
     out.show(&gpus, |look| cordon::cordoned(&gpus, look))?;
     Ok(0)
 }
 
-pub(super) async fn uncordon(client: &mut Client, which: &Named, why: &Why, out: &Output) -> Outcome {
+pub(super) async fn uncordon(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
     let why = WhyRequest { reason: why.reason.clone() };
     let mut gpus = Vec::new();
     for uuid in named(client, which).await? {
@@ -59,16 +58,16 @@ pub(super) async fn uncordon(client: &mut Client, which: &Named, why: &Why, out:
 
 pub(super) async fn drain(
     client: &mut Client,
-    which: &Named,
+    which: &SomeGpus,
     why: &Why,
-    wait: Option<f64>,
+    timeout: Option<Duration>,
     quiet: bool,
     out: &Output,
 ) -> Outcome {
     let mut gpus = cordoned(client, which, why).await?;
     // Who came in before the cordon may not be in a reading from before it.
     let since = gpus.iter().flat_map(|gpu| &gpu.cordons).map(|cordon| cordon.since).max().unwrap_or(Timestamp::MIN);
-    let limit = tokio::time::sleep(Duration::from_secs_f64(wait.unwrap_or(365.0 * 86_400.0)));
+    let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(limit, interrupt);
     let mut said: Vec<(u32, String)> = Vec::new();
@@ -96,8 +95,8 @@ pub(super) async fn drain(
                     out.document(&gpus)?;
                 } else {
                     let was = if left.len() == 1 { "was" } else { "were" };
-                    let within = wait.unwrap_or_default();
-                    out.remark(&format!("{numbers} {was} not seen idle within {within} s; {stay}.\n"));
+                    let within = duration::format(timeout.unwrap_or_default());
+                    out.remark(&format!("{numbers} {was} not idle within {within}; {stay}.\n"));
                 }
                 return Ok(Code::TimedOut.exit_status());
             }
@@ -142,7 +141,7 @@ fn waited_for(gpu: &Gpu, daemons: &[MpsDaemon], since: Timestamp) -> Result<Opti
 
 /// Processes that use it: MPS servers do so for their clients alone, who are processes of the GPU too.
 fn users<'a>(gpu: &'a Gpu, daemons: &[MpsDaemon]) -> Vec<&'a Process> {
-    let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).map(|server| server.pid).collect();
+    let servers: Vec<u32> = daemons.iter().flat_map(|one| &one.servers).filter_map(|server| server.pid).collect();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
     let all = gpu.processes.iter().chain(within);

@@ -1,8 +1,8 @@
-//! `gpushctl events`: what happened lately, or what happens, for as long as somebody looks.
+//! `gpushctl events`: the events that gpushd keeps, or new ones until Ctrl-C.
 
 use std::time::Duration;
 
-use gpush_api::Code;
+use gpush_api::{Code, Gpu};
 use gpush_client::{Client, Error, EventQuery, EventStream, Kind, Told};
 
 use crate::{
@@ -16,44 +16,56 @@ use crate::{
 const RETRY: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(client: &mut Client, args: &args::EventsArgs, out: &Output) -> Outcome {
-    let query = EventQuery { kinds: args.kinds.clone(), gpus: args.which.gpus.clone(), after: None };
+    let query = EventQuery { kinds: args.kinds.clone(), gpus: args.which.selectors(), after: None };
+    // Names of GPUs, for the drawing. A host without a driver has events too.
+    let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if args.follow {
-        return follow(client, query, out).await;
+        return follow(client, query, args.steps, &gpus, out).await;
     }
-    let kept = client.kept_events(&query).await?;
-    if out.json {
-        return out.document(&kept).map(|()| 0);
+    let mut kept = client.kept_events(&query).await?;
+    kept.retain(|told| shown(told, args.steps || out.json));
+    if let Some(since) = args.since {
+        kept.retain(|told| events::time(told).is_none_or(|at| at >= since));
     }
-    if kept.is_empty() {
-        out.remark("Nothing of the kind happened since gpushd started.\n");
+    if let Some(number) = args.number {
+        drop(kept.drain(..kept.len().saturating_sub(number)));
     }
-    out.text(&kept.iter().map(|told| events::line(told, &out.look)).collect::<String>())?;
+    if kept.is_empty() && out.is_drawn() {
+        out.remark("gpushd keeps no such event since its start.\n");
+    }
+    out.list(&kept, |look| events::list(&kept, &gpus, look))?;
     Ok(0)
 }
 
-/// Tells events until nobody reads them any more. An agent that goes away is waited for: nobody looks
-/// after a monitor that has ended.
-async fn follow(client: &mut Client, mut query: EventQuery, out: &Output) -> Outcome {
+/// Whether an event is shown: the steps of an operation are many, and its begin and end tell the rest.
+fn shown(told: &Told, steps: bool) -> bool {
+    steps || !events::is_step(told)
+}
+
+/// Prints events until Ctrl-C. An agent that goes away is waited for.
+async fn follow(client: &mut Client, mut query: EventQuery, steps: bool, gpus: &[Gpu], out: &Output) -> Outcome {
     let mut stream = client.events(&query).await?;
     loop {
-        tell(&mut stream, out).await?;
+        tell(&mut stream, steps || out.json, gpus, out).await?;
         query.after = stream.place().map(str::to_owned);
-        out.remark("gpushd has ended its events; going on when it is back\n");
+        out.remark("gpushd closed the stream; waiting for it\n");
         stream = again(client, &query).await?;
         out.remark("gpushd is back\n");
     }
 }
 
-/// Tells what comes until the stream ends, for whatever reason.
-async fn tell(stream: &mut EventStream, out: &Output) -> Result<(), Failure> {
+/// Prints events until the stream ends.
+async fn tell(stream: &mut EventStream, steps: bool, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
     while let Ok(Some(told)) = stream.next().await {
-        print(&told, out)?;
+        if shown(&told, steps) {
+            print(&told, gpus, out)?;
+        }
     }
     Ok(())
 }
 
-fn print(told: &Told, out: &Output) -> Result<(), Failure> {
-    if out.json { out.json_line(told) } else { out.text(&events::line(told, &out.look)) }
+fn print(told: &Told, gpus: &[Gpu], out: &Output) -> Result<(), Failure> {
+    if out.json { out.json_line(told) } else { out.text(&events::line(told, gpus, &out.look)) }
 }
 
 /// The stream from where it broke off, once there is an agent again.

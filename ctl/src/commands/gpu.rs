@@ -1,10 +1,10 @@
-//! `gpushctl gpu list` and `gpu show`; `cordon`, `drain` and `uncordon` are in `drain`.
+//! `gpushctl gpu list` and `gpu show`; `cordon`, `drain` and `uncordon` are in `drain`, `reset` in `reset`.
 
 use gpush_client::Client;
 
-use super::drain;
+use super::{drain, reset};
 use crate::{
-    args::{Gpu, Which},
+    args::Gpu,
     exit::Outcome,
     output::Output,
     render::{show, table},
@@ -15,16 +15,15 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
         Gpu::List(which) => {
             // The JSON is a state that can be planned on offline, so it has the profiles.
             let gpus = client.gpus(out.json).await?;
-            let gpus = super::select_of(client, gpus, which).await?;
-            if gpus.is_empty() && !out.json {
+            let gpus = super::select_of(client, gpus, &which.selectors()).await?;
+            if gpus.is_empty() && out.is_drawn() {
                 return Err(super::no_gpu().into());
             }
-            out.show(&gpus, |look| table::gpus(&gpus, look))?;
+            out.list(&gpus, |look| table::gpus(&gpus, look))?;
         }
-        Gpu::Show { gpus, named } => {
-            let which = Which { gpus: [gpus.as_slice(), named].concat() };
+        Gpu::Show(which) => {
             let gpus = client.gpus(true).await?;
-            let gpus = super::select_of(client, gpus, &which).await?;
+            let gpus = super::select_of(client, gpus, &which.selectors()).await?;
             if gpus.is_empty() {
                 return Err(super::no_gpu().into());
             }
@@ -34,8 +33,11 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             out.show(&gpus, text)?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
-        Gpu::Drain { which, why, wait, quiet } => return drain::drain(client, which, why, *wait, *quiet, out).await,
+        Gpu::Drain { which, why, timeout, quiet } => {
+            return drain::drain(client, which, why, *timeout, *quiet, out).await;
+        }
         Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,
+        Gpu::Reset { which, why } => return reset::run(client, which, why, out).await,
     }
     Ok(0)
 }

@@ -1,6 +1,6 @@
 //! `gpushctl maintenance enter|leave` and `gpushctl recover`.
 
-use gpush_api::WhyRequest;
+use gpush_api::{MaintenanceState, WhyRequest};
 use gpush_client::Client;
 
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
 
 pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: &Output) -> Outcome {
     let state = match command {
+        Maintenance::Status => MaintenanceState { maintenance: client.health().await?.maintenance },
         Maintenance::Enter(Why { reason }) => client.enter_maintenance(&WhyRequest { reason }).await?,
         Maintenance::Leave(Why { reason }) => client.leave_maintenance(&WhyRequest { reason }).await?,
     };

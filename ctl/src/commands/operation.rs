@@ -7,6 +7,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, Operation, OperationState, OperationSummary};
 use gpush_client::{Client, Kind};
+use gpush_core::duration;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
@@ -34,17 +35,22 @@ const AWAY: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Output) -> Outcome {
     match command {
-        args::Operation::List { number, before } => {
-            let page = client.last_operations(*number, before.as_deref()).await?;
-            if page.is_empty() && !out.json {
-                out.text(if before.is_some() { "No operation before that.\n" } else { "No operation on record.\n" })?;
-                return Ok(0);
+        args::Operation::List { number, before, which } => {
+            let mut page = client.last_operations(*number, before.as_deref()).await?;
+            let is_full = page.len() == *number;
+            let first = page.first().cloned();
+            if !which.gpus.is_empty() {
+                let gpus = client.gpus(false).await?;
+                let gpus = super::select_of(client, gpus, &which.gpus).await?;
+                page.retain(|one| one.gpus.iter().any(|index| gpus.iter().any(|gpu| gpu.index == *index)));
             }
-            out.show(&page, |look| table::operations(&page, look))?;
-            if page.len() == *number
-                && let Some(first) = page.first().filter(|first| first.id != FIRST)
+            let empty = if before.is_some() { "No operation before that." } else { "No operation on record." };
+            out.list(&page, |look| table::operations(&page, look).or_empty(empty))?;
+            if is_full
+                && let Some(first) = first.filter(|first| first.id != FIRST)
+                && out.is_drawn()
             {
-                out.remark(&format!("those before: gpushctl operation list --before {}\n", first.id));
+                out.remark(&format!("earlier operations: `gpushctl operation list --before {}`\n", first.id));
             }
             Ok(0)
         }
@@ -60,15 +66,15 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
             out.show(&one, |look| operation::operation(&one, &[], &gpus, false, look))?;
             Ok(0)
         }
-        args::Operation::Wait { id, quiet, watch: limit } => {
+        args::Operation::Wait { id, quiet, timeout } => {
             let one = client.operation(id).await?;
             let just = !one.state.is_final();
-            let watched = args::Watched { quiet: *quiet, watch: *limit, no_watch: false };
-            watch(client, one, &[], just, &watched, out).await
+            let waiting = args::Waiting { quiet: *quiet, timeout: *timeout, detach: false };
+            watch(client, one, &[], just, &waiting, out).await
         }
-        args::Operation::Cancel { id, watched } => {
+        args::Operation::Cancel { id, waiting } => {
             let one = client.cancel(id).await?;
-            watch_until(client, one, &[], true, watched, out, taken_back).await
+            watch_until(client, one, &[], true, waiting, out, taken_back).await
         }
     }
 }
@@ -101,7 +107,7 @@ fn last(all: Vec<OperationSummary>) -> Result<String, Failure> {
 /// How watching ended.
 enum Watched {
     Ended,
-    /// `--watch` is over, or nobody wanted to watch.
+    /// `--timeout` is over, or `--detach` was given.
     TooLong,
     /// Ctrl-C.
     Interrupted,
@@ -114,10 +120,10 @@ pub(super) async fn watch(
     one: Operation,
     before: &[Gpu],
     just: bool,
-    watched: &args::Watched,
+    waiting: &args::Waiting,
     out: &Output,
 ) -> Outcome {
-    watch_until(client, one, before, just, watched, out, result).await
+    watch_until(client, one, before, just, waiting, out, result).await
 }
 
 /// The same; `status` is the exit status of how it ended.
@@ -126,7 +132,7 @@ async fn watch_until(
     mut one: Operation,
     before: &[Gpu],
     just: bool,
-    &args::Watched { quiet, watch, no_watch }: &args::Watched,
+    &args::Waiting { quiet, timeout, detach }: &args::Waiting,
     out: &Output,
     status: fn(&Operation) -> u8,
 ) -> Outcome {
@@ -138,7 +144,7 @@ async fn watch_until(
         Style::Lines
     };
     let mut progress = Progress::new(style, &one, &out.look);
-    let limit = if no_watch { Some(Duration::ZERO) } else { watch.map(Duration::from_secs_f64) };
+    let limit = if detach { Some(Duration::ZERO) } else { timeout };
     let watched = follow(client, &mut one, &mut progress, limit, out).await;
     progress.end();
     match watched? {
@@ -150,11 +156,12 @@ async fn watch_until(
         Watched::TooLong => {
             if out.json {
                 out.document(&one)?;
+            } else if detach {
+                out.text(&format!("{}\n", one.id))?;
             } else {
-                out.remark(&goes_on(&one, watch));
+                out.remark(&goes_on(&one, timeout));
             }
-            // Not to have watched at all was asked for; to have watched in vain was not.
-            Ok(if no_watch { 0 } else { Code::TimedOut.exit_status() })
+            Ok(if detach { 0 } else { Code::TimedOut.exit_status() })
         }
         Watched::Interrupted => {
             out.remark(&goes_on(&one, None));
@@ -176,11 +183,12 @@ fn succeeded(one: &Operation) -> bool {
     }
 }
 
-fn goes_on(one: &Operation, waited: Option<f64>) -> String {
+fn goes_on(one: &Operation, waited: Option<Duration>) -> String {
     let id = &one.id;
-    let waited = waited.map_or_else(String::new, |seconds| format!("{id} did not end in {seconds} s.\n"));
+    let waited =
+        waited.map_or_else(String::new, |limit| format!("{id} did not end within {}.\n", duration::format(limit)));
     format!(
-        "{waited}{id} goes on in gpushd.\n  gpushctl operation show {id}   how far it is\n  gpushctl operation wait {id}   watch it again\n"
+        "{waited}{id} continues in gpushd.\n  gpushctl operation show {id}   show its progress\n  gpushctl operation wait {id}   wait for its end\n"
     )
 }
 

@@ -6,12 +6,7 @@ use gpush_api::{ApiError, Code};
 use gpush_core::parted::{self, File, Label, Wrong};
 use serde::Serialize;
 
-use crate::{
-    args::{Global, Which},
-    exit::Outcome,
-    offline,
-    output::Output,
-};
+use crate::{args::Global, exit::Outcome, offline, output::Output};
 
 /// What `--json` prints of both.
 #[derive(Serialize)]
@@ -49,14 +44,20 @@ fn bytes(path: &Path) -> Result<Vec<u8>, ApiError> {
     offline::read_up_to(path, parted::MOST_BYTES as u64 + 1)
 }
 
-pub(super) fn export(global: &Global, which: &Which, label: &str, output: Option<&Path>, out: &Output) -> Outcome {
+pub(super) fn export(
+    global: &Global,
+    selectors: &[String],
+    label: &str,
+    output: Option<&Path>,
+    out: &Output,
+) -> Outcome {
     if label.trim().is_empty() || label.chars().any(char::is_control) || label.len() > 200 {
         let error = ApiError::new(Code::BadRequest, "a label is a name on one line, of at most 200 bytes");
         return Err(error.hint("--label current").into());
     }
     super::ask(global, async |client| {
         let host = client.gpus(true).await?;
-        let chosen = super::select_of(client, host.clone(), which).await?;
+        let chosen = super::select_of(client, host.clone(), selectors).await?;
         let chosen: Vec<&str> = chosen.iter().map(|gpu| gpu.uuid.as_str()).collect();
         let exported = parted::export(&host, label, |gpu| chosen.contains(&gpu.uuid.as_str()))?;
         match output {

@@ -4,7 +4,7 @@ use gpush_api::GpuProcesses;
 use gpush_client::Client;
 
 use crate::{
-    args::{Process, Which},
+    args::Process,
     exit::{DIFFERS, Failure, Outcome},
     output::Output,
     render::processes,
@@ -13,13 +13,14 @@ use crate::{
 pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) -> Outcome {
     let Process::List { stray, which } = command;
     let mut all = client.processes().await?;
-    if !which.gpus.is_empty() {
-        only(client, &mut all, which).await?;
+    let selectors = which.selectors();
+    if !selectors.is_empty() {
+        only(client, &mut all, &selectors).await?;
     }
     if *stray {
         all.processes.retain(|one| one.stray.is_some());
     }
-    out.show(&all, |look| processes::list(&all, *stray, look))?;
+    out.list(&all, |look| processes::list(&all, *stray, look))?;
     Ok(match all.unseen.first() {
         _ if !stray => 0,
         _ if !all.processes.is_empty() => DIFFERS,
@@ -30,9 +31,9 @@ pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) ->
 }
 
 /// Leaves those of the GPUs that are named.
-async fn only(client: &mut Client, all: &mut GpuProcesses, which: &Which) -> Result<(), Failure> {
+async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String]) -> Result<(), Failure> {
     let host = client.gpus(false).await?;
-    let chosen = super::select_of(client, host.clone(), which).await?;
+    let chosen = super::select_of(client, host.clone(), selectors).await?;
     all.processes.retain(|one| chosen.iter().any(|gpu| gpu.uuid == one.gpu_uuid));
     // An error that names none of the other GPUs is about all.
     let others = |message: &str| {

@@ -1,34 +1,72 @@
 //! `gpushctl status`.
 
+use std::io::IsTerminal;
+
 use gpush_api::HealthStatus;
 use gpush_client::Client;
 
 use crate::{
     args::StatusArgs,
-    exit::{Failure, Outcome},
+    exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
-    render::status::{Status, status},
+    render::{
+        Look,
+        status::{Status, status},
+        summary,
+    },
 };
 
+/// Clears the terminal from the cursor's home position.
+const HOME: &str = "\x1b[H\x1b[J";
+
 pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) -> Outcome {
+    let Some(every) = args.watch else {
+        let (shown, code) = read(client, args, out).await?;
+        out.show(&shown, |look| draw(&shown, args, look))?;
+        return Ok(code);
+    };
+    let redraws = !out.json && std::io::stdout().is_terminal();
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(interrupt);
+    loop {
+        let look = Look { now: jiff::Timestamp::now(), ..out.look };
+        match read(client, args, out).await {
+            Ok((shown, _)) if out.json => out.json_line(&shown)?,
+            Ok((shown, _)) => {
+                let text = draw(&shown, args, &look);
+                out.text(&if redraws { format!("{HOME}{text}") } else { format!("{text}\n") })?;
+            }
+            // The next reading may succeed: the agent may restart.
+            Err(Failure::Error(error)) if redraws => out.error(&error),
+            Err(failure) => return Err(failure),
+        }
+        tokio::select! {
+            _ = &mut interrupt => return Ok(INTERRUPTED),
+            () = tokio::time::sleep(every) => {}
+        }
+    }
+}
+
+fn draw(shown: &Status, args: &StatusArgs, look: &Look) -> String {
+    if args.summary { summary::summary(shown, look) } else { status(shown, args.brief, look) }
+}
+
+/// The status, and the exit code that it has.
+async fn read(client: &mut Client, args: &StatusArgs, out: &Output) -> Result<(Status, u8), Failure> {
     let version = client.version().await?;
     let health = client.health().await?;
-    let gpus = match client.gpus(false).await {
-        Ok(gpus) => super::select_of(client, gpus, &args.which).await?,
-        // An agent without a driver, or in maintenance, is up and says why: that is its status, and no GPUs.
+    let gpus = match client.gpus(args.summary).await {
+        Ok(gpus) => super::select_of(client, gpus, &args.which.selectors()).await?,
+        // An agent without a driver, or in maintenance, explains that in its health: the status has no GPUs.
         Err(error)
             if health.status == HealthStatus::Degraded && health.causes.iter().any(|c| c.code == error.code()) =>
         {
-            // Maintenance is no failure: somebody wants it so.
+            // An administrator wants maintenance: that is not a failure.
             let code = if health.maintenance.is_some() { 0 } else { error.code().exit_status() };
-            let shown = Status { version, health, gpus: Vec::new(), mps: Vec::new() };
-            out.show(&shown, |look| status(&shown, args.brief, look))?;
-            return Ok(code);
+            return Ok((Status { version, health, gpus: Vec::new(), mps: Vec::new() }, code));
         }
         Err(error) => return Err(Failure::from(error)),
     };
     let mps = super::mps::of(client, &gpus, out).await;
-    let shown = Status { version, health, gpus, mps };
-    out.show(&shown, |look| status(&shown, args.brief, look))?;
-    Ok(0)
+    Ok((Status { version, health, gpus, mps }, 0))
 }

@@ -1,15 +1,16 @@
 //! The audit trail as a table.
 
-use gpush_api::AuditRecord;
+use gpush_api::{AuditRecord, Gpu};
 use serde_json::Value;
 
 use super::{
     Look,
-    table::{Align, Narrow, fitted},
+    listing::Listing,
+    table::{Align, Narrow},
 };
 
 /// `gpushctl audit`.
-pub(crate) fn records(records: &[AuditRecord], look: &Look) -> String {
+pub(crate) fn records(records: &[AuditRecord], gpus: &[Gpu], look: &Look) -> Listing {
     let columns = [
         ("TIME", Align::Left),
         ("BY", Align::Left),
@@ -18,24 +19,36 @@ pub(crate) fn records(records: &[AuditRecord], look: &Look) -> String {
         ("RESULT", Align::Left),
         ("DETAIL", Align::Left),
     ];
-    let rows = records.iter().map(|record| {
-        vec![
-            look.clock(record.at),
-            record.by.as_ref().map_or_else(
-                || "gpushd".to_owned(),
-                |by| by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user)),
-            ),
-            look.clean(&record.action),
-            object(&record.object, look),
-            look.clean(&record.result.replace('_', " ")),
-            detail(&record.detail, look),
-        ]
-    });
-    fitted(&columns, rows.collect(), Narrow { spare: &[], prose: true }, 0, look)
+    let rows = records.iter().map(|record| row(record, gpus, look));
+    Listing::new(&columns, rows.collect(), Narrow { spare: &[], prose: true }, look)
+        .names(records.iter().map(|record| record.sequence.to_string()))
 }
 
-/// On a terminal the beginning of a UUID, by which a GPU is found as well; --json has all of it.
-pub(crate) fn object(object: &str, look: &Look) -> String {
+fn row(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> Vec<String> {
+    vec![
+        look.clock(record.at),
+        record.by.as_ref().map_or_else(
+            || "gpushd".to_owned(),
+            |by| by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user)),
+        ),
+        look.clean(&record.action),
+        object(&record.object, gpus, look),
+        look.clean(&record.result.replace('_', " ")),
+        detail(&record.detail, gpus, look),
+    ]
+}
+
+/// A record as a line, for `--follow`.
+pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Look) -> String {
+    row(record, gpus, look).join("  ").trim_end().to_owned() + "\n"
+}
+
+/// An object in words: a GPU by its index, or by the beginning of its UUID where the driver does not show
+/// it. `--json` has the UUID.
+pub(crate) fn object(object: &str, gpus: &[Gpu], look: &Look) -> String {
+    if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == object) {
+        return format!("GPU {}", gpu.index);
+    }
     let object = look.clean(object);
     if look.wraps && object.starts_with("GPU-") { short(&object) } else { object }
 }
@@ -44,25 +57,55 @@ fn short(uuid: &str) -> String {
     uuid.chars().take("GPU-00000000".len()).collect()
 }
 
-/// What else is recorded, in words where the shape is known: whatever is not is shown as it is.
-fn detail(detail: &Value, look: &Look) -> String {
+/// The other fields of a record, as words: names with their values, nested ones too.
+fn detail(detail: &Value, gpus: &[Gpu], look: &Look) -> String {
     let Value::Object(fields) = detail else {
         return if detail.is_null() { String::new() } else { look.clean(&detail.to_string()) };
     };
-    let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let parts = fields.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| match (name.as_str(), value) {
-        ("gpus", Value::Array(gpus)) => gpus.iter().map(one_gpu).collect::<Vec<_>>().join("; "),
-        ("error", value) => word(value),
-        (name, value) => format!("{name}: {}", word(value)),
+    let parts = fields.iter().filter(|(_, value)| !is_empty(value)).map(|(name, value)| match (name.as_str(), value) {
+        ("gpus", Value::Array(all)) => all.iter().map(|one| one_gpu(one, gpus)).collect::<Vec<_>>().join("; "),
+        ("error", value) => words(value, gpus),
+        (name, value) => format!("{}: {}", name.replace('_', " "), words(value, gpus)),
     });
     look.clean(&parts.collect::<Vec<_>>().join("; "))
 }
 
-/// A GPU and what was wanted of it, as an apply records them.
-fn one_gpu(gpu: &Value) -> String {
-    match (gpu["gpu"].as_str(), gpu["wanted"].as_str()) {
-        (Some(uuid), Some(wanted)) => format!("{} {wanted}", short(uuid)),
-        _ => gpu.to_string(),
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(all) => all.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::String(text) => text.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// A value without JSON's punctuation.
+fn words(value: &Value, gpus: &[Gpu]) -> String {
+    let all = |parts: Vec<String>| parts.join(", ");
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => {
+            gpus.iter().find(|gpu| gpu.uuid == *text).map_or_else(|| text.clone(), |gpu| format!("GPU {}", gpu.index))
+        }
+        Value::Array(values) => all(values.iter().map(|value| words(value, gpus)).collect()),
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| format!("{} {}", name.replace('_', " "), words(value, gpus));
+            all(fields.iter().filter(|(_, value)| !is_empty(value)).map(field).collect())
+        }
+    }
+}
+
+/// A GPU and its layout, as an apply records them.
+fn one_gpu(one: &Value, gpus: &[Gpu]) -> String {
+    match (one["gpu"].as_str(), one["wanted"].as_str()) {
+        (Some(uuid), Some(wanted)) => {
+            let known = gpus.iter().find(|gpu| gpu.uuid == uuid);
+            format!("{} {wanted}", known.map_or_else(|| short(uuid), |gpu| format!("GPU {}", gpu.index)))
+        }
+        _ => words(one, gpus),
     }
 }
 
@@ -94,10 +137,10 @@ mod tests {
             record(None, "mig.apply", "rolled_back", json!({"error": "operation op-3 was cancelled"})),
         ];
         let look = Look { wraps: false, ..fixtures::look(80, Charset::Ascii) };
-        let text = fixtures::plain(&records(&all, &look)).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
+        let text = fixtures::plain(records(&all, &[], &look).text()).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
         insta::assert_snapshot!(text);
         let look = fixtures::look(60, Charset::Ascii);
-        let text = fixtures::plain(&records(&all, &look));
+        let text = fixtures::plain(records(&all, &[], &look).text());
         assert!(text.lines().all(|line| line.len() <= 60), "{text}");
         for word in ["operation.cancel", "GPU-5e8c07a4 3g.40gb, 1g.10gb*2", "rolled"] {
             assert!(text.contains(word), "{word}: {text}");

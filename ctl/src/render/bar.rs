@@ -17,7 +17,7 @@ pub(crate) fn line(memory: Memory, columns: usize, look: &Look) -> String {
 /// A line of `columns`, of which as much is heavy as `used` is of `total`. In UTF-8 it has half columns.
 pub(crate) fn part(used: u64, total: u64, columns: usize, look: &Look) -> String {
     let (full, half, empty) = match look.charset {
-        Charset::Utf8 => ("━", "╸", "─"),
+        Charset::Utf8 => ("━", "╸", "·"),
         Charset::Ascii => ("#", "", "."),
     };
     let steps = if half.is_empty() { 1 } else { 2 };
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     fn drawn(used_mib: u64, total_mib: u64, charset: Charset) -> String {
-        let look = Look { width: 80, wraps: true, charset, now: jiff::Timestamp::UNIX_EPOCH };
+        let look = Look { width: 80, wraps: true, headings: true, charset, now: jiff::Timestamp::UNIX_EPOCH };
         anstream::adapter::strip_str(&line(Memory { used_mib, total_mib }, 8, &look)).to_string()
     }
 
@@ -55,10 +55,10 @@ mod tests {
             [0, 9, 10, 500, 560, 999, 1000, 2000].iter().map(|u| drawn(*u, 1000, Charset::Utf8)).collect();
         assert_eq!(
             bars,
-            ["────────", "────────", "╸───────", "━━━━────", "━━━━╸───", "━━━━━━━╸", "━━━━━━━━", "━━━━━━━━"]
+            ["········", "········", "╸·······", "━━━━····", "━━━━╸···", "━━━━━━━╸", "━━━━━━━━", "━━━━━━━━"]
         );
         let bars: Vec<_> = [0, 9, 10, 500, 999, 1000].iter().map(|u| drawn(*u, 1000, Charset::Ascii)).collect();
         assert_eq!(bars, ["........", "........", "#.......", "####....", "#######.", "########"]);
-        assert_eq!(drawn(5, 0, Charset::Utf8), "────────", "a reading of nothing is no division by zero");
+        assert_eq!(drawn(5, 0, Charset::Utf8), "········", "a reading of nothing is no division by zero");
     }
 }

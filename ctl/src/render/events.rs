@@ -1,15 +1,18 @@
 //! An event in a line: when, about what, what kind of news, and the rest.
 
+use anstyle::Style;
 use gpush_api::{
-    Actor, ConfigChange, DriverChange, Event, GpuAspect, GpuChange, Happening, InstanceSeen, OperationChange,
-    ResyncReason, StrayChange,
+    Actor, ConfigChange, DriverChange, Event, Gpu, GpuAspect, GpuChange, GpuState, Happening, InstanceSeen,
+    OperationChange, OperationState, ResyncReason, StrayChange,
 };
 use gpush_client::Told;
+use jiff::Timestamp;
 
 use super::{
     Look,
     audit::object,
     gpu,
+    listing::Listing,
     look::{BAD, NOTE, PLAIN, QUIET, broken, pad, paint, width},
     mps, operation,
     status::gpu_numbers,
@@ -20,17 +23,78 @@ use super::{
 /// Columns of what it is about, and of the kind of news.
 const COLUMNS: (usize, usize) = (8, 11);
 
-/// One line, with its end.
-pub(crate) fn line(told: &Told, look: &Look) -> String {
+/// When an event happened; `None` for one that this build does not know.
+pub(crate) fn time(told: &Told) -> Option<Timestamp> {
     match told {
-        Told::Known(event) => known(event, look),
+        Told::Known(event) => Some(event.at),
+        Told::Unknown(_) => None,
+    }
+}
+
+/// Whether an event is a step of an operation, neither its begin nor its end nor a note.
+pub(crate) fn is_step(told: &Told) -> bool {
+    let Told::Known(event) = told else { return false };
+    match &event.what {
+        Happening::Operation(change) => {
+            let is_going = matches!(change.operation.state, OperationState::Running | OperationState::Cancelling);
+            change.note.is_none() && is_going && change.progress.iter().any(|gpu| gpu.done > 0 || gpu.doing.is_some())
+        }
+        // While an operation changes a GPU, only its instances in between are different.
+        Happening::Gpu(change) => {
+            let between = |aspect: &GpuAspect| matches!(aspect, GpuAspect::Instances | GpuAspect::Drift);
+            change.state == GpuState::Changing && change.changed.iter().all(between)
+        }
+        Happening::Config(_)
+        | Happening::Driver(_)
+        | Happening::Xid(_)
+        | Happening::Mps(_)
+        | Happening::Stray(_)
+        | Happening::Change(_)
+        | Happening::Resync(_) => false,
+    }
+}
+
+/// `gpushctl events`.
+pub(crate) fn list(all: &[Told], gpus: &[Gpu], look: &Look) -> Listing {
+    let rows = all.iter().map(|told| match told {
+        Told::Known(event) => {
+            let (about, (word, _), text) = columns(event, gpus, look);
+            vec![
+                utc(event.at),
+                event.what.kind().name().to_owned(),
+                look.clean(&about),
+                word.to_owned(),
+                look.clean(&text),
+            ]
+        }
+        Told::Unknown(value) => vec![String::new(), String::new(), String::new(), String::new(), value.to_string()],
+    });
+    let ids = all.iter().map(|told| match told {
+        Told::Known(event) => event.id.clone(),
+        Told::Unknown(_) => String::new(),
+    });
+    Listing::of(vec!["TIME", "KIND", "OBJECT", "STATE", "TEXT"], rows.collect())
+        .names(ids)
+        .drawn(all.iter().map(|told| line(told, gpus, look)).collect())
+}
+
+/// A time for programs: whole seconds, UTC.
+fn utc(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// One line, with its end.
+pub(crate) fn line(told: &Told, gpus: &[Gpu], look: &Look) -> String {
+    match told {
+        Told::Known(event) => known(event, gpus, look),
         // Younger than this build: as it came.
         Told::Unknown(value) => format!("{}\n", look.clean(&value.to_string())),
     }
 }
 
-fn known(event: &Event, look: &Look) -> String {
-    let (about, (word, style), text) = match &event.what {
+/// The object of an event, its state with a style, and the text.
+fn columns(event: &Event, gpus: &[Gpu], look: &Look) -> (String, (&'static str, Style), String) {
+    match &event.what {
         Happening::Operation(change) => {
             (change.operation.id.clone(), operation::state(change.operation.state), of_operation(change))
         }
@@ -56,16 +120,20 @@ fn known(event: &Event, look: &Look) -> String {
         Happening::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
             let by = change.by.as_ref().map_or_else(|| "gpushd".to_owned(), name);
-            (object(&change.object, look), ("change", NOTE), format!("{} by {by}{reason}", change.action))
+            (object(&change.object, gpus, look), ("change", NOTE), format!("{} by {by}{reason}", change.action))
         }
         Happening::Resync(resync) => {
             let text = match resync.reason {
-                ResyncReason::OtherLife => "gpushd was started anew; what happened before is not known here",
-                ResyncReason::Missed => "more happened than gpushd keeps; some of it is missing here",
+                ResyncReason::OtherLife => "gpushd restarted; earlier events are not known",
+                ResyncReason::Missed => "some events are missing: more happened than gpushd keeps",
             };
             ("resync".to_owned(), ("resync", NOTE), text.to_owned())
         }
-    };
+    }
+}
+
+fn known(event: &Event, gpus: &[Gpu], look: &Look) -> String {
+    let (about, (word, style), text) = columns(event, gpus, look);
     let about = look.clean(&about);
     let clock = look.clock(event.at);
     let (about, word) = (pad(&about, COLUMNS.0), pad(word, COLUMNS.1));
@@ -160,7 +228,7 @@ fn instances(all: &[InstanceSeen]) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-fn of_config(change: &ConfigChange) -> (String, (&'static str, anstyle::Style), String) {
+fn of_config(change: &ConfigChange) -> (String, (&'static str, Style), String) {
     let word = if change.taken { ("reloaded", PLAIN) } else { ("refused", BAD) };
     let text = match &change.error {
         Some(error) => error.message.clone(),
@@ -170,7 +238,7 @@ fn of_config(change: &ConfigChange) -> (String, (&'static str, anstyle::Style), 
     ("config".to_owned(), word, text)
 }
 
-fn of_driver(change: &DriverChange) -> (String, (&'static str, anstyle::Style), String) {
+fn of_driver(change: &DriverChange) -> (String, (&'static str, Style), String) {
     let (word, text) = match (&change.driver, &change.before, &change.error) {
         (Some(driver), Some(before), _) if *before != driver.version => {
             (("replaced", NOTE), format!("{before} by {}", driver.version))
@@ -184,8 +252,8 @@ fn of_driver(change: &DriverChange) -> (String, (&'static str, anstyle::Style), 
 #[cfg(test)]
 mod tests {
     use gpush_api::{
-        ApiError, Change, Code, Driver, GpuState, MpsChange, MpsState, OperationState, OperationSummary, Placement,
-        Resync, StepState, StrayStep, Xid,
+        ApiError, Change, Code, Driver, MpsChange, MpsState, OperationSummary, Placement, Resync, StepState, StrayStep,
+        Xid,
     };
 
     use super::*;
@@ -309,10 +377,10 @@ mod tests {
         let at = look.now;
         let lines = all.into_iter().map(|what| {
             let told = Told::Known(Box::new(Event { id: "e-1".into(), at, what }));
-            fixtures::plain(&line(&told, &look)).replace(&look.clock(at), "TIME")
+            fixtures::plain(&line(&told, &[], &look)).replace(&look.clock(at), "TIME")
         });
         insta::assert_snapshot!(lines.collect::<String>());
         let young = Told::Unknown(serde_json::json!({"kind": "weather"}));
-        assert_eq!(line(&young, &look), "{\"kind\":\"weather\"}\n");
+        assert_eq!(line(&young, &[], &look), "{\"kind\":\"weather\"}\n");
     }
 }

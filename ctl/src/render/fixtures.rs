@@ -15,7 +15,7 @@ pub(crate) mod mps;
 pub(crate) const READ_AT: i64 = 1_790_000_000;
 
 pub(crate) fn look(width: usize, charset: Charset) -> Look {
-    Look { width, wraps: true, charset, now: Timestamp::from_second(READ_AT + 3).unwrap() }
+    Look { width, wraps: true, headings: true, charset, now: Timestamp::from_second(READ_AT + 3).unwrap() }
 }
 
 /// A snapshot's text: no colours.

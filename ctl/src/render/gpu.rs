@@ -16,6 +16,7 @@ use super::{
     mps::list as mps,
     overrides,
     slices::{self, Use},
+    status::gpu_numbers,
     timeslice, who,
 };
 
@@ -24,6 +25,9 @@ pub(crate) const INDENT: usize = 2;
 
 /// Longest profile-and-placement text in a table; longer ones push their own line only.
 const LONGEST_WHAT: usize = 20;
+
+/// The mark of an override that has an effect.
+const OVERRIDE: &str = "*";
 
 /// Age in seconds from which a reading is called old.
 const OLD: i64 = 3;
@@ -61,10 +65,17 @@ impl Columns {
 
 /// How a GPU is shared, for its heading: `mig (training)`.
 fn sharing(gpu: &Gpu, look: &Look) -> String {
-    let mode = gpu.mode.name();
     match &gpu.rule {
-        Some(rule) => format!("{mode} ({})", look.clean(rule)),
-        None => mode.to_owned(),
+        Some(rule) => format!("{} ({})", gpu.mode.name(), look.clean(rule)),
+        None => mode(gpu).to_owned(),
+    }
+}
+
+/// The mode of a GPU. `unmanaged` is what a rule says; a GPU that no rule claims has no mode.
+pub(crate) fn mode(gpu: &Gpu) -> &'static str {
+    match (gpu.mode, &gpu.rule) {
+        (Mode::Unmanaged, None) => "no rule",
+        (mode, _) => mode.name(),
     }
 }
 
@@ -82,15 +93,20 @@ pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
     }
 }
 
-/// The heading: what it is on the left, memory on the right.
-pub(crate) fn heading(gpu: &Gpu, look: &Look) -> String {
-    let number = format!("GPU {}", gpu.index);
+/// The heading: what it is on the left, memory on the right. `others` are GPUs that are drawn with this one.
+pub(crate) fn heading(gpu: &Gpu, others: &[u32], look: &Look) -> String {
+    let number = gpu_numbers(&[&[gpu.index], others].concat());
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
-    let right = format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib));
+    let right = if gpu.memory.total_mib == 0 || !others.is_empty() {
+        // A lost GPU reports no memory, and several GPUs have no common figure.
+        String::new()
+    } else {
+        format!("{}/{} GiB", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
+    };
     let sharing = sharing(gpu, look);
     let mut name = look.clean(product(&gpu.name));
-    let mut address = look.clean(pci(&gpu.pci));
+    let mut address = if others.is_empty() { look.clean(pci(&gpu.pci)) } else { String::new() };
 
     let columns = |name: &str, address: &str| {
         let gap = |text: &str| if text.is_empty() { 0 } else { width(text) + 2 };
@@ -117,6 +133,9 @@ pub(crate) fn heading(gpu: &Gpu, look: &Look) -> String {
             out += &format!("  {}", paint(style, text));
         }
     }
+    if right.is_empty() {
+        return out;
+    }
     out + &" ".repeat(fill) + &paint(if quiet { QUIET } else { PLAIN }, &right)
 }
 
@@ -132,7 +151,7 @@ pub(crate) fn rows(gpu: &Gpu, look: &Look) -> Vec<Row> {
             what: "whole GPU".to_owned(),
             ids: String::new(),
             uuid: String::new(),
-            memory: mig.is_none().then_some(gpu.memory),
+            memory: Some(gpu.memory).filter(|memory| mig.is_none() && memory.total_mib > 0),
             processes: gpu.processes.clone(),
             remark: "",
         });
@@ -244,7 +263,9 @@ fn row(row: &Row, columns: Columns, look: &Look) -> Vec<String> {
 pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
     let mut notes = Vec::new();
     let mut note = |style: Style, label: &str, text: &str| {
-        let lines = look.wrap(&format!("  ! {label}"), &look.clean(text));
+        // An override is what an administrator wants: no fault.
+        let first = if label == OVERRIDE { format!("  {OVERRIDE} ") } else { format!("  ! {label}") };
+        let lines = look.wrap(&first, &look.clean(text));
         notes.extend(lines.iter().map(|line| paint(style, line)));
     };
     let (word, style) = state(gpu.state);
@@ -269,7 +290,7 @@ pub(crate) fn notes(gpu: &Gpu, look: &Look) -> Vec<String> {
         Some(_) | None => {}
     }
     if let Some((style, text)) = overrides::note(gpu, look) {
-        note(style, "", &text);
+        note(style, if style == NOTE { OVERRIDE } else { "" }, &text);
     }
     for drift in &gpu.drift {
         // What is missing and what is too much stand one below the other.
@@ -320,8 +341,20 @@ fn unexplained(state: GpuState) -> &'static str {
         GpuState::Changing => "an operation is at work on it (gpushctl operation list)",
         GpuState::Degraded => "a change failed and could not be taken back",
         GpuState::Unknown => "the driver has not answered about it",
-        GpuState::Lost => "it fell off the bus; it takes a reset or reboot to get it back",
+        GpuState::Lost => "it fell off the bus (gpushctl gpu reset, or reboot)",
     }
+}
+
+/// Replaces the heading of a block by one for several GPUs that are drawn alike.
+pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[u32], look: &Look) {
+    if let Some(first) = block.first_mut().filter(|_| !others.is_empty()) {
+        *first = heading(gpu, others, look);
+    }
+}
+
+/// Whether two GPUs have the same heading but for their number, address and memory.
+pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
+    (&one.name, one.mode, &one.rule, one.state) == (&other.name, other.mode, &other.rule, other.state)
 }
 
 /// The whole GPU with its MPS daemons; `lines` says whether the things to use are listed below the drawing.
@@ -333,12 +366,12 @@ pub(crate) fn block(
     lines: bool,
     look: &Look,
 ) -> Vec<String> {
-    let mut out = vec![heading(gpu, look)];
+    let mut out = vec![heading(gpu, &[], look)];
     let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
     if let Some(mig) = mig {
         out.extend(slices::of(mig, INDENT, look));
     }
-    if lines || mig.is_none() {
+    if lines || (mig.is_none() && !gpu.processes.is_empty()) {
         out.extend(rows.iter().flat_map(|r| row(r, columns, look)));
     }
     out.extend(mps::below(daemons, INDENT, lines || mig.is_none(), look));

@@ -22,6 +22,8 @@ pub(crate) struct Look {
     /// Whether tables may wrap, and text be cut, to the columns: a pipe's reader wants a line a row,
     /// and all of it.
     pub(crate) wraps: bool,
+    /// Whether tables have headings.
+    pub(crate) headings: bool,
     /// Characters.
     pub(crate) charset: Charset,
     /// Time against which ages are told.
@@ -196,7 +198,7 @@ mod tests {
     use super::*;
 
     fn look(charset: Charset) -> Look {
-        Look { width: 40, wraps: true, charset, now: Timestamp::UNIX_EPOCH }
+        Look { width: 40, wraps: true, headings: true, charset, now: Timestamp::UNIX_EPOCH }
     }
 
     #[test]

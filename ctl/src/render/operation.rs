@@ -28,6 +28,21 @@ pub(crate) fn state(of: OperationState) -> (&'static str, Style) {
     }
 }
 
+/// The state of an operation in words; one that ended before it started was not rolled back.
+fn outcome(operation: &Operation) -> (&'static str, Style) {
+    match operation.state {
+        OperationState::RolledBack if is_cancelled(operation) => ("cancelled", NOTE),
+        OperationState::RolledBack if !operation.begun => ("not started", BAD),
+        other => state(other),
+    }
+}
+
+/// Whether a user cancelled it, and nothing of it is left.
+fn is_cancelled(operation: &Operation) -> bool {
+    let error = operation.error.as_ref();
+    operation.state == OperationState::RolledBack && error.is_some_and(|error| error.code == Code::Cancelled)
+}
+
 /// The error that explains an operation that did not succeed.
 pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
     let first = || operation.progress.iter().find_map(|p| p.error.clone());
@@ -48,7 +63,7 @@ pub(crate) fn error(operation: &Operation) -> Option<ApiError> {
 /// What became of an operation. `before` is the GPUs read before it, as far as they were; `now` as they
 /// are, which tells ids only if the operation has `just` been carried out.
 pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just: bool, look: &Look) -> String {
-    let (word, style) = state(operation.state);
+    let (word, style) = outcome(operation);
     // Of what was not begun there is no plan yet.
     let is_same = |p: &&GpuPlan| operation.begun && plan::as_wanted(p);
     let changed: Vec<_> = operation.plans.iter().filter(|p| !is_same(p)).collect();
@@ -85,7 +100,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
             }
             OperationState::Failed => out.extend(under_way(operation, plan, look)),
         }
-        if let Some(error) = error_of(operation, plan).filter(|error| !said.contains(error)) {
+        if let Some(error) = error_of(operation, plan).filter(|error| !said.contains(error) && !is_cancelled(operation))
+        {
             out.extend(trouble::lines("error", error, 2, look));
             said.push(error);
         }
@@ -94,7 +110,9 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         let text = look.wrap("", &format!("{}: as wanted, nothing to do", gpu_numbers(&same)));
         out.extend(text.iter().map(|l| paint(QUIET, l)));
     }
-    for note in &operation.notes {
+    // The error of an operation that never started says what it waited for, as its notes do.
+    let repeated = operation.state == OperationState::RolledBack && !operation.begun;
+    for note in operation.notes.iter().filter(|_| !repeated) {
         out.extend(look.wrap("", &look.clean(note)).iter().map(|line| paint(QUIET, line)));
     }
     match operation.state {
@@ -105,6 +123,8 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
         | OperationState::Interrupted => {}
         OperationState::Done if just => out.extend(overrides::came_of(operation, before, now, look)),
         OperationState::Done => {}
+        // The cancel did what the user asked for.
+        OperationState::RolledBack if is_cancelled(operation) => {}
         OperationState::RolledBack | OperationState::Failed => {
             for error in operation.error.iter().filter(|whole| !said.iter().any(|said| said.message == whole.message)) {
                 out.extend(trouble::lines("error", error, 0, look));
@@ -116,7 +136,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
 
 /// That a GPU is as it was, and what it shall hold, in the words of the command line.
 fn not_begun(plan: &GpuPlan, look: &Look) -> Vec<String> {
-    look.wrap("  ", &look.clean(&format!("not begun; wanted: {}", plan.wanted())))
+    look.wrap("  ", &look.clean(&format!("not started; desired: {}", plan.wanted())))
 }
 
 /// Whether a GPU's steps were taken back with success, in an operation that failed on another GPU.

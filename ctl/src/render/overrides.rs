@@ -6,10 +6,11 @@ use gpush_api::{
 
 use super::{
     Look,
+    listing::Listing,
     look::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
     policy,
     status::gpu_numbers,
-    table::{Align, Narrow, fitted, table},
+    table::{Align, Narrow, table},
     trouble,
 };
 
@@ -32,10 +33,7 @@ fn number(one: &Override, look: &Look) -> String {
 }
 
 /// `gpushctl config overrides`.
-pub(crate) fn list(all: &Overrides, look: &Look) -> String {
-    if all.overrides.is_empty() {
-        return "No override stands: each GPU shall be as its rule says.\n".to_owned();
-    }
+pub(crate) fn list(all: &Overrides, look: &Look) -> Listing {
     let columns = [
         ("GPU", Align::Left),
         ("LAYOUT", Align::Left),
@@ -57,16 +55,20 @@ pub(crate) fn list(all: &Overrides, look: &Look) -> String {
             if one.reason.is_empty() { dash() } else { look.clean(&one.reason) },
         ]
     };
-    fitted(&columns, all.overrides.iter().map(row).collect(), Narrow { spare: &[], prose: true }, 0, look)
+    Listing::new(&columns, all.overrides.iter().map(row).collect(), Narrow { spare: &[], prose: true }, look)
+        .names(all.overrides.iter().map(|one| number(one, look)))
+        .uuids(all.overrides.iter().map(|one| one.uuid.clone()))
+        .or_empty("No override is active: the rules of the config decide every layout.")
 }
 
 /// `gpushctl config overrides clear`.
 pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
     let one = &ended.ended;
     let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
-    let text = format!("{which}: ended the override {}", of(one, look));
+    let text = format!("{which}: cleared the override {}", of(one, look));
     let mut out = look.wrap("", &text).join("\n") + "\n";
-    let next = "What stands is left as it is. `gpushctl mig apply` gives it the config's layout.";
+    let apply = one.gpu.map_or_else(|| "gpushctl apply".to_owned(), |index| format!("gpushctl apply {index}"));
+    let next = &format!("The instances are unchanged; `{apply}` applies the config.");
     out += &(look.wrap("", next).join("\n") + "\n");
     out
 }
@@ -74,13 +76,13 @@ pub(crate) fn ended(ended: &OverrideEnded, look: &Look) -> String {
 /// `gpushctl config reload`.
 pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
     let file = reloaded.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
-    let mut out = format!("{file}: {}\n", paint(NEW, "in force"));
+    let mut out = format!("{file}: {}\n", paint(NEW, "loaded"));
     for finding in &reloaded.findings {
         let lines = look.wrap("! ", &look.clean(finding));
         out += &lines.iter().map(|line| paint(NOTE, line) + "\n").collect::<String>();
     }
     if reloaded.settings.is_empty() && reloaded.gpus.is_empty() && reloaded.ended.is_empty() {
-        return out + "It says what it said before.\n";
+        return out + "No change.\n";
     }
     out += &settings(&reloaded.settings, "BEFORE", "NOW", look);
     for one in &reloaded.gpus {
@@ -100,9 +102,9 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Look) -> String {
         let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
         let how = match those.as_slice() {
             [] => ".".to_owned(),
-            those => format!("; see `gpushctl mig plan --gpu {}`.", those.join(",")),
+            those => format!("; `gpushctl apply {} --dry-run` shows the difference.", those.join(",")),
         };
-        out += &format!("\n{}\n", look.wrap("", &format!("Nothing is reshaped by this{how}")).join("\n"));
+        out += &format!("\n{}\n", look.wrap("", &format!("A reload changes no GPU{how}")).join("\n"));
     }
     out
 }
@@ -210,7 +212,7 @@ fn block(one: &GpuDiff, wanted: &[(&str, Option<&WantedView>)], look: &Look) -> 
 }
 
 fn wish(view: &WantedView, look: &Look) -> String {
-    let rule = view.rule.as_ref().map_or_else(|| "no rule".to_owned(), |rule| look.clean(rule));
+    let Some(rule) = view.rule.as_ref().map(|rule| look.clean(rule)) else { return "no rule".to_owned() };
     let layout =
         view.layout.as_ref().map_or_else(String::new, |layout| format!(": {}", look.clean(&layout.join(", "))));
     let shared = policy::words(view.mps.as_ref(), view.timeslice.as_ref());
@@ -228,14 +230,14 @@ pub(crate) fn came_of(operation: &Operation, before: &[Gpu], now: &[Gpu], look: 
             (_, Some(one)) if one.created_at >= operation.created_at => {
                 let until =
                     one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
-                let clear = format!("`gpushctl config overrides clear {}` ends that", plan.gpu);
-                format!("{number}: this stands above the config{until}; {clear}")
+                let clear = format!("`gpushctl config overrides clear {}` removes it", plan.gpu);
+                format!("{number}: override active{until}; {clear}")
             }
-            (Some(one), None) => format!("{number}: ended the override {}", self::of(&one, look)),
+            (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
             // Applied once.
             (None, None) if drifts(now, &plan.uuid) => format!(
-                "{number}: the config wants another layout; with `auto_reconcile` gpushd gives it that back within a \
-                 minute or so"
+                "{number}: this differs from the config; with `auto_reconcile` gpushd applies the config again within \
+                 about a minute"
             ),
             (_, Some(_)) | (None, None) => continue,
         };
@@ -256,7 +258,7 @@ pub(crate) fn note(one: &Gpu, look: &Look) -> Option<(anstyle::Style, String)> {
     Some(match one.mode {
         Mode::Mig => (NOTE, text),
         Mode::Unmanaged | Mode::Exclusive | Mode::Mps | Mode::Timeslice => {
-            (BAD, format!("{text}; it has no effect: no rule gives this GPU to mode mig (any more)"))
+            (BAD, format!("{text}; it has no effect: no rule of mode `mig` claims this GPU"))
         }
     })
 }

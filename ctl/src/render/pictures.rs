@@ -62,7 +62,7 @@ fn every_state_has_its_word() {
     for state in states {
         let mut one = fixtures::mixed().swap_remove(3);
         one.state = state;
-        let heading = fixtures::plain(&gpu::heading(&one, &look));
+        let heading = fixtures::plain(&gpu::heading(&one, &[], &look));
         assert_eq!(heading.contains(gpu::state(state).0), state != GpuState::Ready, "{heading}");
         // A state that nobody explained still says what it means.
         assert_eq!(gpu::notes(&one, &look).is_empty(), state == GpuState::Ready);

@@ -4,8 +4,9 @@ use gpush_api::{GpuProcess, GpuProcesses, StrayPolicy};
 
 use super::{
     Look,
+    listing::Listing,
     look::{BAD, NOTE, QUIET, count, gib, paint},
-    table::{Align, Narrow, fitted},
+    table::{Align, Narrow},
     trouble, who,
 };
 
@@ -18,12 +19,8 @@ fn command_columns(strays: bool, look: &Look) -> usize {
 const NONE: &str = "-";
 
 /// `gpushctl process list`; `strays` says that only those are there.
-pub(crate) fn list(all: &GpuProcesses, strays: bool, look: &Look) -> String {
-    let mut out = match (all.processes.is_empty(), strays) {
-        (true, true) => "No stray process.\n".to_owned(),
-        (true, false) => "No process uses a GPU.\n".to_owned(),
-        (false, _) => table(&all.processes, look),
-    };
+pub(crate) fn list(all: &GpuProcesses, strays: bool, look: &Look) -> Listing {
+    let mut out = String::new();
     for error in &all.unseen {
         out += &(trouble::lines("!", error, 0, look).join("\n") + "\n");
     }
@@ -33,7 +30,8 @@ pub(crate) fn list(all: &GpuProcesses, strays: bool, look: &Look) -> String {
         let text = format!("{}: {}", strays_in_words(found), what_is_done(all.policy, found, left));
         out += &(look.wrap("", &text).iter().map(|line| paint(NOTE, line)).collect::<Vec<_>>().join("\n") + "\n");
     }
-    out
+    let empty = if strays { "No stray process." } else { "No process uses a GPU." };
+    table(&all.processes, look).or_empty(empty).after(&out)
 }
 
 fn strays_in_words(n: usize) -> String {
@@ -63,7 +61,7 @@ fn what_is_done(policy: StrayPolicy, found: usize, left: usize) -> String {
     }
 }
 
-fn table(processes: &[GpuProcess], look: &Look) -> String {
+fn table(processes: &[GpuProcess], look: &Look) -> Listing {
     use Align::{Left, Right};
     let mut columns = vec![
         ("GPU", Left),
@@ -85,7 +83,9 @@ fn table(processes: &[GpuProcess], look: &Look) -> String {
         }
         row
     });
-    fitted(&columns, rows.collect(), Narrow { spare: &["KIND", "GIB"], prose: true }, 0, look)
+    Listing::new(&columns, rows.collect(), Narrow { spare: &["KIND", "GIB"], prose: true }, look)
+        .names(processes.iter().filter_map(|one| Some(one.process.pid?.to_string())))
+        .uuids(processes.iter().map(|one| one.gpu_uuid.clone()))
 }
 
 fn row(one: &GpuProcess, room: usize, look: &Look) -> Vec<String> {

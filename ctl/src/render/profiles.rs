@@ -4,6 +4,7 @@ use gpush_api::{Engines, Gpu, GpuProfile, Placement};
 
 use super::{
     Look,
+    listing::Listing,
     look::{NOTE, gib, paint, product},
     plan::headline,
     status::gpu_numbers,
@@ -101,8 +102,31 @@ fn alike(a: &Gpu, b: &Gpu) -> bool {
     a.name == b.name && on(a) == on(b) && profiles(a) == profiles(b)
 }
 
-/// `gpushctl mig profiles`: a table for each kind of GPU.
-pub(crate) fn profiles(gpus: &[Gpu], look: &Look) -> String {
+/// `gpushctl mig profiles`, in every format.
+pub(crate) fn profiles(gpus: &[Gpu], look: &Look) -> Listing {
+    let all = || gpus.iter().flat_map(|gpu| gpu.mig.iter().flat_map(|mig| &*mig.profiles).map(move |one| (gpu, one)));
+    let row = |(gpu, one): (&Gpu, &GpuProfile)| {
+        vec![
+            gpu.index.to_string(),
+            look.clean(&one.name),
+            one.id.to_string(),
+            one.remaining.map_or_else(|| "-".to_owned(), |remaining| remaining.to_string()),
+            one.max.to_string(),
+            one.slices.to_string(),
+            gib(one.memory_mib),
+            one.sm.to_string(),
+            placements(&one.placements),
+        ]
+    };
+    let headings = vec!["GPU", "PROFILE", "ID", "FREE", "MAX", "SLICES", "GIB", "SM", "PLACEMENTS"];
+    let mut names: Vec<String> = all().map(|(_, one)| one.name.clone()).collect();
+    names.sort();
+    names.dedup();
+    Listing::of(headings, all().map(row).collect()).names(names).drawn(tables(gpus, look))
+}
+
+/// A table for each kind of GPU.
+pub(crate) fn tables(gpus: &[Gpu], look: &Look) -> String {
     let mut groups: Vec<Vec<&Gpu>> = Vec::new();
     for gpu in gpus {
         match groups.iter_mut().find(|group| alike(group[0], gpu)) {

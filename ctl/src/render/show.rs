@@ -1,13 +1,12 @@
-//! Everything about a GPU (`gpu show`), and all MIG devices with their full names (`mig show`).
+//! Everything about a GPU: `gpu show`.
 
-use gpush_api::{Architecture, ComputeMode, Gpu, GpuState, Mig, Mode, MpsDaemon, NvLink, Process};
+use gpush_api::{Architecture, ComputeMode, Gpu, Mig, Mode, MpsDaemon, NvLink, Process};
 
 use super::{
     Look, gpu,
     look::{QUIET, STRONG, count, gib, pad, paint, product},
     mps::list as mps,
     profiles, slices,
-    status::gpu_numbers,
     table::{Align, table},
     timeslice, who,
 };
@@ -73,7 +72,7 @@ pub(crate) fn gpu(one: &Gpu, daemons: &[MpsDaemon], look: &Look) -> String {
             text += &line;
             text.push('\n');
         }
-        text += &devices(std::slice::from_ref(one), false, look);
+        text += &devices(one, look);
     }
     let daemons = mps::of(one, daemons);
     if !daemons.is_empty() {
@@ -143,80 +142,47 @@ fn architecture(of: Architecture) -> &'static str {
     }
 }
 
-/// `gpushctl mig show`: instances of all GPUs, with the names that programs take.
-pub(crate) fn mig_devices(gpus: &[Gpu], look: &Look) -> String {
-    let on: Vec<_> = gpus.iter().filter(|g| g.mig.as_ref().is_some_and(|m| m.enabled)).cloned().collect();
-    let which = gpu_numbers(&gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
-    let have = if gpus.len() == 1 { "has" } else { "have" };
-    let read = |gpu: &Gpu| !matches!(gpu.state, GpuState::Unknown | GpuState::Lost);
-    if gpus.iter().all(|gpu| gpu.mig.is_none() && read(gpu)) {
-        return format!("{which} {have} no MIG.\n");
-    }
-    if on.is_empty() {
-        return format!("{which} {have} no MIG instance: MIG mode is not on.\n");
-    }
-    if on.iter().all(|g| g.mig.as_ref().is_none_or(|m| m.instances.is_empty())) {
-        return format!("{which} {have} no MIG instance.\n");
-    }
-    devices(&on, true, look)
-}
-
-/// One line an instance: where, ids, the whole MIG UUID, how many processes.
-fn devices(gpus: &[Gpu], with_gpu: bool, look: &Look) -> String {
+/// One line per instance: placement, ids, the whole UUID, the number of processes.
+fn devices(gpu: &Gpu, look: &Look) -> String {
     use Align::{Left, Right};
-    let all = [
-        ("GPU", Right),
-        ("INSTANCE", Left),
-        ("GI", Right),
-        ("CI", Right),
-        ("GIB", Right),
-        ("USE", Left),
-        ("MIG UUID", Left),
-    ];
-    let from = usize::from(!with_gpu);
+    let columns = [("INSTANCE", Left), ("GI", Right), ("CI", Right), ("GIB", Right), ("USE", Left), ("MIG UUID", Left)];
     let mut rows = Vec::new();
-    for gpu in gpus {
-        for instance in gpu.mig.iter().flat_map(|m| &m.instances) {
-            let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
-            let memory = instance.memory.map_or_else(|| "-".to_owned(), |m| gib(m.total_mib));
-            let mut push = |what: String, ci: String, memory: String, usage: String, uuid: String| {
-                let row = [gpu.index.to_string(), what, instance.id.to_string(), ci, memory, usage, uuid];
-                rows.push(row[from..].to_vec());
-            };
-            if instance.compute.is_empty() {
-                push(at.clone(), "-".into(), memory.clone(), "-".into(), "no compute instance".into());
-            }
-            for compute in &instance.compute {
-                let whole = compute.profile == instance.profile;
-                let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
-                let n = compute.processes.len() + instance.processes.len();
-                let usage = if n == 0 { "idle".to_owned() } else { processes_in_words(n) };
-                let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
-                push(what, compute.id.to_string(), memory.clone(), usage, uuid);
-            }
+    for instance in gpu.mig.iter().flat_map(|m| &m.instances) {
+        let at = format!("{}@{}", look.clean(&instance.profile), instance.placement.start);
+        let memory = instance.memory.map_or_else(|| "-".to_owned(), |m| gib(m.total_mib));
+        let mut push = |what: String, ci: String, usage: String, uuid: String| {
+            rows.push(vec![what, instance.id.to_string(), ci, memory.clone(), usage, uuid]);
+        };
+        if instance.compute.is_empty() {
+            push(at.clone(), "-".into(), "-".into(), "no compute instance".into());
+        }
+        for compute in &instance.compute {
+            let whole = compute.profile == instance.profile;
+            let what = if whole { at.clone() } else { format!("{} in {at}", look.clean(&compute.profile)) };
+            let n = compute.processes.len() + instance.processes.len();
+            let usage = if n == 0 { "idle".to_owned() } else { processes_in_words(n) };
+            let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
+            push(what, compute.id.to_string(), usage, uuid);
         }
     }
     if rows.is_empty() {
-        return gpus.iter().map(|gpu| none_yet(gpu, look)).collect();
+        return none_yet(gpu, look);
     }
-    let indent = if with_gpu { 0 } else { gpu::INDENT };
-    // A MIG UUID is there to be copied: it never breaks, the line may stand out instead.
+    // A UUID is there to be copied, so it is never cut: the line is wider than a narrow terminal instead.
     let wide = Look { width: look.width.max(110), ..*look };
-    table(&all[from..], rows, indent, &wide)
+    table(&columns, rows, gpu::INDENT, &wide)
 }
 
 /// Says that a GPU has no instance, and what to type so that it gets some.
 fn none_yet(gpu: &Gpu, look: &Look) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
-        (Some(_), Mode::Mig) => format!("none yet: `gpushctl mig plan --gpu {index}` shows what the config wants"),
-        (None, _) => {
-            format!("none yet: `gpushctl mig apply --gpu {index} --layout {}`", example(gpu).unwrap_or("ENTRIES"))
-        }
+        (Some(_), Mode::Mig) => format!("none yet: `gpushctl apply {index}` creates those of the config"),
+        (None, _) => format!("none yet: `gpushctl mig add {} -g {index}`", example(gpu).unwrap_or("ENTRIES")),
         (Some(rule), mode) => {
             // A rule without a name is called `rule 1` already.
             let word = if rule.starts_with("rule ") { "" } else { "rule " };
-            format!("none, and none to come: {word}{rule} of the config wants it {}", mode.name())
+            format!("none, and none to come: {word}{rule} of the config has mode `{}`", mode.name())
         }
     };
     look.wrap("  ", &look.clean(&text)).join("\n") + "\n"

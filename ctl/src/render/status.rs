@@ -21,15 +21,31 @@ pub(crate) struct Status {
     pub(crate) mps: Vec<MpsDaemon>,
 }
 
-/// The picture; `brief` leaves the lines below each drawing out.
+/// The picture; `brief` leaves out the lines below each drawing, and groups GPUs that are drawn alike.
 pub(crate) fn status(status: &Status, brief: bool, look: &Look) -> String {
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, look)).collect();
     let columns = gpu::Columns::of(rows.iter().flatten());
-    for (gpu, rows) in status.gpus.iter().zip(&rows) {
+    let blocks = status
+        .gpus
+        .iter()
+        .zip(&rows)
+        .map(|(gpu, rows)| (gpu, gpu::block(gpu, rows, &mps::of(gpu, &status.mps), columns, !brief, look)));
+    let mut groups: Vec<(&Gpu, Vec<String>, Vec<u32>)> = Vec::new();
+    for (gpu, block) in blocks {
+        match groups.last_mut() {
+            // In short, GPUs that are drawn alike are drawn once.
+            Some((first, drawn, others)) if brief && gpu::is_alike(first, gpu) && drawn[1..] == block[1..] => {
+                others.push(gpu.index);
+            }
+            Some(_) | None => groups.push((gpu, block, Vec::new())),
+        }
+    }
+    for (gpu, mut block, others) in groups {
+        gpu::group(&mut block, gpu, &others, look);
         out.push(String::new());
-        out.extend(gpu::block(gpu, rows, &mps::of(gpu, &status.mps), columns, !brief, look));
+        out.extend(block);
     }
     let next = next_steps(&status.gpus, look);
     if !next.is_empty() {
@@ -47,7 +63,8 @@ fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
         one.processes.iter_mut().chain(one.compute.iter_mut().flat_map(|compute| &mut compute.processes))
     });
     for process in gpu.processes.iter_mut().chain(inner) {
-        let serves = |daemon: &&MpsDaemon| daemon.servers.iter().any(|server| Some(server.pid) == process.pid);
+        let serves =
+            |daemon: &&MpsDaemon| daemon.servers.iter().any(|server| server.pid.is_some() && server.pid == process.pid);
         let Some(daemon) = daemons.iter().find(serves) else { continue };
         let device = daemon.device.as_ref().map_or_else(String::new, |device| format!(", {device}"));
         process.command = Some(match daemon.gpu {
@@ -58,7 +75,7 @@ fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
     gpu
 }
 
-fn header(status: &Status, look: &Look) -> Vec<String> {
+pub(crate) fn header(status: &Status, look: &Look) -> Vec<String> {
     let mut words = vec![(STRONG, format!("gpushd {}", look.clean(&status.version.agent)))];
     let mut out = Vec::new();
     match &status.version.driver {
@@ -91,7 +108,7 @@ fn header(status: &Status, look: &Look) -> Vec<String> {
                 // What a GPU says for itself stands with it, below.
                 let below = status.gpus.iter().any(|gpu| gpu.reasons == cause.causes);
                 for deeper in cause.causes.iter().filter(|_| !below) {
-                    out.extend(look.wrap("  because: ", &look.clean(deeper)));
+                    out.extend(look.wrap("  cause: ", &look.clean(deeper)));
                 }
                 if let Some(outcome) = &cause.outcome {
                     out.extend(look.wrap("  outcome: ", &look.clean(outcome)));
@@ -133,35 +150,16 @@ fn next_steps(gpus: &[Gpu], look: &Look) -> Vec<String> {
     let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
     let drifts = |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready;
     let wants = |g: &Gpu| g.mode == Mode::Mig;
-    let drifting = those(&|g| drifts(g) && wants(g) && g.mig.is_some());
-    step(
-        &drifting,
-        "differs from the config",
-        "differ from the config",
-        "`gpushctl mig plan` shows what would be done",
-    );
+    let drifting = those(&|g| drifts(g) && (g.mig.is_some() || !wants(g)));
+    let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));
+    step(&drifting, "differs from its desired state", "differ from their desired state", &dry_run);
     let uncut = those(&|g| drifts(g) && wants(g) && g.mig.is_none());
     let rule = "take it out of the rule that gives it a layout: `gpushctl config show`";
     step(&uncut, "has no MIG", "have no MIG", rule);
-    // Level and compute mode of those that take turns gpushd puts right itself.
-    let cut = |g: &Gpu| g.mig.as_ref().is_some_and(|mig| mig.enabled || mig.pending);
-    let whole = those(&|g| drifts(g) && !wants(g) && cut(g));
-    let off = format!("`gpushctl mig apply --gpu {}` switches it off", list(&whole));
-    step(&whole, "has MIG mode on against the config", "have MIG mode on against the config", &off);
-    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !whole.contains(&g.index));
-    let off = while_stopped(&[reset(&pending)]);
-    step(&pending, "waits for a reset", "wait for a reset", &off);
+    let pending = those(&|g| g.mig.as_ref().is_some_and(|m| m.enabled != m.pending) && !drifting.contains(&g.index));
+    let reset = format!("`gpushctl gpu reset {}`", list(&pending));
+    step(&pending, "waits for a reset", "wait for a reset", &reset);
     out
-}
-
-/// Commands for which the driver wants nobody to have a GPU open, the agent included.
-fn while_stopped(commands: &[String]) -> String {
-    let commands = commands.iter().map(|command| format!("`{command}`")).collect::<Vec<_>>().join(", ");
-    format!("end what uses it, `systemctl stop gpushd`, {commands}, `systemctl start gpushd`")
-}
-
-fn reset(gpus: &[u32]) -> String {
-    format!("nvidia-smi --gpu-reset -i {}", list(gpus))
 }
 
 fn list(gpus: &[u32]) -> String {

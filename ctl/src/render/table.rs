@@ -11,6 +11,7 @@ use gpush_api::{Gpu, OperationSummary};
 
 use super::{
     Look, gpu,
+    listing::Listing,
     look::{self, QUIET, gib, paint, product},
     operation,
 };
@@ -89,7 +90,7 @@ pub(crate) fn fitted(
     let margin = " ".repeat(indent);
     let header: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let mut out = String::new();
-    for line in lines(&header, &columns, &widths) {
+    for line in lines(&header, &columns, &widths).iter().filter(|_| look.headings) {
         out += &(paint(QUIET, &format!("{margin}{line}")) + "\n");
     }
     for (at, row) in rows.iter().enumerate() {
@@ -181,7 +182,7 @@ fn lines(row: &[String], columns: &[(&str, Align)], widths: &[usize]) -> Vec<Str
 }
 
 /// `gpushctl gpu list`.
-pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
+pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("GPU", Right),
@@ -194,8 +195,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
         ("UUID", Left),
     ];
     // 40 characters of UUID leave no room for the rest on most terminals. Its beginning names the GPU
-    // as well, and `gpu show` has all of it. On a narrow one the PCI address gives way to it. A pipe has
-    // no edge.
+    // too, and `-o wide` prints all of it. On a narrow terminal there is no PCI address.
     let (pci, uuid) = match look.width {
         _ if !look.wraps => (true, usize::MAX),
         0..100 => (false, "GPU-00000000".len()),
@@ -210,11 +210,15 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
                 gpu.index.to_string(),
                 look.fit(&look.clean(product(&gpu.name)), if pci || !look.wraps { 24 } else { 14 }),
                 look.clean(&gpu.pci),
-                format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib)),
-                gpu.mode.name().to_owned(),
+                if gpu.memory.total_mib == 0 {
+                    "-".to_owned()
+                } else {
+                    format!("{}/{}", gib(gpu.memory.used_mib), gib(gpu.memory.total_mib))
+                },
+                gpu::mode(gpu).to_owned(),
                 mig(gpu),
                 gpu::state(gpu.state).0.to_owned() + if gpu.drift.is_empty() { "" } else { ", drift" },
-                look.clean(&gpu.uuid).chars().take(uuid).collect(),
+                shortened(&look.clean(&gpu.uuid), uuid, look),
             ];
             if !pci {
                 row.remove(2);
@@ -222,7 +226,18 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Look) -> String {
             row
         })
         .collect();
-    fitted(&columns, rows, Narrow { spare: &["UUID", "GIB"], prose: false }, 0, look)
+    Listing::new(&columns, rows, Narrow { spare: &["UUID", "GIB"], prose: false }, look)
+        .names(gpus.iter().map(|gpu| gpu.index.to_string()))
+        .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
+        .or_empty("The driver shows no GPU on this host.")
+}
+
+/// The beginning of a UUID with an ellipsis, or all of it.
+fn shortened(uuid: &str, columns: usize, look: &Look) -> String {
+    if uuid.len() <= columns {
+        return uuid.to_owned();
+    }
+    uuid.chars().take(columns).collect::<String>() + look.pick("…", "...")
 }
 
 /// MIG mode and instances in a few characters: `on, 4`.
@@ -239,7 +254,7 @@ fn mig(gpu: &Gpu) -> String {
 }
 
 /// `gpushctl operation list`.
-pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> String {
+pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> Listing {
     use Align::{Left, Right};
     let columns = [
         ("ID", Left),
@@ -264,7 +279,7 @@ pub(crate) fn operations(operations: &[OperationSummary], look: &Look) -> String
             ]
         })
         .collect();
-    table(&columns, rows, 0, look)
+    Listing::new(&columns, rows, Narrow::default(), look).names(operations.iter().map(|op| op.id.clone()))
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
-//! GPUs that are shared by turns: what that is worth, and whether the driver goes along.
+//! Time-sliced GPUs: the level in effect, and whether the driver supports it.
 
 use gpush_api::{Gpu, TimesliceState, TimesliceView};
 
 use super::{
     Look,
-    look::{NOTE, QUIET, count, paint},
+    listing::Listing,
+    look::{NOTE, QUIET, STRONG, count, pad, paint, product},
+    table::{Align, Narrow},
+    who,
 };
 
 /// What turns are not, said wherever they are shown.
@@ -49,6 +52,60 @@ fn trouble(turns: &TimesliceView) -> Option<&str> {
         TimesliceState::Unknown => turns.since.is_some(),
     };
     turns.reason.as_deref().filter(|_| told)
+}
+
+/// `gpushctl timeslice list`.
+pub(crate) fn list(gpus: &[Gpu], look: &Look) -> Listing {
+    use Align::{Left, Right};
+    let columns = [
+        ("GPU", Right),
+        ("PRODUCT", Left),
+        ("REPLICAS", Right),
+        ("LEVEL", Left),
+        ("PROCESSES", Right),
+        ("DRIFT", Left),
+    ];
+    let row = |gpu: &Gpu| {
+        let view = gpu.timeslice.as_ref();
+        let level = |view: &TimesliceView| match (view.state, view.level) {
+            (TimesliceState::Known, Some(level)) => level.to_string(),
+            (TimesliceState::Unsupported, _) => "unsupported".to_owned(),
+            (TimesliceState::Known | TimesliceState::Unknown, _) => "unknown".to_owned(),
+        };
+        vec![
+            gpu.index.to_string(),
+            look.clean(product(&gpu.name)),
+            view.map_or_else(|| "-".to_owned(), |view| view.replicas.to_string()),
+            view.map_or_else(|| "-".to_owned(), level),
+            gpu.processes.len().to_string(),
+            look.clean(&gpu.drift.join("; ")),
+        ]
+    };
+    Listing::new(&columns, gpus.iter().map(row).collect(), Narrow { spare: &["PRODUCT"], prose: true }, look)
+        .names(gpus.iter().map(|gpu| gpu.index.to_string()))
+        .uuids(gpus.iter().map(|gpu| gpu.uuid.clone()))
+        .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` does it.")
+}
+
+/// `gpushctl timeslice show`.
+pub(crate) fn show(gpus: &[Gpu], look: &Look) -> String {
+    let mut out = String::new();
+    for gpu in gpus {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        out += &format!("{}  {}\n", paint(STRONG, &format!("GPU {}", gpu.index)), look.clean(product(&gpu.name)));
+        for (name, text) in gpu.timeslice.iter().flat_map(|view| facts(view, look)) {
+            out += &(look.wrap(&format!("  {}", pad(name, 14)), &text).join("\n") + "\n");
+        }
+        for drift in &gpu.drift {
+            out += &(look.wrap("  ! drift: ", &look.clean(drift)).join("\n") + "\n");
+        }
+        let users = gpu.processes.iter().map(|process| who::process(process, look)).collect::<Vec<_>>();
+        let users = if users.is_empty() { "none".to_owned() } else { users.join(", ") };
+        out += &(look.wrap(&format!("  {}", pad("processes", 14)), &users).join("\n") + "\n");
+    }
+    if out.is_empty() { "No GPU is time-sliced.\n".to_owned() } else { out }
 }
 
 /// Facts for `gpu show`, by name.

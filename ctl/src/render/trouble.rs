@@ -12,7 +12,7 @@ use super::{
 pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Look) -> Vec<String> {
     let mut out = labelled(word, BAD, &error.message, indent, look);
     for cause in &error.causes {
-        out.extend(labelled("  because", QUIET, cause, indent, look));
+        out.extend(labelled("  cause", QUIET, cause, indent, look));
     }
     for one in &error.errors {
         out.extend(lines(word, one, indent + 2, look));
@@ -69,10 +69,10 @@ mod tests {
         insta::assert_snapshot!(fixtures::plain(&drawn), @"
         error: 2 of 3 GPUs refuse: 0, 2
           error: the layout can't be applied on GPU 0 while 3g.40gb@4 is in use
-            because: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 7
+            cause: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 7
             hint: stop pid 7, or wait for it to end, and try again
           error: the layout can't be applied on GPU 2 while 3g.40gb@4 is in use
-            because: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 8
+            cause: 3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid 8
             hint: stop pid 8, or wait for it to end, and try again
           outcome: no GPU was touched, since not every plan stands
         ");

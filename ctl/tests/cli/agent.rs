@@ -126,6 +126,7 @@ fn agent(host: &Host, polls: usize, other: impl Fn(&Request, usize) -> Answer + 
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/version" => Answer::ok(&version()),
         "/v1/health" => Answer::ok(&health(Vec::new())),
+        "/v1/mig/devices" => Answer::ok(&gpush_core::devices::list(&gpus(BEFORE), &[])),
         "/v1/gpus" => Answer::ok(&gpus(if polled.load(Ordering::SeqCst) < polls { BEFORE } else { AFTER })),
         path if path.starts_with("/v1/operations/op-1?") => other(request, polled.fetch_add(1, Ordering::SeqCst)),
         _ => other(request, polled.load(Ordering::SeqCst)),
@@ -145,7 +146,7 @@ fn status_and_lists() {
     text += &host.run(&["status", "--gpu", "1", "--brief", "--ascii"]);
     text += &host.run(&["status", "--gpu", "7"]);
     text += &host.run(&["gpu", "list", "--gpu", "0-1"]);
-    text += &host.run(&["mig", "show"]);
+    text += &host.run(&["mig", "list"]);
     text += &host.run(&["mig", "profiles", "--gpu", "1"]);
     text += &host.run(&["operation", "list"]);
     text += &host.run(&["operation", "show"]);
@@ -254,11 +255,11 @@ fn apply_from_the_first_step_to_the_reading_after_it() {
 
 #[test]
 fn what_is_asked_for_is_what_was_typed() {
-    use gpush_api::LayoutSource::{Config, Entries, Named};
+    use gpush_api::LayoutSource::{Entries, Named, Wanted};
     let host = Host::new();
     let agent = agent(&host, usize::MAX, |_, _| Answer::ok(&Plans { plans: vec![as_wanted()] }));
     let cases: &[(&[&str], gpush_api::LayoutSource, &[&str])] = &[
-        (&["mig", "plan"], Config, &[]),
+        (&["mig", "plan"], Wanted, &[]),
         (&["mig", "plan", "mixed"], Named("mixed".into()), &[]),
         (&["mig", "plan", "--layout", "none", "-g", "3"], Named("none".into()), &["3"]),
         (
@@ -266,7 +267,7 @@ fn what_is_asked_for_is_what_was_typed() {
             Entries(vec!["1c.3g.40gb*2".into(), "1g.10gb@6".into()]),
             &[],
         ),
-        (&["mig", "apply", "--dry-run", "-g", "0-3", "-g", "GPU-5e8c,*A30*"], Config, &["0-3", "GPU-5e8c", "*A30*"]),
+        (&["mig", "apply", "--dry-run", "-g", "0-3", "-g", "GPU-5e8c,*A30*"], Wanted, &["0-3", "GPU-5e8c", "*A30*"]),
     ];
     for (args, layout, gpus) in cases {
         let output = host.command(args).output().unwrap();
@@ -330,9 +331,9 @@ fn not_watching_and_watching_in_vain() {
         "/v1/mig/apply" | "/v1/operations/op-1" => Answer::ok(&operation(1, OperationState::Running, 0)),
         _ => Answer::Silence,
     });
-    let mut text = host.run(&["mig", "apply", "--no-watch"]);
-    text += &host.run(&["mig", "apply", "--watch", "0.05", "--quiet"]);
-    text += &host.run(&["operation", "wait", "op-1", "--watch", "0.05"]);
+    let mut text = host.run(&["mig", "apply", "--detach"]);
+    text += &host.run(&["mig", "apply", "--timeout", "0.05", "--quiet"]);
+    text += &host.run(&["operation", "wait", "op-1", "--timeout", "0.05"]);
     assert_snapshot!(text);
 }
 

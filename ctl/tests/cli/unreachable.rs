@@ -67,8 +67,8 @@ fn denied_to_another_user() {
 fn an_agent_that_says_nothing() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
-    let mut text = host.run(&["status", "--timeout", "0.05"]);
-    text += &host.run(&["mig", "apply", "--timeout", "0.05"]);
+    let mut text = host.run(&["status", "--request-timeout", "0.05"]);
+    text += &host.run(&["mig", "apply", "--request-timeout", "0.05"]);
     assert_snapshot!(text);
 }
 
@@ -126,9 +126,12 @@ fn nobody_reads_the_output() {
 fn what_is_waited_for_is_said_after_two_seconds() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
-    let text = host.run(&["status", "--timeout", "2.2"]);
-    assert!(text.contains("[stderr]\ngpushd has not answered yet; waiting up to 2.2 s (--timeout)\nerror: "), "{text}");
+    let text = host.run(&["status", "--request-timeout", "2.2"]);
+    assert!(
+        text.contains("[stderr]\ngpushd has not answered yet; waiting up to 2.2s (--request-timeout)\nerror: "),
+        "{text}"
+    );
     assert!(text.ends_with("[exit 8]\n"), "{text}");
-    let text = host.run(&["status", "--timeout", "2.2", "--json"]);
+    let text = host.run(&["status", "--request-timeout", "2.2", "--json"]);
     assert!(!text.contains("[stderr]") && text.ends_with("[exit 8]\n"), "{text}");
 }

@@ -32,7 +32,7 @@ pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>,
     let mut verdict = Verdict::Goes;
     let answer = match name {
         "get_server_list" => daemon.servers.now().map(|server| server.pid().to_string()).into_iter().collect(),
-        "get_server_status" if daemon.version == Version::V550 => {
+        "get_server_status" if daemon.version >= Version::V550 => {
             of_server(daemon, pid, |_, server| vec![state(server).to_owned()])
         }
         "get_client_list" => of_server(daemon, pid, |daemon, server| {
@@ -165,8 +165,8 @@ fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) ->
 /// Version 535 lets anybody who reaches the socket set values.
 fn may_set(daemon: &mut Daemon, peer: Peer, set: impl FnOnce(&mut Daemon) -> Vec<String>) -> Vec<String> {
     match daemon.version {
-        Version::V550 if !Place::is_root(peer.uid) => vec![insufficient(peer)],
-        Version::V535 | Version::V550 => set(daemon),
+        Version::V550 | Version::V555 if !Place::is_root(peer.uid) => vec![insufficient(peer)],
+        Version::V535 | Version::V550 | Version::V555 => set(daemon),
     }
 }
 

@@ -28,14 +28,13 @@ use crate::{
     fault::{Kind as Fault, LOOK, Rule},
     files::{self, Files, NoFiles},
     log::{self, Lines, Log, Source},
+    options,
     place::{Place, Version},
-    servers::{DEVICES, Defaults, Servers},
+    servers::{DEVICES, Defaults, Servers, Users},
     value,
     wire::{self, Kind, Peer, Socket},
 };
 
-/// The argument of the process behind `-d`.
-pub(crate) const BEHIND: &str = "--behind";
 /// What it prints once it listens.
 const LISTENS: &str = "listens";
 
@@ -53,18 +52,23 @@ pub(crate) struct Daemon {
 }
 
 /// `-f`.
-pub(crate) fn foreground(place: Place) -> anyhow::Result<ExitCode> {
-    serve(place, &Lines::Output, || {})
+pub(crate) fn foreground(place: Place, users: Users) -> anyhow::Result<ExitCode> {
+    serve(place, users, &Lines::Output, || {})
 }
 
 /// `-d`: what serves is a process of its own, started by one that ends when it listens.
-pub(crate) fn background(called: &Path) -> anyhow::Result<ExitCode> {
+pub(crate) fn background(called: &Path, users: Users) -> anyhow::Result<ExitCode> {
     let own = std::env::current_exe().context("cannot find my own executable")?;
     let mut command = Command::new(own);
     std::os::unix::process::CommandExt::arg0(&mut command, called);
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     // Called by the program's own name: see main.rs.
-    command.arg(BEHIND).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+    command
+        .arg(options::BEHIND)
+        .args(users.argument())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit());
     let mut child = command.spawn().context("cannot start the daemon")?;
     let mut said = String::new();
     if let Some(out) = child.stdout.take() {
@@ -78,14 +82,14 @@ pub(crate) fn background(called: &Path) -> anyhow::Result<ExitCode> {
 }
 
 /// The process behind `-d`.
-pub(crate) fn behind(place: Place) -> anyhow::Result<ExitCode> {
+pub(crate) fn behind(place: Place, users: Users) -> anyhow::Result<ExitCode> {
     let made = std::fs::create_dir(&place.log);
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     if made.is_ok() {
         std::fs::set_permissions(&place.log, mode)?;
     }
     let lines = Lines::Directory(place.log.clone());
-    serve(place, &lines, || {
+    serve(place, users, &lines, || {
         println!("{LISTENS}");
         // Nobody reads what comes after it, nor the errors of a daemon.
         if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
@@ -94,7 +98,7 @@ pub(crate) fn behind(place: Place) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn serve(place: Place, lines: &Lines, listening: impl FnOnce()) -> anyhow::Result<ExitCode> {
+fn serve(place: Place, users: Users, lines: &Lines, listening: impl FnOnce()) -> anyhow::Result<ExitCode> {
     let lock = match files::lock(&place.pipe) {
         Ok(lock) => lock,
         Err(NoFiles::Taken) => {
@@ -123,7 +127,7 @@ fn serve(place: Place, lines: &Lines, listening: impl FnOnce()) -> anyhow::Resul
         place,
         log,
         defaults,
-        servers: Servers::default(),
+        servers: Servers::serving(users),
         files,
         ear: None,
         ungreeted: Vec::new(),

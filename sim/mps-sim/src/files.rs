@@ -87,7 +87,7 @@ pub(crate) fn listen(place: &Place, lock: File) -> io::Result<Files> {
     let privileged = Socket::listen(&place.pipe.join("control_privileged"))?;
     let control = Socket::listen(&place.pipe.join("control"))?;
     std::fs::set_permissions(place.pipe.join("control"), PermissionsExt::from_mode(0o666))?;
-    if place.version() == Version::V550 {
+    if place.version() >= Version::V550 {
         let pid = match place.faults.fires(Kind::StalePidFile) {
             Some(_) => NOBODYS_PID,
             None => std::process::id(),

@@ -17,6 +17,8 @@
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
+use self::{options::Action, servers::Users};
+
 pub mod client;
 mod command;
 mod daemon;
@@ -24,6 +26,7 @@ pub mod fault;
 mod files;
 mod front;
 mod log;
+mod options;
 mod place;
 mod server;
 mod servers;
@@ -53,21 +56,27 @@ pub fn main(called: &Path, arguments: &[OsString]) -> Option<ExitCode> {
     }))
 }
 
-/// As the real one: exactly one argument is looked at, and all else is its front-end.
+/// Runs the control program as its version does.
 fn control(called: &Path, arguments: &[OsString]) -> anyhow::Result<ExitCode> {
-    let only = match arguments {
-        [only] => only.to_str(),
-        [] | [_, ..] => None,
-    };
-    match only {
-        Some("-f") => daemon::foreground(place::Place::of(called)),
-        Some("-d") => daemon::background(called),
-        Some("-h") => {
+    let place = place::Place::of(called);
+    let users = |multi_user| if multi_user { Users::Many } else { Users::One };
+    match Action::of(place.version(), arguments) {
+        Action::Foreground { multi_user } => daemon::foreground(place, users(multi_user)),
+        Action::Background { multi_user } => daemon::background(called, users(multi_user)),
+        Action::Behind { multi_user } => daemon::behind(place, users(multi_user)),
+        Action::FrontEnd => front::run(),
+        Action::Help => {
             println!("{HELP}");
             Ok(ExitCode::SUCCESS)
         }
-        Some(daemon::BEHIND) => daemon::behind(place::Place::of(called)),
-        Some(_) | None => front::run(),
+        Action::Usage => {
+            println!("{HELP}");
+            Ok(ExitCode::FAILURE)
+        }
+        Action::OnlyRoot => {
+            println!("Only root user may enable -multiuser-server!");
+            Ok(ExitCode::FAILURE)
+        }
     }
 }
 

@@ -16,18 +16,24 @@ const LOG: &str = "CUDA_MPS_LOG_DIRECTORY";
 const VERSION: &str = "MPS_SIM_VERSION";
 
 /// A driver branch whose programs behave alike here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
     /// Does not know `get_server_status`, writes no pid file, and lets anybody set values.
     V535,
     /// Knows it, writes one, and lets only root and its own user.
     V550,
+    /// As 550. Parses several options, rejects unknown ones, and knows `-multiuser-server`.
+    V555,
 }
 
 impl Version {
     fn of(text: &str) -> Self {
         let branch = text.split('.').next().and_then(|branch| branch.parse::<u32>().ok());
-        if branch.is_some_and(|branch| branch < 550) { Self::V535 } else { Self::V550 }
+        match branch {
+            Some(0..550) => Self::V535,
+            Some(550..555) | None => Self::V550,
+            Some(555..) => Self::V555,
+        }
     }
 }
 
@@ -181,7 +187,13 @@ mod tests {
 
     #[test]
     fn versions_by_their_branch() {
-        for (text, version) in [("535", Version::V535), ("535.309.01", Version::V535), ("580.65", Version::V550)] {
+        for (text, version) in [
+            ("535", Version::V535),
+            ("535.309.01", Version::V535),
+            ("550.163.01", Version::V550),
+            ("555.58.02", Version::V555),
+            ("580.65", Version::V555),
+        ] {
             assert_eq!(Version::of(text), version, "{text}");
         }
     }

@@ -9,7 +9,7 @@
 //!     those who wait are hung up on                             the last who came to wait is served first
 //! ```
 //!
-//! One uid at a time. Asked something, a server that starts or leaves is busy, which only the log says.
+//! One uid at a time, or with `-multiuser-server` all as uid 0. Asked something, a server that starts or leaves is busy, which only the log says.
 
 use std::{
     io,
@@ -26,6 +26,7 @@ use crate::{
     SERVER,
     fault::Rule,
     log::Log,
+    options::MULTI_USER,
     wire::{Peer, Socket},
 };
 
@@ -136,15 +137,48 @@ impl Waiting {
 /// The uid of a client that a fault rule makes up.
 const MADE_UP_UID: u32 = 65_533;
 
+/// Whose clients one server takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// Those of its own user.
+    #[default]
+    One,
+    /// Those of all users: `-multiuser-server`. The server runs as root.
+    Many,
+}
+
+impl Users {
+    /// The argument that says so, for the daemon and for its servers.
+    pub(crate) fn argument(self) -> Option<&'static str> {
+        match self {
+            Self::One => None,
+            Self::Many => Some(MULTI_USER),
+        }
+    }
+
+    /// Returns the uid that a client counts as: the real daemon takes all for root's, and logs them so.
+    fn uid(self, uid: u32) -> u32 {
+        match self {
+            Self::One => uid,
+            Self::Many => 0,
+        }
+    }
+}
+
 /// All servers of a daemon.
 #[derive(Debug, Default)]
 pub(crate) struct Servers {
+    users: Users,
     now: Option<Server>,
     waiting: Vec<Waiting>,
     made_up: Option<(Rule, Option<Socket>)>,
 }
 
 impl Servers {
+    pub(crate) fn serving(users: Users) -> Self {
+        Self { users, ..Self::default() }
+    }
+
     pub(crate) fn now(&self) -> Option<&Server> {
         self.now.as_ref()
     }
@@ -156,6 +190,7 @@ impl Servers {
 
     /// A client came.
     pub(crate) fn client(&mut self, socket: Socket, peer: Peer, log: &Log) {
+        let peer = Peer { uid: self.users.uid(peer.uid), ..peer };
         let there = self.now.as_ref().is_some_and(|now| now.uid == peer.uid && now.socket.is_some());
         let said = if there { "Server already exists" } else { "Server is not ready, push client to pending list" };
         log.say(&format!("NEW CLIENT {} from user {}: {said}", peer.pid, peer.uid));
@@ -165,6 +200,7 @@ impl Servers {
 
     /// A server is wanted for a user.
     pub(crate) fn start(&mut self, uid: u32, log: &Log) {
+        let uid = self.users.uid(uid);
         self.waiting.push(Waiting::Start { uid });
         self.settle(log);
     }
@@ -250,7 +286,7 @@ impl Servers {
         if self.now.is_none()
             && let Some(uid) = self.waiting.last().map(Waiting::uid)
         {
-            match spawn(uid) {
+            match spawn(uid, self.users) {
                 Ok(child) => {
                     log.say(&format!("Starting new server {} for user {uid}", child.id()));
                     self.now = Some(Server { uid, child, socket: None, was_ready: false, failed: false });
@@ -289,7 +325,7 @@ impl Servers {
     /// A client of another uid comes, by a fault rule.
     pub(crate) fn make_up(&mut self, rule: Rule, log: &Log) {
         self.made_up = Some((rule, None));
-        self.waiting.push(Waiting::MadeUp { uid: MADE_UP_UID });
+        self.waiting.push(Waiting::MadeUp { uid: self.users.uid(MADE_UP_UID) });
         self.settle(log);
     }
 
@@ -321,8 +357,9 @@ fn hand_over(server: &Socket, client: &Socket) -> io::Result<()> {
 }
 
 /// Starts a server through the PATH, as a user if we may.
-fn spawn(uid: u32) -> io::Result<Child> {
+fn spawn(uid: u32, users: Users) -> io::Result<Child> {
     let mut command = Command::new(SERVER);
+    command.args(users.argument());
     if nix::unistd::geteuid().is_root() && uid != 0 && uid != MADE_UP_UID {
         command.uid(uid);
     }

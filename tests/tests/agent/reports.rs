@@ -50,16 +50,19 @@ fn config_diff_says_of_what_it_does_not_know() {
 }
 
 #[test]
-fn assert_looks_at_cordoned_gpus_and_at_those_that_shall_be_whole() {
+fn assert_checks_cordoned_gpus_and_only_those_of_mode_mig() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\ncount = 3\n");
     let agent = Agent::start(
         &host,
         "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n",
     );
     agent.wait_for_layouts_at_start();
+    // GPU 1 has MIG enabled against its rule, which `mig apply` without a GPU does not change.
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
-    assert_eq!(status, Some(3), "GPU 1 has MIG on: {text}");
-    assert_eq!(gpushctl(&agent, &["mig", "apply", "--gpu", "1"]).0, Some(0));
+    assert_eq!(status, Some(0), "{text}");
+    assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(3));
+    assert_eq!(gpushctl(&agent, &["apply"]).0, Some(0));
+    assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(0));
     assert_eq!(gpushctl(&agent, &["gpu", "cordon", "0", "--reason", "fan"]).0, Some(0));
     let (status, text) = gpushctl(&agent, &["mig", "assert"]);
     assert_eq!(status, Some(0), "{text}");

@@ -7,3 +7,4 @@ mod event_kinds;
 mod requests;
 mod states;
 mod transcript;
+mod verbs;

@@ -65,9 +65,9 @@ fn cordon_drain_and_uncordon() {
     all += &run(&agent, &["gpu", "drain", "0-1", "--reason", "fan replacement"]);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0", gi_at(&host, 0, 4)));
     agent.settle_reads();
-    let refused = run(&agent, &["gpu", "drain", "0", "--wait", "0"]);
+    let refused = run(&agent, &["gpu", "drain", "0", "--timeout", "0"]);
     assert!(refused.contains(&format!("waiting: used by pid {pid} (")), "{refused}");
-    assert!(refused.ends_with("GPU 0 was not seen idle within 0 s; it stays cordoned.\n[exit 8]\n"), "{refused}");
+    assert!(refused.ends_with("GPU 0 was not idle within 0s; it stays cordoned.\n[exit 8]\n"), "{refused}");
 
     // It ends when the process does.
     let mut drain = gpushctl(&agent, &["gpu", "drain", "0"]);

@@ -1,6 +1,7 @@
-//! What it costs others that somebody asks for much: light reads go on beside heavy ones.
+//! gpushd under load: light reads besides heavy ones, memory after many requests, and random steps.
 
 mod memory;
+mod steps;
 
 use std::{
     sync::{

@@ -150,7 +150,7 @@ fn foreign_double_memory_instances_are_recognised_kept_and_exported() {
         let exported = gpushctl(&agent, &["mig", "export"], "");
         let text = String::from_utf8(exported.stdout).expect("text");
         assert!(text.contains(&format!("\"{part}\": 4")) && exported.stderr.is_empty(), "{text}");
-        assert_eq!(status(&gpushctl(&agent, &["mig", "assert", "-f", "-"], &text)), 0, "{key}");
+        assert_eq!(status(&gpushctl(&agent, &["mig", "assert", "--file", "-"], &text)), 0, "{key}");
         assert_eq!(truth(&host, 0), before);
 
         // The idle ones become the other kind in their GPU instances; the one in use stays.

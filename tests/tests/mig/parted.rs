@@ -79,9 +79,9 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// `mig COMMAND -f - -c LABEL ARGS…` on the file above: exit status and all that was said.
+/// `mig COMMAND --file - -c LABEL ARGS…` on the file above: exit status and all that was said.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
-    let args = [&["mig", command, "-f", "-", "-c", label], args].concat();
+    let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
     let said = [output.stdout, output.stderr].concat();
     (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&said).into_owned())
@@ -123,14 +123,14 @@ fn one_file_for_several_parts_is_one_operation_and_exporting_it_is_identity() {
     let text = String::from_utf8(exported.stdout).expect("text");
     insta::assert_snapshot!(text);
     assert_eq!((exported.status.code(), exported.stderr.as_slice()), (Some(0), &b""[..]));
-    let asserted = gpushctl(&agent, &["mig", "assert", "-f", "-"], &text);
+    let asserted = gpushctl(&agent, &["mig", "assert", "--file", "-"], &text);
     assert_eq!(asserted.status.code(), Some(0), "{asserted:?}");
     let path = host.scratch("now.yaml");
     let path = path.to_str().expect("a path");
-    let written = gpushctl(&agent, &["mig", "export", "--label", "now", "-o", path], "");
+    let written = gpushctl(&agent, &["mig", "export", "--label", "now", "--file", path], "");
     assert!(written.status.success() && written.stdout.is_empty(), "{written:?}");
     assert_eq!(std::fs::read_to_string(path).expect("it was written"), text);
-    let again = gpushctl(&agent, &["mig", "apply", "-f", path, "--json"], "");
+    let again = gpushctl(&agent, &["mig", "apply", "--file", path, "--json"], "");
     let again: Operation = serde_json::from_slice(&again.stdout).expect("an operation");
     assert!(again.plans.iter().all(|plan| plan.steps.is_empty()), "{again:?}");
 }
@@ -147,7 +147,7 @@ fn a_change_of_one_gpu_leaves_the_others_and_what_runs_there() {
     host.start_trace();
     // GPU 1 becomes another, GPU 0 is as the file says: it is not touched.
     let other = FILE.replace("\"7g.80gb\": 1", "\"1g.10gb\": 7");
-    let output = gpushctl(&agent, &["mig", "apply", "-f", "-", "-c", "second"], &other);
+    let output = gpushctl(&agent, &["mig", "apply", "--file", "-", "-c", "second"], &other);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert_eq!(truth(&host, 1).len(), 7);
     assert_eq!([truth(&host, 0), truth(&host, 2)], before);
@@ -188,7 +188,8 @@ fn what_means_nothing_on_this_host_is_refused_and_changes_nothing() {
     assert_eq!(host.trace(), [], "no call that changes anything");
     assert_eq!((0..3).map(|gpu| truth(&host, gpu)).collect::<Vec<_>>(), before);
 
-    let wrong = gpushctl(&agent, &["mig", "apply", "-f", "-"], "version: v1\nmig-configs:\n  x:\n    - devices: all\n");
+    let wrong =
+        gpushctl(&agent, &["mig", "apply", "--file", "-"], "version: v1\nmig-configs:\n  x:\n    - devices: all\n");
     assert_eq!(wrong.status.code(), Some(2));
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(said.contains("stdin:4:7: this group has no `mig-enabled`"), "{said}");
@@ -233,7 +234,7 @@ fn a_gpu_that_is_gone_is_named_and_the_others_are_not_mistaken_for_it() {
     }
     host.start_trace();
     // The file that was saved names it; so does a list, and `all` means it too.
-    let restored = gpushctl(&agent, &["mig", "apply", "-f", "-"], &saved);
+    let restored = gpushctl(&agent, &["mig", "apply", "--file", "-"], &saved);
     let said = String::from_utf8_lossy(&restored.stderr).into_owned();
     assert!(restored.status.code().is_some_and(|status| status != 0), "{said}");
     assert!(said.contains("lost") && !said.contains("panicked"), "{said}");

@@ -117,7 +117,7 @@ fn one_gpu_that_cannot_have_its_layout_costs_no_other_and_is_not_tried_for_ever(
     assert!(trouble["causes"].to_string().contains("gpushd tries again by itself"), "{trouble}");
     assert_eq!(record(&agent)["complete"], json!(false), "it is still being tried");
     let trouble = told(&agent, 0, "tried 6 times");
-    assert!(trouble["causes"].to_string().contains("`gpushctl mig apply --gpu 0`"), "{trouble}");
+    assert!(trouble["causes"].to_string().contains("`gpushctl apply 0`"), "{trouble}");
     agent.wait_for_layouts_at_start();
     assert_eq!(on(&agent, 0), [OperationState::RolledBack; 6]);
     assert_eq!(on(&agent, 1), [OperationState::Done]);

@@ -38,7 +38,10 @@ fn on_nvswitches_a_gpu_is_reset_by_itself_only_while_a_fabric_manager_runs() {
         let nvlink = agent.gpu(0).nvlink.expect("links");
         assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
         let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["0"], "layout": { "entries": LAYOUT } })).json();
-        assert_eq!(plan["plans"][0]["reset"]["together"].as_array().map(Vec::len), Some(if runs { 0 } else { 2 }));
+        assert_eq!(
+            plan["plans"][0]["steps"][0]["reset"]["together"].as_array().map(Vec::len),
+            Some(if runs { 0 } else { 2 })
+        );
         host.start_trace();
         let operation = agent.apply(&["0"], LAYOUT);
         assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
@@ -152,9 +155,9 @@ fn while_a_gpu_is_reset_others_are_refused_at_once_or_stand_in_line() {
     agent
         .until("the first is reset", || around.calls().iter().any(|call| call.starts_with("nvidia-smi")).then_some(()));
     let refused = agent.begin(&["1"], LAYOUT).expect_err("nothing can be read");
-    assert!(refused.code == Code::Conflict && refused.retryable, "{refused:?}");
+    assert!(refused.code == Code::Resetting && refused.retryable, "{refused:?}");
     let plan = agent.post("/v1/mig/plan", &json!({ "gpus": ["1"], "layout": { "entries": LAYOUT } })).error();
-    assert_eq!(plan.code, Code::Conflict, "{plan:?}");
+    assert_eq!(plan.code, Code::Resetting, "{plan:?}");
     let body = json!({ "gpus": ["2"], "layout": { "entries": LAYOUT }, "wait_s": 60 });
     let waiting = agent.begin_with(&body).expect("it waits");
     for operation in [first, waiting] {

@@ -7,7 +7,7 @@ use gpush_api::{Code, MpsDaemon, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
-    mps::{Client, act, base, becomes, clear_faults, daemon, fault, is_open, reaches, share, signal},
+    mps::{Client, act, base, becomes, clear_faults, daemon, fault, is_open, reaches, release_all, share, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -36,12 +36,19 @@ fn whoever_came_since_the_last_look_is_found_before_a_daemon_is_ended() {
     let agent = ready(&host);
     let environment = share(&agent, "0", &json!({})).expect("a share").environment;
     let mut client = Client::start(&host, &environment);
-    for verb in ["stop", "restart"] {
+    let refused = |verb: &str| {
         let refused = act(&agent, "0", verb, &json!({})).error();
         assert_eq!(refused.code, Code::Blocked, "{verb}: {refused:?}");
         assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
-        let now = daemon(&agent, "0");
+        daemon(&agent, "0")
+    };
+    for verb in ["stop", "restart"] {
+        let now = refused(verb);
         assert!(now.state == MpsState::Ready && is_open(pipe(&now)), "{verb}: open again: {now:#?}");
+    }
+    release_all(&agent, "0");
+    for verb in ["stop", "restart"] {
+        assert_eq!(refused(verb).state, MpsState::Ready, "{verb}: a client without a share counts, too");
     }
     assert!(client.lives() && client.said().is_empty());
     client.end();
@@ -75,11 +82,12 @@ fn a_server_that_is_not_asked_has_clients_unless_the_driver_tells_that_it_has_no
     let waits = Client::begin(&host, &environment, None);
     becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
     waits.end();
+    release_all(&agent, "0");
     for function in ["Compute", "Graphics", "MPSCompute"] {
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
     }
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.message.contains("nobody can tell"), "{refused:?}");
+    assert!(refused.message.contains("cannot tell"), "{refused:?}");
     let untold = daemon(&agent, "0");
     assert!(!untold.clients_known, "{untold:#?}");
     assert!(untold.findings.iter().any(|finding| finding.contains("the driver does not tell")), "{untold:#?}");
@@ -100,6 +108,7 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
         host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
     }
     let mut client = Client::start(&host, &environment);
+    release_all(&agent, "0");
     assert!(signal(pid, Signal::SIGSTOP));
     let hung = becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
     assert!(hung.reasons.iter().any(|reason| reason.contains("can't be told")), "{hung:#?}");
@@ -110,7 +119,7 @@ fn a_daemon_whose_clients_nobody_can_tell_is_left_alone() {
     let agent = Agent::start(&host, CONFIG);
     becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.message.contains("nobody can tell"), "{refused:?}");
+    assert!(refused.message.contains("cannot tell"), "{refused:?}");
     assert!(signal(pid, Signal::SIGCONT));
     let well = reaches(&agent, "0", MpsState::Ready);
     assert_eq!((well.pid.map(u32::cast_signed), well.clients.len()), (Some(pid), 1));
@@ -125,9 +134,10 @@ fn a_slow_daemon_is_not_taken_for_one_without_clients() {
     let environment = share(&agent, "0", &json!({})).expect("a share").environment;
     // The last look found nobody. A new one takes longer than anybody waits for it.
     let mut client = Client::start(&host, &environment);
+    release_all(&agent, "0");
     fault(&host, "slow-hello --ms 1200");
     let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.code == Code::Blocked && refused.message.contains("nobody can tell"), "{refused:?}");
+    assert!(refused.code == Code::Blocked && refused.message.contains("cannot tell"), "{refused:?}");
     assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     clear_faults(&host);
@@ -242,12 +252,12 @@ fn a_restart_of_a_stopped_daemon_ends_nobody_who_came_to_what_it_started() {
     share(&agent, "1", &json!({})).expect("a share");
     let (zero, one) = (daemon(&agent, "0"), daemon(&agent, "1"));
     let hangs = one.pid.expect("a pid").cast_signed();
-    assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
+    assert_eq!(act(&agent, "0", "stop", &json!({ "force": true })).status, 200);
     reaches(&agent, "0", MpsState::Stopped);
     assert!(signal(hangs, Signal::SIGSTOP));
     let client = std::thread::scope(|scope| {
         // While somebody waits for a look at the other one, all are settled no faster.
-        scope.spawn(|| act(&agent, "1", "stop", &json!({})));
+        scope.spawn(|| act(&agent, "1", "stop", &json!({ "force": true })));
         agent.await_that("the other door shut", || !is_open(pipe(&one)));
         let restart = scope.spawn(|| act(&agent, "0", "restart", &json!({})).status);
         agent.await_that("it started", || is_open(pipe(&zero)));

@@ -111,13 +111,3 @@ fn a_daemon_with_a_foreign_protocol_is_served_through_its_front_end() {
     let set = agent.post("/v1/mps/4/settings", &json!({"percentage": 30})).json();
     assert_eq!(set["daemon"]["in_force"]["percentage"], 30, "{set:#}");
 }
-
-#[test]
-fn several_users_at_a_time_are_refused_where_the_daemon_can_not() {
-    let host = Host::up("mixed");
-    let agent = Agent::start(&host, &format!("{CONFIG}mps = {{ users = \"many\" }}\n"));
-    let daemon = ready(&agent);
-    assert_eq!(daemon["wanted"]["users"], "one");
-    let findings = daemon["findings"].to_string();
-    assert!(findings.contains("clients of several users are wanted, and can't be had"), "{findings}");
-}

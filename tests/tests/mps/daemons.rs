@@ -8,8 +8,8 @@ use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
     mps::{
-        Client, Role, act, base, becomes, controls, daemon, daemons, names, parts, reaches, real_programs, share,
-        signal,
+        Client, Role, act, base, becomes, controls, daemon, daemons, names, parts, reaches, real_programs, release_all,
+        share, signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -85,6 +85,7 @@ fn a_daemon_serves_what_its_rule_says_and_outlives_every_agent() {
         let agent = start(host, programs, &config);
         let idle = becomes(&agent, "0", "wanted", |daemon| daemon.state == MpsState::Ready && daemon.gpu.is_some());
         assert_eq!((idle.pid, controls(&base(host))), (ready.pid, vec![pid]));
+        release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
         assert_eq!(parts(&base(host)), []);

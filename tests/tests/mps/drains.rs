@@ -127,7 +127,7 @@ fn a_server_that_fell_is_told_to_whoever_listens() {
     let host = Host::up(HOST);
     let (agent, client) = served(&host);
     let mut listener = agent.listen("?kinds=mps", None);
-    let server = daemon(&agent, "0").servers[0].pid;
+    let server = daemon(&agent, "0").servers[0].pid.expect("a pid");
     assert!(signal(server.cast_signed(), Signal::SIGKILL));
     assert_eq!(client.says(), "lost");
     let told = format!("server {server} of it");
@@ -145,7 +145,8 @@ fn a_server_that_keeps_another_limit_than_its_daemon_is_told() {
     let limit = |mib: u64| assert_eq!(act(&agent, "0", "settings", &json!({ "memory_limit_mib": mib })).status, 200);
     limit(8192);
     let client = Client::start(&host, &share(&agent, "0", &json!({})).expect("a share").environment);
-    let server = becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1).servers[0].pid;
+    let server =
+        becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1).servers[0].pid.expect("a pid");
     assert!(daemon(&agent, "0").findings.is_empty());
     limit(1024);
     let told = format!("server {server} was started with memory limit 8192M, and keeps it");

@@ -28,7 +28,7 @@ fn next(listener: &mut Listener) -> (MpsState, String) {
 fn each_step_of_its_life_is_an_event() {
     let served = Served::up();
     let mut listener = served.agent.listen("?kinds=mps", None);
-    assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
+    assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Stopping, MpsState::Stopped]);
     assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);
     assert_eq!([next(&mut listener).0, next(&mut listener).0], [MpsState::Starting, MpsState::Ready]);

@@ -3,6 +3,7 @@
 
 mod access;
 mod adopt;
+mod available;
 mod compute_modes;
 mod control_connection;
 mod daemons;
@@ -11,7 +12,10 @@ mod eligibility;
 mod events;
 mod faults;
 mod hung_gpu;
+mod in_use;
 mod kills;
 mod mode_changes;
+mod multi_user;
 mod queue;
 mod shares;
+mod visibility;

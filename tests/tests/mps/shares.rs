@@ -48,7 +48,7 @@ fn stdout(output: &Output) -> String {
 }
 
 /// As a user: the answer of `gpushctl --json`, or its error.
-fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsShareTaken, ApiError> {
+pub(crate) fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsShareTaken, ApiError> {
     let mut command = ctl(host, agent, &[&["mps", "env", "0", "--json", "--for", "1h"], args].concat());
     let output = command.uid(uid).gid(uid).current_dir("/").env("HOME", "/").output().expect("gpushctl");
     let parsed = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).ok();
@@ -63,7 +63,11 @@ fn share_as(uid: u32, host: &Host, agent: &Agent, args: &[&str]) -> Result<MpsSh
 
 /// A host that other users compute on.
 fn public() -> Host {
-    let host = Host::up(HOST);
+    opened(Host::up(HOST))
+}
+
+/// Opens a host's directories to other users.
+pub(crate) fn opened(host: Host) -> Host {
     // The directory of a test is its own user's otherwise.
     let around = host.dir().parent().expect("a directory");
     fs::set_permissions(around, fs::Permissions::from_mode(0o755)).expect("it can be opened");
@@ -139,6 +143,31 @@ fn no_more_is_handed_out_than_the_rule_allows_and_a_request_counts_once() {
         assert_eq!(share(&agent, "0", &wrong).unwrap_err().code, Code::BadRequest, "{wrong}");
     }
     drop(host);
+}
+
+/// Without a lock per key, several targets each gave a share: 54 of 60 rounds.
+#[test]
+fn one_key_on_several_targets_takes_one_share() {
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 4\n");
+    let agent = Agent::start(&host, &CONFIG.replace("\"0\"", "\"0-3\""));
+    for target in ["0", "1", "2", "3"] {
+        reaches(&agent, target, MpsState::Ready);
+    }
+    for round in 0..10 {
+        let headers = format!("content-type: application/json\r\nidempotency-key: round-{round}\r\n");
+        let take = |target: usize| {
+            let body = json!({ "percentage": 1 }).to_string();
+            agent.request("POST", &format!("/v1/mps/{target}/shares"), &headers, body.as_bytes()).status
+        };
+        let statuses: Vec<u16> = std::thread::scope(|scope| {
+            let asked: Vec<_> = (0..4).map(|target| scope.spawn(move || take(target))).collect();
+            asked.into_iter().map(|one| one.join().expect("an answer")).collect()
+        });
+        let taken = statuses.iter().filter(|status| **status == 200).count();
+        assert_eq!(taken, 1, "round {round}: {statuses:?}");
+    }
+    let shares: usize = (0..4).map(|target| daemon(&agent, &target.to_string()).shares.len()).sum();
+    assert_eq!(shares, 10);
 }
 
 #[test]
@@ -314,11 +343,15 @@ fn while_a_daemon_does_not_serve_nobody_is_let_in_and_no_environment_is_handed_o
     assert!(gpush_tests::mps::signal(pid, nix::sys::signal::Signal::SIGKILL));
     reaches(&agent, "0", MpsState::Starting);
     assert!(!is_open(Path::new(&pipe)), "shut while it starts");
-    let env = { ctl(&host, &agent, &["--timeout", "1", "mps", "env", "0", "--for", "1h"]) }.output().expect("gpushctl");
+    let env = { ctl(&host, &agent, &["--request-timeout", "1", "mps", "env", "0", "--for", "1h"]) }
+        .output()
+        .expect("gpushctl");
     assert!(!env.status.success() && env.stdout.is_empty(), "{env:?}");
     let said = String::from_utf8_lossy(&env.stderr).into_owned();
     assert!(said.contains("its MPS daemon is starting"), "{said}");
-    let ran = { ctl(&host, &agent, &["--timeout", "1", "mps", "run", "0", "--", "true"]) }.output().expect("gpushctl");
+    let ran = { ctl(&host, &agent, &["--request-timeout", "1", "mps", "run", "0", "--", "true"]) }
+        .output()
+        .expect("gpushctl");
     assert_eq!(ran.status.code(), Some(125), "{ran:?}");
     reaches(&agent, "0", MpsState::Ready);
     assert!(is_open(Path::new(&pipe)), "whoever had a share has it still");

@@ -1,4 +1,5 @@
-//! `cargo xtask demo`: gpush at work on a simulated host, for somebody who has just cloned it.
+//! `cargo xtask demo`: gpush at work on a simulated host, for a first look. The short tour fits three screens;
+//! `--full` shows every subject.
 //!
 //! Nothing here is staged. `gpush-sim run` makes the host and runs this program again on it; that
 //! one starts the real `gpushd` and types real `gpushctl` commands, each shown as typed and its
@@ -30,6 +31,9 @@ pub(crate) struct Arguments {
     /// Show it on every preset, one after the other
     #[arg(long, conflicts_with_all = ["preset", "shell"])]
     every_preset: bool,
+    /// Show every subject, not the short tour
+    #[arg(long, conflicts_with = "shell")]
+    full: bool,
     /// Leave you in a shell on the host, with gpushd running, instead of typing for you
     #[arg(long)]
     shell: bool,
@@ -61,17 +65,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     };
     let mut good = true;
     for preset in presets {
-        good &= outside(&programs, preset, arguments.shell)?;
+        good &= outside(&programs, preset, arguments)?;
     }
     Ok(good)
 }
 
-fn outside(programs: &Path, preset: &str, shell: bool) -> Result<bool> {
+fn outside(programs: &Path, preset: &str, arguments: &Arguments) -> Result<bool> {
     let own = std::env::current_exe().context("this program has no path")?;
     let mut host = Command::new(programs.join("gpush-sim"));
     host.args(["run", preset, "--"]).arg(own).args(["demo", "--preset", preset, "--inside"]).arg(programs);
-    if shell {
+    if arguments.shell {
         host.arg("--shell");
+    }
+    if arguments.full {
+        host.arg("--full");
     }
     Ok(host.status().context("gpush-sim cannot be started")?.success())
 }
@@ -90,20 +97,64 @@ fn inside(arguments: &Arguments, tour: &Tour, programs: &Path) -> Result<bool> {
         say("A shell on that host; config.toml has layouts for it. Try `gpushctl status`, `gpushctl mig plan`,\n\
              `gpush-sim --help`; $NVML_SIM_STATE is the host's folder. `exit` takes it all down.");
         session.shell()?
+    } else if arguments.full {
+        full(tour, &mut session)?
     } else {
-        take(tour, &mut session)?
+        short(tour, &mut session)?
     };
     session.end()?;
     Ok(good)
 }
 
-/// Types the commands of the tour; true when each ended as it must.
-fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
+/// Types the commands of the short tour; true when each ended as it must.
+fn short(tour: &Tour, session: &mut Session) -> Result<bool> {
+    let mut wrong = Vec::new();
+    session.reload(&tour.config_with_mps())?;
+    say("The config says how each GPU is shared: some as MIG instances, some through MPS.");
+    typed("cat config.toml");
+    print!("{}", tour.config_with_mps());
+    say("Apply it to GPU 0. Each step is read back from the hardware.");
+    types(session, &mut wrong, "gpushctl apply 0", 0)?;
+    say(&format!("A program starts on the {} of GPU 0.", tour.used));
+    let program = work(tour, session, &mut wrong)?;
+    types(session, &mut wrong, "gpushctl status 0", 0)?;
+    say("Another layout is built around it: the instance in use stays.");
+    types(session, &mut wrong, &format!("gpushctl mig apply {} -g 0", tour.reshaped.join(",")), 0)?;
+    say("A layout without room for it is refused, with the process that blocks it.");
+    types(session, &mut wrong, &format!("gpushctl mig apply {} -g 0", tour.whole), 4)?;
+    say("What is free, for scripts.");
+    types(session, &mut wrong, "gpushctl mig list 0 --free -o csv", 0)?;
+    drop(program);
+    let gpu = tour.shared;
+    say("GPUs shared through MPS: a supervised daemon, and limits for each client.");
+    types(session, &mut wrong, &format!("gpushctl apply {gpu}"), 0)?;
+    types(
+        session,
+        &mut wrong,
+        &format!("gpushctl mps run {gpu} --percentage 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        0,
+    )?;
+    end(&wrong, "`cargo xtask demo --full` shows more, `--shell` leaves you on such a host.")
+}
+
+/// Reports the commands that ended otherwise than they must.
+fn end(wrong: &[String], more: &str) -> Result<bool> {
+    for line in wrong {
+        println!("WRONG: {line}");
+    }
+    if wrong.is_empty() {
+        say(more);
+    }
+    Ok(wrong.is_empty())
+}
+
+/// Types the commands of the full tour; true when each ended as it must.
+fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     let mut wrong = Vec::new();
     say("What is there. No GPU is cut, none is claimed.");
     types(session, &mut wrong, "gpushctl gpu list", 0)?;
     say("What the first one can be cut into.");
-    types(session, &mut wrong, "gpushctl mig profiles --gpu 0", 0)?;
+    types(session, &mut wrong, "gpushctl mig profiles 0", 0)?;
 
     say("The administrator writes down what is wanted, and has it checked.");
     typed("cat config.toml");
@@ -111,7 +162,7 @@ fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
     session.reload(&tour.config())?;
     types(session, &mut wrong, "gpushctl config check config.toml", 0)?;
     say("gpushd has read it again (systemctl reload gpushd). It shows the difference, and does nothing unasked.");
-    types(session, &mut wrong, "gpushctl status --gpu 0", 0)?;
+    types(session, &mut wrong, "gpushctl status 0", 0)?;
     say("What would be done.");
     types(session, &mut wrong, "gpushctl mig plan", 0)?;
     say("Do it. Every step is read back from the hardware.");
@@ -120,13 +171,13 @@ fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
 
     say(&format!("A program goes to work in the {} of GPU 0.", tour.used));
     let program = work(tour, session, &mut wrong)?;
-    types(session, &mut wrong, "gpushctl status --gpu 0", 0)?;
+    types(session, &mut wrong, "gpushctl status 0", 0)?;
     say("GPU 0 is reshaped around it: idle instances go, the one in use is not touched.");
-    types(session, &mut wrong, &format!("gpushctl mig apply --gpu 0 --layout {}", tour.reshaped.join(",")), 0)?;
-    types(session, &mut wrong, "gpushctl mig show --gpu 0", 0)?;
+    types(session, &mut wrong, &format!("gpushctl mig apply {} -g 0", tour.reshaped.join(",")), 0)?;
+    types(session, &mut wrong, "gpushctl mig list 0", 0)?;
     say("A layout that has no room for it is refused, with the name of who is in the way. Exit status 4.");
-    types(session, &mut wrong, &format!("gpushctl mig apply --gpu 0 --layout {}", tour.whole), 4)?;
-    say("What was asked for by hand stands above the config until it is taken away, which touches no GPU.");
+    types(session, &mut wrong, &format!("gpushctl mig apply {} -g 0", tour.whole), 4)?;
+    say("A layout from the command line overrides the config until it is cleared, which changes no GPU.");
     types(session, &mut wrong, "gpushctl config overrides", 0)?;
     types(session, &mut wrong, "gpushctl config overrides clear 0", 0)?;
     say("A script asks whether the host is as the config says. Exit status 3: it is not any more.");
@@ -137,14 +188,7 @@ fn take(tour: &Tour, session: &mut Session) -> Result<bool> {
     types(session, &mut wrong, "gpushctl mig assert", 0)?;
     share(tour, session, &mut wrong)?;
 
-    println!();
-    for line in &wrong {
-        println!("WRONG: {line}");
-    }
-    if wrong.is_empty() {
-        say("That was it. `cargo xtask demo --shell` leaves you on such a host.");
-    }
-    Ok(wrong.is_empty())
+    end(&wrong, "`cargo xtask demo --shell` leaves you on such a host.")
 }
 
 /// The second act: GPUs shared through MPS in place of being cut.
@@ -155,7 +199,7 @@ fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<
     println!("name = \"teaching\"\n{}", tour::MPS);
     session.reload(&tour.config_with_mps())?;
     say("A GPU moves by one operation: instances go, MIG mode goes off, an MPS daemon comes up and serves.");
-    types(session, wrong, &format!("gpushctl mig apply --gpu {}", tour.gpus[1]), 0)?;
+    types(session, wrong, &format!("gpushctl apply {}", tour.gpus[1]), 0)?;
     say("A program with a quarter of it: the environment that holds it to that is made for it.");
     types(
         session,

@@ -63,7 +63,7 @@ async fn call(
         }
         InstanceStep::CreateCompute { gi_placement, profile_id, placement, .. } => {
             let Some(gi) = instances.at(*gi_placement) else {
-                let what = format!("no GPU instance stands at {gi_placement:?}");
+                let what = format!("there is no GPU instance at {gi_placement:?}");
                 return Err(DriverError::new(ErrorKind::NotFound, "creating a compute instance").on(uuid).detail(what));
             };
             let made = hardware.create_compute_instance(uuid, gi, *profile_id, *placement).await?;

@@ -1,18 +1,18 @@
-//! Which events a listener wants.
+//! Selects the events that a listener gets.
 
 use gpush_api::{Event, EventKind, Happening};
 
 /// What a listener asked for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Filter {
-    /// Only these kinds; all without it.
+    /// The kinds of the events; `None` for all kinds.
     pub(crate) kinds: Option<Vec<EventKind>>,
-    /// Only what is about one of these GPUs, by UUID; everything without it.
+    /// UUIDs of GPUs that an event must concern; `None` for events about anything.
     pub(crate) gpus: Option<Vec<String>>,
 }
 
 impl Filter {
-    /// Whether the listener wants this one.
+    /// Returns whether the listener gets this event.
     pub(crate) fn wants(&self, event: &Event) -> bool {
         let kind = event.what.kind();
         self.kinds.as_ref().is_none_or(|kinds| kinds.contains(&kind))

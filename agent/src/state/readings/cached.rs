@@ -1,9 +1,9 @@
 //! A value that is read from the hardware on request, by one reader at a time.
 //!
-//! A caller that asks while a reading is under way waits for that one; a caller that asks within its life gets it
-//! without a driver call. A reading that takes too long, or fails, leaves the last good one, marked stale. The wait
-//! counts from when the reading was begun: one that hangs costs those who ask at its beginning a moment, and those
-//! who ask later nothing.
+//! A caller that asks during a reading waits for its result. A caller that asks while the last reading is fresh gets
+//! that without a driver call. After a reading that fails or takes too long, the last good reading stays, marked stale.
+//! Callers wait until a fixed time after the reading began. So a reading that hangs delays only callers that ask soon
+//! after it began.
 
 use std::{
     fmt,

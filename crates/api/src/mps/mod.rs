@@ -146,12 +146,14 @@ pub enum MpsServerState {
     Fault,
 }
 
-/// A server of a control daemon: the process that holds the GPU on behalf of clients.
+/// A server of a control daemon: the process that holds the GPU on behalf of clients. Pid, uid and user are absent for
+/// other users than the one it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsServer {
     /// Process id.
-    pub pid: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
     /// User it serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
@@ -163,7 +165,7 @@ pub struct MpsServer {
     pub state: Option<MpsServerState>,
 }
 
-/// A process that computes through a daemon. What the asker may not see is absent.
+/// A process that computes through a daemon. For other users than its owner everything is absent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsClient {
@@ -171,7 +173,8 @@ pub struct MpsClient {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     /// Process id of its server.
-    pub server: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<u32>,
     /// User id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,

@@ -218,7 +218,7 @@ pub(super) fn workable(gpu: &Gpu, named: bool) -> Result<(), ApiError> {
         GpuState::Degraded => refuse(
             Code::Conflict,
             "is degraded: a change failed and so did taking it back",
-            &format!("look at it with `gpushctl gpu show {0}`, then `gpushctl mig apply --gpu {0}`", gpu.index),
+            &format!("look at it with `gpushctl gpu show {0}`, then `gpushctl apply {0}`", gpu.index),
         ),
         GpuState::Held => refuse(
             Code::Conflict,

@@ -32,11 +32,11 @@ pub fn environment(pid: impl AnyPid, name: &str) -> Environment {
     file.map_or(Environment::Unknown, |file| search(file, name, MOST))
 }
 
-/// Searches an environment piece by piece, so that its length costs no memory.
+/// Searches an environment piece by piece, so that a long one needs no more memory than a short one.
 fn search(mut file: impl Read, name: &str, most: u64) -> Environment {
     let prefix = format!("{name}=").into_bytes();
     let (mut piece, mut word, mut read) = (vec![0; piece_size()], Vec::new(), 0);
-    // Whether each word so far was NAME=VALUE, and whether the last one had its end.
+    // Whether all words so far have the form NAME=VALUE, and whether the last word ended with a NUL.
     let (mut is_whole, mut is_ended, mut found) = (true, false, None);
     loop {
         let length = match file.read(&mut piece) {

@@ -36,6 +36,7 @@ use zbus::{
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 pub use self::state::State;
+use crate::error_chain;
 
 /// How long one call may take.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -109,16 +110,7 @@ pub enum Error {
 impl Error {
     /// Returns the message with those of its causes that it does not contain.
     pub fn in_full(&self) -> String {
-        let mut text = self.to_string();
-        let mut next = std::error::Error::source(self);
-        while let Some(cause) = next {
-            let cause_text = cause.to_string();
-            if !text.contains(&cause_text) {
-                text = format!("{text}: {cause_text}");
-            }
-            next = cause.source();
-        }
-        text
+        error_chain::in_full(self)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Whose a daemon is: its user is let into the pipe directory, nobody else is, and another user gets
-//! another directory and another daemon.
+//! Admission to a daemon: only its users have access to the pipe directory. Another user gets another directory and another
+//! daemon, unless the daemon serves several users.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,39 +9,41 @@ use tokio::time::Instant;
 
 use super::task::{DEADLINE, SupervisorTask};
 
-/// Who may be let in by what is on record: nobody to one that was stopped.
+/// Returns the users that the store records for a target: none if an administrator has stopped the daemon.
 pub type RecordedUsers = Arc<dyn Fn() -> BTreeSet<u32> + Send + Sync>;
 
 impl SupervisorTask {
-    /// Lets these users in. A user that is not the one whom the pipe directory was made for gets another,
-    /// and so another daemon.
-    pub(super) async fn have_users(&mut self, users: BTreeSet<u32>) -> Result<(), ApiError> {
-        let many = self.wanted.as_ref().is_some_and(|wanted| wanted.policy.users == MpsUsers::Many);
+    /// Sets the users with access. A user other than the one of the pipe directory gets another directory and another
+    /// daemon.
+    ///
+    /// # Errors
+    /// When clients of the previous user are connected, or access cannot be set.
+    pub(super) async fn set_users(&mut self, users: BTreeSet<u32>) -> Result<(), ApiError> {
         let newcomer = users.iter().copied().find(|uid| !self.users.contains(uid));
         let served = self.spec.as_ref().and_then(|spec| spec.user);
-        if let Some(uid) = newcomer.filter(|_| !many) {
+        if let Some(uid) = newcomer.filter(|_| !self.is_multi_user()) {
             match served {
                 Some(other) if other != uid => self.hand_over(uid).await?,
                 Some(_) => {}
-                None => self.note_user(uid)?,
+                None => self.record_user(uid)?,
             }
         }
         self.users = users;
-        self.see_to_the_door();
-        if self.door.is_some() || self.spec.is_none() {
+        self.update_access();
+        if self.access.is_some() || self.spec.is_none() {
             return Ok(());
         }
         let message = format!("the pipe directory of {} can't be opened to its user", self.target);
         Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
     }
 
-    /// Ends the daemon of a user who has gone and starts one for another.
+    /// Ends the daemon of a user who has left, and starts one for another user.
     async fn hand_over(&mut self, uid: u32) -> Result<(), ApiError> {
-        // Both ends of it are quick: nobody computes there.
+        // End and start are fast: no client is connected.
         let until = Instant::now() + DEADLINE + DEADLINE;
-        if !self.is_empty().await {
-            self.reopen();
-            let message = match self.machine.clients() {
+        if !self.close_and_check_empty().await {
+            self.reopen_admission();
+            let message = match self.supervisor.clients() {
                 Some(1) => format!("{} still has 1 client of another user", self.target),
                 Some(clients @ 2..) => format!("{} still has {clients} clients of another user", self.target),
                 Some(0) | None => format!("whether {} still has clients of another user can't be told", self.target),
@@ -50,14 +52,14 @@ impl SupervisorTask {
                 .hint(format!("`gpushctl mps clients {}` shows them; ask again when they have ended", self.target))
                 .retryable());
         }
-        // From its start on, and not before: until then it is the other's directory that is shut.
+        // Takes effect with the start. Until then the current directory is the previous user's.
         self.next_user = Some(uid);
         self.users.clear();
         self.step(Event::Restart).await;
-        self.reopen();
+        self.reopen_admission();
         let is_theirs =
-            |life: &Self| life.machine.admits() && life.spec.as_ref().is_some_and(|spec| spec.user == Some(uid));
-        if self.until(until, is_theirs).await {
+            |task: &Self| task.supervisor.admits() && task.spec.as_ref().is_some_and(|spec| spec.user == Some(uid));
+        if self.run_until(until, is_theirs).await {
             return Ok(());
         }
         let message = format!("the MPS daemon of {} does not start anew", self.target);
@@ -66,73 +68,98 @@ impl SupervisorTask {
             .retryable())
     }
 
-    fn note_user(&mut self, uid: u32) -> Result<(), ApiError> {
+    /// Returns whether the daemon serves several users, or will when it starts.
+    pub(super) fn is_multi_user(&self) -> bool {
+        match (&self.process, &self.spec) {
+            (Some(_), Some(spec)) => spec.multi_user,
+            (None, _) | (_, None) => self.desires_multi_user(),
+        }
+    }
+
+    /// Returns whether the rule asks for several users.
+    pub(super) fn desires_multi_user(&self) -> bool {
+        self.desired.as_ref().is_some_and(|wanted| wanted.policy.users == MpsUsers::Many)
+    }
+
+    /// Restarts a daemon that runs for one user and should serve several, or the reverse. Does so only while no user has
+    /// access and no client is connected; the next reconciliation tries again.
+    pub(super) async fn change_users_if_idle(&mut self) {
+        let is_idle = self.supervisor.admits() && !self.admission_closed && self.users.is_empty();
+        if is_idle && self.is_multi_user() != self.desires_multi_user() {
+            if self.close_and_check_empty().await {
+                tracing::info!(mps = self.target, multi_user = self.desires_multi_user(), "restarted for its users");
+                self.step(Event::Restart).await;
+            }
+            self.reopen_admission();
+        }
+    }
+
+    fn record_user(&mut self, uid: u32) -> Result<(), ApiError> {
         let Some(spec) = &mut self.spec else { return Ok(()) };
         spec.user = Some(uid);
-        self.place.note(spec).map_err(|error| {
+        self.dir.write_spec(spec).map_err(|error| {
             ApiError::new(Code::Internal, format!("whose {} is can't be noted", self.target)).cause(error.to_string())
         })
     }
 
-    /// Shuts the door where nobody is inside; it stays shut until [`Self::reopen`].
+    /// Closes admission if no client is connected, until [`Self::reopen_admission`].
     ///
     /// # Errors
-    /// Where somebody is inside, or nobody can tell. It is open then as before.
-    pub(super) async fn shut_unless_used(&mut self) -> Result<(), ApiError> {
-        if self.is_empty().await {
+    /// [`Code::Blocked`] when a client is connected, or that is not known. Admission is then as before.
+    pub(super) async fn close_unless_used(&mut self) -> Result<(), ApiError> {
+        if self.close_and_check_empty().await {
             return Ok(());
         }
-        self.reopen();
+        self.reopen_admission();
         let message = format!("{} has clients, or nobody can tell", self.target);
         Err(ApiError::new(Code::Blocked, message).retryable())
     }
 
-    /// Shuts the door, and looks who is inside: whether it is seen that nobody is. It stays shut until
-    /// [`Self::reopen`], so that nobody comes in between this and what is done by it.
-    pub(super) async fn is_empty(&mut self) -> bool {
-        self.shut = true;
-        self.see_to_the_door();
-        let before = self.machine.pid();
+    /// Closes admission and returns whether the daemon is known to have no clients. Admission stays closed until
+    /// [`Self::reopen_admission`], so that no client connects between the check and what the caller does.
+    pub(super) async fn close_and_check_empty(&mut self) -> bool {
+        self.admission_closed = true;
+        self.update_access();
+        let before = self.supervisor.pid();
         if before.is_some() {
-            // What was seen before the door was shut is not known any more, and a look that goes on may have seen
-            // that. One that takes too long tells nothing either.
+            // A client may have connected before admission was closed, and a probe in progress may have missed it. A probe
+            // that takes too long reports nothing.
             self.step(Event::Clients(None)).await;
-            self.give_up_look();
-            self.look_for(None);
-            self.until(Instant::now() + DEADLINE + DEADLINE, |life| life.looking.is_none()).await;
-            if self.machine.pid() == before {
-                return self.machine.clients() == Some(0);
+            self.abort_probe();
+            self.probe_now(None);
+            self.run_until(Instant::now() + DEADLINE + DEADLINE, |task| task.probe.is_none()).await;
+            if self.supervisor.pid() == before {
+                return self.supervisor.clients() == Some(0);
             }
         }
-        // It starts, or ends: nobody was let in, or nobody is any more. Whoever is left of the one before may be
-        // served by a server that outlived it.
-        self.process.is_some() || !self.left().await
+        // The daemon starts or has ended, so it has no clients. A server that outlived the previous daemon may have some.
+        self.process.is_some() || !self.check_leftovers().await
     }
 
-    /// What was to be done behind a shut door is done: it is open again, if the daemon serves.
-    pub(super) fn reopen(&mut self) {
-        self.shut = false;
-        self.see_to_the_door();
+    /// Reopens admission: users get access again if the daemon serves.
+    pub(super) fn reopen_admission(&mut self) {
+        self.admission_closed = false;
+        self.update_access();
     }
 
-    /// ServerSettings the pipe directory open to its users while its daemon serves, or was found open to those on record and
-    /// nobody has said yet whether it is wanted, and shut to all otherwise. By what
-    /// is, not by what has changed: it may have been left open by an agent before, or by a daemon that is dead.
-    pub(super) fn see_to_the_door(&mut self) {
+    /// Grants access to the pipe directory while the daemon serves, or while an adopted daemon waits for its desired state,
+    /// and revokes it otherwise. Compares with what was set, not with the last state: a previous gpushd, or a dead daemon,
+    /// may have left access granted.
+    pub(super) fn update_access(&mut self) {
         let Some(spec) = &self.spec else { return };
-        let open = self.machine.admits() || self.as_found && self.machine.may_go_on();
-        let wanted = (spec.tenure, if open && !self.shut { self.users.clone() } else { BTreeSet::new() });
-        if self.door.as_ref() == Some(&wanted) {
+        let open = self.supervisor.admits() || self.keeps_found_access && self.supervisor.may_go_on();
+        let access = (spec.tenure, if open && !self.admission_closed { self.users.clone() } else { BTreeSet::new() });
+        if self.access.as_ref() == Some(&access) {
             return;
         }
-        match self.place.admit(wanted.0, &wanted.1) {
-            Ok(()) => self.door = Some(wanted),
-            // Nobody gets into what is not there.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => self.door = Some(wanted),
+        match self.dir.set_access(access.0, &access.1) {
+            Ok(()) => self.access = Some(access),
+            // No user reaches a directory that does not exist.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => self.access = Some(access),
             Err(error) => {
                 let message = format!("the pipe directory of {} can't be opened and shut", self.target);
                 tracing::error!(mps = self.target, "{message}: {error}");
-                (self.door, self.trouble) = (None, vec![message]);
+                (self.access, self.problems) = (None, vec![message]);
             }
         }
     }

@@ -1,8 +1,7 @@
 //! The lock of the directory of MPS daemons.
 //!
-//! An agent adopts every daemon that it finds in its directory, and ends those that its config does not want.
-//! Two agents with different state directories would do so to each other's daemons, so one agent at a time has
-//! the directory, for its whole life.
+//! gpushd adopts every daemon in its directory and ends those that its config does not want. Two agents with different state
+//! directories would do so to each other's daemons. So one agent at a time holds the directory, for its whole life.
 
 use std::{
     io,

@@ -1,16 +1,16 @@
-//! Who keeps a daemon from answering: it listens to one at a time. It is looked for only when a daemon did
-//! not answer. That it is somebody everybody may know; who it is stands in the log, and is shown to admins
-//! and to the one himself.
+//! Finds the processes that keep a daemon from answering: a daemon accepts one connection at a time. gpushd looks for them
+//! only when a daemon does not answer. All callers may know that another process is connected; the log names it.
 
 use std::{collections::BTreeSet, path::Path};
 
-use crate::protocol::{control::ControlError, holder, session::SessionError};
 use gpush_host::proc;
 
-/// LogParser to everybody.
-pub(super) const SOMEBODY: &str = "another process is connected to it and keeps it from answering";
+use crate::protocol::{control::ControlError, holder, session::SessionError};
 
-/// Pids of those who have the ear of a daemon that did not answer. Who was not among those of before is logged.
+/// Shown to all callers.
+pub(super) const HELD: &str = "another process is connected to it and keeps it from answering";
+
+/// Returns the pids that hold the control connection of a daemon that did not answer. Logs those that are not in `before`.
 pub(super) async fn holders(
     error: &ControlError,
     daemon: i32,
@@ -18,7 +18,7 @@ pub(super) async fn holders(
     target: &str,
     before: &BTreeSet<i32>,
 ) -> BTreeSet<i32> {
-    if !may_be_had(error) {
+    if !is_possible_cause(error) {
         return BTreeSet::new();
     }
     let pipe = pipe.to_owned();
@@ -26,18 +26,18 @@ pub(super) async fn holders(
     let holders: BTreeSet<i32> = match found.map_err(std::io::Error::other).and_then(|found| found) {
         Ok(holders) => holders.into_iter().collect(),
         Err(error) => {
-            tracing::debug!(mps = target, "who has its ear can't be told: {error}");
+            tracing::debug!(mps = target, "cannot find out which process is connected: {error}");
             return BTreeSet::new();
         }
     };
     for pid in holders.difference(before) {
-        tracing::warn!(mps = target, pid, uid = proc::owner(*pid), command = proc::name(*pid), "{SOMEBODY}");
+        tracing::warn!(mps = target, pid, uid = proc::owner(*pid), command = proc::name(*pid), "{HELD}");
     }
     holders
 }
 
-/// Whether a silence may come of somebody who has its ear.
-fn may_be_had(error: &ControlError) -> bool {
+/// Returns whether another connection can be the cause of an error.
+fn is_possible_cause(error: &ControlError) -> bool {
     match error {
         ControlError::Busy | ControlError::Session(SessionError::Closed | SessionError::Silent { .. }) => true,
         ControlError::Session(
@@ -61,10 +61,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_daemon_that_is_not_there_is_had_by_nobody() {
-        let nobody = BTreeSet::new();
+    async fn absent_daemon_has_no_connection_holders() {
+        let none = BTreeSet::new();
         let absent = SessionError::Foreign("it greets with 3 bytes".to_owned()).into();
-        assert!(!may_be_had(&absent));
-        assert_eq!(holders(&ControlError::Busy, i32::MAX, Path::new("/nowhere"), "gpu-0", &nobody).await, nobody);
+        assert!(!is_possible_cause(&absent));
+        assert_eq!(holders(&ControlError::Busy, i32::MAX, Path::new("/nowhere"), "gpu-0", &none).await, none);
     }
 }

@@ -1,10 +1,9 @@
 //! `gpushd mps-daemon DIR`: becomes the control daemon of a target.
 //!
-//! A systemd unit and a child of the agent's start it alike, so that a daemon has the same environment,
-//! descriptors and signals wherever it runs. It takes the target's lock and leaves it to the daemon as
-//! its standard input, an empty file, which its servers inherit: whoever has it runs, and while somebody
-//! does no second daemon can be started. What the daemon says goes to a file; into a pipe that nobody reads
-//! it would block.
+//! The systemd unit and the process launcher both run it, so a daemon always has the same environment, descriptors and
+//! signals. It takes the target's lock and passes it to the daemon as standard input. The lock is an empty file, and the
+//! daemon's servers inherit it. So the processes that hold the lock are those of the daemon, and while one runs, no second
+//! daemon starts. Standard output goes to a file: a daemon blocks on a pipe that no process reads.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,15 +16,15 @@ use std::{
 
 use nix::sys::stat::{Mode, umask};
 
-use super::{Spec, TargetDir, log::CONTROL_LOG};
+use super::{Spec, TargetDir, log::CONTROL_LOG, multi_user};
 
-/// Exit status when something of a daemon of the target runs already, as in sysexits.h.
+/// Exit status when a process of a daemon of the target runs: `EX_TEMPFAIL` of sysexits.h.
 const TAKEN: u8 = 75;
 
-/// Runs the daemon that the spec in `dir` describes, in place of this process.
+/// Replaces this process by the daemon that `spec.json` in `dir` describes.
 #[must_use]
 pub fn main(dir: &Path) -> ExitCode {
-    // Fails where systemd has made a session already.
+    // Fails if systemd has created a session.
     let _ = nix::unistd::setsid();
     let place = TargetDir::at(dir);
     match ready(&place) {
@@ -47,22 +46,22 @@ pub fn main(dir: &Path) -> ExitCode {
 
 fn ready(place: &TargetDir) -> io::Result<Option<(Spec, File, File)>> {
     let spec = place.spec().ok_or_else(|| io::Error::other("there is no spec.json in it"))?;
-    let Some(lock) = place.lock_soon()? else { return Ok(None) };
+    let Some(lock) = place.lock_with_retry()? else { return Ok(None) };
     let log = OpenOptions::new().append(true).create(true).mode(0o640).open(spec.logs.join(CONTROL_LOG))?;
-    // The daemon's own session may have inherited that it ignores it: then servers could not be ended.
-    // What is caught here is as by default for the program that follows.
+    // This process may ignore SIGINT, and servers that inherit that cannot be interrupted. A caught signal gets its
+    // default action with exec.
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::new(AtomicBool::new(false)))?;
     umask(Mode::from_bits_truncate(0o022));
     Ok(Some((spec, lock, log)))
 }
 
-/// Only returns when it can't be run.
+/// Runs the daemon. Returns only an error.
 fn daemon(place: &TargetDir, spec: &Spec, lock: File, log: File) -> io::Error {
     let both = match log.try_clone() {
         Ok(both) => both,
         Err(error) => return error,
     };
-    // The server is looked for there by its name, and nothing else is.
+    // The daemon finds its server through PATH, and runs no other program.
     let search = match std::env::join_paths([spec.servers.as_path()]) {
         Ok(search) => search,
         Err(error) => return io::Error::other(error),
@@ -70,6 +69,7 @@ fn daemon(place: &TargetDir, spec: &Spec, lock: File, log: File) -> io::Error {
     Command::new(&spec.control)
         .arg0(&spec.name)
         .arg("-f")
+        .args(spec.multi_user.then_some(multi_user::OPTION))
         .env_clear()
         .env("PATH", search)
         .env("LANG", "C.UTF-8")

@@ -1,5 +1,4 @@
-//! How a daemon is: who it is, its servers and what each says of itself, their clients, and what its log
-//! alone tells.
+//! The health of a daemon: its identity, its servers with their states and clients, and what only its log reports.
 
 use std::{path::Path, time::Duration};
 
@@ -8,7 +7,7 @@ use crate::protocol::{
     session::SessionError,
 };
 use gpush_api::MpsServerState;
-use gpush_host::proc;
+use gpush_host::{error_chain, proc};
 use tokio::time::Instant;
 
 use super::{
@@ -18,34 +17,34 @@ use super::{
     target_dir::{Spec, TargetDir},
 };
 
-/// What was seen at one look.
+/// The result of one probe.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Health {
-    /// Servers, and what each says of itself.
+    /// Servers with their states.
     pub(super) servers: Vec<(i32, Option<MpsServerState>)>,
     /// Clients, each with its server.
     pub(super) clients: Vec<(i32, i32)>,
-    /// What each server has that could be asked.
-    pub(super) has: Vec<ServerSettings>,
-    /// Servers that could not: they start, or leave.
+    /// Settings of each server that answered.
+    pub(super) settings: Vec<ServerSettings>,
+    /// Servers that did not answer: they start or end.
     busy: Vec<i32>,
-    /// Servers that never said that they serve, since when, and that it is too long.
+    /// Servers that have never been active: pid, since when, whether that is too long.
     starting: Vec<(i32, Instant, bool)>,
-    /// Whether it knows the question for a server's state: from version 550 on.
-    tells_states: Option<bool>,
-    /// Whether the driver does not tell either who the clients of a server are that can't be asked.
-    untold: bool,
+    /// Whether the daemon knows `get_server_status`, as versions from 550 on do.
+    reports_states: Option<bool>,
+    /// Whether the clients of a busy server are unknown, because the driver does not list them either.
+    clients_unknown: bool,
     log: LogParser,
-    pending: Pending,
-    /// The server that was gone last, though it had clients: when that was seen, and how many.
-    fallen: Option<(Instant, i32, usize)>,
+    waiting: Pending,
+    /// The last server that ended with clients: when gpushd noticed, its pid, its number of clients.
+    lost_server: Option<(Instant, i32, usize)>,
 }
 
-/// How long it is told that a server fell.
-const TOLD: Duration = Duration::from_secs(600);
+/// How long a lost server is reported.
+const REPORTED: Duration = Duration::from_secs(600);
 
-/// Asks the daemon of a pid.
-pub(super) async fn ask(
+/// Probes the daemon with this pid. `late`: how long a server may take to become active.
+pub(super) async fn probe(
     control: &Control,
     pid: i32,
     logs: &Path,
@@ -59,17 +58,17 @@ pub(super) async fn ask(
         return Err(SessionError::Foreign(what).into());
     }
     let at_first = proc::charged(pid);
-    let mut health = Health { tells_states: before.tells_states, log: before.log.clone(), ..Health::default() };
+    let mut health = Health { reports_states: before.reports_states, log: before.log.clone(), ..Health::default() };
     for server in control.servers(deadline).await? {
-        let state = match health.tells_states {
+        let state = match health.reports_states {
             Some(false) => None,
             Some(true) | None => match control.server_state(server, deadline).await {
                 Ok(state) => {
-                    health.tells_states = Some(true);
+                    health.reports_states = Some(true);
                     Some(state)
                 }
                 Err(ControlError::Unknown(_)) => {
-                    health.tells_states = Some(false);
+                    health.reports_states = Some(false);
                     None
                 }
                 Err(ControlError::NoServer) => continue,
@@ -84,62 +83,62 @@ pub(super) async fn ask(
         match control.percentage(server, deadline).await {
             Ok(percentage) => {
                 let limit = control.memory_limit(server, deadline).await?;
-                let known = before.has.iter().find(|has| has.server == server);
+                let known = before.settings.iter().find(|has| has.server == server);
                 let first_limit = known.map_or(limit, |known| known.first_limit);
-                health.has.push(ServerSettings { server, percentage, limit, first_limit });
+                health.settings.push(ServerSettings { server, percentage, limit, first_limit });
             }
-            // That it has no clients is then no answer.
-            Err(ControlError::ServerBusy) => health.is_busy(server, before),
+            // An empty client list means nothing then.
+            Err(ControlError::ServerBusy) => health.add_busy_server(server, before),
             Err(ControlError::NoServer) => continue,
             Err(error) => return Err(error),
         }
-        health.is_starting(server, state, before, late);
+        health.note_start(server, state, before, late);
         health.servers.push((server, state));
     }
-    health.has_fallen(before);
-    health.log.look(logs, (at_first, proc::charged(pid)));
+    health.note_lost_server(before);
+    health.log.read(logs, (at_first, proc::charged(pid)));
     health.log.serves(&health.clients);
-    health.look_at_doors(pid, control.directory()).await;
+    health.find_pending(pid, control.directory()).await;
     Ok(health)
 }
 
 impl Health {
-    /// Looks who waits at the doors of a daemon, which need not answer for that.
-    pub(super) async fn look_at_doors(&mut self, daemon: i32, pipe: &Path) {
+    /// Finds the clients that wait for a server. The daemon need not answer for that.
+    pub(super) async fn find_pending(&mut self, daemon: i32, pipe: &Path) {
         let known =
             self.servers.iter().map(|(server, _)| *server).chain(self.clients.iter().map(|(_, client)| *client));
         let named = Some(self.log.waiting()).filter(|_| !self.log.is_mute());
-        self.pending = pending::look(daemon, pipe, known.collect(), named).await;
+        self.waiting = pending::find(daemon, pipe, known.collect(), named).await;
     }
 
-    /// A server can't be asked: its clients are those of before that live.
-    fn is_busy(&mut self, server: i32, before: &Self) {
+    /// Adds a server that did not answer. Its clients are those of the last probe that are alive.
+    fn add_busy_server(&mut self, server: i32, before: &Self) {
         let those = before.clients.iter().filter(|(of, client)| *of == server && proc::is_alive(*client));
         let new: Vec<_> = those.copied().filter(|one| !self.clients.contains(one)).collect();
         self.clients.extend(new);
         self.busy.push(server);
     }
 
-    /// Notes that a server is gone that had clients when it was looked at before. The log tells of those that ended
-    /// with an error, and not of one that was killed.
-    fn has_fallen(&mut self, before: &Self) {
-        self.fallen = before.fallen.filter(|(at, ..)| at.elapsed() < TOLD);
+    /// Records a server that has ended and had clients at the last probe. The log reports servers that ended with an error,
+    /// but not killed ones.
+    fn note_lost_server(&mut self, before: &Self) {
+        self.lost_server = before.lost_server.filter(|(at, ..)| at.elapsed() < REPORTED);
         for (server, _) in before.servers.iter().filter(|(server, _)| !proc::is_alive(*server)) {
             let clients = before.clients.iter().filter(|(of, _)| of == server).count();
             if clients > 0 && !self.servers.iter().any(|(one, _)| one == server) {
-                self.fallen = Some((Instant::now(), *server, clients));
+                self.lost_server = Some((Instant::now(), *server, clients));
             }
         }
     }
 
-    /// The server that fell since the look before, in words.
-    pub(super) fn fell(&self, before: &Self) -> Option<String> {
-        let (at, server, clients) = self.fallen.filter(|_| self.fallen != before.fallen)?;
-        Some(fall(at, server, clients))
+    /// Describes a server that was lost since the last probe.
+    pub(super) fn newly_lost_server(&self, before: &Self) -> Option<String> {
+        let (at, server, clients) = self.lost_server.filter(|_| self.lost_server != before.lost_server)?;
+        Some(describe_lost_server(at, server, clients))
     }
 
-    /// Notes since when a server starts, if it does. One that leaves is busy too, and has served before.
-    fn is_starting(&mut self, server: i32, state: Option<MpsServerState>, before: &Self, late: Duration) {
+    /// Records since when a server starts. A server that ends is busy too, but has been active before.
+    fn note_start(&mut self, server: i32, state: Option<MpsServerState>, before: &Self, late: Duration) {
         let served = before.servers.iter().any(|(one, _)| *one == server)
             && !before.starting.iter().any(|(one, ..)| *one == server);
         let starts = match state {
@@ -154,18 +153,18 @@ impl Health {
         }
     }
 
-    /// Whether it could not be told who its clients are.
-    pub(super) fn is_unsure(&self) -> bool {
+    /// Returns whether a server did not answer, so that its clients are not known.
+    pub(super) fn has_busy_server(&self) -> bool {
         !self.busy.is_empty()
     }
 
-    /// Takes in which processes the driver knows as its clients; nothing when it does not tell.
-    pub(super) fn witnessed(&mut self, told: Option<&[i32]>) {
-        self.untold = told.is_none();
-        self.add_clients(told.unwrap_or_default());
+    /// Adds the clients that the driver lists. `None`: the driver cannot tell.
+    pub(super) fn add_driver_clients(&mut self, clients: Option<&[i32]>) {
+        self.clients_unknown = clients.is_none();
+        self.add_clients(clients.unwrap_or_default());
     }
 
-    /// Processes that somebody else knows as its clients.
+    /// Adds clients that the daemon does not list.
     pub(super) fn add_clients(&mut self, pids: &[i32]) {
         let server = self.busy.first().copied().or_else(|| self.servers.first().map(|(server, _)| *server));
         for pid in pids {
@@ -175,41 +174,41 @@ impl Health {
         }
     }
 
-    /// What of its log and its doors is worth a word to whoever looks.
-    pub(super) fn told(&self) -> Vec<String> {
-        let fallen = self.fallen.map(|(at, server, clients)| fall(at, server, clients));
+    /// Returns findings from the log and from the connected processes.
+    pub(super) fn findings(&self) -> Vec<String> {
+        let lost = self.lost_server.map(|(at, server, clients)| describe_lost_server(at, server, clients));
         // One of them is enough: it may be the same that both tell of.
-        let death = self.log.death().filter(|_| self.fault().is_none() && fallen.is_none());
-        let untold = (self.untold && self.is_unsure()).then(|| {
+        let death = self.log.death().filter(|_| self.fault().is_none() && lost.is_none());
+        let unknown = (self.clients_unknown && self.has_busy_server()).then(|| {
             "a server of it starts or ends and is not asked, and the driver does not tell of its clients: who they are is \
              not known"
                 .to_owned()
         });
-        let others = self.pending.others.then(|| {
+        let others = self.waiting.others.then(|| {
             "somebody is connected to it who can't be seen from here, as of another namespace: whether that is a client \
              is not known"
                 .to_owned()
         });
-        self.log.mute().into_iter().chain(fallen).chain(death).chain(untold).chain(others).collect()
+        self.log.mute().into_iter().chain(lost).chain(death).chain(unknown).chain(others).collect()
     }
 
-    /// Processes that wait for a server: they are inside, though no server knows them.
+    /// Returns the live clients that wait for a server. They count as clients although no server lists them.
     pub(super) fn waiting(&self) -> Vec<i32> {
         let is_client = |pid: &i32| self.clients.iter().any(|(_, client)| client == pid);
-        self.pending.waiting.iter().copied().filter(|pid| proc::is_alive(*pid) && !is_client(pid)).collect()
+        self.waiting.waiting.iter().copied().filter(|pid| proc::is_alive(*pid) && !is_client(pid)).collect()
     }
 
-    /// Those who were seen to wait.
-    pub(super) fn waits(&self) -> impl Iterator<Item = i32> {
-        self.pending.waiting.iter().copied()
+    /// Returns the clients that waited for a server at the probe.
+    pub(super) fn pending(&self) -> impl Iterator<Item = i32> {
+        self.waiting.waiting.iter().copied()
     }
 
-    /// How many are inside; `None` when nobody can tell.
+    /// Returns the number of clients, with those that wait for a server. `None` when it is not known.
     pub(super) fn inside(&self) -> Option<usize> {
-        (!self.untold && !self.pending.others).then(|| self.clients.len() + self.waiting().len())
+        (!self.clients_unknown && !self.waiting.others).then(|| self.clients.len() + self.waiting().len())
     }
 
-    /// Why nobody can be let in, though the daemon answers.
+    /// Returns why the daemon cannot serve clients although it answers.
     pub(super) fn fault(&self) -> Option<String> {
         let faulty = self.servers.iter().find(|(_, state)| *state == Some(MpsServerState::Fault));
         if let Some((server, _)) = faulty {
@@ -227,14 +226,14 @@ impl Health {
     }
 }
 
-/// That a server ended, and whom that cost.
-fn fall(at: Instant, server: i32, clients: usize) -> String {
+/// Describes a server that ended with clients.
+fn describe_lost_server(at: Instant, server: i32, clients: usize) -> String {
     let had = if clients == 1 { "1 client".to_owned() } else { format!("{clients} clients") };
     let ago = at.elapsed().as_secs();
     format!("server {server} of it, seen to be gone {ago} s ago, had {had} when it was last asked: they went with it")
 }
 
-/// Why a daemon did not answer, in words.
+/// Describes why a daemon did not answer.
 pub(super) fn silence(error: &ControlError, place: &TargetDir, spec: Option<&Spec>) -> String {
     let pipe = spec.map(|spec| place.pipe(spec.tenure));
     match (error, pipe) {
@@ -244,18 +243,7 @@ pub(super) fn silence(error: &ControlError, place: &TargetDir, spec: Option<&Spe
                 pipe.display()
             )
         }
-        (error, _) => {
-            let mut words = error.to_string();
-            let mut source = std::error::Error::source(error);
-            while let Some(cause) = source {
-                let cause_words = cause.to_string();
-                if !words.contains(&cause_words) {
-                    words = format!("{words}: {cause_words}");
-                }
-                source = cause.source();
-            }
-            words
-        }
+        (error, _) => error_chain::in_full(error),
     }
 }
 

@@ -1,6 +1,5 @@
-//! What a daemon that died left behind: servers, which compute on for the clients that they have; and
-//! daemons that have no door any more, since their directory was deleted. While one is there no daemon is
-//! started beside it; what nobody uses is ended.
+//! Leftovers of a daemon that has ended: servers, which serve their clients on; and orphans, whose directories were deleted,
+//! so that nobody can reach them. gpushd starts no daemon while leftovers run, and ends those without clients.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -13,97 +12,96 @@ use super::{
     task::SupervisorTask,
 };
 
-/// How long what was killed may take to be gone, and between two looks.
+/// How long killed processes may take to end, and the pause between two checks.
 const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_millis(2));
 
-/// Between two looks at what is left where no daemon is wanted.
-const LOOK: Duration = Duration::from_secs(1);
+/// Pause between checks of leftovers where no daemon is desired.
+const CHECK: Duration = Duration::from_secs(1);
 
-/// What a daemon left behind that is wanted no more. It serves whom it has, and nobody comes to them: so they are
-/// drained as the clients of a daemon are.
+/// Leftovers of a daemon that is not desired any more. They drain: their clients may finish, and none can be added.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Leftovers {
-    /// When it is ended, whomever it serves.
+    /// When they are killed with their clients.
     pub(super) until: Option<Instant>,
 }
 
 impl SupervisorTask {
-    /// Whether something is left that a start has to wait for. What has no clients is ended.
-    pub(super) async fn left(&mut self) -> bool {
-        let mut left = launcher::processes(&self.place, &self.uuid);
-        // A unit that runs says so itself, and how it is ended.
-        left.retain(|part| !(part.is_stray && self.launcher.tracks_orphans()));
-        if left.is_empty() && !self.place.is_taken() {
+    /// Returns whether leftovers run that a start has to wait for. Kills leftovers without clients.
+    pub(super) async fn check_leftovers(&mut self) -> bool {
+        let mut left = launcher::processes(&self.dir, &self.uuid);
+        // The systemd launcher reports a running unit itself.
+        left.retain(|part| !(part.is_orphan && self.launcher.tracks_orphans()));
+        if left.is_empty() && !self.dir.is_taken() {
             return false;
         }
-        // Who has begun since it last named its clients is none of them, whatever pid it has.
-        let ago = self.answered.map(|at| at.elapsed()).unwrap_or_default();
+        // A process that started after the daemon's last reply has only reused the pid of a client.
+        let ago = self.last_reply.map(|at| at.elapsed()).unwrap_or_default();
         self.health.clients.retain(|(_, client)| proc::is_alive_since(*client, ago));
-        let mut told = (self.sources.witness)().await;
-        // Of what has ended nothing computes, also while its parent has not waited for it.
-        told.iter_mut().for_each(|clients| clients.retain(|client| proc::is_alive(*client)));
-        if let Some(clients) = &told {
+        let mut listed = (self.sources.driver_clients)().await;
+        // A zombie does not compute.
+        listed.iter_mut().for_each(|clients| clients.retain(|client| proc::is_alive(*client)));
+        if let Some(clients) = &listed {
             let servers = left.iter().filter(|part| !part.is_daemon);
             self.health.servers = servers.map(|server| (server.pid, None)).collect();
             self.health.add_clients(clients);
         }
-        let what = in_words(&left);
+        let what = describe(&left);
         let clients = self.health.clients.len();
-        if clients == 0 && told.is_some() {
+        if clients == 0 && listed.is_some() {
             tracing::warn!(mps = self.target, "{what}, has no clients: ended");
-            if self.end_left().await {
+            if self.kill_leftovers().await {
                 return false;
             }
         }
-        let serves = match (clients, told) {
+        let serves = match (clients, listed) {
             (0, Some(_)) => "was killed and does not end".to_owned(),
             (0, None) => "may have clients: the driver does not tell".to_owned(),
             (1, _) => "still serves 1 client".to_owned(),
             (more, _) => format!("still serves {more} clients"),
         };
-        let then = if self.machine.wanted() { ": another daemon is started once it is gone" } else { "" };
-        self.trouble = vec![format!("{what}, {serves}{then}")];
+        let then = if self.supervisor.wanted() { ": another daemon is started once it is gone" } else { "" };
+        self.problems = vec![format!("{what}, {serves}{then}")];
         true
     }
 
-    /// Looks after what is left where no daemon is wanted either.
-    pub(super) async fn clear_left(&mut self) {
-        let before = self.behind.take();
-        if *self.machine.state() != State::Stopped || self.process.is_some() {
+    /// Checks leftovers where no daemon is desired.
+    pub(super) async fn clear_leftovers(&mut self) {
+        let before = self.leftovers.take();
+        if *self.supervisor.state() != State::Stopped || self.process.is_some() {
             return;
         }
         let (until, now) = (before.and_then(|behind| behind.until), Instant::now());
         let is_over = until.is_some_and(|until| until <= now);
         if is_over {
             tracing::warn!(mps = self.target, "what its daemon left behind has had the time that it was given: ended");
-            self.end_left().await;
+            self.kill_leftovers().await;
         }
-        if self.left().await {
-            self.behind = Some(Leftovers { until });
-            self.look = Some(until.filter(|_| !is_over).map_or(now + LOOK, |until| until.min(now + LOOK)));
+        if self.check_leftovers().await {
+            self.leftovers = Some(Leftovers { until });
+            self.next_probe = Some(until.filter(|_| !is_over).map_or(now + CHECK, |until| until.min(now + CHECK)));
         } else {
-            self.trouble.clear();
+            self.problems.clear();
             self.health.servers.clear();
             self.health.clients.clear();
         }
     }
 
-    /// What is left is ended then, whomever it serves.
-    pub(super) async fn leave_left(&mut self, until: Option<Instant>) {
-        self.behind = Some(Leftovers { until });
-        self.clear_left().await;
+    /// Drains leftovers until a deadline, which kills them with their clients.
+    pub(super) async fn drain_leftovers(&mut self, until: Option<Instant>) {
+        self.leftovers = Some(Leftovers { until });
+        self.clear_leftovers().await;
     }
 
-    /// Ends what is left, whomever it serves; whether nothing is left then.
-    pub(super) async fn end_left(&self) -> bool {
+    /// Kills leftovers with their clients. Returns whether none is left.
+    pub(super) async fn kill_leftovers(&self) -> bool {
         if self.process.is_some() {
             return false;
         }
-        let locks: BTreeSet<_> = launcher::processes(&self.place, &self.uuid).iter().map(|part| part.lock).collect();
+        let locks: BTreeSet<_> = launcher::processes(&self.dir, &self.uuid).iter().map(|part| part.lock).collect();
         let killed = launcher::kill(&locks);
         let until = Instant::now() + GONE.0;
         while Instant::now() < until {
-            if killed.iter().all(DaemonProcess::has_ended) && !self.place.is_taken() {
+            if killed.iter().all(DaemonProcess::has_ended) && !self.dir.is_taken() {
                 return true;
             }
             sleep(GONE.1).await;
@@ -112,8 +110,8 @@ impl SupervisorTask {
     }
 }
 
-/// What is left, and why it is.
-fn in_words(left: &[OwnedProcess]) -> String {
+/// Describes leftovers and why they are left.
+fn describe(left: &[OwnedProcess]) -> String {
     let pids = |is_daemon: bool| {
         let those = left.iter().filter(|part| part.is_daemon == is_daemon);
         those.map(|part| part.pid.to_string()).collect::<Vec<_>>().join(", ")
@@ -125,7 +123,7 @@ fn in_words(left: &[OwnedProcess]) -> String {
         (false, true) => format!("daemon {daemons}"),
         (false, false) => format!("daemon {daemons} with server {servers}"),
     };
-    let why = match (left.iter().any(|part| part.is_stray), daemons.is_empty()) {
+    let why = match (left.iter().any(|part| part.is_orphan), daemons.is_empty()) {
         (true, _) => "whose directory was deleted",
         (false, true) => "which the daemon before left behind",
         (false, false) => "which is not known to be what its spec.json says",
@@ -138,16 +136,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_told_for_what_it_is() {
+    fn leftovers_are_described_by_kind() {
         let scratch = tempfile::NamedTempFile::new().unwrap();
         let lock = gpush_host::proc::FileId::of(&scratch.as_file().metadata().unwrap());
-        let part = |pid, is_daemon, is_stray| OwnedProcess { pid, lock, is_daemon, is_stray };
-        assert_eq!(in_words(&[]), "a server, which the daemon before left behind");
-        assert_eq!(in_words(&[part(7, false, false)]), "server 7, which the daemon before left behind");
+        let part = |pid, is_daemon, is_orphan| OwnedProcess { pid, lock, is_daemon, is_orphan };
+        assert_eq!(describe(&[]), "a server, which the daemon before left behind");
+        assert_eq!(describe(&[part(7, false, false)]), "server 7, which the daemon before left behind");
         assert_eq!(
-            in_words(&[part(7, false, true), part(3, true, true)]),
+            describe(&[part(7, false, true), part(3, true, true)]),
             "daemon 3 with server 7, whose directory was deleted"
         );
-        assert_eq!(in_words(&[part(3, true, false)]), "daemon 3, which is not known to be what its spec.json says");
+        assert_eq!(describe(&[part(3, true, false)]), "daemon 3, which is not known to be what its spec.json says");
     }
 }

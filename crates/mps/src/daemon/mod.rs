@@ -1,10 +1,37 @@
-//! One daemon from outside of its task: what may be wanted of it, what is known of it. Its task is in
-//! `life`; what is known is published there after each turn, for whoever looks.
+//! One supervised MPS control daemon per target: the handle of its supervisor task.
+//!
+//! The decisions are those of the state machine in [`gpush_core::supervisor`]:
 //!
 //! ```text
-//! asks ─► life ─► seen          a life that panics is replaced: what it knew is in the directory, and what is
-//!           └ panics ─► life    asked meanwhile waits for the next one
+//!            desired                 replies, settings applied
+//!  Stopped ──────────► Starting ───────────────────────────────► Ready ◄────► Hung (silent twice, or busy)
+//!   ▲  ▲                ▲   │ ended, or late                       │   ◄────► Fault (a server's fatal fault)
+//!   │  │     pause over │   ▼                                      │ not desired
+//!   │  └──────────── BackingOff ── too many failures ─► GivenUp    ▼
+//!   └── ended ── Stopping ◄──────── no client left, or deadline ── Draining
 //! ```
+//!
+//! ```text
+//! requests ─► supervisor task ─► reports       a task that panics is replaced: what it knew is in the directory, and
+//!                 └ panics ─► task             pending requests wait for the next task
+//! ```
+//!
+//! | file | subject |
+//! |---|---|
+//! | `task` | the supervisor task: events in, effects executed |
+//! | `start`, `stop` | how a target gets its daemon; how a daemon ends |
+//! | `probe`, `health`, `settings` | probes: the daemon's state, its servers and clients, its settings |
+//! | `report` | what the task publishes |
+//! | `admission` | users with access to the pipe directory; another user gets another daemon |
+//! | `leftovers` | processes that a daemon left behind |
+//! | `pending` | clients that wait for a server |
+//! | `launcher` | starts, watches and kills the process: a systemd unit, or a child of gpushd |
+//! | `exec` | `gpushd mps-daemon`, which becomes the daemon |
+//! | `target_dir`, `base_lock` | the directory of a target; the lock of the directory of all targets |
+//! | `log` | the daemon's logs: parser, filter, tail, rotation |
+//! | `control_connection`, `protocol_in_use` | processes that keep a daemon from answering; the protocol in use |
+//! | `multi_user` | whether a control program serves several users |
+//! | `server_processes` | which processes are MPS servers |
 
 use std::{
     collections::BTreeSet,
@@ -33,6 +60,7 @@ mod health;
 mod launcher;
 mod leftovers;
 pub mod log;
+pub mod multi_user;
 mod pending;
 mod probe;
 mod protocol_in_use;
@@ -52,34 +80,34 @@ pub use self::{
     target_dir::{Spec, TargetDir, sweep_removed},
 };
 
-/// How long somebody who only wants to see a daemon waits for it to be asked.
+/// How long a caller that only reads waits for a probe.
 const SOON: Duration = Duration::from_millis(250);
 
-/// How old what is known of one that drains may be.
+/// How old the report of a draining daemon may be: its probes write lines into its log.
 const DRAINED: Duration = Duration::from_secs(5);
 
-/// Before another life takes the place of one that panicked.
+/// Pause before a task that panicked is replaced.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Questions that may wait for their turn.
+/// Requests that may be queued.
 const WAITING: usize = 64;
 
-/// What is wanted of a daemon.
+/// The desired state of a daemon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Desired {
-    /// By its rule, and what was set above it.
+    /// From its rule, with overrides.
     pub policy: MpsPolicy,
-    /// The GPU that the target is, or is of.
+    /// UUID of the GPU that is the target or contains it.
     pub gpu_uuid: String,
-    /// How its life goes.
+    /// Timeouts and limits of the supervisor.
     pub supervision: Policy,
-    /// Between two looks at its health.
+    /// Pause between two probes.
     pub health: Duration,
     /// `nvidia-cuda-mps-control`.
     pub control: PathBuf,
     /// `nvidia-cuda-mps-server`.
     pub server: PathBuf,
-    /// Version of the driver, as far as it was seen.
+    /// Version of the driver, if known.
     pub driver: Option<String>,
     /// Directory of its logs.
     pub logs: PathBuf,
@@ -87,96 +115,97 @@ pub struct Desired {
     pub log_bytes: u64,
 }
 
-/// What is to be done with a daemon.
+/// A request to a supervisor task.
 #[derive(Debug)]
 pub enum Request {
-    /// It is wanted so; or not any more.
+    /// The desired state; `None`: no daemon.
     Want(Option<Box<Desired>>),
-    /// Started, though it was given up.
+    /// Starts the daemon, also after too many failures.
     Start,
-    /// Shut: nobody gets in until it is ended or opened. Refused, and open as before, where somebody is inside,
-    /// or nobody can tell.
+    /// Closes admission until the daemon ends or `Open`. Refused if a client is connected, or that is not known.
     Shut,
-    /// Open again, as far as its state lets anybody in.
+    /// Reopens admission.
     Open,
-    /// Ended, under whatever clients it has; or refused, and open as before, as [`Self::Shut`] is.
+    /// Ends the daemon with its clients.
     Stop {
-        /// Whether it is refused where somebody is inside.
+        /// Refuse it as [`Self::Shut`] does.
         unless_used: bool,
     },
-    /// Ended once its clients have, or so much later, as was said last.
+    /// Ends the daemon when its clients have ended, or after this time. The last request counts.
     Drain(Option<Duration>),
-    /// Ended, under whatever clients it has, or refused as a stop is, and started again.
+    /// Ends the daemon with its clients, and starts it again.
     Restart {
-        /// Whether it is refused where somebody is inside.
+        /// Refuse it as [`Self::Shut`] does.
         unless_used: bool,
     },
-    /// These users, and no others, may have clients.
+    /// Sets the users with access.
     Users(BTreeSet<u32>),
-    /// Told that this client shall end its work.
+    /// Ends the work of the client with this pid.
     Terminate(i32),
-    /// Looked at now.
+    /// Probes the daemon now.
     Look,
 }
 
-/// The same, and who waits for it.
+/// A request and its caller.
 #[derive(Debug)]
 struct QueuedRequest {
     pub what: Request,
     pub done: Reply,
 }
 
-/// Hears what came of it.
+/// Receives the result of a request.
 type Reply = oneshot::Sender<Result<(), ApiError>>;
 
-/// What is known of a daemon.
+/// What gpushd knows about a daemon.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// Where it is in its life.
+    /// State of the supervisor.
     pub state: State,
-    /// Since when.
+    /// Since when it is in that state.
     pub since: Timestamp,
-    /// Whether it is wanted.
+    /// Whether the daemon is desired.
     pub wanted: bool,
-    /// What it is wanted to be.
+    /// Whether one server of root takes the clients of all users.
+    pub multi_user: bool,
+    /// The desired policy, with the users that the daemon serves now.
     pub policy: Option<MpsPolicy>,
     /// Pid of the control daemon.
     pub pid: Option<i32>,
-    /// What it has, read back.
+    /// The effective settings, read back.
     pub in_force: Option<MpsSettings>,
-    /// Its servers, and what each says of itself.
+    /// Its servers with their states.
     pub servers: Vec<(i32, Option<MpsServerState>)>,
     /// Its clients, each with its server.
     pub clients: Vec<(i32, i32)>,
-    /// Whether there are no others than these and those that wait.
+    /// Whether all clients are known, with those that wait.
     pub clients_known: bool,
-    /// Processes that came to it and have no server yet.
+    /// Clients that wait for a server.
     pub waiting: Vec<i32>,
-    /// Whether what it started is there still, though it is stopped.
+    /// Whether leftovers run although the daemon is stopped.
     pub behind: bool,
-    /// When clients that are still there are ended.
+    /// When remaining clients are ended.
     pub until: Option<Timestamp>,
-    /// Failures that count.
+    /// Failures within the time that counts.
     pub failures: usize,
-    /// When it is started again.
+    /// When the daemon is started again.
     pub next_start: Option<Timestamp>,
-    /// What is wrong, in words.
+    /// What is wrong, one sentence each.
     pub trouble: Vec<String>,
-    /// Pids of those who have its ear, while it does not answer.
+    /// Pids that hold the control connection, while the daemon does not answer.
     pub ear: BTreeSet<i32>,
-    /// How it is spoken to, in words, once it has answered.
+    /// The protocol in use, described, after the first reply.
     pub protocol: Option<String>,
-    /// What happened to its servers since it was told last: whoever listens is to hear it.
+    /// What happened to its servers since the last report to the callback.
     pub news: Option<String>,
-    /// What was done past gpushd, or may be: one sentence each.
+    /// What users should know although the daemon may serve: one sentence each.
     pub findings: Vec<String>,
     /// Its pipe directory.
     pub pipe: Option<PathBuf>,
     /// Directory of its logs.
     pub logs: Option<PathBuf>,
-    /// The user whose clients it has served, and nobody else's.
+    /// The user whose clients the daemon serves; `None` for none yet, or several.
     pub user: Option<u32>,
-    /// When it last answered.
+    /// Time of the last reply.
     pub answered: Option<Instant>,
 }
 
@@ -184,22 +213,22 @@ impl Report {
     /// Returns the clients that hang until all clients of the user whom the daemon serves have ended.
     #[must_use]
     pub fn blocked(&self) -> Vec<i32> {
-        pending::blocked(&self.servers, &self.waiting)
+        if self.multi_user { Vec::new() } else { pending::blocked(&self.servers, &self.waiting) }
     }
 }
 
-/// What the task of a daemon hears from the rest of the agent, whenever it matters.
+/// What a supervisor task asks its creator. Tests inject their own.
 #[derive(Clone)]
 pub struct Sources {
-    /// Who computes there by the driver's word.
-    pub witness: DriverClients,
-    /// Who may be let in.
-    pub on_record: RecordedUsers,
-    /// Why nothing is to be started now, if so.
-    pub hands_off: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    /// Asks the driver for the MPS clients of the target.
+    pub driver_clients: DriverClients,
+    /// Returns the users that the store records for the target.
+    pub recorded_users: RecordedUsers,
+    /// Returns why no daemon may be started now.
+    pub start_blocked: Arc<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
-/// A daemon, from outside of its task.
+/// A handle of a supervisor task, cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Daemon {
     ask: mpsc::Sender<QueuedRequest>,
@@ -207,7 +236,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Lives for the daemon of a target from now on: for the one that is there, if one is.
+    /// Starts the supervisor task of a target. It adopts a daemon that runs. `changed` is called with each report whose
+    /// state, pid or news differ.
     pub fn of(
         target: &str,
         uuid: &str,
@@ -218,70 +248,73 @@ impl Daemon {
     ) -> Self {
         let (ask, mut asks) = mpsc::channel(WAITING);
         let (target, uuid) = (target.to_owned(), uuid.to_owned());
-        let born = move || SupervisorTask::new(&target, &uuid, place.clone(), launcher.clone(), sources.clone());
-        let mut life = born();
-        let (publish, seen) = watch::channel(life.seen());
+        let create = move || SupervisorTask::new(&target, &uuid, place.clone(), launcher.clone(), sources.clone());
+        let mut task = create();
+        let (publish, seen) = watch::channel(task.report());
         tokio::spawn(async move {
-            while !is_over(life.live(&mut asks, &publish, &changed)).await {
+            while !has_ended(task.run(&mut asks, &publish, &changed)).await {
                 sleep(PAUSE).await;
-                life = born();
-                // Whoever says what is wanted of it is to say so again.
-                changed(&life.seen());
+                task = create();
+                // The callback makes the creator send the desired state again.
+                changed(&task.report());
             }
         });
         Self { ask, seen }
     }
 
-    /// What is known of it.
+    /// Returns the last report.
     pub fn seen(&self) -> Report {
         self.seen.borrow().clone()
     }
 
-    /// Follows what is known of it.
+    /// Follows what is known of the daemon.
     #[must_use]
     pub fn follow(&self) -> watch::Receiver<Report> {
         self.seen.clone()
     }
 
-    /// Has something done, and waits until it is, or was refused.
+    /// Sends a request and waits for its result.
     ///
     /// # Errors
-    /// When it was refused.
+    /// The refusal, or [`Code::Internal`] if the task has panicked.
     pub async fn have(&self, what: Request) -> Result<(), ApiError> {
         let (done, answer) = oneshot::channel();
-        let gone = || ApiError::new(Code::Internal, "nobody looks after this MPS daemon any more");
+        let gone = || ApiError::new(Code::Internal, "the task of this MPS daemon has panicked");
         self.ask.send(QueuedRequest { what, done }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 
-    /// Has it looked at, and does not wait for one that hangs: that is known of it by then, or soon.
+    /// Probes the daemon. Does not wait for a hung one.
+    ///
+    /// # Errors
+    /// As [`Self::have`].
     pub async fn look(&self) -> Result<(), ApiError> {
         tokio::time::timeout(SOON, self.have(Request::Look)).await.unwrap_or(Ok(()))
     }
 
-    /// What is known of it, no older than this where that can be had soon.
+    /// Returns a report that is not older than `older`, if the daemon answers soon; else the last one.
     pub async fn fresh(&self, older: Duration) -> Report {
         let seen = self.seen();
-        // While it drains it is known as soon as one of its clients has ended, and each question goes into its log.
+        // The kernel reports the end of each client at once.
         let older = if matches!(seen.state, State::Draining { .. }) { older.max(DRAINED) } else { older };
         if seen.pid.is_none() || seen.answered.is_some_and(|answered| answered.elapsed() < older) {
             return seen;
         }
-        // One that hangs is shown as it was.
+        // A hung daemon is shown as it was.
         let _as_it_was = self.look().await;
         self.seen()
     }
 }
 
-/// Whether a life came to its end; it did not if it panicked.
-async fn is_over(life: impl Future<Output = ()>) -> bool {
-    let mut life = pin!(life);
-    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| life.as_mut().poll(context))) {
+/// Polls a task to its end. Returns false if it panicked.
+async fn has_ended(task: impl Future<Output = ()>) -> bool {
+    let mut task = pin!(task);
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(context))) {
         Ok(lives) => lives.map(|()| true),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            tracing::error!("who looks after an MPS daemon panicked, and is replaced: {text}");
+            tracing::error!("the task of an MPS daemon panicked and is replaced: {text}");
             Poll::Ready(false)
         }
     })
@@ -289,39 +322,4 @@ async fn is_over(life: impl Future<Output = ()>) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        path::Path,
-        sync::{
-            Arc,
-            atomic::{AtomicBool, Ordering},
-        },
-    };
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_life_that_panics_is_replaced() {
-        let scratch = tempfile::tempdir().unwrap();
-        let place = TargetDir::of(scratch.path(), "g1");
-        std::fs::create_dir(place.dir()).unwrap();
-        // Something is left, so the witness is asked.
-        let _lock = place.lock().unwrap().unwrap();
-        let panics = Arc::new(AtomicBool::new(true));
-        let once = Arc::clone(&panics);
-        let witness: DriverClients = Arc::new(move || {
-            assert!(!once.swap(false, Ordering::SeqCst), "on purpose");
-            Box::pin(async { None })
-        });
-        let launcher = Launcher::of(Path::new("/nowhere"));
-        let sources = Sources { witness, on_record: Arc::new(BTreeSet::new), hands_off: Arc::new(|| None) };
-        let daemon = Daemon::of("g1", "GPU-1", place, launcher, sources, |_| {});
-        daemon.have(Request::Want(None)).await.unwrap();
-        let error = daemon.have(Request::Want(None)).await.unwrap_err();
-        assert!(!panics.load(Ordering::SeqCst) && error.message.contains("any more"), "{error:?}");
-        // The next one is asked as if nothing had been.
-        daemon.have(Request::Want(None)).await.unwrap();
-        daemon.have(Request::Want(None)).await.unwrap();
-        assert!(daemon.seen().trouble[0].contains("may have clients"), "{:?}", daemon.seen());
-    }
-}
+mod tests;

@@ -1,14 +1,14 @@
-//! Who has come to a daemon and has no server yet. The daemon tells of nobody whom no server has, but it keeps each
-//! of them connected until there is one, and nobody else for long: the kernel tells who that is.
+//! Clients that have connected to a daemon and have no server yet: NVIDIA's log calls them pending. No command lists them,
+//! but the daemon keeps each of them connected, and no other process for long. So the kernel tells which they are.
 //!
 //! ```text
-//! connected, of no server, no client ─► waits
-//! from another network namespace ─────► waits whom the log names, of the user whom it names, if he is in another
-//!                                       one; are there more than those, nobody can tell
-//! of another pid namespace ───────────► nobody can tell
+//! connected, neither server nor client ──► pending
+//! from another network namespace ────────► pending if the log names it with its user; more of them than the log names:
+//!                                          not known
+//! from another pid namespace ────────────► not known
 //! ```
 //!
-//! Where the kernel does not tell, the log does, as far as it is not mute.
+//! Where the kernel cannot tell, the log does, unless it has stopped growing.
 
 use std::{path::Path, pin::Pin, sync::Arc};
 
@@ -21,38 +21,38 @@ use crate::protocol::holder::{self, Guests};
 /// Asks the driver for the pids of the MPS clients of a target. `None` when the driver cannot tell.
 pub type DriverClients = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Vec<i32>>> + Send>> + Send + Sync>;
 
-/// Who waits at a daemon's doors.
+/// The pending clients of a daemon.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Pending {
-    /// Those who wait.
+    /// Their pids.
     pub(super) waiting: Vec<i32>,
-    /// Whether others may.
+    /// Whether there may be more, which cannot be identified.
     pub(super) others: bool,
 }
 
-/// Looks at the doors of a daemon with these servers and clients. `named`: who waits by the word of its log, with
-/// their users; nothing where it is mute.
-pub(super) async fn look(daemon: i32, pipe: &Path, known: Vec<i32>, named: Option<&[(i32, u32)]>) -> Pending {
+/// Finds the pending clients of a daemon. `known`: its servers and clients. `named`: the pending clients that its log
+/// names, with their users; `None` if the log has stopped growing.
+pub(super) async fn find(daemon: i32, pipe: &Path, known: Vec<i32>, named: Option<&[(i32, u32)]>) -> Pending {
     let (pipe, inside) = (pipe.to_owned(), known.clone());
     let found = tokio::task::spawn_blocking(move || holder::guests(daemon, &pipe, &inside)).await;
     let named_ones = named.unwrap_or_default().iter().filter(|(pid, uid)| proc::owner(*pid) == Some(*uid));
     let named_ones: Vec<i32> = named_ones.map(|(pid, _)| *pid).filter(|pid| !known.contains(pid)).collect();
     match found.map_err(std::io::Error::other).and_then(|found| found) {
-        Ok(guests) => at(guests, named_ones.into_iter().filter(|pid| is_elsewhere(*pid))),
+        Ok(guests) => pending(guests, named_ones.into_iter().filter(|pid| is_elsewhere(*pid))),
         Err(error) => {
-            tracing::debug!(daemon, "who waits at its doors can't be told: {error}");
+            tracing::debug!(daemon, "cannot find its pending clients: {error}");
             Pending { waiting: named_ones, others: named.is_none() }
         }
     }
 }
 
-fn at(guests: Guests, named: impl Iterator<Item = i32>) -> Pending {
+fn pending(guests: Guests, named: impl Iterator<Item = i32>) -> Pending {
     let elsewhere: Vec<i32> = if guests.elsewhere > 0 { named.collect() } else { Vec::new() };
     let others = guests.unseen || guests.elsewhere > elsewhere.len();
     Pending { waiting: guests.pids.into_iter().chain(elsewhere).collect(), others }
 }
 
-/// Whether a process is in another network namespace than we.
+/// Returns whether a process is in another network namespace than gpushd.
 fn is_elsewhere(pid: i32) -> bool {
     proc::is_in_our_network(pid) == Some(false)
 }
@@ -84,17 +84,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_can_not_be_seen_may_be_anybody() {
+    fn unidentified_connection_may_be_a_client() {
         let guests = |unseen, elsewhere| Guests { pids: [5].into(), unseen, elsewhere };
-        let door = |waiting: &[i32], others| Pending { waiting: waiting.to_vec(), others };
-        assert_eq!(at(guests(false, 0), [7].into_iter()), door(&[5], false), "nobody came from elsewhere");
-        assert_eq!(at(guests(true, 0), [].into_iter()), door(&[5], true));
-        assert_eq!(at(guests(false, 1), [].into_iter()), door(&[5], true));
-        assert_eq!(at(guests(false, 1), [7].into_iter()), door(&[5, 7], false));
+        let expected = |waiting: &[i32], others| Pending { waiting: waiting.to_vec(), others };
+        assert_eq!(
+            pending(guests(false, 0), [7].into_iter()),
+            expected(&[5], false),
+            "no guest is from another namespace"
+        );
+        assert_eq!(pending(guests(true, 0), [].into_iter()), expected(&[5], true));
+        assert_eq!(pending(guests(false, 1), [].into_iter()), expected(&[5], true));
+        assert_eq!(pending(guests(false, 1), [7].into_iter()), expected(&[5, 7], false));
     }
 
     #[test]
-    fn we_are_where_we_are() {
+    fn own_process_is_in_the_own_network_namespace() {
         assert!(!is_elsewhere(std::process::id().cast_signed()) && !is_elsewhere(i32::MAX));
     }
 }

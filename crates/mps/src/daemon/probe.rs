@@ -1,19 +1,17 @@
-//! Probe how a daemon is, beside its task: one look at a time, which may take as long as a daemon that
-//! hangs lets it.
+//! Probes of a daemon. A probe runs in a task of its own, one at a time, and may take as long as a hung daemon takes.
 //!
 //! ```text
-//! due, or asked for ─► a look ─► answered ─► its settings put right, its clients known ─► Answers, Fault
-//!                        │    ─► somebody else has its ear ─────────────────────────────► Busy
-//!                        │    ─► anything else ─────────────────────────────────────────► Silent
-//!                        └ its process ended, or it is told to end: given up
+//! due or requested ─► probe ─► reply ─► settings corrected, clients known ──────► Answers, Fault
+//!                       │   ─► another process holds the control connection ────► Busy
+//!                       │   ─► any other error ─────────────────────────────────► Silent
+//!                       └ the process ended, or `quit` begins: aborted
 //! ```
 //!
-//! A daemon that is not asked has the clients that were seen last, as far as they live, and those that the
-//! driver shows: what nobody can tell of is not taken for nobody.
+//! A daemon that does not answer still has the clients of the last probe that are alive, and those that the driver lists.
+//! Unknown clients never count as no clients.
 
 use std::sync::Arc;
 
-use crate::protocol::control::ControlError;
 use gpush_core::supervisor::{Event, State};
 use gpush_host::proc;
 use tokio::{task::JoinHandle, time::Instant};
@@ -21,165 +19,166 @@ use tokio::{task::JoinHandle, time::Instant};
 use super::{
     Reply, control_connection,
     health::{self, Health},
-    protocol_in_use,
+    pending, protocol_in_use,
     settings::{self, AppliedSettings},
-    task::{DEADLINE, LOOK, SupervisorTask},
+    task::{DEADLINE, START_INTERVAL, SupervisorTask},
 };
+use crate::protocol::control::ControlError;
 
-/// A look that goes on.
+/// A probe in progress.
 #[derive(Debug)]
 pub(super) struct Probe {
-    answer: JoinHandle<Result<ProbeResult, ControlError>>,
-    /// Who waits for it.
-    waited: Vec<Reply>,
+    task: JoinHandle<Result<ProbeResult, ControlError>>,
+    callers: Vec<Reply>,
 }
 
 impl Probe {
-    /// Who has waited for it.
-    pub(super) fn waited(mut self) -> Vec<Reply> {
-        std::mem::take(&mut self.waited)
+    /// Returns the callers who wait for the probe.
+    pub(super) fn callers(mut self) -> Vec<Reply> {
+        std::mem::take(&mut self.callers)
     }
-}
-
-/// What a look found.
-#[derive(Debug)]
-pub(super) struct ProbeResult {
-    health: Health,
-    put: AppliedSettings,
 }
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        self.answer.abort();
+        self.task.abort();
     }
 }
 
-/// What the look that goes on finds.
-pub(super) async fn found_by(looking: Option<&mut Probe>) -> Result<ProbeResult, ControlError> {
-    match looking {
-        Some(looking) => (&mut looking.answer).await.unwrap_or(Err(ControlError::Busy)),
+/// What a daemon replied.
+#[derive(Debug)]
+pub(super) struct ProbeResult {
+    health: Health,
+    settings: AppliedSettings,
+}
+
+/// Waits until a probe has finished; for ever without one.
+pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, ControlError> {
+    match probe {
+        Some(probe) => (&mut probe.task).await.unwrap_or(Err(ControlError::Busy)),
         None => std::future::pending().await,
     }
 }
 
 impl SupervisorTask {
-    /// Begins a look, or has one follow on that which goes on: it may have seen what is no more.
-    pub(super) fn look_for(&mut self, done: Option<Reply>) {
-        self.waiting.extend(done);
-        if self.looking.is_some() {
+    /// Starts a probe. If one is in progress, the next one follows it: the one in progress may report an older state.
+    pub(super) fn probe_now(&mut self, caller: Option<Reply>) {
+        self.waiters.extend(caller);
+        if self.probe.is_some() {
             return;
         }
-        self.look = None;
-        let waited = std::mem::take(&mut self.waiting);
+        self.next_probe = None;
+        let callers = std::mem::take(&mut self.waiters);
         let (Some(process), Some(control), Some(spec)) = (&self.process, self.control.clone(), &self.spec) else {
-            waited.into_iter().for_each(|done| drop(done.send(Ok(()))));
+            callers.into_iter().for_each(|caller| drop(caller.send(Ok(()))));
             return;
         };
         let (pid, logs, before) = (process.pid, spec.logs.clone(), self.health.clone());
-        let late = self.wanted.as_ref().map_or(DEADLINE, |wanted| wanted.supervision.start);
-        let wanted = self.wanted.as_ref().map(|wanted| wanted.policy.settings.clone());
-        let witness = Arc::clone(&self.sources.witness);
-        let answer = tokio::spawn(async move {
-            let mut health = health::ask(&control, pid, &logs, &before, late, DEADLINE).await?;
-            if health.is_unsure() {
-                health.witnessed(witness().await.as_deref());
+        let late = self.desired.as_ref().map_or(DEADLINE, |desired| desired.supervision.start);
+        let desired = self.desired.as_ref().map(|desired| desired.policy.settings.clone());
+        let driver_clients = Arc::clone(&self.sources.driver_clients);
+        let task = tokio::spawn(async move {
+            let mut health = health::probe(&control, pid, &logs, &before, late, DEADLINE).await?;
+            if health.has_busy_server() {
+                health.add_driver_clients(driver_clients().await.as_deref());
             }
-            let put = match &wanted {
-                Some(wanted) => settings::put(&control, &mut health.has, wanted, DEADLINE).await?,
-                // What was set when it was started may have been changed since.
-                None => AppliedSettings { in_force: settings::read(&control, DEADLINE).await?, differed: Vec::new() },
+            let settings = match &desired {
+                Some(desired) => settings::apply(&control, &mut health.settings, desired, DEADLINE).await?,
+                // Not desired yet: read them, since they may have changed since the start.
+                None => AppliedSettings { effective: settings::read(&control, DEADLINE).await?, changes: Vec::new() },
             };
-            Ok(ProbeResult { health, put })
+            Ok(ProbeResult { health, settings })
         });
-        self.looking = Some(Probe { answer, waited });
+        self.probe = Some(Probe { task, callers });
     }
 
-    /// The look that goes on is worth nothing any more.
-    pub(super) fn give_up_look(&mut self) {
-        self.waiting.extend(self.looking.take().map(Probe::waited).unwrap_or_default());
+    /// Aborts the probe in progress. Its callers wait for the next one.
+    pub(super) fn abort_probe(&mut self) {
+        self.waiters.extend(self.probe.take().map(Probe::callers).unwrap_or_default());
     }
 
-    /// No look is to be had any more; who has waited for one.
-    pub(super) fn no_look(&mut self) -> Vec<Reply> {
-        self.give_up_look();
-        std::mem::take(&mut self.waiting)
+    /// Aborts the probe in progress and starts no other. Returns the callers who waited.
+    pub(super) fn cancel_probes(&mut self) -> Vec<Reply> {
+        self.abort_probe();
+        std::mem::take(&mut self.waiters)
     }
 
-    /// Takes in what a look found.
-    pub(super) async fn looked(&mut self, found: Result<ProbeResult, ControlError>) {
+    /// Handles the result of a probe.
+    pub(super) async fn handle_probe(&mut self, result: Result<ProbeResult, ControlError>) {
         let Some(pid) = self.process.as_ref().map(|process| process.pid) else { return };
-        let starting = matches!(self.machine.state(), State::Starting { .. });
-        match found {
-            Ok(ProbeResult { health, put }) => {
-                self.tell_drift(&put, starting);
+        let starting = matches!(self.supervisor.state(), State::Starting { .. });
+        match result {
+            Ok(ProbeResult { health, settings }) => {
+                self.record_drift(&settings, starting);
                 let fault = health.fault();
                 let inside = health.inside();
-                super::pending::log_blocked(&self.target, &self.health, &health);
-                if let Some(fell) = health.fell(&self.health) {
-                    tracing::warn!(mps = self.target, "{fell}");
-                    self.news = Some(fell);
+                if !self.is_multi_user() {
+                    pending::log_blocked(&self.target, &self.health, &health);
                 }
-                (self.in_force, self.health) = (Some(put.in_force), health);
-                self.answered = Some(Instant::now());
-                self.trouble = fault.clone().into_iter().collect();
-                self.ear.clear();
+                if let Some(lost) = health.newly_lost_server(&self.health) {
+                    tracing::warn!(mps = self.target, "{lost}");
+                    self.news = Some(lost);
+                }
+                (self.effective, self.health) = (Some(settings.effective), health);
+                self.last_reply = Some(Instant::now());
+                self.problems = fault.clone().into_iter().collect();
+                self.connection_holders.clear();
                 self.note_protocol(pid);
                 self.step(Event::Clients(inside)).await;
                 self.step(if fault.is_some() { Event::Fault } else { Event::Answers { pid } }).await;
             }
-            // It has not come so far yet.
+            // It does not listen yet.
             Err(_) if starting => {
-                self.look = Some(Instant::now() + self.pause);
-                self.pause = (self.pause * 2).min(LOOK.1);
+                self.next_probe = Some(Instant::now() + self.start_interval);
+                self.start_interval = (self.start_interval * 2).min(START_INTERVAL.1);
             }
-            Err(error) => {
-                self.trouble = vec![health::silence(&error, &self.place, self.spec.as_ref())];
-                self.trouble.extend(protocol_in_use::unsupported(pid));
-                if proc::is_suspended(pid) {
-                    self.trouble.push(format!("it is suspended: `kill -CONT {pid}` has it go on"));
-                }
-                if let Some(spec) = &self.spec {
-                    self.ear = control_connection::holders(
-                        &error,
-                        pid,
-                        &self.place.pipe(spec.tenure),
-                        &self.target,
-                        &self.ear,
-                    )
-                    .await;
-                }
-                // A daemon that is busy says so itself.
-                if !self.ear.is_empty() && !matches!(error, ControlError::Busy) {
-                    self.trouble.push(control_connection::SOMEBODY.to_owned());
-                }
-                self.health.clients.retain(|(_, client)| proc::is_alive(*client));
-                if let Some(control) = self.control.clone() {
-                    self.health.look_at_doors(pid, control.directory()).await;
-                }
-                let told = (self.sources.witness)().await;
-                // Those of the last look are some of them: others may have come since, and the driver alone tells.
-                self.health.witnessed(told.as_deref());
-                let inside = self.health.inside();
-                self.step(Event::Clients(inside)).await;
-                self.step(if matches!(error, ControlError::Busy) { Event::Busy } else { Event::Silent }).await;
-                self.look = self.look.map(|at| at.min(Instant::now() + self.between_looks().min(DEADLINE)));
-            }
+            Err(error) => self.handle_silence(pid, &error).await,
         }
     }
 
-    /// Notes settings that somebody else changed: any user who is let in may, before version 550.
-    fn tell_drift(&mut self, put: &AppliedSettings, starting: bool) {
-        let ours = self.in_force.as_ref() == Some(&put.in_force);
-        if put.differed.is_empty() || starting {
+    /// Handles a probe that got no reply.
+    async fn handle_silence(&mut self, pid: i32, error: &ControlError) {
+        self.problems = vec![health::silence(error, &self.dir, self.spec.as_ref())];
+        self.problems.extend(protocol_in_use::unsupported(pid));
+        if proc::is_suspended(pid) {
+            self.problems.push(format!("it is suspended: `kill -CONT {pid}` has it go on"));
+        }
+        let is_busy = matches!(error, ControlError::Busy);
+        if let Some(spec) = &self.spec {
+            let pipe = self.dir.pipe(spec.tenure);
+            self.connection_holders =
+                control_connection::holders(error, pid, &pipe, &self.target, &self.connection_holders).await;
+        }
+        // `Busy` says the same.
+        if !self.connection_holders.is_empty() && !is_busy {
+            self.problems.push(control_connection::HELD.to_owned());
+        }
+        self.health.clients.retain(|(_, client)| proc::is_alive(*client));
+        if let Some(control) = self.control.clone() {
+            self.health.find_pending(pid, control.directory()).await;
+        }
+        // Other clients may have connected since the last probe. Only the driver knows them.
+        let clients = (self.sources.driver_clients)().await;
+        self.health.add_driver_clients(clients.as_deref());
+        let inside = self.health.inside();
+        self.step(Event::Clients(inside)).await;
+        self.step(if is_busy { Event::Busy } else { Event::Silent }).await;
+        self.next_probe = self.next_probe.map(|at| at.min(Instant::now() + self.probe_interval().min(DEADLINE)));
+    }
+
+    /// Records settings that gpushd did not make: before version 550, any user with access can change them.
+    fn record_drift(&mut self, settings: &AppliedSettings, starting: bool) {
+        let was_applied = self.effective.as_ref() == Some(&settings.effective);
+        if settings.changes.is_empty() || starting {
             return;
         }
-        let differed = put.differed.join(", ");
-        if ours {
-            tracing::warn!(mps = self.target, "somebody changed it past gpushd: it had {differed}; set back");
+        let changes = settings.changes.join(", ");
+        if was_applied {
+            tracing::warn!(mps = self.target, "somebody changed it past gpushd: it had {changes}; set back");
             let at = jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default();
-            self.drift = Some(format!("somebody changed it past gpushd: it had {differed}; set back at {at}"));
+            self.drift = Some(format!("somebody changed it past gpushd: it had {changes}; set back at {at}"));
         } else {
-            tracing::info!(mps = self.target, "it had {differed}: set");
+            tracing::info!(mps = self.target, "it had {changes}: set");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a daemon is spoken to, in words; and what it is, when it is one that can't be spoken to yet.
+//! Describes the protocol that gpushd uses with a daemon, and recognizes daemons whose protocol it does not support.
 
 use std::{fs::File, io::Read};
 
@@ -8,13 +8,13 @@ use crate::protocol::{
 };
 use gpush_host::proc;
 
-/// Largest program that is searched for its version, bytes. NVIDIA's has 0.3 MB.
+/// Largest program that is searched for its version, bytes. NVIDIA's has 54 kB.
 const LARGEST: u64 = 1 << 20;
 
-/// How the daemon of a pid is spoken to. Its version is that of its program, which may be another than that of the
-/// driver, and that of the driver where the program does not tell.
+/// Describes the protocol in use with the daemon of a pid. The version is that of its program, which may differ from the
+/// driver's, or the driver's if the program does not name one.
 pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String {
-    let (own, tried) = (of_process(pid), TRIED.map(|branch| branch.to_string()).join(" and "));
+    let (own, tried) = (program_version(pid), tried());
     let version = match (&own, driver) {
         (Some(own), _) => format!("version {own}, "),
         (None, Some(driver)) => format!("of driver {driver}, "),
@@ -31,8 +31,14 @@ pub(super) fn words(control: &Control, pid: i32, driver: Option<&str>) -> String
     }
 }
 
-/// Version of the program that a process runs, also when its file is another by now.
-fn of_process(pid: i32) -> Option<String> {
+/// Names the driver branches with which the protocol was tried.
+fn tried() -> String {
+    let [first @ .., last] = TRIED.map(|branch| branch.to_string());
+    format!("{} and {last}", first.join(", "))
+}
+
+/// Returns the version of the program that a process runs, also if its file was replaced.
+fn program_version(pid: i32) -> Option<String> {
     let program = File::open(format!("/proc/{pid}/exe")).ok()?;
     if program.metadata().ok()?.len() > LARGEST {
         return None;
@@ -42,7 +48,7 @@ fn of_process(pid: i32) -> Option<String> {
     version::of_program(&bytes).map(str::to_owned)
 }
 
-/// Why a daemon that does not answer as it should can't, if it is for the way that it was started.
+/// Returns why gpushd does not support a daemon, if that follows from how it was started.
 pub(super) fn unsupported(pid: i32) -> Option<String> {
     let of = |what: &str| proc::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
     version::unsupported(&of("cmdline"), &of("environ")).map(|what| what.to_string())
@@ -55,15 +61,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_tells_where_the_program_does_not() {
+    fn driver_version_is_used_when_the_program_names_none() {
         let control = Control::of(Path::new("/nowhere"));
         let words = |driver| words(&control, i32::MAX, driver);
         assert_eq!(words(Some("550.163.01")), "of driver 550.163.01, spoken to directly");
         assert_eq!(
             words(Some("580.65.06")),
-            "of driver 580.65.06, spoken to directly, which was tried with 535 and 550"
+            "of driver 580.65.06, spoken to directly, which was tried with 535, 550 and 555"
         );
-        assert_eq!(words(None), "spoken to directly, which was tried with 535 and 550");
+        assert_eq!(words(None), "spoken to directly, which was tried with 535, 550 and 555");
         assert_eq!(unsupported(i32::MAX), None);
     }
 }

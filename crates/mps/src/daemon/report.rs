@@ -1,20 +1,24 @@
-//! What the rest of the agent is shown of a daemon's life: after each turn as it is then, and as an event when it is
-//! another.
+//! The reports of a supervisor task: published after each step, and passed to the `changed` callback when the state differs.
 
 use std::{mem::discriminant, time::Duration};
 
 use crate::protocol::control::Protocol;
+use gpush_api::{MpsPolicy, MpsUsers};
 use gpush_core::supervisor::State;
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 
 use super::{Report, protocol_in_use, settings, task::SupervisorTask};
 
+/// What users of a shared server must know.
+const MULTI_USER: &str = "clients of all users share one server of root, its log and its faults: a fatal fault of one \
+                          client ends the clients of all users";
+
 impl SupervisorTask {
-    /// AppliedSettings into words again only when it is another: for that its program is read.
+    /// Describes the protocol in use again after it changed. This reads the daemon's program.
     pub(super) fn note_protocol(&mut self, pid: i32) {
         let Some(control) = &self.control else { return };
-        let driver = self.wanted.as_ref().and_then(|wanted| wanted.driver.clone());
+        let driver = self.desired.as_ref().and_then(|desired| desired.driver.clone());
         let now = (control.protocol(), driver);
         if self.protocol.as_ref().is_none_or(|(of, _)| *of != now) {
             let words = protocol_in_use::words(control, pid, now.1.as_deref());
@@ -25,36 +29,44 @@ impl SupervisorTask {
         }
     }
 
-    /// Until when its clients may finish, where it drains: or as long as they want.
-    pub(super) fn given(&self) -> Option<Option<Instant>> {
-        if let State::Draining { until, .. } = self.machine.state() {
-            Some(until.map(|until| self.born + until))
+    /// Returns the deadline of a drain; `Some(None)` for a drain without one, `None` when the daemon does not drain.
+    pub(super) fn drain_deadline(&self) -> Option<Option<Instant>> {
+        if let State::Draining { until, .. } = self.supervisor.state() {
+            Some(until.map(|until| self.started_at + until))
         } else {
             None
         }
     }
 
-    pub(super) fn seen(&self) -> Report {
+    pub(super) fn report(&self) -> Report {
         let at = |due: Duration| {
             let left = due.saturating_sub(self.now());
             Timestamp::now() + jiff::SignedDuration::try_from(left).unwrap_or_default()
         };
-        let pipe = self.spec.as_ref().map(|spec| self.place.pipe(spec.tenure));
+        let pipe = self.spec.as_ref().map(|spec| self.dir.pipe(spec.tenure));
         Report {
-            state: self.machine.state().clone(),
+            state: self.supervisor.state().clone(),
             since: self.since,
-            wanted: self.machine.wanted(),
-            policy: self.wanted.as_ref().map(|wanted| wanted.policy.clone()),
+            wanted: self.supervisor.wanted(),
+            policy: self.desired.as_ref().map(|desired| {
+                let users = self.users_served();
+                MpsPolicy { users, ..desired.policy.clone() }
+            }),
+            multi_user: self.is_multi_user(),
             pid: self.process.as_ref().map(|process| process.pid),
-            in_force: self.in_force.clone(),
+            in_force: self.effective.clone(),
             servers: self.health.servers.clone(),
             clients: self.health.clients.clone(),
-            clients_known: self.machine.clients().is_some(),
+            clients_known: self.supervisor.clients().is_some(),
             waiting: self.health.waiting(),
-            behind: self.behind.is_some(),
-            until: self.given().or(self.behind.map(|behind| behind.until)).flatten().map(|until| at(until - self.born)),
-            failures: self.machine.failures(),
-            next_start: match self.machine.state() {
+            behind: self.leftovers.is_some(),
+            until: self
+                .drain_deadline()
+                .or(self.leftovers.map(|leftovers| leftovers.until))
+                .flatten()
+                .map(|until| at(until - self.started_at)),
+            failures: self.supervisor.failures(),
+            next_start: match self.supervisor.state() {
                 State::BackingOff { until } => Some(at(*until)),
                 State::Stopped
                 | State::Starting { .. }
@@ -66,38 +78,57 @@ impl SupervisorTask {
                 | State::Draining { .. }
                 | State::Stopping { .. } => None,
             },
-            trouble: self.trouble.clone(),
+            trouble: self.problems.clone(),
             news: None,
-            ear: self.ear.clone(),
+            ear: self.connection_holders.clone(),
             protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
             findings: self.findings(),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),
-            answered: self.answered,
+            answered: self.last_reply,
         }
     }
 
-    /// What one should know of it although it may serve.
-    fn findings(&self) -> Vec<String> {
-        let drift = self.drift.iter().cloned();
-        let own = self.in_force.iter().flat_map(|now| settings::own_limits(&self.health.has, now));
-        drift.chain(own).chain(self.keeper.told()).chain(self.health.told()).collect()
+    fn users_served(&self) -> MpsUsers {
+        if self.is_multi_user() { MpsUsers::Many } else { MpsUsers::One }
     }
 
-    pub(super) fn tell(&mut self, publish: &watch::Sender<Report>, changed: &impl Fn(&Report)) {
-        self.keep_logs();
-        // Another daemon in the same state is a change too: it was handed over to another user.
-        let now = (discriminant(self.machine.state()), self.machine.pid(), self.behind.is_some());
-        let other = self.last != now;
+    /// Returns what users should know although the daemon may serve.
+    fn findings(&self) -> Vec<String> {
+        let multi_user = (self.process.is_some() && self.is_multi_user()).then(|| MULTI_USER.to_owned());
+        let pending = (self.desired.is_some() && self.is_multi_user() != self.desires_multi_user()).then(|| {
+            format!(
+                "its rule now has another `users`: this takes effect when no share and no client is left, or with \
+                 `gpushctl mps restart {}`",
+                self.target
+            )
+        });
+        let drift = self.drift.iter().cloned();
+        let own = self.effective.iter().flat_map(|now| settings::own_limits(&self.health.settings, now));
+        multi_user
+            .into_iter()
+            .chain(pending)
+            .chain(drift)
+            .chain(own)
+            .chain(self.log_rotation.finding())
+            .chain(self.health.findings())
+            .collect()
+    }
+
+    pub(super) fn publish(&mut self, reports: &watch::Sender<Report>, changed: &impl Fn(&Report)) {
+        self.rotate_logs();
+        // Another daemon in the same state is a change too: it now serves another user.
+        let now = (discriminant(self.supervisor.state()), self.supervisor.pid(), self.leftovers.is_some());
+        let other = self.last_published != now;
         let has_news = self.news.is_some();
         if other {
             self.since = Timestamp::now();
-            self.last = now;
+            self.last_published = now;
         }
-        let mut seen = self.seen();
-        // The change is stored before its event is sent.
-        publish.send_replace(seen.clone());
+        let mut seen = self.report();
+        // The report is published before the callback sends its event.
+        reports.send_replace(seen.clone());
         if other || has_news {
             seen.news = self.news.take();
             changed(&seen);

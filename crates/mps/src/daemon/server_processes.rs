@@ -1,9 +1,9 @@
-//! MPS servers, recognized by parentage and cgroup: a daemon that was just started, or does not answer, has listed none.
+//! Recognizes MPS servers by parentage and cgroup: a daemon that was just started, or does not answer, lists none.
 //!
 //! ```text
 //! its parent runs as root, has the lock of a target as standard input,
 //!   and is in the same gpushd-mps@ unit, if it is in one ───────────────► server of that target's daemon
-//! its own standard input is that lock, and its daemon has ended ────────► the same: it is left over
+//! its own standard input is that lock, and its daemon has ended ────────► the same: leftovers
 //! it runs the program of a server, is no client of MPS, and its parent
 //!   runs the program of a control daemon as root ───────────────────────► server of a daemon that is not gpushd's
 //! ```

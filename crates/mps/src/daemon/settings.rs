@@ -1,9 +1,8 @@
-//! What a daemon and its servers let clients have: compared with what is wanted, set where it differs, read
-//! back.
+//! Settings of a daemon and its servers: compared with the desired ones, set where they differ, read back.
 //!
-//! A server has the daemon's values from its start on, and then its own, which any user who is let in may
-//! change before version 550. Its memory limit is not ours to change: the one that it was first seen with
-//! is what its clients count on, and is set back.
+//! A server starts with the daemon's values and then keeps its own. Before version 550, any user with access can change
+//! them. gpushd does not apply a new memory limit to a running server, because its clients rely on the one that the server
+//! started with; it restores that one.
 
 use std::time::Duration;
 
@@ -13,29 +12,29 @@ use crate::protocol::{
 };
 use gpush_api::{MemoryLimit, MpsSettings, Percentage};
 
-/// What a server has.
+/// The settings of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ServerSettings {
-    /// Its pid.
+    /// Pid of the server.
     pub(super) server: Pid,
-    /// Percentage of its next clients.
+    /// Active thread percentage of its next clients.
     pub(super) percentage: Percentage,
     /// Memory limit of its next clients.
     pub(super) limit: Option<MemoryLimit>,
-    /// The one that it was first seen with.
+    /// The memory limit that gpushd first read from it.
     pub(super) first_limit: Option<MemoryLimit>,
 }
 
-/// What a daemon came to have.
+/// The settings of a daemon after a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AppliedSettings {
-    /// Read back. A memory limit is the one that was set, of which the daemon shows whole GiB.
-    pub(super) in_force: MpsSettings,
-    /// What was otherwise before, in words: `percentage 50, not 25`.
-    pub(super) differed: Vec<String>,
+    /// Read back. The daemon shows a memory limit in whole GiB; this is the one that was set.
+    pub(super) effective: MpsSettings,
+    /// What differed before: `percentage 50, not 25`.
+    pub(super) changes: Vec<String>,
 }
 
-/// What a daemon has; a memory limit in whole GiB.
+/// Reads the settings of a daemon. The memory limit is in whole GiB.
 pub(super) async fn read(control: &Control, deadline: Duration) -> Result<MpsSettings, ControlError> {
     Ok(MpsSettings {
         percentage: control.default_percentage(deadline).await?,
@@ -44,54 +43,56 @@ pub(super) async fn read(control: &Control, deadline: Duration) -> Result<MpsSet
     })
 }
 
-/// Makes a daemon have these settings, for its next servers and for the next clients of those that it has.
-pub(super) async fn put(
+/// Sets the settings of a daemon, for its next servers and for the next clients of its running servers.
+pub(super) async fn apply(
     control: &Control,
     servers: &mut [ServerSettings],
     wanted: &MpsSettings,
     deadline: Duration,
 ) -> Result<AppliedSettings, ControlError> {
-    let mut differed = Vec::new();
+    let mut changes = Vec::new();
     let percentage = control.default_percentage(deadline).await?;
     if percentage != wanted.percentage {
-        differed.push(format!("percentage {percentage}, not {}", wanted.percentage));
+        changes.push(format!("percentage {percentage}, not {}", wanted.percentage));
         control.set_default_percentage(wanted.percentage, deadline).await?;
     }
     for ServerSettings { server, percentage: has, .. } in
         servers.iter_mut().filter(|has| has.percentage != wanted.percentage)
     {
         if *has != percentage {
-            differed.push(format!("percentage {has} at server {server}, not {}", wanted.percentage));
+            changes.push(format!("percentage {has} at server {server}, not {}", wanted.percentage));
         }
-        if still(control.set_percentage(*server, wanted.percentage, deadline).await)? {
+        if was_received(control.set_percentage(*server, wanted.percentage, deadline).await)? {
             *has = wanted.percentage;
         }
     }
     for ServerSettings { server, limit, first_limit, .. } in
         servers.iter_mut().filter(|has| has.limit != has.first_limit)
     {
-        differed.push(format!("memory limit {} at server {server}, not {}", words(*limit), words(*first_limit)));
-        // None can't be given back: what there is now is what it has.
+        changes.push(format!("memory limit {} at server {server}, not {}", words(*limit), words(*first_limit)));
+        // The daemon cannot remove a limit, so the current one stays.
         match *first_limit {
-            Some(first) if still(control.set_memory_limit(*server, first, deadline).await)? => *limit = Some(first),
+            Some(first) if was_received(control.set_memory_limit(*server, first, deadline).await)? => {
+                *limit = Some(first);
+            }
             Some(_) => {}
             None => *first_limit = *limit,
         }
     }
     let limit = control.default_memory_limit(deadline).await?;
     if limit != wanted.memory_limit_mib.map(shown) {
-        differed.push(format!("memory limit {}, not {}", words(limit), words(wanted.memory_limit_mib)));
+        changes.push(format!("memory limit {}, not {}", words(limit), words(wanted.memory_limit_mib)));
         control.set_default_memory_limit(wanted.memory_limit_mib, deadline).await?;
     }
     let priority = control.default_priority(deadline).await?;
     if priority != wanted.priority {
-        differed.push(format!("priority {priority}, not {}", wanted.priority));
+        changes.push(format!("priority {priority}, not {}", wanted.priority));
         control.set_default_priority(wanted.priority, deadline).await?;
     }
-    Ok(AppliedSettings { in_force: wanted.clone(), differed })
+    Ok(AppliedSettings { effective: wanted.clone(), changes })
 }
 
-/// Servers whose memory limit is another than that of a daemon, in words: each keeps what it was started with.
+/// Returns a sentence about each server whose memory limit differs from the daemon's: it keeps the one from its start.
 pub(super) fn own_limits<'a>(
     servers: &'a [ServerSettings],
     daemon: &MpsSettings,
@@ -107,8 +108,8 @@ fn words(limit: Option<MemoryLimit>) -> String {
     limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
 }
 
-/// Whether something was done with a server, which may have ended meanwhile, or be about to.
-fn still(done: Result<(), ControlError>) -> Result<bool, ControlError> {
+/// Returns whether a server received a command. A server that has ended, or is about to end, is not an error.
+fn was_received(done: Result<(), ControlError>) -> Result<bool, ControlError> {
     match done {
         Ok(()) => Ok(true),
         Err(ControlError::NoServer | ControlError::ServerBusy) => Ok(false),

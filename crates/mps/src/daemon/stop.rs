@@ -1,15 +1,10 @@
-//! How a daemon ends: its clients are told to end their work, then it is told to; and what follows when
-//! its process has ended, asked or not.
+//! How a daemon ends: gpushd ends its clients' work, then sends `quit`; and what follows when its process has ended,
+//! requested or not.
 
 use std::time::Duration;
 
-use crate::protocol::{
-    command::Command,
-    control::{Control, ControlError},
-};
 use gpush_core::supervisor::{Event, State};
 use gpush_host::proc;
-
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -17,38 +12,42 @@ use super::{
     health::Health,
     task::{DEADLINE, SupervisorTask},
 };
+use crate::protocol::{
+    command::Command,
+    control::{Control, ControlError},
+};
 
-/// Wait before `quit` is sent again to a daemon that could not be reached.
-const AGAIN: Duration = Duration::from_millis(20);
+/// Pause before `quit` is sent again to a daemon that could not be reached.
+const RETRY: Duration = Duration::from_millis(20);
 
-/// Before a daemon that was told to end and lives on is told again: one that has just begun to listen may lose what it
-/// is told.
+/// Pause before `quit` is sent again to a daemon that accepted it and still runs. A daemon that has just begun to listen
+/// may lose a command.
 const REPEAT: Duration = Duration::from_secs(5);
 
-/// Seconds after which a daemon that was told to end interrupts servers that do not.
+/// Seconds after which a daemon that received `quit` interrupts servers that have not ended.
 const INTERRUPT: u32 = 1;
 
 impl SupervisorTask {
-    /// ServerSettings the daemon told to end, its clients first. Its process tells whether it does.
-    pub(super) fn quit(&mut self) {
-        // A daemon has one ear.
-        self.give_up_look();
+    /// Sends `terminate_client` for each client and then `quit`, from another task. The end of the process shows the
+    /// success.
+    pub(super) fn begin_stop(&mut self) {
+        // A daemon accepts one connection at a time.
+        self.abort_probe();
         let Some(control) = self.control.clone() else { return };
         let (target, clients) = (self.target.clone(), self.health.clients.clone());
-        // It ends with the daemon: the next one is not to hear of it.
-        self.quitting = Some(AbortOnDropHandle::new(tokio::spawn(async move {
+        // Dropping the handle ends the task with the daemon, so that the next daemon receives no `quit`.
+        self.stop_task = Some(AbortOnDropHandle::new(tokio::spawn(async move {
             for (server, client) in clients {
                 if !terminate(&target, &control, server, client).await {
                     break;
                 }
             }
-            let (mut is_logged, mut pause) = (false, AGAIN);
-            // One that has just begun does not listen yet, and one that somebody keeps busy may be free in a moment.
-            // This task is aborted when the daemon has ended.
+            let (mut is_logged, mut pause) = (false, RETRY);
+            // The daemon may not listen yet, or another process may hold the connection for a moment.
             loop {
                 match control.quit(Some(INTERRUPT), DEADLINE).await {
                     Ok(_) => pause = REPEAT,
-                    Err(error) if !is_logged && pause == AGAIN => {
+                    Err(error) if !is_logged && pause == RETRY => {
                         tracing::warn!(mps = target, "the daemon can't be told to end: {error}");
                         is_logged = true;
                     }
@@ -59,31 +58,30 @@ impl SupervisorTask {
         })));
     }
 
-    /// Its process has ended.
-    pub(super) async fn gone(&mut self) {
+    /// Handles the end of the daemon's process.
+    pub(super) async fn handle_exit(&mut self) {
         let Some(process) = self.process.take() else { return };
-        self.quitting = None;
-        // How it ended is asked of somebody who may take his time. Nobody is let in meanwhile, nor to the next one
-        // where somebody has shut the door to end this one.
-        let shut = std::mem::replace(&mut self.shut, true);
-        self.see_to_the_door();
-        let how = self.launcher.exit_reason(&self.place, process).await;
-        let asked = matches!(self.machine.state(), State::Stopping { .. });
-        if asked {
-            tracing::info!(mps = self.target, "the MPS daemon {how}");
-            self.trouble.clear();
+        self.stop_task = None;
+        // Asking systemd for the reason may take long. Access stays revoked meanwhile, and afterwards if a caller has
+        // closed admission to end this daemon.
+        let was_closed = std::mem::replace(&mut self.admission_closed, true);
+        self.update_access();
+        let reason = self.launcher.exit_reason(&self.dir, process).await;
+        if matches!(self.supervisor.state(), State::Stopping { .. }) {
+            tracing::info!(mps = self.target, "the MPS daemon {reason}");
+            self.problems.clear();
             self.health = Health::default();
-            // Servers that it left behind hold the GPU for nobody any more, and its lock with it.
-            if self.place.is_taken() {
-                self.launcher.kill(&self.place, None).await;
+            // Servers that it left behind have no clients, and hold the GPU and the lock.
+            if self.dir.is_taken() {
+                self.launcher.kill(&self.dir, None).await;
             }
         } else {
-            tracing::error!(mps = self.target, "the MPS daemon {how}");
-            self.trouble = vec![format!("the daemon {how}")];
+            tracing::error!(mps = self.target, "the MPS daemon {reason}");
+            self.problems = vec![format!("the daemon {reason}")];
         }
-        (self.control, self.in_force, self.protocol) = (None, None, None);
-        self.ear.clear();
-        self.shut = shut;
+        (self.control, self.effective, self.protocol) = (None, None, None);
+        self.connection_holders.clear();
+        self.admission_closed = was_closed;
         self.step(Event::Ended).await;
         if self.process.is_none() {
             self.health.servers.retain(|(server, _)| proc::is_alive(*server));
@@ -92,7 +90,7 @@ impl SupervisorTask {
     }
 }
 
-/// ServerSettings a client end its work on the GPU; whether the daemon heard it.
+/// Asks the daemon to end a client's work on the GPU. Returns whether the daemon received the command.
 pub(super) async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
     match control.say(&Command::TerminateClient { server, client }, DEADLINE).await {
         Ok(_) => true,

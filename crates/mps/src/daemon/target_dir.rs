@@ -1,17 +1,17 @@
-//! The directory of a target's daemon: where it is, what lies in it, who may look.
+//! The directory of a target: its files and its pipe directory.
 //!
 //! ```text
 //! /run/gpush-mps/                 0711                the base
-//!   g5d1b03a2/                    0711                one a target
-//!     spec.json                   0600                what was started last
-//!     lock                        0600                held by the daemon and all that it started
-//!     3/                          0700, access list   CUDA_MPS_PIPE_DIRECTORY: of the third user
+//!   g5d1b03a2/                    0711                one per target
+//!     spec.json                   0600                what the daemon was started with
+//!     lock                        0600                held by the daemon and everything that it started
+//!     3/                          0700, access list   CUDA_MPS_PIPE_DIRECTORY of the third user
 //! ```
 //!
-//! A pipe directory is one user's, or nobody's yet, and never another's afterwards: who keeps it open,
-//! or left something in it, finds no successor there. That the lock is held means that something of the
-//! daemon runs, if only a server that it left behind. NVIDIA's daemon ends without a word when the path
-//! of its pipe directory has 88 bytes, so that is looked at before.
+//! A pipe directory belongs to one user, or to none yet, and never to another user afterwards: a process that keeps it
+//! open, or left files in it, does not reach the next daemon. A held lock means that a process of the daemon runs, if only
+//! a server that it left behind. NVIDIA's daemon ends silently when the path of its pipe directory has 88 bytes, so gpushd
+//! checks the length first.
 
 use std::{
     collections::BTreeSet,
@@ -31,67 +31,70 @@ use serde::{Deserialize, Serialize};
 
 use super::launcher;
 
-/// Longest path of a pipe directory in bytes: at one more the daemon ends without a word.
+/// Longest path of a pipe directory, bytes. With a longer one the daemon ends silently.
 pub(super) const LONGEST: usize = 87;
 
-/// Largest number of a pipe directory: for checking the length before there is one.
+/// Largest number of a pipe directory, for the check of the length.
 const LARGEST: u32 = 9_999_999;
 
-/// How often a lock is tried for that somebody else has, and the pause between.
+/// Attempts to take a lock that another process holds, and the pause between them.
 const TRIES: u32 = 20;
 const AGAIN: Duration = Duration::from_millis(2);
 
-/// What a daemon is started with.
+/// What a daemon is started with: `spec.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
     /// Short name of the target.
     pub target: String,
     /// UUID of the GPU or MIG device.
     pub uuid: String,
-    /// UUID of the GPU that it is, or is of.
+    /// UUID of the GPU that is the target or contains it.
     pub gpu_uuid: String,
     /// Number of the pipe directory.
     pub tenure: u32,
-    /// Whose it is; nobody's yet without.
+    /// User of the pipe directory; `None`: no user yet, or several.
     #[serde(default)]
     pub user: Option<u32>,
-    /// `nvidia-cuda-mps-control`: the file that was checked.
+    /// Whether one server of root takes the clients of all users: `-multiuser-server`.
+    #[serde(default)]
+    pub multi_user: bool,
+    /// `nvidia-cuda-mps-control`: the file that was checked, links resolved.
     pub control: PathBuf,
-    /// The name that it is called by.
+    /// The path that the config names, for `argv[0]`.
     pub name: PathBuf,
     /// Directory of `nvidia-cuda-mps-server`.
     pub servers: PathBuf,
     /// Directory of its logs.
     pub logs: PathBuf,
-    /// What its clients may have from the first one on. The memory limit is set once it answers.
+    /// Settings from the start on. gpushd sets the memory limit after the first reply.
     pub settings: MpsSettings,
 }
 
-/// A target's directory.
+/// The directory of a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetDir {
     dir: PathBuf,
 }
 
 impl TargetDir {
-    /// The place of a target below the base; nothing is made.
+    /// Returns the directory of a target below the base. Creates nothing.
     pub fn of(base: &Path, target: &str) -> Self {
         Self { dir: base.join(target) }
     }
 
-    /// The place in this directory.
+    /// Returns the target directory with this path.
     pub fn at(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
 
-    /// Those below the base in which a daemon was started, by name. One whose GPU is not known is left out: it is
-    /// found when somebody wants its target. So is one that was renamed: nobody who was let in finds it there.
+    /// Lists the directories below the base in which a daemon was started, by name. Leaves out a directory whose GPU is not
+    /// known, which is found with its target, and a renamed one, which no user can reach.
     pub fn all(base: &Path) -> Vec<(Self, Spec)> {
         let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
         let mut all: Vec<_> = entries
             .filter_map(|entry| {
                 let place = Self::at(&entry.path());
-                let spec = place.known().filter(|spec| !spec.gpu_uuid.is_empty())?;
+                let spec = place.known_spec().filter(|spec| !spec.gpu_uuid.is_empty())?;
                 if entry.file_name() != spec.target.as_str() {
                     return None;
                 }
@@ -102,31 +105,31 @@ impl TargetDir {
         all
     }
 
-    /// The directory.
+    /// Returns its path.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Pipe directory of a number.
+    /// Returns the pipe directory with this number.
     pub fn pipe(&self, tenure: u32) -> PathBuf {
         self.dir.join(tenure.to_string())
     }
 
-    /// What was started here last.
+    /// Reads what the last daemon was started with. `None` if there is no readable `spec.json`.
     pub fn spec(&self) -> Option<Spec> {
         serde_json::from_slice(&fs::read(self.dir.join("spec.json")).ok()?).ok()
     }
 
-    /// The same, by the word of the daemon that runs here when what was written down can't be read.
-    pub(super) fn known(&self) -> Option<Spec> {
+    /// Reads the spec, or recovers it from the daemon that runs here.
+    pub(super) fn known_spec(&self) -> Option<Spec> {
         self.spec().or_else(|| launcher::recovered_spec(self))
     }
 
-    /// Refuses a place whose pipe directories would have too long a path.
+    /// Checks that the paths of pipe directories are not too long.
     ///
     /// # Errors
-    /// [`Code::Unsupported`] then.
-    pub(super) fn is_short(&self) -> Result<(), ApiError> {
+    /// [`Code::Unsupported`] if they are.
+    pub(super) fn check_path_length(&self) -> Result<(), ApiError> {
         let length = self.pipe(LARGEST).as_os_str().as_bytes().len();
         if length <= LONGEST {
             return Ok(());
@@ -137,12 +140,12 @@ impl TargetDir {
             .hint("start gpushd with a shorter --mps-dir, such as /run/gpush-mps"))
     }
 
-    /// Lays the place out for a start: the pipe directory of the spec, free of what a daemon before left
-    /// in it, then the spec. Pipe directories of other numbers go.
+    /// Prepares the directory for a start: creates the pipe directory of the spec, removes files of a previous daemon from
+    /// it and pipe directories with other numbers, then writes the spec.
     ///
     /// # Errors
-    /// When it can't be written, or something else is in the way.
-    pub(super) fn lay(&self, spec: &Spec) -> io::Result<()> {
+    /// When the file system refuses, or the path is not a directory of gpushd.
+    pub(super) fn create(&self, spec: &Spec) -> io::Result<()> {
         directory(&self.dir, 0o711)?;
         directory(&spec.logs, 0o750)?;
         let own = spec.tenure.to_string();
@@ -157,16 +160,16 @@ impl TargetDir {
         let pipe = self.pipe(spec.tenure);
         directory(&pipe, 0o700)?;
         sweep(&pipe)?;
-        // Closed to its user as well, until the daemon serves.
+        // Without access for its user until the daemon serves.
         acl::admit(&pipe, &BTreeSet::new())?;
-        self.note(spec)
+        self.write_spec(spec)
     }
 
-    /// Writes the spec down.
+    /// Writes `spec.json`.
     ///
     /// # Errors
     /// When it can't be written.
-    pub(super) fn note(&self, spec: &Spec) -> io::Result<()> {
+    pub(super) fn write_spec(&self, spec: &Spec) -> io::Result<()> {
         let new = self.dir.join("spec.json.new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         file.write_all(&serde_json::to_vec(spec)?)?;
@@ -174,23 +177,23 @@ impl TargetDir {
         fs::rename(&new, self.dir.join("spec.json"))
     }
 
-    /// Who is let to the daemon of a pipe directory.
+    /// Returns the users with access to a pipe directory.
     ///
     /// # Errors
     /// When it can't be read.
-    pub(super) fn admitted(&self, tenure: u32) -> io::Result<BTreeSet<u32>> {
+    pub(super) fn users_with_access(&self, tenure: u32) -> io::Result<BTreeSet<u32>> {
         acl::admitted(&self.pipe(tenure))
     }
 
-    /// Lets these users, and nobody else, to the daemon of a pipe directory.
+    /// Gives exactly these users access to a pipe directory.
     ///
     /// # Errors
-    /// When the file system can't say so.
-    pub(super) fn admit(&self, tenure: u32, uids: &BTreeSet<u32>) -> io::Result<()> {
+    /// When the file system has no access lists, or refuses.
+    pub(super) fn set_access(&self, tenure: u32, uids: &BTreeSet<u32>) -> io::Result<()> {
         acl::admit(&self.pipe(tenure), uids)
     }
 
-    /// The lock, if nothing of a daemon runs here.
+    /// Takes the lock. `None` if a process of a daemon runs here.
     ///
     /// # Errors
     /// When it can't be opened.
@@ -204,17 +207,17 @@ impl TargetDir {
         }
     }
 
-    /// Whether something of a daemon runs here. Whoever takes the lock at this moment is made to try again.
+    /// Returns whether a process of a daemon runs here. A process that takes the lock at this moment must try again.
     pub fn is_taken(&self) -> bool {
         self.dir.join("lock").exists() && !matches!(self.lock(), Ok(Some(_)))
     }
 
-    /// The same lock, for who is to become a daemon: that somebody only looks whether it is held costs a
+    /// Takes the lock for a process that becomes a daemon. Tries again, because [`Self::is_taken`] holds the lock for a
     /// moment.
     ///
     /// # Errors
     /// When it can't be opened.
-    pub fn lock_soon(&self) -> io::Result<Option<File>> {
+    pub fn lock_with_retry(&self) -> io::Result<Option<File>> {
         for _ in 0..TRIES {
             if let Some(lock) = self.lock()? {
                 return Ok(Some(lock));
@@ -224,7 +227,7 @@ impl TargetDir {
         self.lock()
     }
 
-    /// The file of the lock, if there is one: a daemon and all that it started have it as their standard input.
+    /// Returns the identity of the lock file. A daemon and everything that it started have it as standard input.
     pub(super) fn lock_file(&self) -> Option<FileId> {
         fs::symlink_metadata(self.dir.join("lock")).ok().filter(fs::Metadata::is_file).map(|meta| FileId::of(&meta))
     }
@@ -263,7 +266,7 @@ pub fn sweep_removed(base: &Path) {
     }
 }
 
-/// Makes a directory of ours with this mode, or gives it to one that is there.
+/// Creates a directory of gpushd with this mode, or sets the mode of an existing one.
 pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -277,12 +280,12 @@ pub(super) fn directory(path: &Path, mode: u32) -> io::Result<()> {
     if !meta.is_dir() {
         return Err(io::Error::other(format!("{} is no directory", path.display())));
     }
-    // Which also fails where it is somebody else's.
+    // Fails if the directory belongs to another user.
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Removes what a daemon leaves in its pipe directory when it is killed. A stale pid file it would only
-/// overwrite in part, and clients that find stale sockets run without MPS.
+/// Removes the files that a killed daemon leaves in its pipe directory. A daemon overwrites only a part of a stale pid
+/// file, and clients that find stale sockets run without MPS.
 fn sweep(pipe: &Path) -> io::Result<()> {
     for entry in fs::read_dir(pipe)? {
         let entry = entry?;
@@ -305,6 +308,7 @@ mod tests {
             gpu_uuid: "GPU-5d1b03a2".to_owned(),
             tenure,
             user: None,
+            multi_user: false,
             control: "/usr/bin/nvidia-cuda-mps-control".into(),
             name: "/usr/bin/nvidia-cuda-mps-control".into(),
             servers: "/usr/bin".into(),
@@ -314,20 +318,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_directory_is_one_users_and_swept_before_each_start() {
+    fn pipe_directory_belongs_to_one_user_and_is_swept_before_each_start() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
         assert!(!place.is_taken() && place.spec().is_none());
-        place.lay(&spec(scratch.path(), 1)).unwrap();
-        place.admit(1, &BTreeSet::from([1000])).unwrap();
+        place.create(&spec(scratch.path(), 1)).unwrap();
+        place.set_access(1, &BTreeSet::from([1000])).unwrap();
         fs::write(place.pipe(1).join("nvidia-cuda-mps-control.pid"), "4711").unwrap();
         std::os::unix::net::UnixListener::bind(place.pipe(1).join("control")).unwrap();
-        // The same user's again: what was left goes, and nobody is let in before the daemon serves.
-        place.lay(&spec(scratch.path(), 1)).unwrap();
+        // The same user again: old files are removed, and access is revoked until the daemon serves.
+        place.create(&spec(scratch.path(), 1)).unwrap();
         assert_eq!(fs::read_dir(place.pipe(1)).unwrap().count(), 0);
         assert_eq!(acl::admitted(&place.pipe(1)).unwrap(), BTreeSet::new());
-        // Another's.
-        place.lay(&spec(scratch.path(), 2)).unwrap();
+        // Another user.
+        place.create(&spec(scratch.path(), 2)).unwrap();
         assert!(!place.pipe(1).exists() && place.pipe(2).is_dir());
         assert_eq!(TargetDir::all(scratch.path()), [(place.clone(), spec(scratch.path(), 2))]);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -345,7 +349,7 @@ mod tests {
     fn directory_of_an_interrupted_removal_is_no_target_and_is_swept() {
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
-        place.lay(&spec(scratch.path(), 1)).unwrap();
+        place.create(&spec(scratch.path(), 1)).unwrap();
         // As a kill right after the rename leaves it, and then one within the removal.
         let half = scratch.path().join(".removed-g5d1b03a2");
         fs::rename(place.dir(), &half).unwrap();
@@ -355,7 +359,7 @@ mod tests {
         assert!(!half.exists());
         // A target of that name comes back, and its next removal meets no leftover.
         fs::create_dir(&half).unwrap();
-        place.lay(&spec(scratch.path(), 1)).unwrap();
+        place.create(&spec(scratch.path(), 1)).unwrap();
         place.remove();
         assert!(!half.exists() && !place.dir().exists());
         // A file that another program put there stays.
@@ -365,20 +369,20 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_the_daemon_would_not_take_is_refused_before() {
+    fn path_of_88_bytes_is_refused() {
         let base = |length: usize| PathBuf::from(format!("/{}", "x".repeat(length - 1)));
         // A slash, nine letters, a slash, seven figures.
         let most = LONGEST - 18;
-        assert_eq!(TargetDir::of(&base(most), "g5d1b03a2").is_short(), Ok(()));
-        let error = TargetDir::of(&base(most + 1), "g5d1b03a2").is_short().unwrap_err();
+        assert_eq!(TargetDir::of(&base(most), "g5d1b03a2").check_path_length(), Ok(()));
+        let error = TargetDir::of(&base(most + 1), "g5d1b03a2").check_path_length().unwrap_err();
         assert!(error.causes[0].contains("88 bytes"), "{error:?}");
     }
 
     #[test]
-    fn what_is_no_directory_of_ours_is_not_used() {
+    fn symbolic_link_is_not_used_as_target_directory() {
         let scratch = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/tmp", scratch.path().join("g5d1b03a2")).unwrap();
         let place = TargetDir::of(scratch.path(), "g5d1b03a2");
-        assert!(place.lay(&spec(scratch.path(), 1)).is_err());
+        assert!(place.create(&spec(scratch.path(), 1)).is_err());
     }
 }

@@ -1,17 +1,17 @@
-//! One daemon, lived for: what happens to it is told to its machine ([`gpush_core::supervisor`]), and what
-//! that wants done is done here. One task a target does all of it, in turn.
+//! The supervisor task of one daemon. It reports what happens to the state machine in [`gpush_core::supervisor`], and
+//! executes the effects that the machine returns. One task per target does all of this, one step at a time.
 //!
 //! ```text
-//! asked ─────────┐                    ┌─► Start   place laid, program started, its pidfd had
-//! process ended ─┼─► machine ─ effects┼─► Quit    clients told to end, then the daemon
-//! time went by ──┤             │      └─► Kill    the daemon and all that it started
-//! looked at ─────┘             └─ state ─► door   open to its users while it serves, shut otherwise
-//!   answer, silence, servers, clients
+//! request ───────┐                       ┌─► Start   directory prepared, program started, pidfd opened
+//! process ended ─┼─► supervisor ─ effects┼─► Quit    clients told to end, then the daemon
+//! timer fired ───┤       │               └─► Kill    the daemon and everything that it started
+//! probe finished ┘       └─ state ─► access to the pipe directory: granted while it serves, else revoked
+//!   reply, silence, servers, clients
 //! ```
 //!
-//! The directory is what admission is made of: while a daemon does not serve, nobody reaches its
-//! sockets, but of one that was found whoever did before. A daemon that hangs holds up nothing here: it is
-//! looked at, and told to end, beside the task.
+//! Access to the pipe directory is what admission consists of. While a daemon does not serve, no user reaches its sockets,
+//! except users of an adopted daemon that had access before. A hung daemon does not block the task: probes and `quit` run
+//! in tasks beside it.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,6 @@ use std::{
     time::Duration,
 };
 
-use crate::protocol::control::{Control, ControlError, Protocol};
 use gpush_api::{ApiError, Code, MpsSettings};
 use gpush_core::supervisor::{Effect, Event, Policy, State, Supervisor};
 use gpush_host::proc;
@@ -37,347 +36,359 @@ use super::{
     launcher::{DaemonProcess, Launcher},
     leftovers::Leftovers,
     log::LogRotation,
-    probe::{Probe, ProbeResult, found_by},
+    probe::{Probe, ProbeResult, finished},
     stop::terminate,
     target_dir::{Spec, TargetDir},
 };
+use crate::protocol::control::{Control, ControlError, Protocol};
 
-/// How long one question to a daemon may take.
+/// Deadline of one command to a daemon.
 pub(super) const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Between two looks at a daemon that starts: at first, doubled each time, and at most.
-pub(super) const LOOK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
+/// Pause between probes of a daemon that starts: the first one, doubled each time, and the longest.
+pub(super) const START_INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
 
-/// Between two looks at the clients of one that drains.
+/// Pause between checks whether the clients of a draining daemon are alive.
 const DRAINING: Duration = Duration::from_millis(250);
 
-/// How long one that drains is not asked while those who were inside live: they may have left it all the same.
-const LET: Duration = Duration::from_secs(15);
+/// Longest time without a probe of a draining daemon whose clients are alive: they may have disconnected.
+const DRAIN_PROBE: Duration = Duration::from_secs(15);
 
-/// The life of one, from inside of its task.
+/// The state of a supervisor task.
 pub(super) struct SupervisorTask {
+    /// Short name of the target.
     pub(super) target: String,
     pub(super) uuid: String,
-    pub(super) place: TargetDir,
+    pub(super) dir: TargetDir,
     pub(super) launcher: Launcher,
-    pub(super) machine: Supervisor,
-    /// What the machine's time counts from.
-    pub(super) born: Instant,
-    pub(super) wanted: Option<Box<Desired>>,
+    pub(super) supervisor: Supervisor,
+    /// Zero of the supervisor's time.
+    pub(super) started_at: Instant,
+    pub(super) desired: Option<Box<Desired>>,
+    /// What the daemon was started with.
     pub(super) spec: Option<Spec>,
     pub(super) process: Option<DaemonProcess>,
     pub(super) control: Option<Arc<Control>>,
-    /// What the rest of the agent knows of it.
     pub(super) sources: Sources,
-    /// Who may have clients.
+    /// Users with a share: they get access while the daemon serves.
     pub(super) users: BTreeSet<u32>,
-    /// Whose the next pipe directory is, where that is another's than this one.
+    /// User of the next pipe directory, if it is another user than that of the current one.
     pub(super) next_user: Option<u32>,
-    pub(super) in_force: Option<MpsSettings>,
+    /// The daemon's settings, read back.
+    pub(super) effective: Option<MpsSettings>,
     pub(super) health: Health,
-    /// The look that goes on.
-    pub(super) looking: Option<Probe>,
-    /// Who waits for one that has not begun.
-    pub(super) waiting: Vec<Reply>,
-    /// Whom the directory is open to, of which tenure; not known before it was seen to.
-    pub(super) door: Option<(u32, BTreeSet<u32>)>,
-    /// Whether it was found open to those who have it on record.
-    pub(super) as_found: bool,
-    /// Whether nobody gets in although it serves: it is about to be ended.
-    pub(super) shut: bool,
-    /// When it is looked at next.
-    pub(super) look: Option<Instant>,
-    /// Between two looks while it starts.
-    pub(super) pause: Duration,
-    /// What is wrong.
-    pub(super) trouble: Vec<String>,
-    /// When it last answered.
-    pub(super) answered: Option<Instant>,
-    /// Who has its ear, while it does not answer.
-    pub(super) ear: BTreeSet<i32>,
-    /// How it is spoken to, once it has answered: what that comes of, and in words.
+    /// The probe in progress.
+    pub(super) probe: Option<Probe>,
+    /// Callers who wait for a probe that has not begun.
+    pub(super) waiters: Vec<Reply>,
+    /// Pipe directory and users with access to it. `None`: not set yet, or setting it failed.
+    pub(super) access: Option<(u32, BTreeSet<u32>)>,
+    /// Whether an adopted daemon keeps the access that it was found with.
+    pub(super) keeps_found_access: bool,
+    /// Whether access is revoked although the daemon serves: it is about to be ended.
+    pub(super) admission_closed: bool,
+    /// When the next probe is due.
+    pub(super) next_probe: Option<Instant>,
+    /// Pause until the next probe of a daemon that starts.
+    pub(super) start_interval: Duration,
+    /// What is wrong, one sentence each.
+    pub(super) problems: Vec<String>,
+    pub(super) last_reply: Option<Instant>,
+    /// Pids that hold the control connection, while the daemon does not answer.
+    pub(super) connection_holders: BTreeSet<i32>,
+    /// The protocol in use with the driver version, and its description.
     pub(super) protocol: Option<((Protocol, Option<String>), String)>,
-    /// What was changed past gpushd last.
+    /// The last change of settings that gpushd did not make.
     pub(super) drift: Option<String>,
-    /// Who keeps its logs small.
-    pub(super) keeper: LogRotation,
-    /// What a daemon left behind that is wanted no more.
-    pub(super) behind: Option<Leftovers>,
-    /// What is to be told of its servers.
+    pub(super) log_rotation: LogRotation,
+    /// Leftovers of a daemon that is not desired any more.
+    pub(super) leftovers: Option<Leftovers>,
+    /// A fact about its servers that the next report carries.
     pub(super) news: Option<String>,
-    /// Telling it to end, for as long as it lives.
-    pub(super) quitting: Option<AbortOnDropHandle<()>>,
+    /// Sends `quit` until the daemon has ended.
+    pub(super) stop_task: Option<AbortOnDropHandle<()>>,
+    /// Since when the daemon is in its state.
     pub(super) since: Timestamp,
-    /// As it was last published: the state, whose, and whether something is left behind.
-    pub(super) last: (Discriminant<State>, Option<i32>, bool),
+    /// State, pid and leftovers as last published.
+    pub(super) last_published: (Discriminant<State>, Option<i32>, bool),
 }
 
-/// What a turn is about.
-enum Happened {
-    Ended,
-    Looked(Box<Result<ProbeResult, ControlError>>),
-    Due,
-    LookDue,
+/// What woke the task.
+enum Wakeup {
+    ProcessExited,
+    ProbeFinished(Box<Result<ProbeResult, ControlError>>),
+    TimerFired,
+    ProbeDue,
 }
 
 impl SupervisorTask {
-    pub(super) fn new(target: &str, uuid: &str, place: TargetDir, launcher: Launcher, sources: Sources) -> Self {
-        let machine = Supervisor::new(Policy::default());
+    pub(super) fn new(target: &str, uuid: &str, dir: TargetDir, launcher: Launcher, sources: Sources) -> Self {
+        let supervisor = Supervisor::new(Policy::default());
         Self {
             target: target.to_owned(),
             uuid: uuid.to_owned(),
-            spec: place.known().filter(|spec| spec.uuid == uuid),
-            place,
+            spec: dir.known_spec().filter(|spec| spec.uuid == uuid),
+            dir,
             launcher,
-            last: (discriminant(machine.state()), None, false),
-            machine,
-            born: Instant::now(),
-            wanted: None,
+            last_published: (discriminant(supervisor.state()), None, false),
+            supervisor,
+            started_at: Instant::now(),
+            desired: None,
             process: None,
             control: None,
             sources,
             users: BTreeSet::new(),
             next_user: None,
-            in_force: None,
+            effective: None,
             health: Health::default(),
-            looking: None,
-            waiting: Vec::new(),
-            door: None,
-            as_found: false,
-            shut: false,
-            look: None,
-            pause: LOOK.0,
-            trouble: Vec::new(),
-            answered: None,
-            ear: BTreeSet::new(),
+            probe: None,
+            waiters: Vec::new(),
+            access: None,
+            keeps_found_access: false,
+            admission_closed: false,
+            next_probe: None,
+            start_interval: START_INTERVAL.0,
+            problems: Vec::new(),
+            last_reply: None,
+            connection_holders: BTreeSet::new(),
             protocol: None,
             drift: None,
-            keeper: LogRotation::default(),
-            behind: None,
+            log_rotation: LogRotation::default(),
+            leftovers: None,
             news: None,
-            quitting: None,
+            stop_task: None,
             since: Timestamp::now(),
         }
     }
 
-    pub(super) async fn live(
+    /// Runs until all handles of the daemon are dropped. The daemon continues to run then.
+    pub(super) async fn run(
         mut self,
-        asks: &mut mpsc::Receiver<QueuedRequest>,
-        publish: &watch::Sender<Report>,
+        requests: &mut mpsc::Receiver<QueuedRequest>,
+        reports: &watch::Sender<Report>,
         changed: &impl Fn(&Report),
     ) {
         self.adopt().await;
-        self.see_to_the_door();
-        self.tell(publish, changed);
+        self.update_access();
+        self.publish(reports, changed);
         loop {
             let mut answered = None;
             tokio::select! {
                 biased;
-                happened = self.happens() => answered = self.turn(happened).await.map(|those| (those, Ok(()))),
-                ask = asks.recv() => match ask {
-                    Some(QueuedRequest { what: Request::Look, done }) => self.look_for(Some(done)),
-                    Some(QueuedRequest { what: Request::Want(wanted), done }) => {
-                        if self.want(wanted).await {
-                            self.look_for(Some(done));
+                wakeup = self.next_wakeup() => {
+                    answered = self.handle_wakeup(wakeup).await.map(|callers| (callers, Ok(())));
+                }
+                request = requests.recv() => match request {
+                    Some(QueuedRequest { what: Request::Look, done }) => self.probe_now(Some(done)),
+                    Some(QueuedRequest { what: Request::Want(desired), done }) => {
+                        if self.set_desired(desired).await {
+                            self.probe_now(Some(done));
                         } else {
                             answered = Some((vec![done], Ok(())));
                         }
                     }
-                    Some(ask) => answered = Some((vec![ask.done], self.asked(ask.what).await)),
-                    // Nobody has a handle any more: the agent ends, and the daemon goes on.
+                    Some(request) => {
+                        answered = Some((vec![request.done], self.handle_request(request.what).await));
+                    }
                     None => return,
                 },
             }
-            self.tell(publish, changed);
-            // They find what they asked for published.
-            let Some((those, answer)) = answered else { continue };
-            for done in those {
-                let _nobody_waits = done.send(answer.clone());
+            // Callers find the result of their request published.
+            self.publish(reports, changed);
+            let Some((callers, answer)) = answered else { continue };
+            for caller in callers {
+                let _caller_left = caller.send(answer.clone());
             }
         }
     }
 
-    /// Waits for the next thing to happen; what is given up while waiting happens later.
-    async fn happens(&mut self) -> Happened {
-        let due = self.machine.due().map(|at| self.born + at);
-        let look = self.look.filter(|_| self.looking.is_none());
+    /// Waits for the next event. Cancelling the wait loses no event.
+    async fn next_wakeup(&mut self) -> Wakeup {
+        let due = self.supervisor.due().map(|at| self.started_at + at);
+        let probe = self.next_probe.filter(|_| self.probe.is_none());
         tokio::select! {
             biased;
-            () = ended(self.process.as_ref()) => Happened::Ended,
-            found = found_by(self.looking.as_mut()) => Happened::Looked(Box::new(found)),
-            () = at(due) => Happened::Due,
-            () = at(look) => Happened::LookDue,
+            () = ended(self.process.as_ref()) => Wakeup::ProcessExited,
+            result = finished(self.probe.as_mut()) => Wakeup::ProbeFinished(Box::new(result)),
+            () = at(due) => Wakeup::TimerFired,
+            () = at(probe) => Wakeup::ProbeDue,
         }
     }
 
-    /// Deals with it; who has waited for it.
-    async fn turn(&mut self, happened: Happened) -> Option<Vec<Reply>> {
-        match happened {
-            Happened::Ended => {
-                let given = self.given();
-                self.gone().await;
-                // Its clients may have more time than it had itself.
-                if let Some(until) = given {
-                    self.leave_left(until).await;
+    /// Handles an event. Returns the callers who waited for it.
+    async fn handle_wakeup(&mut self, wakeup: Wakeup) -> Option<Vec<Reply>> {
+        match wakeup {
+            Wakeup::ProcessExited => {
+                let deadline = self.drain_deadline();
+                self.handle_exit().await;
+                // The clients of a draining daemon keep their time although the daemon has ended.
+                if let Some(until) = deadline {
+                    self.drain_leftovers(until).await;
                 }
-                Some(self.no_look())
+                Some(self.cancel_probes())
             }
-            Happened::Looked(found) => {
-                let waited = self.looking.take().map(Probe::waited).unwrap_or_default();
-                self.looked(*found).await;
-                if !self.waiting.is_empty() {
-                    self.look_for(None);
+            Wakeup::ProbeFinished(result) => {
+                let callers = self.probe.take().map(Probe::callers).unwrap_or_default();
+                self.handle_probe(*result).await;
+                if !self.waiters.is_empty() {
+                    self.probe_now(None);
                 }
-                Some(waited)
+                Some(callers)
             }
-            Happened::Due => {
+            Wakeup::TimerFired => {
                 self.step(Event::Tick).await;
                 None
             }
-            Happened::LookDue => {
-                if self.behind.is_some() {
-                    self.look = None;
-                    self.clear_left().await;
-                } else if self.waits_for_the_living() {
-                    self.look = Some(Instant::now() + DRAINING);
+            Wakeup::ProbeDue => {
+                if self.leftovers.is_some() {
+                    self.next_probe = None;
+                    self.clear_leftovers().await;
+                } else if self.waits_for_living_clients() {
+                    self.next_probe = Some(Instant::now() + DRAINING);
                 } else {
-                    self.look_for(None);
+                    self.probe_now(None);
                 }
                 None
             }
         }
     }
 
-    /// Whether it drains, and asking it would tell no more than the kernel does: those who were inside live. Each
-    /// question goes into its log.
-    fn waits_for_the_living(&self) -> bool {
-        let mut inside = self.health.clients.iter().map(|(_, client)| *client).chain(self.health.waits()).peekable();
-        matches!(self.machine.state(), State::Draining { .. })
-            && self.answered.is_some_and(|answered| answered.elapsed() < self.between_looks().min(LET))
-            && inside.peek().is_some()
-            && inside.all(proc::is_alive)
+    /// Returns whether the daemon drains and all its clients are alive. A probe would then report nothing new, and writes
+    /// lines into the daemon's log.
+    fn waits_for_living_clients(&self) -> bool {
+        let clients = self.health.clients.iter().map(|(_, client)| *client);
+        let mut clients = clients.chain(self.health.pending()).peekable();
+        matches!(self.supervisor.state(), State::Draining { .. })
+            && self.last_reply.is_some_and(|reply| reply.elapsed() < self.probe_interval().min(DRAIN_PROBE))
+            && clients.peek().is_some()
+            && clients.all(proc::is_alive)
     }
 
-    /// What goes on is dealt with until `is_over` says so; whether it did in time.
-    pub(super) async fn until(&mut self, until: Instant, is_over: impl Fn(&Self) -> bool) -> bool {
+    /// Handles events until `is_over` returns true. Returns whether it did before the deadline.
+    pub(super) async fn run_until(&mut self, deadline: Instant, is_over: impl Fn(&Self) -> bool) -> bool {
         while !is_over(self) {
-            let happened = tokio::select! {
-                happened = self.happens() => happened,
-                () = sleep_until(until) => return false,
+            let wakeup = tokio::select! {
+                wakeup = self.next_wakeup() => wakeup,
+                () = sleep_until(deadline) => return false,
             };
-            for done in self.turn(happened).await.unwrap_or_default() {
-                let _nobody_waits = done.send(Ok(()));
+            for caller in self.handle_wakeup(wakeup).await.unwrap_or_default() {
+                let _caller_left = caller.send(Ok(()));
             }
         }
         true
     }
 
-    /// It is wanted so, or not any more; whether that is done only once it was looked at.
-    async fn want(&mut self, wanted: Option<Box<Desired>>) -> bool {
-        if let Some(wanted) = &wanted {
-            self.machine.set_policy(wanted.supervision.clone());
+    /// Takes over how the daemon should be. `None`: there should be no daemon. Returns whether this takes effect only with
+    /// the next probe.
+    async fn set_desired(&mut self, desired: Option<Box<Desired>>) -> bool {
+        if let Some(desired) = &desired {
+            self.supervisor.set_policy(desired.supervision.clone());
         }
-        let is_wanted = wanted.is_some();
-        let other = is_wanted && self.wanted != wanted;
-        if is_wanted {
-            self.wanted = wanted;
+        let is_desired = desired.is_some();
+        let changed = is_desired && self.desired != desired;
+        if is_desired {
+            self.desired = desired;
         }
-        let told = self.machine.is_told();
-        if is_wanted == self.machine.wanted() && told {
-            if !is_wanted {
-                self.clear_left().await;
+        if self.supervisor.is_told() && is_desired == self.supervisor.wanted() {
+            if !is_desired {
+                self.clear_leftovers().await;
             }
-            return other && self.machine.pid().is_some();
+            self.change_users_if_idle().await;
+            return changed && self.supervisor.pid().is_some();
         }
-        // Whoever came since the last look, or was there before us, may finish.
-        if !is_wanted && self.machine.pid().is_some() {
-            self.is_empty().await;
+        // Clients that connected since the last probe, or before this gpushd started, may finish.
+        if !is_desired && self.supervisor.pid().is_some() {
+            self.close_and_check_empty().await;
         }
-        self.step(Event::Wanted(is_wanted)).await;
-        self.reopen();
-        self.machine.pid().is_some()
+        self.step(Event::Wanted(is_desired)).await;
+        self.reopen_admission();
+        self.supervisor.pid().is_some()
     }
 
-    async fn asked(&mut self, what: Request) -> Result<(), ApiError> {
-        match what {
+    async fn handle_request(&mut self, request: Request) -> Result<(), ApiError> {
+        match request {
             Request::Start => {
                 self.step(Event::StartAnyway).await;
-                self.started()?;
+                self.start_result()?;
             }
-            Request::Shut => self.shut_unless_used().await?,
-            Request::Open => self.reopen(),
+            Request::Shut => self.close_unless_used().await?,
+            Request::Open => self.reopen_admission(),
             Request::Stop { unless_used } => {
                 if unless_used {
-                    self.shut_unless_used().await?;
+                    self.close_unless_used().await?;
                 }
-                self.end_left().await;
+                self.kill_leftovers().await;
                 self.step(Event::Leave(Some(Duration::ZERO))).await;
-                self.clear_left().await;
-                self.reopen();
+                self.clear_leftovers().await;
+                self.reopen_admission();
             }
             Request::Drain(within) => {
-                self.is_empty().await;
+                self.close_and_check_empty().await;
                 self.step(Event::Leave(within)).await;
-                self.leave_left(within.map(|within| Instant::now() + within)).await;
-                self.reopen();
+                self.drain_leftovers(within.map(|within| Instant::now() + within)).await;
+                self.reopen_admission();
             }
             Request::Restart { unless_used } => {
                 if unless_used {
-                    self.shut_unless_used().await?;
+                    self.close_unless_used().await?;
                 }
-                self.end_left().await;
+                self.kill_leftovers().await;
                 self.step(Event::Restart).await;
-                self.reopen();
+                self.reopen_admission();
             }
-            Request::Users(users) => return self.have_users(users).await,
+            Request::Users(users) => {
+                self.set_users(users).await?;
+                self.change_users_if_idle().await;
+            }
             Request::Terminate(client) => {
                 let server = self.health.clients.iter().find(|(_, one)| *one == client).map(|(server, _)| *server);
                 if let (Some(control), Some(server)) = (self.control.clone(), server) {
                     terminate(&self.target, &control, server, client).await;
                 }
             }
-            // Both are dealt with where they are taken in.
+            // `run` handles both.
             Request::Look | Request::Want(_) => {}
         }
         Ok(())
     }
 
-    /// What can be said at once of a start: that it failed.
-    fn started(&mut self) -> Result<(), ApiError> {
-        if !self.machine.state().is_down() {
+    /// Returns an error if a start has failed at once.
+    fn start_result(&self) -> Result<(), ApiError> {
+        if !self.supervisor.state().is_down() {
             return Ok(());
         }
         let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
-        error.causes.clone_from(&self.trouble);
+        error.causes.clone_from(&self.problems);
         Err(error.hint(format!("`gpushctl mps logs {}` shows what it said", self.target)).retryable())
     }
 
+    /// Returns the supervisor's time.
     pub(super) fn now(&self) -> Duration {
-        self.born.elapsed()
+        self.started_at.elapsed()
     }
 
-    /// Tells the machine, and does what it wants done; that may be another event.
+    /// Reports an event to the supervisor and executes its effects, which may cause another event.
     pub(super) async fn step(&mut self, event: Event) {
         let mut next = Some(event);
         while let Some(event) = next.take() {
-            let effects = self.machine.step(&event, self.now());
-            // Nobody is let in from the moment on at which it is known.
-            self.see_to_the_door();
+            let effects = self.supervisor.step(&event, self.now());
+            // Access is revoked before anything else happens.
+            self.update_access();
             for effect in effects {
                 match effect {
                     Effect::Start => next = self.start().await.err(),
-                    Effect::Quit => self.quit(),
+                    Effect::Quit => self.begin_stop(),
                     Effect::Kill => match &self.process {
-                        Some(process) => self.launcher.kill(&self.place, Some(process)).await,
+                        Some(process) => self.launcher.kill(&self.dir, Some(process)).await,
                         None => next = Some(Event::Ended),
                     },
                     Effect::TellGivenUp => {
-                        tracing::error!(mps = self.target, "given up: it failed {} times", self.machine.failures());
+                        tracing::error!(mps = self.target, "given up: it failed {} times", self.supervisor.failures());
                     }
                     Effect::TellHung => tracing::error!(
                         mps = self.target,
                         "hangs with {} and is left alone for their sake",
-                        match self.machine.clients() {
+                        match self.supervisor.clients() {
                             Some(clients) => format!("{clients} clients"),
                             None => "clients that nobody can tell".to_owned(),
                         }
@@ -385,22 +396,24 @@ impl SupervisorTask {
                 }
             }
         }
-        self.look = match self.machine.state() {
-            State::Starting { .. } | State::Found { .. } => self.look.or_else(|| Some(Instant::now())),
+        self.next_probe = match self.supervisor.state() {
+            State::Starting { .. } | State::Found { .. } => self.next_probe.or_else(|| Some(Instant::now())),
             State::Ready { .. } | State::Hung { .. } | State::Fault { .. } => {
-                self.look.or_else(|| Some(Instant::now() + self.between_looks()))
+                self.next_probe.or_else(|| Some(Instant::now() + self.probe_interval()))
             }
             State::Draining { .. } => Some(Instant::now() + DRAINING),
-            State::Stopped if self.behind.is_some() => self.look,
+            State::Stopped if self.leftovers.is_some() => self.next_probe,
             State::Stopped | State::BackingOff { .. } | State::GivenUp | State::Stopping { .. } => None,
         };
     }
 
-    pub(super) fn between_looks(&self) -> Duration {
-        self.wanted.as_ref().map_or(Duration::from_secs(15), |wanted| wanted.health)
+    /// Returns the pause between two probes of a daemon that serves.
+    pub(super) fn probe_interval(&self) -> Duration {
+        self.desired.as_ref().map_or(Duration::from_secs(15), |desired| desired.health)
     }
 }
 
+/// Waits until the process has ended; for ever without one.
 async fn ended(process: Option<&DaemonProcess>) {
     match process {
         Some(process) => process.ended().await,
@@ -408,9 +421,10 @@ async fn ended(process: Option<&DaemonProcess>) {
     }
 }
 
-async fn at(when: Option<Instant>) {
-    match when {
-        Some(when) => sleep_until(when).await,
+/// Waits until an instant; for ever without one.
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
         None => std::future::pending().await,
     }
 }

@@ -1,9 +1,9 @@
-//! A daemon's ear, shared: one question at a time, each with a deadline, again while somebody else has it;
-//! answers as values, and what was set read back.
+//! Commands to a daemon, one at a time, each with a deadline. Retries while another process holds the control connection.
+//! Returns replies as values, and reads back what it sets.
 //!
 //! ```text
 //! asked ──► our turn ──► session ─┬─ answered ─────────────────────► refusal by its words? ──► value
-//!                          ▲      ├─ closed: somebody has its ear, ask again ─┐
+//!                          ▲      ├─ closed: another connection, ask again ───┐
 //!                          ├──────┼───────────────────────────────────────────┘ until the deadline: busy
 //!                          └──────┼─ foreign: through NVIDIA's front-end from then on, when there is one
 //!                                 └─ absent, silent: told as it is
@@ -25,77 +25,77 @@ use super::{
     session::{self, Answer, Daemon, SessionError},
 };
 
-/// Between two tries while somebody else has its ear.
+/// Pause between two attempts while another process holds the control connection.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Why a command was not done.
+/// Why a command failed.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// No answer.
+    /// No reply.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// Somebody else had its ear until the deadline: an open front-end, or a connection that hangs.
+    /// Another process held the control connection until the deadline: an open front-end, or a connection that hangs.
     #[error("somebody else has the control daemon's ear")]
     Busy,
-    /// The daemon did not do it.
+    /// The daemon refused the command.
     #[error("the control daemon refused `{command}`: {said}")]
     Refused {
-        /// What it was told.
+        /// The command.
         command: String,
-        /// Its words, or that its status was not 0.
+        /// Its reply, or that its status was not 0.
         said: String,
     },
     /// This daemon does not know the command.
     #[error("this control daemon does not know `{0}`")]
     Unknown(String),
-    /// No such server, or none at all.
+    /// There is no such server, or none at all.
     #[error("the control daemon has no such server")]
     NoServer,
-    /// The server starts or ends, and was not asked.
+    /// The server starts or ends, so the daemon did not ask it.
     #[error("the server starts or ends, and the control daemon did not ask it")]
     ServerBusy,
-    /// It said that all was well, and has another value.
+    /// The daemon reported success and has another value.
     #[error("the control daemon was told {told} and has {has}")]
     NotSet {
-        /// What it was told.
+        /// The command.
         told: String,
-        /// What it reads back; empty when it has none.
+        /// The value read back; empty without one.
         has: String,
     },
-    /// An answer that can't be read.
+    /// A reply that cannot be parsed.
     #[error("the control daemon answered `{command}` with `{said}`")]
     Strange {
-        /// What it was told.
+        /// The command.
         command: String,
-        /// Its words.
+        /// The reply.
         said: String,
     },
 }
 
-/// The one who may speak to a daemon. All of an agent's questions to it go through one of these.
+/// The control connection to a daemon. gpushd uses one per daemon for all commands.
 #[derive(Debug)]
 pub struct Control {
     directory: PathBuf,
-    /// Its pid: nobody else who comes to listen there is told what it was to be told.
+    /// Its pid: another process that listens there receives no command.
     only: Option<Pid>,
-    /// NVIDIA's front-end, for a daemon that speaks otherwise.
+    /// NVIDIA's front-end, for a daemon with another protocol.
     front: Option<PathBuf>,
-    /// What was foreign about its protocol, once something was.
+    /// Why its protocol is unknown, after that was noticed.
     foreign: OnceLock<String>,
     turn: Mutex<()>,
 }
 
-/// How a daemon is spoken to.
+/// The protocol in use with a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Protocol {
     /// On its socket.
     Direct,
-    /// Through NVIDIA's front-end: what was foreign about its own protocol.
+    /// Through NVIDIA's front-end, with the reason.
     FrontEnd(String),
 }
 
 impl Control {
-    /// For the daemon of a pipe directory; nothing is opened yet.
+    /// Creates a connection for the daemon of a pipe directory. Opens nothing yet.
     #[must_use]
     pub fn of(directory: &Path) -> Self {
         Self {
@@ -107,34 +107,34 @@ impl Control {
         }
     }
 
-    /// Through this front-end, an absolute path, if the daemon turns out to speak otherwise.
+    /// Sets the front-end, an absolute path, for a daemon whose protocol is unknown.
     #[must_use]
     pub fn with_front(self, program: &Path) -> Self {
         Self { front: Some(program.to_owned()), ..self }
     }
 
-    /// Only for the daemon of this pid, and for none that comes after it.
+    /// Limits the connection to the daemon with this pid.
     #[must_use]
     pub fn only(self, pid: Pid) -> Self {
         Self { only: Some(pid), ..self }
     }
 
-    /// Its pipe directory.
+    /// Returns the pipe directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// How it is spoken to, as far as it was.
+    /// Returns the protocol in use so far.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.foreign.get().map_or(Protocol::Direct, |what| Protocol::FrontEnd(what.clone()))
     }
 
-    /// Says a command and hears the answer, all within `deadline`, waiting for our turn included.
+    /// Sends a command and returns the reply, within `deadline`, which includes the wait for other commands.
     ///
     /// # Errors
-    /// See [`ControlError`]. After [`SessionError::Silent`] it may have been done all the same.
+    /// See [`ControlError`]. After [`SessionError::Silent`] the command may have taken effect.
     pub async fn say(&self, command: &Command, deadline: Duration) -> Result<Answer, ControlError> {
         let until = Instant::now() + deadline;
         let _turn = tokio::time::timeout_at(until, self.turn.lock()).await.map_err(|_| ControlError::Busy)?;
@@ -157,7 +157,7 @@ impl Control {
         }
     }
 
-    /// One try. A daemon whose protocol is foreign is not asked by it again.
+    /// Makes one attempt. Uses the front-end after the protocol proved to be unknown.
     async fn ask(&self, command: &Command, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
         let until = Instant::now() + deadline;
         if self.foreign.get().is_none() {
@@ -177,7 +177,7 @@ impl Control {
         front::ask(front, &self.directory, command, until.saturating_duration_since(Instant::now())).await
     }
 
-    /// Who answers.
+    /// Returns the process that answers.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -185,7 +185,7 @@ impl Control {
         Ok(self.say(&Command::ServerList, deadline).await?.daemon)
     }
 
-    /// Pids of its servers.
+    /// Returns the pids of its servers.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -193,7 +193,7 @@ impl Control {
         self.pids(Command::ServerList, deadline).await
     }
 
-    /// Pids of a server's clients. A server that starts or ends has none, as far as the daemon says.
+    /// Returns the pids of a server's clients. The daemon reports none for a server that starts or ends.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -287,7 +287,7 @@ impl Control {
         if has == to.map(shown) { Ok(()) } else { Err(not_set(words(to), words(has))) }
     }
 
-    /// Has a server started for a user. Whether it lives is for [`Control::servers`] to say.
+    /// Starts a server for a user. [`Control::servers`] shows whether it lives.
     ///
     /// # Errors
     /// Those of [`Control::say`].
@@ -295,7 +295,7 @@ impl Control {
         self.text(Command::StartServer { uid }, deadline).await.map(|_| ())
     }
 
-    /// Ends the daemon. That it answers, or hangs up, says little: its process tells.
+    /// Ends the daemon. Only the end of its process shows the success.
     ///
     /// # Errors
     /// Those of [`Control::say`].

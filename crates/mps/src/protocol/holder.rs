@@ -1,15 +1,15 @@
-//! Who is connected to a daemon. It listens to one at a time: an open front-end, or a peer that connected and
-//! says nothing, keeps all others from it, and neither daemon nor connection tells who that is. And who has come
-//! and waits for a server is told by nothing but its log, into which its users can write.
+//! Finds the processes that are connected to a daemon. A daemon accepts one connection at a time: an open front-end, or a
+//! silent peer, blocks all others, and neither the daemon nor the connection names that process. Only the daemon's log names
+//! clients that wait for a server, and users can write into it.
 //!
 //! ```text
 //! /proc/DAEMON/fd ──► its sockets ─┐
 //! sock_diag ──► name and peer ─────┴─► those bound to its doors ──► peers ──► /proc/*/fd ──► pids
 //! ```
 //!
-//! Its sockets are few, and asked for one by one. Only when one of them has a peer that nobody knows are the
-//! descriptors of the host gone through. The daemon and we must be in one network namespace, and in one pid
-//! namespace; whoever is not root finds processes of his own alone.
+//! A daemon has few sockets, so the kernel is asked for each. The descriptors of all processes are searched only if a socket
+//! has an unknown peer. The daemon and gpushd must share their network and pid namespaces. Without root, only processes of
+//! the same user are found.
 
 use std::{
     collections::BTreeSet,
@@ -29,8 +29,8 @@ use super::{
 /// users to the second.
 const DOORS: [&str; 2] = ["control_privileged", "control"];
 
-/// Pids of the processes that are connected to a daemon's doors, its servers and ourselves left out. Usually
-/// that is whoever has its ear; none are found when it went meanwhile, or may not be seen.
+/// Returns the pids of the processes that are connected to a daemon, without its servers and gpushd. Usually that is the
+/// process that holds the control connection. Finds none if it has disconnected, or belongs to another user.
 ///
 /// # Errors
 /// When the daemon's descriptors can't be read, or the kernel does not tell of its sockets.
@@ -46,18 +46,19 @@ pub fn holders(daemon: Pid, directory: &Path) -> io::Result<Vec<Pid>> {
     Ok(holders)
 }
 
-/// Who is at the doors of a daemon that is nobody whom it has told of.
+/// The processes that are connected to a daemon and that it does not list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Guests {
-    /// Those who are connected, accepted yet or not.
+    /// Their pids, accepted or not.
     pub pids: BTreeSet<Pid>,
-    /// Whether somebody is whom we can't see: of another pid namespace, or of another user where we are not root.
+    /// Whether one cannot be seen: it is in another pid namespace, or belongs to another user and gpushd is not root.
     pub unseen: bool,
-    /// How many come from another network namespace: who they are is not to be told.
+    /// Number of connections from other network namespaces, whose processes cannot be found.
     pub elsewhere: usize,
 }
 
-/// Looks who is at a daemon's door for clients besides its servers, us, our front-ends, and the processes that are `known`.
+/// Finds the processes that are connected to a daemon's client socket, without its servers, gpushd, its front-ends, and the
+/// `known` processes.
 ///
 /// # Errors
 /// When the daemon's descriptors can't be read, or the kernel does not tell of its sockets.

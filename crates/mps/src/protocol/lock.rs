@@ -1,8 +1,8 @@
-//! Who the daemon of a directory is: it holds a write lock on `control_lock` for life, whose holder the
-//! kernel names. Its pid file is not truncated when it is written, and outlives it; the lock does neither.
+//! Finds the daemon of a directory by its lock: the daemon holds a write lock on `control_lock` for its whole life, and the
+//! kernel names the holder. The pid file is less reliable: the daemon does not truncate it, and it outlives the daemon.
 //!
-//! The file is everybody's to lock who is let into the directory: who waits for the lock has it when the
-//! daemon dies. So its holder is the daemon only if more than that speaks for it.
+//! Any user with access to the directory can lock the file: a process that waits for the lock gets it when the daemon dies.
+//! So other facts must confirm that the holder is the daemon.
 
 use std::{fs::File, io, path::Path};
 
@@ -11,19 +11,19 @@ use nix::{
     libc,
 };
 
-/// Who holds the lock of a directory.
+/// The holder of the lock of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// Nobody does.
+    /// No process.
     Nobody,
     /// The process of this pid, which is positive.
     Process(i32),
-    /// Somebody whom the kernel does not name: by a lock that belongs to an open file (pid -1), or from a
+    /// A process that the kernel does not name: by a lock that belongs to an open file (pid -1), or from a
     /// pid namespace that is not ours (pid 0). No daemon of ours is either.
     Unnamed,
 }
 
-/// Who holds the lock of a directory.
+/// Returns the holder of the lock of a directory.
 ///
 /// # Errors
 /// When the lock can't be asked for. A directory without a lock file has no daemon.

@@ -1,14 +1,14 @@
-//! One question to the daemon over a connection of its own.
+//! One command to a daemon, over its own connection.
 //!
 //! ```text
 //! connect ──► hello ──► credentials, kind, command, no more ──► text* ──► status ──► answered
 //!    │          │                                                │
-//!    │          └ none in time: silent            closed before: another has the daemon's ear, or it went
+//!    │          └ none in time: silent            closed before: another connection, or the daemon ended
 //!    └ no socket, none behind it, no right
 //! ```
 //!
-//! The daemon has one ear: while somebody else's session is open, a second one gets as far as the
-//! handshake and is closed. It can't be told from a daemon that ends, so both are [`SessionError::Closed`].
+//! While another session is open, the daemon completes the handshake of a second one and closes it. That looks like the end
+//! of the daemon, so both are [`SessionError::Closed`].
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -30,7 +30,7 @@ use tokio::{io::Interest, net::UnixStream};
 
 use super::wire::{self, Frame};
 
-/// Who answered, by the kernel's word.
+/// The process that answered, identified by socket peer credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Daemon {
     /// Its pid.
@@ -39,27 +39,27 @@ pub struct Daemon {
     pub uid: u32,
 }
 
-/// What came of a question.
+/// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Who answered.
+    /// The process that answered.
     pub daemon: Daemon,
-    /// What it said, in frames; empty when it said nothing.
+    /// The reply, in frames; may be empty.
     pub text: Vec<String>,
     /// Its status: 0 when all went well.
     pub status: i32,
 }
 
-/// How far a session had come.
+/// The stage of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Waiting for the first word.
+    /// Waits for the greeting.
     Hello,
-    /// Waiting for the answer.
+    /// Waits for the reply.
     Answer,
 }
 
-/// Why there is no answer.
+/// Why there is no reply.
 #[derive(Debug, Error)]
 pub enum SessionError {
     /// No daemon listens there.
@@ -71,10 +71,10 @@ pub enum SessionError {
         #[source]
         cause: io::Error,
     },
-    /// Closed before the status: another one has its ear, or it ends.
+    /// Closed before the status: another process is connected, or the daemon ends.
     #[error("the control daemon hung up before it answered")]
     Closed,
-    /// Not a word in time.
+    /// No message before the deadline.
     #[error("the control daemon says nothing: {}", match stage {
         Stage::Hello => "it does not greet",
         Stage::Answer => "it does not answer",
@@ -83,7 +83,7 @@ pub enum SessionError {
         /// Where it stopped.
         stage: Stage,
     },
-    /// Another daemon than the one that was meant: it was told nothing.
+    /// Another process than the expected daemon. It received no command.
     #[error("process {pid} answers in place of the control daemon {meant}")]
     Another {
         /// Who answers.
@@ -102,7 +102,7 @@ pub enum SessionError {
     System(#[source] io::Error),
 }
 
-/// Asks one thing. Nobody else may be asking meanwhile: see [`super::control`].
+/// Sends one command. [`super::control`] keeps other commands from being sent at the same time.
 ///
 /// # Errors
 /// See [`SessionError`].
@@ -110,7 +110,7 @@ pub async fn ask(at: &Path, line: &str, deadline: Duration) -> Result<Answer, Se
     ask_only(None, at, line, deadline).await
 }
 
-/// The same, of one process alone: by the kernel's word, before it is told anything.
+/// Sends one command if a certain process listens, identified by socket peer credentials.
 ///
 /// # Errors
 /// See [`SessionError`].

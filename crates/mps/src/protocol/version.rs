@@ -1,9 +1,9 @@
-//! What is known of versions: with which ones the protocol was tried, and what a daemon may be that is not
-//! spoken to yet. A daemon does not say its version on its socket, and before CUDA 13.1 nowhere else.
+//! Versions of the control daemon: those that the protocol was tried with, and those that gpushd does not support yet. A
+//! daemon does not report its version on its socket, and before CUDA 13.1 nowhere else.
 //!
 //! | version | |
 //! |---|---|
-//! | 535, 550 | tried: the same bytes, 535 knows fewer commands |
+//! | 535, 550, 555 | tried: the same bytes, 535 knows fewer commands |
 //! | others | as those, as far as is known: spoken to directly, and through the front-end when that fails |
 //! | 590 (CUDA 13.1) on, with `-S` | static SM partitioning: other commands; not supported yet |
 //! | 615 on, with `-p 3` or `CUDA_MPS_PROTOCOL_VERSION=3` | MPS v3: another language; not supported yet |
@@ -13,9 +13,9 @@
 use std::fmt;
 
 /// Driver branches whose daemons the protocol was tried with.
-pub const TRIED: [u32; 2] = [535, 550];
+pub const TRIED: [u32; 3] = [535, 550, 555];
 
-/// Asks for another protocol than the one that all know.
+/// Environment variable that asks for another protocol.
 const PROTOCOL: &str = "CUDA_MPS_PROTOCOL_VERSION";
 
 /// What is known of the protocol of a version.
@@ -52,7 +52,7 @@ fn is_version(word: &[u8]) -> bool {
     parts.iter().all(digits) && matches!(lengths.as_slice(), [3, 2..=3] | [3, 2..=3, 2])
 }
 
-/// Ways to run a daemon in which it is spoken to otherwise.
+/// Ways to run a daemon with another protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// The language of release 615.
@@ -91,14 +91,6 @@ pub fn unsupported(command_line: &[u8], environment: &[u8]) -> Option<Unsupporte
     }
     let partitioned = line.iter().any(|word| word == "-S" || word == "--static-partitioning");
     partitioned.then_some(Unsupported::StaticPartitioning)
-}
-
-/// Whether a daemon says in its help that one server of its takes clients of several users. Those that were
-/// tried do not: clients of another user wait until the first one's have gone.
-#[must_use]
-pub fn names_many_users(help: &str) -> bool {
-    let help: String = help.chars().filter(|c| !matches!(c, '-' | '_' | ' ')).collect();
-    help.to_ascii_lowercase().contains("multiuser")
 }
 
 #[cfg(test)]
@@ -147,14 +139,6 @@ mod tests {
         assert_eq!(unsupported(&line(&["x", "-p", "2"]), b"CUDA_MPS_PROTOCOL_VERSION=3\0"), None, "the option wins");
         for option in ["-S", "--static-partitioning"] {
             assert_eq!(unsupported(&line(&["x", option]), b""), Some(Unsupported::StaticPartitioning));
-        }
-    }
-
-    #[test]
-    fn several_users_only_where_the_help_says_so() {
-        assert!(!names_many_users("This program allows multiple CUDA processes to share a single GPU context."));
-        for help in ["-multiuser-server", "multi-user servers", "multi_user"] {
-            assert!(names_many_users(help), "{help}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The bytes on the daemon's socket (AF_UNIX, SEQPACKET, little-endian), as recorded with versions 535
-//! and 550.
+//! The bytes on the daemon's socket (AF_UNIX, SEQPACKET, little-endian), as recorded with versions 535,
+//! 550 and 555.
 //!
 //! ```text
 //! daemon ► OUTBHELL\0                       its pid and uid come with it (SO_PASSCRED)

@@ -141,6 +141,7 @@ impl DriverError {
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         let gpu = self.gpu.as_deref().unwrap_or("the GPU");
+        let id = self.gpu.as_deref().unwrap_or("GPU");
         Some(match self.kind {
             ErrorKind::DriverNotLoaded => {
                 "load the kernel module: `modprobe nvidia`; gpushd goes on by itself then".to_owned()
@@ -163,9 +164,9 @@ impl DriverError {
                     .to_owned()
             }
             ErrorKind::GpuIsLost => {
-                format!("look at `dmesg | grep -i xid`; {gpu} is back only after a reset or a reboot")
+                format!("see when with `dmesg | grep -i xid`; then `gpushctl gpu reset {id}`, or reboot the host")
             }
-            ErrorKind::ResetRequired => format!("reset it when it is idle: `nvidia-smi --gpu-reset -i {gpu}`"),
+            ErrorKind::ResetRequired => format!("reset it when it is idle: `gpushctl gpu reset {id}`"),
             // The driver also counts open handles, of which its process lists say nothing.
             ErrorKind::InUse => format!(
                 "see who holds it: `gpushctl gpu show {gpu}`; if that names nobody, a program holds it open: \

@@ -6,14 +6,43 @@ pub(crate) mod writer;
 
 use std::{fmt::Write as _, path::Path};
 
-use gpush_api::{Actor, GpuInstance, GpuPlan, Mig, MpsSettings, Placement};
+use gpush_api::{
+    Actor, GpuInstance, GpuPlan, LeaseBinding, LeaseHolder, LeaseKind, LeaseMember, LeaseRequest, MemberShare, Mig,
+    MpsSettings, Placement, Priority,
+};
 use gpush_store::{
-    AuditQuery, GpuIntent, Intent, NewAudit, NewCondition, NewMpsShare, NewOperation, NewOverride, Note, Opened,
-    Options, ProcessId, Store, StoreError, View,
+    AuditQuery, GpuIntent, Intent, LeaseHistory, LeaseTerms, NewAudit, NewCondition, NewLease, NewMpsShare,
+    NewOperation, NewOverride, Note, Opened, Options, ProcessId, Store, StoreError, View,
 };
 
 pub(crate) fn actor(uid: u32) -> Actor {
     Actor { uid, user: Some(format!("user{uid}")), pid: Some(4000 + uid) }
+}
+
+/// A lease of a user: a quarter of an MPS target, in two members so that the row has a list.
+pub(crate) fn new_lease(uid: u32) -> NewLease {
+    NewLease {
+        holder: LeaseHolder { uid, user: Some(format!("user{uid}")) },
+        asked_by: actor(uid),
+        kind: LeaseKind::Mps,
+        request: LeaseRequest { gpus: vec!["0-3".to_owned()], duration_s: Some(7200), ..LeaseRequest::default() },
+        binding: LeaseBinding::Process { pid: Some(4711), start: Some(815) },
+    }
+}
+
+pub(crate) fn lease_terms(targets: &[&str]) -> LeaseTerms {
+    let member = |target: &&str| LeaseMember {
+        target: (*target).to_owned(),
+        gpu: "GPU-0".to_owned(),
+        share: MemberShare::Mps {
+            percentage: "12.5".parse().unwrap(),
+            memory_limit_mib: "8G".parse().ok(),
+            priority: Priority::Normal,
+        },
+        memory_mib: 10_240,
+        gpu_memory_mib: 81_920,
+    };
+    LeaseTerms { members: targets.iter().map(member).collect(), expires_at: None }
 }
 
 pub(crate) fn share_of(target: &str, uid: u32) -> NewMpsShare {
@@ -125,6 +154,13 @@ pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
     for one in view.mps_shares()? {
         writeln!(text, "{one:?}").unwrap();
     }
+    for one in view.open_leases()? {
+        writeln!(text, "{one:?}").unwrap();
+    }
+    for one in view.ended_leases(LeaseHistory { uid: None, before: None, limit: usize::MAX })? {
+        writeln!(text, "{one:?}").unwrap();
+    }
+    writeln!(text, "{}", view.last_lease()?).unwrap();
     for one in view.mps_targets()? {
         writeln!(text, "{one:?}").unwrap();
     }

@@ -12,15 +12,16 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpush_api::OperationState;
-use gpush_store::{AuditQuery, Bounds, Options, Store, StoreError};
+use gpush_api::{EndReason, OperationState};
+use gpush_store::{AuditQuery, Bounds, LeaseHistory, LeaseSource, Options, Store, StoreError};
 
-use super::{audit, lost, operation, options, override_of};
+use super::{audit, lease_terms, lost, new_lease, operation, options, override_of};
 
 pub(crate) const THREADS: u64 = 4;
 
 pub(crate) fn roomy() -> Options {
-    let bounds = Bounds { operations: usize::MAX, audit_most: 1_000_000, ..Bounds::default() };
+    let (leases, leases_per_uid) = (usize::MAX, usize::MAX);
+    let bounds = Bounds { operations: usize::MAX, leases, leases_per_uid, audit_most: 1_000_000, ..Bounds::default() };
     Options { bounds, ..options() }
 }
 
@@ -30,6 +31,10 @@ pub(crate) fn commit(store: &Store, thread: u64, number: u64) -> Result<u64, Sto
         let id = tx.begin(operation(&format!("thread {thread}"), number))?.id;
         tx.note_undo(id, serde_json::json!(number))?;
         tx.set_override(override_of(&format!("GPU-{thread}"), &number.to_string()))?;
+        let source = LeaseSource::from(new_lease(uid_of(thread)));
+        let lease = tx.begin_lease(source, lease_terms(&["GPU-0"]).members, id)?.id;
+        tx.activate_lease(lease, lease_terms(&["GPU-0", "GPU-1"]))?;
+        tx.end_lease(lease, EndReason::Released)?;
         tx.end(id, OperationState::Done, None)?;
         tx.undone(id, 0)?;
         tx.audit(audit(&format!("thread {thread}"), &number.to_string()))?;
@@ -38,11 +43,17 @@ pub(crate) fn commit(store: &Store, thread: u64, number: u64) -> Result<u64, Sto
     write.wait()
 }
 
+/// User whose leases a thread records.
+fn uid_of(thread: u64) -> u32 {
+    2000 + u32::try_from(thread).unwrap()
+}
+
 /// How far each thread came, by what the store holds; fails if any transaction is there in part
 /// or one in between is missing.
 pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
     let read = store.read(|view| {
         let mut reached = BTreeMap::new();
+        assert_eq!(view.open_leases()?, []);
         let operations = view.operations()?;
         let trail = view.audit(&AuditQuery::default())?;
         let overrides = view.overrides()?;
@@ -60,6 +71,10 @@ pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
                 assert_eq!(intent.more["mark"], number, "{name}");
                 assert_eq!(view.undo(record.id)?.iter().map(|undo| undo.undone).collect::<Vec<_>>(), [true]);
             }
+            let history = LeaseHistory { uid: Some(uid_of(thread)), before: None, limit: usize::MAX };
+            let leases = view.ended_leases(history)?;
+            assert_eq!(leases.len() as u64, last, "{name}");
+            assert!(leases.iter().all(|lease| lease.members.len() == 2), "{name}");
             let set = overrides.iter().find(|one| one.gpu == format!("GPU-{thread}"));
             assert_eq!(set.map_or(0, |one| one.reason.parse().unwrap()), last, "{name}");
             reached.insert(thread, last);

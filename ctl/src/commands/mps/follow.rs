@@ -3,7 +3,7 @@
 //! ```text
 //!          asked for ──► on its way ──► as wanted      0
 //!                            │    └───► another end    1: it failed, or somebody wanted something else
-//!                            └──► --wait is over       8, Ctrl-C 130: the agent goes on
+//!                            └──► --timeout is over    8, Ctrl-C 130: the agent goes on
 //! ```
 
 use std::{
@@ -13,6 +13,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, MpsDaemon, MpsEndRequest, MpsState};
 use gpush_client::{Client, Kind};
+use gpush_core::duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -44,7 +45,7 @@ pub(super) enum Change {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Watch {
     Not,
-    For { seconds: Option<u64>, quiet: bool },
+    For { limit: Option<Duration>, quiet: bool },
 }
 
 /// How far it is.
@@ -145,13 +146,13 @@ async fn watched(
     watch: Watch,
     out: &Output,
 ) -> Outcome {
-    let Watch::For { seconds, quiet } = watch else {
+    let Watch::For { limit: timeout, quiet } = watch else {
         out.show(&now, |look| change::ended(&now, look))?;
         return Ok(0);
     };
     let mut progress = Progress::new(quiet || out.json);
     // Without a limit this sleeps for longer than any drain lasts.
-    let limit = tokio::time::sleep(Duration::from_secs(seconds.unwrap_or(366 * 86_400)));
+    let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     // Listened for before anything is said: whoever reads a line may press Ctrl-C.
     let mut interrupt = signal(SignalKind::interrupt())
         .map_err(|error| ApiError::new(Code::Internal, format!("Ctrl-C can't be listened for: {error}")))?;
@@ -184,7 +185,7 @@ async fn watched(
                 if out.json {
                     out.document(&now)?;
                 } else {
-                    out.remark(&goes_on(&now, seconds, out));
+                    out.remark(&goes_on(&now, timeout, out));
                 }
                 return Ok(Code::TimedOut.exit_status());
             }
@@ -230,10 +231,11 @@ async fn again(client: &mut Client, target: &str, pause: Duration) -> Result<Mps
     client.mps_daemon(target).await
 }
 
-fn goes_on(now: &MpsDaemon, waited: Option<u64>, out: &Output) -> String {
+fn goes_on(now: &MpsDaemon, waited: Option<Duration>, out: &Output) -> String {
     let (what, target) = (change::waits(now, &out.look), typed(now, &out.look));
-    let waited = waited.map_or_else(|| "no longer watched".to_owned(), |seconds| format!("not done in {seconds} s"));
-    format!("{what}; {waited}, gpushd goes on: `gpushctl mps show {target}`\n")
+    let waited = waited
+        .map_or_else(|| "no longer waiting".to_owned(), |limit| format!("not done within {}", duration::format(limit)));
+    format!("{what}; {waited}. gpushd continues: `gpushctl mps show {target}`\n")
 }
 
 fn lost_sight(now: &MpsDaemon, cause: String, out: &Output) -> Failure {

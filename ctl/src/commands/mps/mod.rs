@@ -14,7 +14,7 @@ mod run;
 mod share;
 mod shell;
 
-use gpush_api::{Gpu, MpsDaemon, MpsEndRequest, MpsSetRequest};
+use gpush_api::{Gpu, Mode, MpsDaemon, MpsEndRequest, MpsSetRequest};
 use gpush_client::Client;
 
 use self::follow::{Change, Watch};
@@ -28,49 +28,53 @@ use crate::{
 pub(super) fn run(global: &Global, command: Mps, out: &Output) -> Outcome {
     match command {
         // It asks twice, with a command in between that may last for days.
-        Mps::Run { of, ceilings, command } => run::run(global, &of.target, ceilings, &command, out),
+        Mps::Run { of, ceilings, command } => run::run(global, of.text(), ceilings, &command, out),
         other => super::ask(global, async |client| asked(client, other, out).await),
     }
 }
 
 async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
     match command {
-        Mps::List => {
-            let daemons = client.mps().await?;
-            out.show(&daemons, |look| list::list(&daemons, look))?;
+        Mps::List { which } => {
+            let daemons = of_gpus(client, &which.gpus).await?;
+            let rules = if daemons.is_empty() && out.is_drawn() { rules(client).await } else { Vec::new() };
+            out.list(&daemons, |look| list::list(&daemons, &rules, look))?;
         }
         Mps::Show { of } => {
-            let daemon = client.mps_daemon(&of.target).await?;
+            let daemon = client.mps_daemon(of.text()).await?;
             out.show(&daemon, |look| show::show(&daemon, look))?;
         }
-        Mps::Clients { target } => {
-            let daemons = named(client, target.as_deref()).await?;
-            out.show(&daemons, |look| clients::all(&daemons, look))?;
+        Mps::Clients { target, which } => {
+            let daemons = match target {
+                Some(target) => vec![client.mps_daemon(&target).await?],
+                None => of_gpus(client, &which.gpus).await?,
+            };
+            out.list(&daemons, |look| clients::all(&daemons, look))?;
         }
         Mps::Set { of, ceilings, reset } => {
             let Ceilings { percentage, memory, priority } = ceilings;
             let request = MpsSetRequest { percentage, memory_limit_mib: memory, priority, reset };
-            let set = client.mps_set(&of.target, &request).await?;
+            let set = client.mps_set(of.text(), &request).await?;
             out.show(&set, |look| change::set(&set, look))?;
         }
-        Mps::Start { of, followed } => return follow::start(client, &of.target, watch(followed), out).await,
+        Mps::Start { of, followed } => return follow::start(client, of.text(), watch(followed), out).await,
         Mps::Stop { of, force, followed } => {
             let how = MpsEndRequest { force: force.force, end_after_s: None };
-            return follow::end(client, Change::Stop, &of.target, &how, watch(followed), out).await;
+            return follow::end(client, Change::Stop, of.text(), &how, watch(followed), out).await;
         }
         Mps::Restart { of, force, followed } => {
             let how = MpsEndRequest { force: force.force, end_after_s: None };
-            return follow::end(client, Change::Restart, &of.target, &how, watch(followed), out).await;
+            return follow::end(client, Change::Restart, of.text(), &how, watch(followed), out).await;
         }
-        Mps::Drain { of, end_after, wait, no_wait, quiet } => {
+        Mps::Drain { of, end_after, timeout, detach, quiet } => {
             let how = MpsEndRequest { force: false, end_after_s: end_after };
-            let watch = if no_wait { Watch::Not } else { Watch::For { seconds: wait, quiet } };
-            return follow::end(client, Change::Drain, &of.target, &how, watch, out).await;
+            let watch = if detach { Watch::Not } else { Watch::For { limit: timeout, quiet } };
+            return follow::end(client, Change::Drain, of.text(), &how, watch, out).await;
         }
-        Mps::Logs { of, lines, all, follow: false } => logs::last(client, &of.target, lines, all, out).await?,
-        Mps::Logs { of, lines, all, follow: true } => return logs::follow(client, &of.target, lines, all, out).await,
+        Mps::Logs { of, number, all, follow: false } => logs::last(client, of.text(), number, all, out).await?,
+        Mps::Logs { of, number, all, follow: true } => return logs::follow(client, of.text(), number, all, out).await,
         Mps::Env { of, ceilings, until, shell } => {
-            share::env(client, &of.target, ceilings, until, shell, out).await?;
+            share::env(client, of.text(), ceilings, until, shell, out).await?;
         }
         Mps::Release { shares } => share::release(client, &shares, out).await?,
         // Nothing that asks once.
@@ -79,16 +83,25 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
     Ok(0)
 }
 
-fn watch(Followed { wait, no_wait, quiet }: Followed) -> Watch {
-    if no_wait { Watch::Not } else { Watch::For { seconds: Some(wait), quiet } }
+fn watch(Followed { timeout, detach, quiet }: Followed) -> Watch {
+    if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet } }
 }
 
-/// One target, or all.
-async fn named(client: &mut Client, target: Option<&str>) -> Result<Vec<MpsDaemon>, Failure> {
-    Ok(match target {
-        Some(target) => vec![client.mps_daemon(target).await?],
-        None => client.mps().await?,
-    })
+/// The targets on these GPUs; all without selectors.
+async fn of_gpus(client: &mut Client, selectors: &[String]) -> Result<Vec<MpsDaemon>, Failure> {
+    let mut daemons = client.mps().await?;
+    if !selectors.is_empty() {
+        let gpus = client.gpus(false).await?;
+        let gpus = super::select_of(client, gpus, selectors).await?;
+        daemons.retain(|daemon| gpus.iter().any(|gpu| daemon.gpu == Some(gpu.index)));
+    }
+    Ok(daemons)
+}
+
+/// Names of the rules of mode `mps`, to explain an empty list; none where the config cannot be read.
+async fn rules(client: &mut Client) -> Vec<String> {
+    let Ok(config) = client.config().await else { return Vec::new() };
+    config.rules.into_iter().filter(|rule| rule.mode == Mode::Mps).map(|rule| rule.name).collect()
 }
 
 /// The daemons of these GPUs, which are asked for only where one has to do with MPS: a look at a host

@@ -31,11 +31,17 @@ pub(super) async fn env(
     shell: Shell,
     out: &Output,
 ) -> Result<(), Failure> {
-    let with_pid = match (span, with) {
-        (None, None) => Some(session()?),
-        (Some(_), _) | (None, Some(_)) => with,
+    let taken = match take(client, target, ceilings, span, with).await {
+        Ok(taken) => taken,
+        Err(failure) => {
+            // `eval "$(gpushctl mps env 0)"` ignores the exit status of the command in it. Without this word the
+            // program after it would run outside of MPS.
+            if out.is_drawn() {
+                out.verbatim(b"false\n")?;
+            }
+            return Err(failure);
+        }
     };
-    let taken = client.mps_take_share(target, &MpsShareRequest { with_pid, for_s: span, ..request(ceilings) }).await?;
     if let Err(failure) = hand_out(&taken, shell, out) {
         // Nobody has got what it takes to use it.
         let _ = client.mps_release(&taken.share.id).await;
@@ -45,6 +51,20 @@ pub(super) async fn env(
         out.remark(&change::taken(&taken.share, &out.look));
     }
     Ok(())
+}
+
+async fn take(
+    client: &mut Client,
+    target: &str,
+    ceilings: Ceilings,
+    span: Option<u64>,
+    with: Option<u32>,
+) -> Result<MpsShareTaken, Failure> {
+    let with_pid = match (span, with) {
+        (None, None) => Some(session()?),
+        (Some(_), _) | (None, Some(_)) => with,
+    };
+    Ok(client.mps_take_share(target, &MpsShareRequest { with_pid, for_s: span, ..request(ceilings) }).await?)
 }
 
 fn hand_out(taken: &MpsShareTaken, shell: Shell, out: &Output) -> Result<(), Failure> {
@@ -63,18 +83,18 @@ pub(super) fn left_over(environment: &[(String, String)]) -> Vec<String> {
 /// The leader of the session that this command was typed in, with which a share ends that has no other end.
 fn session() -> Result<u32, ApiError> {
     let no_end = |cause: String| {
-        let error = ApiError::new(Code::BadRequest, "the share would have no end").cause(cause);
-        error.hint("say when it ends: `--for 2h`, or `--with $$` for as long as the shell lives")
+        let error = ApiError::new(Code::BadRequest, "the share needs an end").cause(cause);
+        error.hint("add `--for 2h`, or `--with $$` to end it with the shell")
     };
-    let leader = getsid(None).map_err(|errno| no_end(format!("this session is not known: {errno}")))?;
+    let leader = getsid(None).map_err(|errno| no_end(format!("cannot find the session of this command: {errno}")))?;
     // 0 is one outside of this container, 1 one that never ends.
     let pid = u32::try_from(leader.as_raw()).ok().filter(|pid| *pid > 1);
-    let pid = pid.ok_or_else(|| no_end("this command belongs to no login session".to_owned()))?;
+    let pid = pid.ok_or_else(|| no_end("this command runs outside a login session".to_owned()))?;
     match kill(Pid::from_raw(leader.as_raw()), None) {
         Ok(()) => Ok(pid),
-        Err(Errno::ESRCH) => Err(no_end(format!("the process that began this session, pid {pid}, has ended"))),
-        Err(Errno::EPERM) => Err(no_end(format!("the process that began this session, pid {pid}, is another user's"))),
-        Err(errno) => Err(no_end(format!("the process that began this session, pid {pid}, is not known: {errno}"))),
+        Err(Errno::ESRCH) => Err(no_end(format!("the leader of this session, pid {pid}, has ended"))),
+        Err(Errno::EPERM) => Err(no_end(format!("the leader of this session, pid {pid}, belongs to another user"))),
+        Err(errno) => Err(no_end(format!("cannot check the leader of this session, pid {pid}: {errno}"))),
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn lines(shell: Shell, unset: &[String], variables: &[(String, String
     for (name, value) in variables {
         if !is_name(name) || value.chars().any(char::is_control) {
             let text = format!("the variable {name:?} that gpushd gave can't be written for a shell");
-            return Err(ApiError::new(Code::Internal, text).hint("`gpushctl mps env --json` prints it as it is"));
+            return Err(ApiError::new(Code::Internal, text).hint("add `--json` to print it as it is"));
         }
         let value = quoted(shell, value);
         out += &match shell {

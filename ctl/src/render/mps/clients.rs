@@ -5,39 +5,55 @@ use gpush_api::{MpsClient, MpsDaemon};
 use super::{NONE, label, user};
 use crate::render::{
     Look,
+    listing::Listing,
     look::{QUIET, count, paint},
     table::{Align, Narrow, fitted},
     who,
 };
 
+const COLUMNS: [(&str, Align); 6] = [
+    ("TARGET", Align::Left),
+    ("PID", Align::Right),
+    ("USER", Align::Left),
+    ("SHARE", Align::Left),
+    ("SERVER", Align::Right),
+    ("COMMAND", Align::Left),
+];
+
 /// Longest command line in a table on a terminal.
 const COMMAND: usize = 60;
 
 /// `gpushctl mps clients`.
-pub(crate) fn all(daemons: &[MpsDaemon], look: &Look) -> String {
-    if daemons.iter().all(|daemon| daemon.clients.is_empty()) {
+pub(crate) fn all(daemons: &[MpsDaemon], look: &Look) -> Listing {
+    let none = if daemons.iter().all(|daemon| daemon.clients.is_empty()) {
         let of = match daemons {
             [one] => format!("{} has", label(one, look)),
             [] => "No GPU is shared through MPS, so there is".to_owned(),
             [..] => format!("{} have", count(daemons.len(), "target")),
         };
-        return format!("{of} no MPS client.\n");
-    }
-    table(daemons, daemons.len() > 1, 0, look)
+        format!("{of} no MPS client.")
+    } else {
+        String::new()
+    };
+    let rows = daemons.iter().flat_map(|daemon| {
+        let label = label(daemon, look);
+        daemon.clients.iter().map(move |client| row(client, &label, look).to_vec())
+    });
+    let pids = daemons.iter().flat_map(|daemon| &daemon.clients).filter_map(|client| Some(client.pid?.to_string()));
+    let headings = COLUMNS.iter().map(|(name, _)| *name).collect();
+    let listing = Listing::of(headings, rows.collect()).names(pids);
+    listing.drawn(table(daemons, daemons.len() > 1, 0, look)).or_empty(&none)
 }
 
 /// Clients, with their target where there are several.
 pub(super) fn table(daemons: &[MpsDaemon], with_target: bool, indent: usize, look: &Look) -> String {
-    use Align::{Left, Right};
-    let columns =
-        [("TARGET", Left), ("PID", Right), ("USER", Left), ("SHARE", Left), ("SERVER", Right), ("COMMAND", Left)];
     let from = usize::from(!with_target);
     let mut rows = Vec::new();
     for daemon in daemons {
         let label = label(daemon, look);
         rows.extend(daemon.clients.iter().map(|client| row(client, &label, look)[from..].to_vec()));
     }
-    fitted(&columns[from..], rows, Narrow { spare: &["SERVER"], prose: true }, indent, look)
+    fitted(&COLUMNS[from..], rows, Narrow { spare: &["SERVER"], prose: true }, indent, look)
 }
 
 fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
@@ -59,7 +75,7 @@ fn row(client: &MpsClient, label: &str, look: &Look) -> [String; 6] {
         client.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         user.unwrap_or_else(|| NONE.to_owned()),
         share,
-        client.server.to_string(),
+        client.server.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
         command,
     ]
 }

@@ -5,20 +5,18 @@ use gpush_api::{Gpu, Mode, MpsDaemon};
 use super::{NONE, admitted, bar_columns, given, label, memory, notes, of_how_many, state, typed, way_out, words};
 use crate::render::{
     Look,
+    listing::Listing,
     look::{NOTE, QUIET, pad, paint, width},
-    table::{Align, Narrow, fitted},
+    table::{Align, Narrow},
 };
 
 /// What an empty list says.
-const NOTHING: &str = "No GPU is shared through MPS. A rule of the config says so: `mode = \"mps\"` for whole GPUs, or in mode `mig` a \
-     layout with entries such as `2g.20gb:mps`. `gpushctl config show` has the rules in force.";
+const NOTHING: &str = "No GPU is shared through MPS. Use `mode = \"mps\"` in a rule of the config for whole GPUs, or layout entries \
+     such as `2g.20gb:mps` for MIG devices. `gpushctl config show` shows the rules.";
 
 /// `gpushctl mps list`.
-pub(crate) fn list(daemons: &[MpsDaemon], look: &Look) -> String {
+pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Look) -> Listing {
     use Align::{Left, Right};
-    if daemons.is_empty() {
-        return look.wrap("", NOTHING).join("\n") + "\n";
-    }
     let columns = [
         ("TARGET", Left),
         ("STATE", Left),
@@ -48,7 +46,7 @@ pub(crate) fn list(daemons: &[MpsDaemon], look: &Look) -> String {
         ]
     };
     let narrow = Narrow { spare: &["PID", "MEMORY", "PERCENT", "SHARES"], prose: false };
-    let mut out = fitted(&columns, daemons.iter().map(row).collect(), narrow, 0, look);
+    let mut out = String::new();
     for daemon in daemons {
         for line in notes(daemon, &format!("! {}: ", label(daemon, look)), look) {
             out += &(line + "\n");
@@ -60,7 +58,23 @@ pub(crate) fn list(daemons: &[MpsDaemon], look: &Look) -> String {
             out += &(paint(NOTE, &line) + "\n");
         }
     }
-    out
+    Listing::new(&columns, daemons.iter().map(row).collect(), narrow, look)
+        .names(daemons.iter().map(|daemon| typed(daemon, look)))
+        .uuids(daemons.iter().map(|daemon| daemon.uuid.clone()))
+        .after(&out)
+        .or_empty(&look.wrap("", &nothing(rules)).join("\n"))
+}
+
+/// Why no target is shared through MPS.
+fn nothing(rules: &[String]) -> String {
+    match rules {
+        [] => NOTHING.to_owned(),
+        rules => format!(
+            "No GPU is shared through MPS yet, but the config has rules of mode `mps`: {}. `gpushctl apply --dry-run` \
+             shows what they change, `gpushctl config show` which GPUs they claim.",
+            rules.join(", ")
+        ),
+    }
 }
 
 /// Whether a GPU has anything to do with MPS: without one, nobody needs to be asked.

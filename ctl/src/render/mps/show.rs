@@ -17,12 +17,6 @@ const INDENT: usize = 2;
 /// Columns of the names of facts.
 const NAMES: usize = 14;
 
-/// What the ceilings are, said once and plainly.
-const TRUTH: &str = "A percentage and a memory limit are ceilings that cooperating programs keep: no reservation, and no wall. The \
-     percentage bounds each client by itself; a memory limit counts for each process, and one that clears its \
-     environment has the daemon's own limits and no others. All clients of a server share its faults: a fatal one \
-     ends them all. Where clients must be kept apart, MIG does it.";
-
 /// `gpushctl mps show`.
 pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
     let (word, style) = state(daemon.state);
@@ -49,8 +43,6 @@ pub(crate) fn show(daemon: &MpsDaemon, look: &Look) -> String {
     let (bar, figures) = given(daemon, 20, look);
     out += &format!("\n{}  {bar} {figures}\n", paint(STRONG, "Shares"));
     out += &shares(&daemon.shares, look);
-    out += &format!("\n{}", section("What this holds a client to"));
-    out += &(look.wrap("  ", TRUTH).join("\n") + "\n");
     out
 }
 
@@ -165,12 +157,15 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
                 words(style, word)
             },
         );
-        let its = daemon.clients.iter().filter(|client| client.server == server.pid).count();
+        let serves = server.pid.map_or_else(
+            || NONE.to_owned(),
+            |pid| count(daemon.clients.iter().filter(|client| client.server == Some(pid)).count(), "client"),
+        );
         vec![
-            server.pid.to_string(),
+            server.pid.map_or_else(|| NONE.to_owned(), |pid| pid.to_string()),
             user(server.user.as_ref(), server.uid, look).unwrap_or_else(|| NONE.to_owned()),
             state,
-            count(its, "client"),
+            serves,
         ]
     };
     let columns = [("PID", Align::Right), ("USER", Align::Left), ("STATE", Align::Left), ("SERVES", Align::Left)];
@@ -180,7 +175,7 @@ fn servers(daemon: &MpsDaemon, look: &Look) -> String {
 fn shares(shares: &[MpsShare], look: &Look) -> String {
     use Align::{Left, Right};
     if shares.is_empty() {
-        return paint(QUIET, "  none: `gpushctl mps env` and `gpushctl mps run` take one") + "\n";
+        return paint(QUIET, "  none") + "\n";
     }
     let columns = [
         ("SHARE", Left),
@@ -212,6 +207,6 @@ pub(crate) fn until(share: &MpsShare, look: &Look) -> String {
         (Some(pid), None) => format!("pid {pid} ends"),
         (None, Some(at)) => look.ahead(at),
         (Some(pid), Some(at)) => format!("pid {pid} ends, or {}", look.ahead(at)),
-        (None, None) => "given back".to_owned(),
+        (None, None) => "release".to_owned(),
     }
 }

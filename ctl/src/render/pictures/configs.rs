@@ -102,8 +102,8 @@ fn overrides_where_they_show() {
     gpus[0].overridden = Some(both[0].clone());
     gpus[1].overridden = Some(both[1].clone());
     gpus[1].mode = Mode::Exclusive;
-    let mut text = fits(&overrides::list(&all, &look), &look);
-    text += &format!("---\n{}", overrides::list(&none, &look));
+    let mut text = fits(overrides::list(&all, &look).text(), &look);
+    text += &format!("---\n{}", overrides::list(&none, &look).text());
     text += &format!("---\n{}", fits(&overrides::ended(&ended, &look), &look));
     text += &format!("---\n{}", drawn(&fixtures::status(gpus, false), true, &look));
     assert_snapshot!("overrides", text);

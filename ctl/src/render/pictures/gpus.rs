@@ -7,7 +7,7 @@ fn gpus_as_a_table() {
     let gpus = fixtures::mixed();
     for width in [60, 80, 120, 140] {
         let look = fixtures::look(width, UTF8);
-        assert_snapshot!(format!("gpu-list-{width}"), fits(&table::gpus(&gpus, &look), &look));
+        assert_snapshot!(format!("gpu-list-{width}"), fits(table::gpus(&gpus, &look).text(), &look));
     }
 }
 
@@ -48,9 +48,9 @@ fn profiles_as_tables() {
     gpus.push(twin);
     let off = gpus[2].mig.as_mut().unwrap();
     (off.enabled, off.pending) = (false, false);
-    assert_snapshot!("mig-profiles", fits(&profiles::profiles(&gpus, &look), &look));
+    assert_snapshot!("mig-profiles", fits(profiles::profiles(&gpus, &look).text(), &look));
     let narrow = fixtures::look(60, UTF8);
-    assert_snapshot!("mig-profiles-60", fits(&profiles::profiles(&gpus, &narrow), &narrow));
+    assert_snapshot!("mig-profiles-60", fits(profiles::profiles(&gpus, &narrow).text(), &narrow));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn names_of_profiles_never_wrap_and_pipes_get_a_line_a_row() {
     let mut tried = 0;
     for (width, wraps) in [(60, true), (72, true), (80, true), (60, false), (80, false)] {
         let look = Look { wraps, ..fixtures::look(width, UTF8) };
-        let text = fixtures::plain(&profiles::profiles(&gpus, &look));
+        let text = fixtures::plain(profiles::profiles(&gpus, &look).text());
         for name in &names {
             let whole = |line: &str| line.split_whitespace().next() == Some(name);
             assert!(text.lines().any(whole), "{name} at {width}:\n{text}");
@@ -71,15 +71,6 @@ fn names_of_profiles_never_wrap_and_pipes_get_a_line_a_row() {
         }
     }
     println!("{tried} names looked for");
-}
-
-#[test]
-fn mig_devices_by_their_names() {
-    let look = fixtures::look(80, UTF8);
-    assert_snapshot!("mig-show", fixtures::plain(&show::mig_devices(&fixtures::mixed(), &look)));
-    let empty = fixtures::mixed().split_off(3);
-    assert_eq!(show::mig_devices(&empty[..1], &look), "GPU 3 has no MIG instance.\n");
-    assert_eq!(show::mig_devices(&empty[2..3], &look), "GPU 5 has no MIG.\n");
 }
 
 #[test]

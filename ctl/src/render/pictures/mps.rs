@@ -13,25 +13,25 @@ fn targets_as_a_table() {
     let all = fixtures::mps::all();
     for width in [60, 80, 120] {
         let look = fixtures::look(width, UTF8);
-        assert_snapshot!(format!("mps-list-{width}"), fits(&list::list(&all, &look), &look));
+        assert_snapshot!(format!("mps-list-{width}"), fits(list::list(&all, &[], &look).text(), &look));
     }
     let ascii = fixtures::look(100, Charset::Ascii);
-    let text = fits(&list::list(&all, &ascii), &ascii);
+    let text = fits(list::list(&all, &[], &ascii).text(), &ascii);
     assert!(text.is_ascii(), "{text}");
     let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
-    let lines = fixtures::plain(&list::list(&all, &pipe));
+    let lines = fixtures::plain(list::list(&all, &[], &pipe).text());
     assert!(all.iter().all(|one| lines.lines().any(|line| line.starts_with(&mps::label(one, &pipe)))), "{lines}");
     // Well means quiet: a heading and a line.
-    assert_eq!(list::list(&[fixtures::mps::daemon(0)], &pipe).lines().count(), 2);
+    assert_eq!(list::list(&[fixtures::mps::daemon(0)], &[], &pipe).text().lines().count(), 2);
     let look = fixtures::look(80, UTF8);
-    assert_snapshot!("mps-list-none", fits(&list::list(&[], &look), &look));
+    assert_snapshot!("mps-list-none", fits(list::list(&[], &[], &look).text(), &look));
 }
 
 #[test]
 fn targets_in_colour() {
     let look = fixtures::look(80, UTF8);
     // Escapes made visible: a diff of control characters tells nobody anything.
-    assert_snapshot!("mps-list-colour", list::list(&fixtures::mps::all(), &look).replace('\x1b', "^["));
+    assert_snapshot!("mps-list-colour", list::list(&fixtures::mps::all(), &[], &look).text().replace('\x1b', "^["));
 }
 
 #[test]
@@ -67,13 +67,13 @@ fn what_waits_for_an_orphan_did_not_fail() {
 fn clients_of_mps() {
     let all = fixtures::mps::all();
     let look = fixtures::look(80, UTF8);
-    let mut text = fits(&clients::all(&all, &look), &look);
+    let mut text = fits(clients::all(&all, &look).text(), &look);
     text += "---\n";
-    text += &fits(&clients::all(&all[..1], &look), &look);
+    text += &fits(clients::all(&all[..1], &look).text(), &look);
     text += "---\n";
-    text += &clients::all(&[fixtures::mps::daemon(3)], &look);
-    text += &clients::all(&[fixtures::mps::daemon(3), fixtures::mps::daemon(4)], &look);
-    text += &clients::all(&[], &look);
+    text += clients::all(&[fixtures::mps::daemon(3)], &look).text();
+    text += clients::all(&[fixtures::mps::daemon(3), fixtures::mps::daemon(4)], &look).text();
+    text += clients::all(&[], &look).text();
     assert_snapshot!("mps-clients", text);
 }
 
@@ -126,7 +126,11 @@ fn every_state_of_mps_has_its_word_and_its_meaning() {
     ] {
         let one = gpush_api::MpsDaemon { state, ..fixtures::mps::daemon(0) };
         assert_eq!(mps::state(state).0, state.name().replace('_', " "));
-        assert!(list::list(std::slice::from_ref(&one), &look).contains(mps::state(state).0.split(' ').next().unwrap()));
+        assert!(
+            list::list(std::slice::from_ref(&one), &[], &look)
+                .text()
+                .contains(mps::state(state).0.split(' ').next().unwrap())
+        );
         let quiet = matches!(state, MpsState::Stopped | MpsState::Starting | MpsState::Ready | MpsState::Stopping);
         assert_eq!(mps::notes(&one, "! ", &look).is_empty(), quiet, "{state:?}");
     }
@@ -155,14 +159,14 @@ fn processes_as_a_table() {
     let all = fixtures::mps::processes();
     for width in [60, 80, 140] {
         let look = fixtures::look(width, UTF8);
-        assert_snapshot!(format!("process-list-{width}"), fits(&processes::list(&all, false, &look), &look));
+        assert_snapshot!(format!("process-list-{width}"), fits(processes::list(&all, false, &look).text(), &look));
     }
     let look = fixtures::look(80, UTF8);
     let none = gpush_api::GpuProcesses { processes: Vec::new(), unseen: Vec::new(), ..all.clone() };
-    assert_eq!(processes::list(&none, true, &look), "No stray process.\n");
-    assert_eq!(processes::list(&none, false, &look), "No process uses a GPU.\n");
+    assert_eq!(processes::list(&none, true, &look).text(), "No stray process.\n");
+    assert_eq!(processes::list(&none, false, &look).text(), "No process uses a GPU.\n");
     let pipe = Look { wraps: false, ..fixtures::look(60, UTF8) };
-    let text = fixtures::plain(&processes::list(&all, false, &pipe));
+    let text = fixtures::plain(processes::list(&all, false, &pipe).text());
     let rows = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit() || c == 'G'));
     assert_eq!(rows.count(), 1 + all.processes.len() + 1, "a line a process, the heading, the foot:\n{text}");
     assert!(text.contains("/srv/imagenet"), "nothing is cut:\n{text}");

@@ -92,7 +92,7 @@ fn into_a_pipe_nothing_is_cut() {
     let shown = [
         status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
         gpus.iter().map(|gpu| show::gpu(gpu, &[], &pipe)).collect(),
-        table::gpus(&gpus, &pipe),
+        table::gpus(&gpus, &pipe).text().to_owned(),
     ];
     for (at, text) in shown.iter().enumerate() {
         assert!(!text.contains('…'), "{text}");

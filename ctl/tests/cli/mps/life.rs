@@ -33,8 +33,8 @@ fn a_daemon_is_watched_to_its_end() {
         (&["start", "0"], &stopped, &starting, vec![starting.clone(), ready.clone()]),
         (&["start", "0"], &ready, &ready, vec![]),
         (&["start", "0"], &stopped, &starting, vec![starting.clone(), given_up]),
-        (&["start", "0", "--no-wait"], &stopped, &starting, vec![]),
-        (&["start", "0", "--wait", "1s"], &stopped, &starting, vec![starting.clone()]),
+        (&["start", "0", "--detach"], &stopped, &starting, vec![]),
+        (&["start", "0", "--timeout", "1s"], &stopped, &starting, vec![starting.clone()]),
         (&["restart", "0", "--force"], &old, &old, vec![stopping.clone(), starting.clone(), ready.clone()]),
         (
             &["drain", "0", "--end-after", "30m"],
@@ -66,7 +66,7 @@ fn a_stop_under_clients_is_refused() {
     $ gpushctl mps stop 0
     [stderr]
     error: MPS on GPU 0 (GPU-00000000) has 2 clients
-      because: pid 5120 of alice (python train.py), and one of another user
+      cause: pid 5120 of alice (python train.py), and one of another user
       hint: `gpushctl mps drain 0` lets them finish, `gpushctl mps stop 0 --force`
             ends them
     [exit 4]
@@ -88,5 +88,5 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert!(rest.contains("no longer watched, gpushd goes on: `gpushctl mps show 0`"), "{rest}");
+    assert!(rest.contains("no longer waiting. gpushd continues: `gpushctl mps show 0`"), "{rest}");
 }

@@ -33,6 +33,7 @@ fn nothing_shared_and_no_strays() {
     let asked = AtomicUsize::new(0);
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/mps" => Answer::ok::<[MpsDaemon]>(&[]),
+        "/v1/config" => Answer::error(&ApiError::new(Code::Unavailable, "gpushd stops")),
         _ if asked.fetch_add(1, Ordering::SeqCst) == 0 => Answer::ok(&processes(false)),
         _ => Answer::ok(&GpuProcesses { unseen: vec![lost.clone()], ..processes(false) }),
     });
@@ -58,8 +59,8 @@ fn values_are_checked_before_anybody_is_asked() {
         &["mps", "env", "0", "--for", "soon"],
         &["mps", "env", "0", "--with", "1"],
         &["mps", "env", "0", "--shell", "tcsh"],
-        &["mps", "start", "0", "--wait", "0s"],
-        &["mps", "start", "0", "--wait", "1s", "--no-wait"],
+        &["mps", "start", "0", "--timeout", "0s"],
+        &["mps", "start", "0", "--timeout", "1s", "--detach"],
         &["mps", "logs", "0", "--lines", "0"],
         &["mps", "run", "0"],
         &["mps", "run", "0", "--percentage", "200", "--", "true"],
@@ -119,7 +120,7 @@ fn status_asks_for_mps_only_where_there_is_some() {
     let host = Host::new();
     whole(&host, Mode::Mps, || Answer::error(&ApiError::new(Code::Unavailable, "gpushd is starting")));
     let text = host.run(&["status", "--brief"]);
-    assert!(text.contains("whole GPU") && text.contains("MPS is not shown: gpushd is starting\n"), "{text}");
+    assert!(text.contains("mps (shared)") && text.contains("MPS is not shown: gpushd is starting\n"), "{text}");
     assert!(text.ends_with("[exit 0]\n"), "{text}");
 }
 

@@ -41,7 +41,7 @@ fn share(id: &str) -> MpsShare {
 fn client(pid: u32) -> MpsClient {
     MpsClient {
         pid: Some(pid),
-        server: 4107,
+        server: Some(4107),
         uid: Some(1000),
         user: Some("alice".into()),
         command: Some("python train.py".into()),
@@ -51,7 +51,7 @@ fn client(pid: u32) -> MpsClient {
 
 fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
     let server =
-        MpsServer { pid: 4107, uid: Some(1000), user: Some("alice".into()), state: Some(MpsServerState::Active) };
+        MpsServer { pid: Some(4107), uid: Some(1000), user: Some("alice".into()), state: Some(MpsServerState::Active) };
     let runs = !matches!(state, MpsState::Stopped | MpsState::GivenUp | MpsState::BackingOff);
     MpsDaemon {
         target: "g5d1b03a2".into(),
@@ -84,7 +84,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
 }
 
 fn busy() -> MpsDaemon {
-    let stranger = MpsClient { pid: None, server: 4107, uid: None, user: None, command: None, share: None };
+    let stranger = MpsClient { pid: None, server: None, uid: None, user: None, command: None, share: None };
     daemon(MpsState::Ready, 0, &[client(5120), stranger])
 }
 

@@ -66,7 +66,7 @@ fn a_share_without_another_end_ends_with_the_session() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let said = std::fs::read_to_string(host.path("done")).unwrap();
-    assert!(said.contains("the share would have no end") && said.contains("--for 2h"), "{said}");
+    assert!(said.contains("the share needs an end") && said.contains("--for 2h"), "{said}");
     assert!(said.ends_with("exit 2\n"), "{said}");
     assert_eq!(agent.bodies("/v1/mps/0/shares").len(), 1, "nobody was asked");
 }

@@ -20,6 +20,7 @@ const STAND_IN: &str = env!("CARGO_BIN_EXE_mps-sim");
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Which {
     Real,
+    StandIn555,
     StandIn550,
     StandIn535,
 }
@@ -30,15 +31,28 @@ pub(crate) enum Trait {
     KnowsServerStatus,
     WritesPidFile,
     StrangersMaySet,
+    ServesSeveralUsers,
 }
 
-/// What differs: a trait, whether version 535 has it, whether 550 and later have it, and how that is known.
-/// A real daemon is taken for 550 when it knows `get_server_status`.
-pub(crate) const DIFFERENCES: &[(Trait, bool, bool, &str)] = &[
-    (Trait::KnowsServerStatus, false, true, "seen with 535.309 and 550.163"),
-    (Trait::WritesPidFile, false, true, "535.309 was seen not to write it, 550.163 to write it"),
-    (Trait::StrangersMaySet, true, false, "any uid sets values with 535.309; 550.163 was seen to refuse"),
+/// A version, as far as versions differ here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Branch {
+    V535,
+    V550,
+    V555,
+}
+
+/// What differs: a trait, whether 535, 550 and 555 have it, and how that is known. A real daemon counts as 550 or later
+/// when it knows `get_server_status`, and as 555 when its data contains the word `-multiuser-server`.
+pub(crate) const DIFFERENCES: &[(Trait, [bool; 3], &str)] = &[
+    (Trait::KnowsServerStatus, [false, true, true], "seen with 535.309, 550.163 and 555.58"),
+    (Trait::WritesPidFile, [false, true, true], "535.309 was seen not to write it, 550.163 and 555.58 to write it"),
+    (Trait::StrangersMaySet, [true, false, false], "any uid sets values with 535.309; 550.163 was seen to refuse"),
+    (Trait::ServesSeveralUsers, [false, false, true], "seen with 535.309, 550.163 and 555.58.02"),
 ];
+
+/// Lets clients of all users share one server of root.
+pub(crate) const MULTI_USER: &str = "-multiuser-server";
 
 /// What a daemon needs before it starts: directories, programs, faults.
 pub(crate) struct Setup {
@@ -46,6 +60,7 @@ pub(crate) struct Setup {
     scratch: tempfile::TempDir,
     pub(crate) pipe: PathBuf,
     environment: Vec<(String, String)>,
+    arguments: Vec<&'static str>,
 }
 
 impl Setup {
@@ -64,11 +79,11 @@ impl Setup {
         symlink(STAND_IN, scratch.path().join("bin").join(SERVER)).unwrap();
         let control = match which {
             Which::Real => program(CONTROL).unwrap(),
-            Which::StandIn550 | Which::StandIn535 => STAND_IN.into(),
+            Which::StandIn555 | Which::StandIn550 | Which::StandIn535 => STAND_IN.into(),
         };
         symlink(control, scratch.path().join("bin").join(CONTROL)).unwrap();
         let pipe = scratch.path().join("pipe");
-        Some(Self { which, scratch, pipe, environment: Vec::new() })
+        Some(Self { which, scratch, pipe, environment: Vec::new(), arguments: Vec::new() })
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -84,6 +99,33 @@ impl Setup {
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Starts the daemon with one more argument.
+    pub(crate) fn argument(mut self, argument: &'static str) -> Self {
+        self.arguments.push(argument);
+        self
+    }
+
+    /// The version that a stand-in behaves as.
+    pub(crate) fn version(&self) -> &'static str {
+        match self.which {
+            Which::StandIn535 => "535",
+            Which::Real | Which::StandIn550 => "550",
+            Which::StandIn555 => "555",
+        }
+    }
+
+    /// Whether the program serves clients of several users, by the table or by the real program's data.
+    pub(crate) fn serves_several_users(&self) -> bool {
+        match self.which {
+            Which::Real => {
+                let program = std::fs::read(program(CONTROL).unwrap()).unwrap();
+                program.split(|byte| *byte == 0).any(|word| word == MULTI_USER.as_bytes())
+            }
+            Which::StandIn555 => true,
+            Which::StandIn550 | Which::StandIn535 => false,
+        }
     }
 
     /// Faults of the stand-in's server, under either daemon.
@@ -109,7 +151,7 @@ impl Setup {
             .env("CUDA_MPS_LOG_DIRECTORY", self.path("log"))
             .env("CUDA_VISIBLE_DEVICES", "GPU-01020304-0506-0708-090a-0b0c0d0e0f10")
             .env(fault::VARIABLE, self.path("faults.toml"))
-            .env("MPS_SIM_VERSION", if self.which == Which::StandIn535 { "535" } else { "550" })
+            .env("MPS_SIM_VERSION", self.version())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stderr(Stdio::null());
@@ -123,7 +165,7 @@ impl Setup {
 
     pub(crate) fn spawn(&self) -> Child {
         let out = std::fs::OpenOptions::new().create(true).append(true).open(self.path("out")).unwrap();
-        self.command(&self.control_program()).arg("-f").stdout(out).spawn().unwrap()
+        self.command(&self.control_program()).arg("-f").args(&self.arguments).stdout(out).spawn().unwrap()
     }
 
     /// Starts it in the foreground, and waits until it answers.
@@ -164,12 +206,14 @@ impl Daemon {
     }
 
     pub(crate) async fn has(&self, one: Trait) -> bool {
-        let is_550 = match self.setup.which {
-            Which::Real => !self.says("get_server_status 1").await.concat().contains("Unknown command"),
-            Which::StandIn550 => true,
-            Which::StandIn535 => false,
+        let branch = match self.setup.which {
+            Which::Real if self.says("get_server_status 1").await.concat().contains("Unknown command") => Branch::V535,
+            Which::Real if !self.setup.serves_several_users() => Branch::V550,
+            Which::Real | Which::StandIn555 => Branch::V555,
+            Which::StandIn550 => Branch::V550,
+            Which::StandIn535 => Branch::V535,
         };
-        DIFFERENCES.iter().any(|&(known, old, new, _)| known == one && if is_550 { new } else { old })
+        DIFFERENCES.iter().any(|&(known, has, _)| known == one && has[branch as usize])
     }
 
     /// The server, once there is one.

@@ -10,6 +10,7 @@ mod clients;
 mod daemon;
 mod ear;
 mod life;
+mod multi_user;
 mod servers;
 mod settings;
 
@@ -32,7 +33,7 @@ macro_rules! on_each {
 }
 
 on_each! {
-    real => Real, stand_in_550 => StandIn550, stand_in_535 => StandIn535;
+    real => Real, stand_in_555 => StandIn555, stand_in_550 => StandIn550, stand_in_535 => StandIn535;
     {
         settings:
             the_daemon_is_who_holds_the_lock_and_who_greets
@@ -72,5 +73,8 @@ on_each! {
             a_killed_server_takes_its_clients_and_the_next_gets_another
             a_killed_daemon_leaves_its_server_to_its_clients
             another_uid_waits_until_the_first_has_gone;
+        multi_user:
+            support_of_several_users_is_detected
+            clients_of_several_users_share_roots_server;
     }
 }

@@ -1,5 +1,5 @@
-//! Somebody else who holds a daemon's `control_lock`: whoever has a share can wait for it, and has it as soon
-//! as the daemon dies.
+//! Another process holds a daemon's `control_lock`: any user with a share can wait for the lock, and gets it when the
+//! daemon dies.
 
 use std::{
     fs::{self, OpenOptions},
@@ -19,19 +19,19 @@ use nix::{
 
 const TOLD: &str = "a process that is not its daemon holds control_lock";
 
-/// Names the file to the process that [`Waits`] is.
+/// Environment variable with the path of the lock file, for the process of a [`Waiter`].
 const FILE: &str = "GPUSH_TEST_CONTROL_LOCK";
-/// Set when the lock shall be that of an open file, which has no pid.
+/// Environment variable that asks for an open file description lock, whose holder has no pid.
 const OPEN_FILE: &str = "GPUSH_TEST_OPEN_FILE_LOCK";
 
-/// Somebody of root's who waits for a lock, leads a process group, and has another of root's in it.
-struct Waits {
+/// A process of root that waits for a lock. It leads a process group with a bystander in it, also of root.
+struct Waiter {
     child: Child,
     said: BufReader<ChildStdout>,
     bystander: Child,
 }
 
-impl Waits {
+impl Waiter {
     fn on(pipe: &Path, open_file: bool) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         let (_program, module) = module_path!().split_once("::").expect("a module of a test program");
@@ -45,30 +45,30 @@ impl Waits {
         let group = child.id().cast_signed();
         let bystander = Command::new("sleep").arg("600").process_group(group).spawn().expect("it can be started");
         let said = BufReader::new(child.stdout.take().expect("piped"));
-        let mut waits = Self { child, said, bystander };
-        waits.hears("waits");
-        waits
+        let mut waiter = Self { child, said, bystander };
+        waiter.await_line("waits");
+        waiter
     }
 
-    fn hears(&mut self, word: &str) {
+    fn await_line(&mut self, word: &str) {
         let heard = self.said.by_ref().lines().map_while(Result::ok).any(|line| line.ends_with(word));
         assert!(heard, "it ended before it {word}");
     }
 
-    /// Whether it waits in the kernel.
-    fn stands_in_line(&self, pipe: &Path) -> bool {
+    /// Returns whether the kernel has queued it for the lock.
+    fn is_blocked(&self, pipe: &Path) -> bool {
         use std::os::unix::fs::MetadataExt;
         let inode = fs::metadata(pipe.join("control_lock")).expect("a lock").ino();
         let locks = fs::read_to_string("/proc/locks").expect("/proc/locks");
         locks.lines().any(|line| line.contains("->") && line.contains(&format!(":{inode} ")))
     }
 
-    fn is_unhurt(&mut self) -> bool {
+    fn is_alive(&mut self) -> bool {
         [&mut self.child, &mut self.bystander].into_iter().all(|one| matches!(one.try_wait(), Ok(None)))
     }
 }
 
-impl Drop for Waits {
+impl Drop for Waiter {
     fn drop(&mut self) {
         for one in [&mut self.child, &mut self.bystander] {
             let _ = one.kill();
@@ -94,51 +94,65 @@ fn takes_a_lock_and_keeps_it() {
     let how = if open_file { FcntlArg::F_OFD_SETLKW(&whole) } else { FcntlArg::F_SETLKW(&whole) };
     fcntl(&file, how).expect("it is had in the end");
     println!("has it");
-    // Until whoever started it is gone.
+    // Until the test ends.
     let _ended = std::io::stdin().read_line(&mut String::new());
 }
 
-/// The daemon dies while somebody waits for its lock.
-fn dies(served: &Served, open_file: bool) -> Waits {
+/// Returns whether all threads of a process are stopped.
+fn is_stopped(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("a process").map_while(Result::ok);
+    let state = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+    let is_stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'));
+    threads.map(state).all(is_stopped)
+}
+
+/// Kills the daemon while another process waits for its lock. gpushd notices the death only after the waiter holds the
+/// lock: the kernel frees a lock before it wakes the waiter, and a busy host may run gpushd in between. gpushd then finds
+/// the lock free, starts the next daemon with a new lock file, and has nothing to report.
+fn kill_daemon_with_waiter(served: &Served, open_file: bool) -> Waiter {
     let pipe = served.pipe();
-    let mut waits = Waits::on(&pipe, open_file);
-    served.agent.await_that("it stands in line", || waits.stands_in_line(&pipe));
+    let mut waiter = Waiter::on(&pipe, open_file);
+    served.agent.await_that("a blocked waiter", || waiter.is_blocked(&pipe));
+    served.agent.signal(Signal::SIGSTOP);
+    // A stop takes effect when a thread gets the processor.
+    served.agent.await_that("gpushd to be stopped", || is_stopped(served.agent.pid()));
     assert!(signal(served.pid, Signal::SIGKILL));
-    waits.hears("has it");
-    waits
+    waiter.await_line("has it");
+    served.agent.signal(Signal::SIGCONT);
+    waiter
 }
 
 #[test]
-fn who_waited_for_the_lock_of_a_daemon_is_not_the_next_daemon() {
+fn process_that_waited_for_the_lock_is_not_taken_for_the_daemon() {
     for open_file in [false, true] {
         let served = Served::up();
-        let mut waits = dies(&served, open_file);
+        let mut waiter = kill_daemon_with_waiter(&served, open_file);
         let next = served.another();
-        assert!(waits.is_unhurt());
+        assert!(waiter.is_alive());
         let log = served.agent.wait_for_log(TOLD);
-        assert!(open_file || log.contains(&format!("pid={}", waits.child.id())), "{log}");
+        assert!(open_file || log.contains(&format!("pid={}", waiter.child.id())), "{log}");
         assert_eq!(next.reasons, Vec::<String>::new());
-        // It is not in the way of the one after that either, nor of its end.
+        // The waiter does not block later daemons either.
         served.client().end();
     }
 }
 
 #[test]
-fn nor_is_it_for_a_gpushd_that_starts() {
+fn restarted_gpushd_does_not_take_the_waiter_for_the_daemon() {
     for open_file in [false, true] {
         let mut served = Served::up();
         let client = served.client();
-        let mut waits = None;
+        let mut waiter = None;
         served.restart(|served| {
             let pipe = served.place().join("1");
-            let one = waits.insert(Waits::on(&pipe, open_file));
-            while !one.stands_in_line(&pipe) {
+            let one = waiter.insert(Waiter::on(&pipe, open_file));
+            while !one.is_blocked(&pipe) {
                 std::thread::yield_now();
             }
             assert!(signal(served.pid, Signal::SIGKILL));
-            one.hears("has it");
+            one.await_line("has it");
         });
-        // A server is left, so no daemon can be started yet: both are told.
+        // A server is left, so gpushd cannot start a daemon yet. It reports both.
         let told = becomes(&served.agent, "0", "told", |daemon| {
             let has = |words: &str| daemon.reasons.iter().any(|reason| reason.contains(words));
             has(TOLD) && has("still serves 1 client")
@@ -147,6 +161,6 @@ fn nor_is_it_for_a_gpushd_that_starts() {
         client.end();
         let next = reaches(&served.agent, "0", MpsState::Ready);
         assert_eq!(served.controls(), [pid_of(&next)]);
-        assert!(waits.is_some_and(|mut one| one.is_unhurt()));
+        assert!(waiter.is_some_and(|mut one| one.is_alive()));
     }
 }

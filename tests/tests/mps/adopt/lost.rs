@@ -4,8 +4,9 @@ use std::fs;
 
 use gpush_api::{MpsDaemon, MpsState};
 use gpush_tests::{
+    agent::Agent,
     host::{Host, program},
-    mps::{Role, Served, act, base, becomes, daemon, parts, pid_of, reaches, signal},
+    mps::{Role, Served, act, base, becomes, daemon, parts, pid_of, reaches, release_all, signal},
 };
 use nix::{
     sys::{
@@ -20,6 +21,12 @@ const MIG: &str = "[[gpu]]\nmodel = \"a100-40\"\n";
 const LAYOUT: &str = "[mps]\nhealth_s = 1\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\n\
                       layout = [\"3g.20gb@0:mps\", \"1g.5gb@4\"]\n";
 const DEVICE: &str = "0:3g.20gb@0";
+
+/// Whether health names an MPS daemon.
+fn is_unhealthy(agent: &Agent) -> bool {
+    let health = agent.get("/v1/health").json();
+    health["status"] == "degraded" && health["causes"].to_string().contains("its MPS daemon is backing off")
+}
 
 /// On a whole GPU, and on a MIG device.
 fn both(test: impl Fn(Served)) {
@@ -40,6 +47,7 @@ fn a_daemon_without_a_directory_is_waited_for_and_none_is_started_beside_it() {
         let told = becomes(&served.agent, target, "told", |daemon| says(daemon, "whose directory was deleted"));
         assert!(says(&told, &format!("daemon {}", served.pid)) && says(&told, "still serves 1 client"), "{told:#?}");
         assert_eq!((told.state, told.pid, told.failures), (MpsState::BackingOff, None, 0));
+        assert!(is_unhealthy(&served.agent), "the target grants nothing");
         assert!(client.lives() && client.said().is_empty());
         assert_eq!(served.controls(), [served.pid]);
         // Not even when somebody asks for one.
@@ -95,6 +103,7 @@ fn a_daemon_whose_spec_is_damaged_is_gone_on_with() {
         assert_eq!(pid_of(&reaches(&served.agent, &served.target, MpsState::Ready)), served.pid);
         client.end();
         // How it is to be shared is known only once the driver has told of its GPU.
+        release_all(&served.agent, &served.target);
         let restarts = || act(&served.agent, &served.target, "restart", &json!({})).status == 200;
         served.agent.await_that("a restart", restarts);
         served.another();

@@ -10,7 +10,7 @@ use std::{
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
     host::Host,
-    mps::{Client, Served, act, becomes, clear_faults, daemon, fault, reaches, real_programs},
+    mps::{Client, Served, act, becomes, clear_faults, daemon, fault, reaches, real_programs, release_all},
 };
 use serde_json::json;
 
@@ -69,7 +69,8 @@ fn whoever_writes_into_the_log_makes_up_no_client_and_no_fault() {
         assert_eq!((now.state, now.reasons.as_slice()), (MpsState::Ready, [].as_slice()), "{now:#?}");
         assert!(now.clients_known && now.findings.is_empty(), "{now:#?}");
         assert!(serves(&served));
-        // Nobody keeps it from being stopped.
+        // It has no client that would block a stop.
+        release_all(&served.agent, "0");
         let stopped = act(&served.agent, "0", "stop", &json!({}));
         assert_eq!(stopped.status, 200, "{}", String::from_utf8_lossy(&stopped.body));
         reaches(&served.agent, "0", MpsState::Stopped);
@@ -91,7 +92,7 @@ fn whoever_waits_for_a_server_is_inside_though_the_log_denies_it() {
         served.agent.await_that("it is said", said);
         let refused = act(&served.agent, "0", "stop", &json!({})).error();
         assert_eq!(refused.code, Code::Blocked, "{refused:?}");
-        let pid = format!("pid {} has come, and waits for a server", waits.pid());
+        let pid = format!("pid {} is connected and waits for a server", waits.pid());
         assert!(refused.causes.contains(&pid), "{refused:?}");
         assert!(waits.lives() && waits.said().is_empty());
         clear_faults(&served.host);

@@ -8,7 +8,7 @@ use gpush_tests::{
     host::Host,
     mps::{
         Client, Served, act, base, becomes, clear_faults, controls, fault, names, parts, pid_of, reaches,
-        real_programs, share, signal,
+        real_programs, release_all, share, signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -21,6 +21,7 @@ fn stale_files_a_slow_start_and_a_slow_end_cost_time_alone() {
     assert!(signal(served.pid, Signal::SIGKILL));
     served.another();
     fault(&served.host, "slow-quit --ms 600000 --times 1");
+    release_all(&served.agent, "0");
     assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
     reaches(&served.agent, "0", MpsState::Stopping);
     // It takes too long, and is killed.
@@ -125,9 +126,11 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
         assert!(client.first.starts_with("active"), "{}", client.first);
         client.end();
         assert_eq!(controls(&base(&host)), [pid_of(&told)]);
-        // The log tells of nobody who waits, and nobody is taken for that who does not.
+        // A log that is cut off names no client that waits, and none is assumed.
+        release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "restart", &json!({})).status, 200);
         becomes(&agent, "0", "another", |daemon| daemon.state == MpsState::Ready && daemon.pid != told.pid);
+        let environment = share(&agent, "0", &json!({})).expect("a share").environment;
         fault(&host, "never-active");
         let mut waits = Client::begin(&host, &environment, None);
         becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
@@ -138,6 +141,7 @@ fn a_full_disk_for_logs_is_told_and_stops_nobody() {
         clear_faults(&host);
         assert!(waits.says().starts_with("active"));
         waits.end();
+        release_all(&agent, "0");
         assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200);
         reaches(&agent, "0", MpsState::Stopped);
     }

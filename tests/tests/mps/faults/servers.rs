@@ -72,6 +72,8 @@ fn left_behind(mut served: Served) {
         daemon.reasons.iter().any(|reason| reason.contains("still serves 1 client"))
     });
     assert_eq!((waits.failures, controls(&base(&host)).len()), (0, 0));
+    let health = agent.get("/v1/health").json();
+    assert_eq!(health["status"], "degraded", "the target grants nothing: {health}");
     let refused = act(&agent, "0", "restart", &json!({})).error();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     client.end();
@@ -114,7 +116,7 @@ fn whoever_dies_in_whatever_order_one_daemon_is_left() {
         assert_eq!((left.len(), left[0].pid), (1, pid_of(&ready)), "{order}: {left:?}");
         assert_eq!(ready.shares.len(), 1, "{order}");
         // So many failures in so short a time are too many otherwise.
-        assert_eq!(act(&served.agent, "0", "stop", &json!({})).status, 200);
+        assert_eq!(act(&served.agent, "0", "stop", &json!({ "force": true })).status, 200);
         reaches(&served.agent, "0", MpsState::Stopped);
         assert_eq!(act(&served.agent, "0", "start", &json!({})).status, 200);
         reaches(&served.agent, "0", MpsState::Ready);

@@ -131,11 +131,11 @@ struct World {
 /// What the test does next: an event that is possible in this world.
 fn event(world: &mut World, state: &State, what: u8, now: Instant) -> Option<Event> {
     let recording = matches!(state, State::Releasing(Releasing { step: ReleaseStep::Recording, .. }));
-    let end = END.filter(|_| now.as_secs() % 2 == 0);
+    let end = END.filter(|_| now.as_secs().is_multiple_of(2));
     Some(match what {
         0 if !world.reserved && matches!(state, State::Queued { .. }) => {
             (world.reserved, world.granting) = (true, true);
-            Event::Reserved(if now.as_secs() % 3 == 0 { GrantBy::Operation } else { GrantBy::Commit })
+            Event::Reserved(if now.as_secs().is_multiple_of(3) { GrantBy::Operation } else { GrantBy::Commit })
         }
         1 if world.granting => {
             (world.granting, world.durable) = (false, true);

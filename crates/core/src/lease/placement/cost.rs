@@ -39,13 +39,13 @@ impl Parts {
         };
         Cost([
             self.blocked,
-            self.destroyed,
-            self.destroyed_slices,
             memory,
             compute,
             engines,
             self.created,
             first,
+            self.destroyed,
+            self.destroyed_slices,
             second,
         ])
     }

@@ -68,7 +68,7 @@ pub struct Instance {
     pub profile_id: u32,
     /// Placement in memory slices.
     pub placement: Placement,
-    /// Whether somebody else created it: it is never destroyed for a lease.
+    /// Whether another program created it: it is never destroyed for a lease.
     pub foreign: bool,
     /// Whether it is in use in a way that no device shows.
     pub busy: bool,

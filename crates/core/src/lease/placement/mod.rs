@@ -9,12 +9,14 @@
 //! A gang is placed as a whole or not at all. The search is exact: when an assignment exists it is found, and it is
 //! the best by this order, summed over all members:
 //!
-//! 1. fewest free GPU instances destroyed, then fewest memory slices of those;
-//! 2. the smallest devices: memory slices, compute slices, engines;
-//! 3. fewest instances created, so existing free instances are used first;
-//! 4. `pack`: fewest (profile, placement) pairs that become impossible, then the fullest GPUs;
-//!    `spread`: the emptiest GPUs, then fewest pairs that become impossible;
-//! 5. lowest GPU index, lowest placement.
+//! 1. the smallest devices: memory slices, compute slices, engines;
+//! 2. fewest instances created, so existing free instances are used first;
+//! 3. `pack`: fewest (profile, placement) pairs that become impossible; `spread`: the emptiest GPUs;
+//! 4. fewest free GPU instances destroyed, then fewest memory slices of those;
+//! 5. `pack`: the fullest GPUs; `spread`: fewest pairs that become impossible;
+//! 6. lowest GPU index, lowest placement.
+//!
+//! Free instances count as room: they are kept for the next request and can be destroyed for another one.
 //!
 //! Instances that others created are used when they are free and are never destroyed. An instance that is shared
 //! through MPS is not offered as a MIG device.
@@ -25,12 +27,14 @@
 //! | file | subject |
 //! |---|---|
 //! | `host` | what the GPUs offer, and what is occupied |
+//! | `snapshot` | the offers, from the state of the host |
 //! | `size` | which profiles meet a request |
 //! | `cost` | the objective |
 //! | `mig` | the best ways to hold members on one GPU with MIG devices |
 //! | `single` | MPS, time-slicing, whole GPUs |
 //! | `gang` | the best distribution over GPUs |
 //! | `error` | why there is no assignment |
+//! | `message` | the same as an error for the caller |
 //! | `reserve` | what a waiting request keeps from later ones |
 //! | `target` | the planner's target for an assignment |
 
@@ -42,15 +46,18 @@ mod cost;
 mod error;
 mod gang;
 mod host;
+mod message;
 mod mig;
 mod reserve;
 mod single;
 mod size;
+mod snapshot;
 mod target;
 
 pub use error::{NoAssignment, Obstacle};
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
 pub use size::{WantedDevice, nominal_mib};
+pub use snapshot::Snapshot;
 pub use target::target;
 
 /// Where members are put when there is a choice.

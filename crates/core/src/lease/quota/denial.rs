@@ -53,7 +53,7 @@ pub enum Exceeded {
 /// A request that a quota denies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
-    /// Whom the quota names; `None` for the standard limits.
+    /// The users that the quota applies to; `None` for the standard limits.
     pub subject: Option<Subject>,
     /// The limit.
     pub exceeded: Exceeded,
@@ -140,7 +140,7 @@ impl fmt::Display for MemoryAmount {
                 let point = if fraction.is_empty() { "" } else { "." };
                 write!(f, "the memory of {}{point}{fraction} GPUs", thousandths / 1000)
             }
-            Self::Mib(mib) if mib % 1024 == 0 => write!(f, "{} GiB of GPU memory", mib / 1024),
+            Self::Mib(mib) if mib.is_multiple_of(1024) => write!(f, "{} GiB of GPU memory", mib / 1024),
             Self::Mib(mib) => write!(f, "{mib} MiB of GPU memory"),
         }
     }

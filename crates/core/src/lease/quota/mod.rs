@@ -1,6 +1,6 @@
 //! Quotas: what a user may lease.
 //!
-//! Quotas are a list; the first one that names the user, one of the user's groups, or everybody applies, alone.
+//! Quotas are a list; the first one for the user, one of the user's groups, or everybody applies, alone.
 //! Without a match the [`Limits::standard`] apply, which keep one user from taking a whole host. Root has no quota.
 //!
 //! Limits count the leases of one user. A quota for a group limits each of its members, not all of them together.
@@ -16,7 +16,7 @@ mod denial;
 
 pub use denial::{Denial, Exceeded};
 
-/// Whom a quota names.
+/// The users that a quota applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
     /// A user, by name.
@@ -39,7 +39,7 @@ pub enum MemoryAmount {
 /// A quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quota {
-    /// Whom it names.
+    /// The users that it applies to.
     pub subject: Subject,
     /// What it allows.
     pub limits: Limits,
@@ -56,8 +56,8 @@ pub struct Limits {
     pub queued: Option<u32>,
     /// Memory of all leases together.
     ///
-    /// A fraction does not deny a user's only lease when it has one member: otherwise nobody could lease the only
-    /// GPU of a host.
+    /// A fraction does not deny a user's only lease when it has one member: otherwise the only
+    /// GPU of a host could not be leased.
     pub memory: Option<MemoryAmount>,
     /// MPS percentage of all leases together, tenths of a percent.
     pub mps_tenths: Option<u32>,
@@ -68,7 +68,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits of a user whom no quota names, on a host with this many GPUs: three quarters of its memory, 32 leases
+    /// Limits of a user without a quota, on a host with this many GPUs: three quarters of its memory, 32 leases
     /// and 16 waiting requests.
     #[must_use]
     pub fn standard(gpus: usize) -> Self {
@@ -136,7 +136,7 @@ impl Size {
 /// The quota of one user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effective {
-    /// Whom the quota names; `None` for the standard limits.
+    /// The users that the quota applies to; `None` for the standard limits.
     pub subject: Option<Subject>,
     /// What it allows.
     pub limits: Limits,

@@ -92,10 +92,10 @@ fn waiting_requests_have_a_limit_of_their_own() {
 
 #[test]
 fn standard_limits_leave_a_quarter_of_the_host_to_others() {
-    let nobody = User { uid: 1000, name: None, groups: &[] };
+    let user = User { uid: 1000, name: None, groups: &[] };
     let gpu = |members: u32| Size { members: 1, gpu_thousandths: 1000 * members, ..Size::default() };
     for gpus in 1..=16 {
-        let quota = effective(&[], nobody, gpus);
+        let quota = effective(&[], user, gpus);
         let mut held = Vec::new();
         while check_size(&quota, &held, gpu(1)).is_ok() {
             held.push(Held { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });

@@ -122,11 +122,7 @@ impl Key {
     }
 
     /// Returns the value that a term has, if it has one as its key demands.
-    pub(super) fn check_value<'a>(
-        self,
-        value: Option<&'a str>,
-        spelling: Spelling,
-    ) -> Result<Option<&'a str>, RequestError> {
+    pub(super) fn check_value(self, value: Option<&str>, spelling: Spelling) -> Result<Option<&str>, RequestError> {
         match (self.arity(), value) {
             (Arity::None, Some(_)) => Err(RequestError::UnexpectedValue { key: self, spelling }),
             (Arity::Required, None | Some("")) | (Arity::Optional, Some("")) => {

@@ -83,9 +83,12 @@ fn wrong_spec_names_the_term_and_an_example() {
     }
 }
 
+/// Flags as given.
+type Given<'a> = &'a [(Key, Option<&'a str>)];
+
 #[test]
 fn wrong_flag_is_named_as_it_is_typed() {
-    let cases: [(&[(Key, Option<&str>)], &str, &str); 6] = [
+    let cases: [(Given<'_>, &str, &str); 6] = [
         (&[(Key::Mps, Some("101"))], "`--mps`: `101` is not valid: it must be over 0 and up to 100", "`--mps 25`"),
         (&[(Key::For, Some("0"))], "`--for`: `0` is not valid: the duration must be longer than 0", "`--for 2h`"),
         (&[(Key::For, Some("-2h"))], "`--for`: `-2h` is not valid", "`--for 2h`"),

@@ -41,5 +41,5 @@ pub fn spec(request: &LeaseRequest) -> String {
 }
 
 fn memory(mib: u64) -> String {
-    if mib % 1024 == 0 { format!("{}G", mib / 1024) } else { format!("{mib}M") }
+    if mib.is_multiple_of(1024) { format!("{}G", mib / 1024) } else { format!("{mib}M") }
 }

@@ -149,7 +149,7 @@ fn labels_and_hosts_that_do_not_go_together() {
         let error = meant(text, gpus).expect_err(what);
         let _ = writeln!(shown, "### {what}\n{}: {}", serde_json::to_string(&error.code).unwrap(), error.message);
         for cause in &error.causes {
-            let _ = writeln!(shown, "  because: {cause}");
+            let _ = writeln!(shown, "  cause: {cause}");
         }
         let _ = writeln!(shown, "  hint: {}", error.hint.unwrap());
     }

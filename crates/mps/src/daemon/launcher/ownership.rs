@@ -1,20 +1,20 @@
-//! Which processes are a target's own: told by what no user can have given them.
+//! Identifies the processes of a target by what no user can imitate.
 //!
-//! Whoever has a share can lock `control_lock`, have our environment and be called as a daemon is, so none
-//! of that makes a process ours. That it was started with our lock does: `lock` has mode 0600, and a daemon
-//! and all that it started have it as their standard input.
+//! A user with a share can lock `control_lock`, and start a process with the daemon's environment and name. So none of that
+//! identifies a process of gpushd. The lock file does: `lock` has mode 0600, and a daemon and everything that it started
+//! have it as standard input.
 //!
 //! ```text
 //!                   the daemon                               what it started
 //! standard input    `lock`                                   `lock`
 //! effective user    gpushd's                                 the share's
-//! program           the spec's, also when replaced since     any
+//! program           the spec's, also if replaced since       any
 //! pid namespace     gpushd's                                 any
 //! control_lock      held: the kernel names it                not held
 //! ```
 //!
-//! `lock` may have been deleted since, alone or with its directory; the kernel still says where it was.
-//! What has one that is not its place's any more is a stray: nobody can reach it, and it has the GPU.
+//! `lock` may have been deleted since, alone or with its directory. The kernel still reports its path. A process whose lock
+//! is not the current one of its directory is an orphan: no user can reach it, and it holds the GPU.
 
 use std::{
     collections::BTreeSet,
@@ -29,17 +29,17 @@ use gpush_host::proc::{self, Environment, FileId, pids, program};
 use super::DaemonProcess;
 use crate::daemon::target_dir::{Spec, TargetDir};
 
-/// How often those are looked for that one which was killed had started meanwhile.
+/// Searches for processes that a killed process had started meanwhile.
 const ROUNDS: u32 = 4;
 
-/// Who has a pipe directory.
+/// The process that holds the lock of a pipe directory.
 #[derive(Debug)]
 pub(in crate::daemon) enum LockOwner {
-    /// Nobody.
+    /// No process.
     Nobody,
     /// Its daemon.
     Daemon(DaemonProcess),
-    /// Somebody else, whom the kernel may name.
+    /// Another process, with its pid if the kernel names it.
     Foreign(Option<i32>),
 }
 
@@ -47,26 +47,26 @@ pub(in crate::daemon) enum LockOwner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::daemon) struct OwnedProcess {
     pub(in crate::daemon) pid: i32,
-    /// The lock that it has.
+    /// Its lock.
     pub(in crate::daemon) lock: FileId,
-    /// Whether it is a control daemon, and no server.
+    /// Whether it is a control daemon; else a server.
     pub(in crate::daemon) is_daemon: bool,
-    /// Whether its lock is not its place's any more.
-    pub(in crate::daemon) is_stray: bool,
+    /// Whether its lock is not the current one of its directory.
+    pub(in crate::daemon) is_orphan: bool,
 }
 
-/// A lock as a process has it.
+/// The standard input of a process that may be a lock.
 struct Input {
     file: FileId,
     owner: u32,
-    /// Where it is, or was.
+    /// Its path, also if it was deleted.
     path: PathBuf,
 }
 
 impl Input {
     fn of(pid: i32) -> Option<Self> {
         let path = proc::open_file(pid, 0)?;
-        // Asked first: nearly every process has another.
+        // Checked first: nearly every process has another.
         if path.file_name()? != "lock" {
             return None;
         }
@@ -74,15 +74,15 @@ impl Input {
         meta.is_file().then(|| Self { file: FileId::of(&meta), owner: meta.uid(), path })
     }
 
-    /// Whether it is the lock of a place, or was until it was deleted.
+    /// Returns whether it is the lock of a directory, or was until it was deleted.
     fn is_of(&self, place: &TargetDir) -> bool {
-        // Nobody but us can make files there.
+        // Only gpushd can create files there.
         let was = || self.owner == own_uid() && self.path.parent() == Some(canonical(place.dir()).as_path());
         Some(self.file) == place.lock_file() || was()
     }
 }
 
-/// The daemon that runs in a place with this spec: what has the directory, and all else that tells it.
+/// Returns the process that holds the lock of the pipe directory, and whether it is the daemon of this spec.
 pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
     let pipe = place.pipe(spec.tenure);
     let pid = match lock::taken_by(&pipe)? {
@@ -92,21 +92,21 @@ pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<Lock
     };
     let Some(process) = DaemonProcess::of(pid)? else { return Ok(LockOwner::Nobody) };
     let ours = has_lock_of(place, pid) && is_daemon(pid) && program(pid).is_some_and(|own| own == spec.control);
-    // What was asked was asked of it only if it lives still: its pid could become another's.
+    // The checks hold only if the process still lives: another process could reuse its pid.
     if process.has_ended() || lock::taken_by(&pipe)? != Holder::Process(pid) {
         return Ok(LockOwner::Nobody);
     }
     Ok(if ours { LockOwner::Daemon(process) } else { LockOwner::Foreign(Some(pid)) })
 }
 
-/// All processes of a target: of its place, and those that were left without one.
+/// Returns all processes of a target, with orphans.
 pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedProcess> {
     let base = place.dir().parent().map(canonical);
     let here = place.lock_file();
     let part = |pid: i32| {
         let Input { file, owner, path } = Input::of(pid)?;
-        let is_stray = Some(file) != here;
-        if is_stray {
+        let is_orphan = Some(file) != here;
+        if is_orphan {
             let below = path.parent().and_then(Path::parent) == base.as_deref() && owner == own_uid();
             // The directory may have been renamed.
             let its = || path.parent() == Some(canonical(place.dir()).as_path()) || serves(pid, uuid);
@@ -114,12 +114,12 @@ pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedPr
                 return None;
             }
         }
-        Some(OwnedProcess { pid, lock: file, is_daemon: is_daemon(pid), is_stray })
+        Some(OwnedProcess { pid, lock: file, is_daemon: is_daemon(pid), is_orphan })
     };
     pids().filter_map(part).collect()
 }
 
-/// Kills all that have one of these locks; who was killed.
+/// Kills all processes that hold one of these locks. Returns them.
 pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
     let has_one = |pid: i32| Input::of(pid).is_some_and(|input| locks.contains(&input.file));
     let mut killed: Vec<DaemonProcess> = Vec::new();
@@ -130,7 +130,7 @@ pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
                 continue;
             }
             let Ok(Some(process)) = DaemonProcess::of(pid) else { continue };
-            // The pid may have become another's between the two.
+            // Another process may have reused the pid in between.
             if !has_one(pid) {
                 continue;
             }
@@ -146,18 +146,18 @@ pub(in crate::daemon) fn kill(locks: &BTreeSet<FileId>) -> Vec<DaemonProcess> {
     killed
 }
 
-/// The lock that a daemon has, if that is, or was, its place's.
+/// Returns the lock of a daemon, if it is, or was, the one of its directory.
 pub(super) fn lock_of(place: &TargetDir, daemon: &DaemonProcess) -> Option<FileId> {
     let input = Input::of(daemon.pid).filter(|input| input.is_of(place))?;
     (!daemon.has_ended()).then_some(input.file)
 }
 
-/// Whether a process has the lock of a place, or had it until that was deleted.
+/// Returns whether a process holds the lock of a directory, also if it was deleted.
 pub(super) fn has_lock_of(place: &TargetDir, pid: i32) -> bool {
     Input::of(pid).is_some_and(|input| input.is_of(place))
 }
 
-/// Whether what has our lock is the control daemon, and not a server of root's.
+/// Returns whether a process that holds the lock is the control daemon, and not a server of root.
 pub(super) fn is_daemon(pid: i32) -> bool {
     proc::owner(pid) == Some(own_uid())
         && proc::is_in_our_pid_namespace(pid)
@@ -180,7 +180,7 @@ fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// A path as the kernel has it, also of what is not there any more.
+/// Resolves a path as the kernel does, also of a file that does not exist.
 fn canonical(path: &Path) -> PathBuf {
     if let Ok(path) = fs::canonicalize(path) {
         return path;
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_no_lock_of_ours_is_no_part_and_no_daemon() {
+    fn process_without_a_lock_of_gpushd_is_not_owned() {
         let me = std::process::id().cast_signed();
         assert_eq!(proc::owner(me), Some(own_uid()));
         assert!(program(me).is_some() && !is_daemon(me));

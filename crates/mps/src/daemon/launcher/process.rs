@@ -1,7 +1,7 @@
-//! Daemons as children of gpushd: in containers, and wherever it is not the host's own.
+//! The process launcher: daemons are detached children of gpushd, in containers and wherever gpushd is not the host's
+//! service.
 //!
-//! They are detached, so they go on when gpushd ends. Where it is the first process of a container, that
-//! takes them along.
+//! They continue to run when gpushd ends, unless gpushd is the first process of a container.
 
 use std::{io, os::unix::process::ExitStatusExt, process::Stdio, time::Duration};
 
@@ -10,13 +10,13 @@ use tokio::{io::AsyncReadExt, process::Command};
 use super::{DaemonProcess, StartError};
 use crate::daemon::target_dir::TargetDir;
 
-/// How long the program that becomes the daemon may take to do so.
+/// How long `gpushd mps-daemon` may take to become the daemon.
 const BECOME: Duration = Duration::from_secs(10);
 
-/// How long the end of a child that has ended may take to be told.
+/// How long the exit status of an ended child may take to arrive.
 const REAPED: Duration = Duration::from_millis(200);
 
-/// Starts the daemon that the place's spec describes. It is in the place's lock when this returns.
+/// Starts the daemon that the spec describes. The daemon holds the lock when this returns.
 pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError> {
     let failed = |error: io::Error| StartError::Failed(error.to_string());
     let mut child = Command::new("/proc/self/exe")
@@ -26,7 +26,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        // It becomes the daemon, whose own words go elsewhere: then this end closes.
+        // The pipe closes when the process becomes the daemon, which writes to its log.
         .stderr(Stdio::piped())
         .spawn()
         .map_err(failed)?;
@@ -39,7 +39,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
         }
     }
     let process = DaemonProcess::of(pid).map_err(failed)?;
-    // Nobody else waits for it: without that it would stay as a zombie.
+    // Without a wait it would stay as a zombie.
     let status = tokio::spawn(async move { child.wait().await });
     match (said.trim(), process) {
         ("", Some(process)) => Ok(DaemonProcess { status: Some(status), ..process }),
@@ -48,7 +48,7 @@ pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError
     }
 }
 
-/// How it ended, in words, once it has: one that a gpushd before started was never a child of ours.
+/// Describes how a process ended. The exit status is known only of children of this gpushd.
 pub(super) async fn exit_reason(process: DaemonProcess) -> String {
     let Some(status) = process.status else { return "ended".to_owned() };
     match tokio::time::timeout(REAPED, status).await {

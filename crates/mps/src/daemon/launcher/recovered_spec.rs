@@ -1,6 +1,8 @@
-//! What a daemon was started with, asked of itself: for when the spec in its directory can't be read.
+//! Recovers a spec from the running daemon when `spec.json` cannot be read, for example after a full disk.
 //!
-//! It has it as its environment, which nobody but root can have given to what has our lock.
+//! Without it, gpushd would not know a daemon's pipe directory, its user and its logs. It would have to treat the daemon as
+//! leftovers and wait for its clients to end. The daemon's environment has these values, and only root can have set the
+//! environment of a process that holds the lock.
 
 use std::{os::unix::ffi::OsStringExt, path::PathBuf};
 
@@ -9,9 +11,12 @@ use gpush_api::MpsSettings;
 use gpush_host::proc;
 
 use super::ownership;
-use crate::daemon::target_dir::{Spec, TargetDir};
+use crate::daemon::{
+    multi_user,
+    target_dir::{Spec, TargetDir},
+};
 
-/// The spec of the daemon that runs in a place; `None` when none does.
+/// Returns the spec of the daemon that runs in a directory. `None` when none runs.
 pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
     if !place.is_taken() {
         return None;
@@ -24,27 +29,29 @@ pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
 fn of(place: &TargetDir, daemon: i32, parts: &[i32]) -> Option<Spec> {
     let pipe = PathBuf::from(ownership::variable(daemon, "CUDA_MPS_PIPE_DIRECTORY")?);
     let tenure = pipe.file_name()?.to_str()?.parse().ok()?;
-    // A server of root's has the same environment, and never this lock.
+    // A server of root has the same environment, but never holds this lock.
     if place.pipe(tenure) != pipe || lock::holder(&pipe).ok()? != Some(daemon) {
         return None;
     }
     let uuid = ownership::variable(daemon, "CUDA_VISIBLE_DEVICES")?;
     let name = proc::words(daemon)?.swap_remove(0);
+    let multi_user = proc::words(daemon)?.iter().any(|word| word == multi_user::OPTION.as_bytes());
     let server = parts.iter().filter(|pid| **pid != daemon).find_map(|server| proc::owner(*server));
-    let admitted = || place.admitted(tenure).unwrap_or_default().into_iter().next();
+    let admitted = || place.users_with_access(tenure).unwrap_or_default().into_iter().next();
     Some(Spec {
         target: place.dir().file_name()?.to_str()?.to_owned(),
-        // Whose a MIG device is only they know who see the GPU.
+        // Which GPU contains a MIG device is known only after a reading.
         gpu_uuid: if uuid.starts_with("GPU-") { uuid.clone() } else { String::new() },
         uuid,
         tenure,
-        // Where that can't be told it is nobody's who may come: the next user gets another directory.
-        user: server.or_else(admitted).or_else(|| proc::owner(daemon)),
+        // An unknown user counts as the daemon's own: the next user gets another directory.
+        user: (!multi_user).then(|| server.or_else(admitted).or_else(|| proc::owner(daemon))).flatten(),
+        multi_user,
         control: proc::program(daemon)?,
         name: std::ffi::OsString::from_vec(name).into(),
         servers: ownership::variable(daemon, "PATH")?.into(),
         logs: ownership::variable(daemon, "CUDA_MPS_LOG_DIRECTORY")?.into(),
-        // What it has is read back from it; the next one gets what is wanted then.
+        // The next probe reads the settings back.
         settings: MpsSettings::default(),
     })
 }

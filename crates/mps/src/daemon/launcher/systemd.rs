@@ -1,4 +1,4 @@
-//! Daemons as instances of `gpushd-mps@.service`: on a host whose service manager is systemd.
+//! The systemd launcher: daemons are instances of `gpushd-mps@.service`.
 //!
 //! ```text
 //!              ResetFailed                 StartUnit              pidfd: ended
@@ -7,9 +7,9 @@
 //!                                                                 └► deactivating ────────┘ systemd kills them
 //! ```
 //!
-//! Each has a cgroup of its own, is not gpushd's to lose when that is restarted or replaced, and ends
-//! whole: systemd kills what is left of it. It is never started by systemd itself. `systemctl stop` is seen
-//! from the end that it makes. A unit that ended without an error systemd may have forgotten by then.
+//! A daemon has its own cgroup, survives restarts and upgrades of gpushd, and ends as a whole: systemd kills its remaining
+//! processes. systemd never starts it by itself. gpushd notices `systemctl stop` by the end of the process. systemd may
+//! already have forgotten a unit that ended without an error.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -19,16 +19,16 @@ use tokio::time::sleep;
 use super::{DaemonProcess, StartError};
 use crate::daemon::target_dir::TargetDir;
 
-/// How long systemd may take to see an end that was seen here, and to clean up after it.
-const TOLD: Duration = Duration::from_secs(2);
+/// How long systemd may take to notice the end of a process, and to clean up.
+const CLEANUP: Duration = Duration::from_secs(2);
 
-/// Between two looks at a daemon that nobody knows.
-const STRAY: Duration = Duration::from_secs(30);
+/// Pause between two checks of an orphan.
+const ORPHAN_CHECK: Duration = Duration::from_secs(30);
 
 /// What `systemctl stop` sends, `SIGTERM`.
 const STOP: i32 = 15;
 
-/// `CLD_EXITED` of `waitid(2)`: the status is the program's own, else a signal's number.
+/// `CLD_EXITED` of `waitid(2)`: the status is an exit status, else it is a signal number.
 const EXITED: i32 = 1;
 
 /// Instances of the template unit.
@@ -36,7 +36,7 @@ const EXITED: i32 = 1;
 pub(super) struct Units(Arc<Manager>);
 
 impl Units {
-    /// Whether the unit is inactive, after what it was told to forget.
+    /// Checks that the unit is inactive. Resets a failed one.
     pub(super) async fn check_free(&self, place: &TargetDir) -> Result<(), StartError> {
         let unit = name(place);
         let state = self.0.state(&unit).await.map_err(|error| not_started(&error))?;
@@ -44,7 +44,7 @@ impl Units {
             "inactive" => Ok(()),
             "failed" => self.0.reset_failed(&unit).await.map_err(|error| not_started(&error)),
             "deactivating" => Err(StartError::locked()),
-            // Something before the daemon takes its time, or whoever asked for it has only just gone.
+            // The unit still starts: a previous gpushd may just have requested it.
             "activating" => Err(StartError::Later(format!("systemd has not started {unit} yet"))),
             active => Err(StartError::Later(format!(
                 "its unit {unit} is {active}, and no daemon has its directory: `systemctl stop {unit}` ends what runs there"
@@ -52,7 +52,7 @@ impl Units {
         }
     }
 
-    /// Starts the unit; its main process is, or is about to become, the daemon.
+    /// Starts the unit. Its main process is the daemon, or becomes it.
     pub(super) async fn start(&self, place: &TargetDir) -> Result<DaemonProcess, StartError> {
         let unit = name(place);
         match self.0.start(&unit).await {
@@ -72,15 +72,14 @@ impl Units {
         }
     }
 
-    /// How the unit's process ended, in words. The unit is inactive then, unless something of it can't be
-    /// killed.
+    /// Describes how the unit's process ended. The unit is inactive then, unless one of its processes cannot be killed.
     pub(super) async fn exit_reason(&self, place: &TargetDir, pid: i32) -> String {
         let unit = name(place);
         let has_ended = |state: &State| {
             let ours = state.main_pid.and_then(|main| i32::try_from(main).ok()) == Some(pid);
             !ours && state.active != "deactivating"
         };
-        match self.0.wait_until(&unit, TOLD, has_ended).await {
+        match self.0.wait_until(&unit, CLEANUP, has_ended).await {
             Err(error) => format!("ended; systemd can't say how: {}", error.in_full()),
             Ok(state) => {
                 if state.active == "failed"
@@ -88,12 +87,12 @@ impl Units {
                 {
                     tracing::warn!("{}", error.in_full());
                 }
-                words(&state, &unit)
+                describe(&state, &unit)
             }
         }
     }
 
-    /// Kills all of the unit.
+    /// Kills all processes of the unit.
     pub(super) async fn kill(&self, place: &TargetDir, daemon: Option<&DaemonProcess>) {
         if let Err(error) = self.0.kill(&name(place)).await {
             tracing::warn!("{}; its MPS daemon is killed without it", error.in_full());
@@ -101,24 +100,24 @@ impl Units {
         }
     }
 
-    /// Ends instances other than these, each as soon as it is seen to have no server.
+    /// Ends the units of targets that are not in `known`, each when it has no server.
     pub(super) async fn end_orphans(&self, known: BTreeSet<String>) {
-        let mut strays = match self.0.running("gpushd-mps@*.service").await {
+        let mut orphans = match self.0.running("gpushd-mps@*.service").await {
             Ok(units) => units,
             Err(error) => {
                 tracing::warn!("MPS daemons that nobody knows are not looked for: {}", error.in_full());
                 return;
             }
         };
-        strays.retain(|unit| !known.iter().any(|target| *unit == of(target)));
-        for unit in &strays {
+        orphans.retain(|unit| !known.iter().any(|target| *unit == of(target)));
+        for unit in &orphans {
             tracing::warn!(
                 "{unit} runs, and its directory is gone: it is ended once it has no server; `systemctl stop {unit}` ends it now"
             );
         }
         loop {
             let mut left = Vec::new();
-            for unit in strays {
+            for unit in orphans {
                 match self.end_unused(&unit).await {
                     Ok(true) => {}
                     Ok(false) => left.push(unit),
@@ -131,12 +130,12 @@ impl Units {
             if left.is_empty() {
                 return;
             }
-            strays = left;
-            sleep(STRAY).await;
+            orphans = left;
+            sleep(ORPHAN_CHECK).await;
         }
     }
 
-    /// Ends a unit that consists of its control daemon alone; whether nothing more is to be done.
+    /// Ends a unit without servers. Returns whether the unit is done.
     async fn end_unused(&self, unit: &str) -> Result<bool, Error> {
         let main = self.0.state(unit).await?.main_pid;
         let Some(pid) = main.and_then(|pid| i32::try_from(pid).ok()) else { return Ok(true) };
@@ -144,7 +143,7 @@ impl Units {
         if self.0.processes(unit).await? > 1 {
             return Ok(false);
         }
-        // By its pidfd: whatever the unit becomes meanwhile, nobody else is ended.
+        // By pidfd, so that no other process is ended.
         match process.terminate() {
             Ok(()) => tracing::info!("{unit}: its MPS daemon {pid}, which nobody can reach, was told to end"),
             Err(error) => tracing::warn!("{unit}: its MPS daemon {pid} can't be told to end: {error}"),
@@ -153,7 +152,7 @@ impl Units {
     }
 }
 
-/// The unit of a place.
+/// Returns the unit of a target directory.
 fn name(place: &TargetDir) -> String {
     of(&place.dir().file_name().unwrap_or_default().to_string_lossy())
 }
@@ -164,20 +163,20 @@ fn of(target: &str) -> String {
 
 fn not_started(error: &Error) -> StartError {
     match error {
-        // What was asked for may still happen; then the daemon is found.
+        // The start may still happen. Then gpushd adopts the daemon.
         Error::Bus(_) | Error::Deadline { .. } => StartError::Later(error.in_full()),
         Error::Refused { .. } | Error::Job { .. } => StartError::Failed(error.in_full()),
     }
 }
 
-/// How a unit ended.
-fn words(state: &State, unit: &str) -> String {
+/// Describes how a unit ended.
+fn describe(state: &State, unit: &str) -> String {
     let status = state.exec_main_status;
     let own = match (state.exec_main_code, state.result.as_str()) {
         (0, "success") => "ended without an error, as after `systemctl stop`".to_owned(),
         (0, _) => "ended".to_owned(),
         (EXITED, "success") => super::exited(status),
-        // What was said before it was the daemon, or by something that is run before it.
+        // The journal has messages from before the process became the daemon.
         (EXITED, _) => format!("{}: `journalctl -u {unit}` has what it said", super::exited(status)),
         (_, "success") if status == STOP => format!("{}, as by `systemctl stop`", super::signalled(status)),
         (_, _) => super::signalled(status),
@@ -194,8 +193,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_told_as_systemd_knows_it() {
-        let told = |result: &str, code, status| {
+    fn unit_end_is_described_by_result_and_status() {
+        let end = |result: &str, code, status| {
             let state = State {
                 active: "failed".to_owned(),
                 result: result.to_owned(),
@@ -203,18 +202,18 @@ mod tests {
                 exec_main_code: code,
                 exec_main_status: status,
             };
-            words(&state, "gpushd-mps@g1.service")
+            describe(&state, "gpushd-mps@g1.service")
         };
-        assert_eq!(told("signal", 2, 9), "was ended by signal 9");
-        assert_eq!(told("core-dump", 3, 11), "was ended by signal 11");
-        assert_eq!(told("success", 1, 0), "ended with status 0");
+        assert_eq!(end("signal", 2, 9), "was ended by signal 9");
+        assert_eq!(end("core-dump", 3, 11), "was ended by signal 11");
+        assert_eq!(end("success", 1, 0), "ended with status 0");
         assert_eq!(
-            told("exit-code", 1, 1),
+            end("exit-code", 1, 1),
             "ended with status 1: `journalctl -u gpushd-mps@g1.service` has what it said"
         );
-        assert_eq!(told("oom-kill", 2, 9), "was ended by signal 9, since memory ran out");
-        assert_eq!(told("timeout", 2, 9), "was ended by signal 9 (timeout)");
-        assert_eq!(told("success", 2, 15), "was ended by signal 15, as by `systemctl stop`");
-        assert_eq!(told("success", 0, 0), "ended without an error, as after `systemctl stop`");
+        assert_eq!(end("oom-kill", 2, 9), "was ended by signal 9, since memory ran out");
+        assert_eq!(end("timeout", 2, 9), "was ended by signal 9 (timeout)");
+        assert_eq!(end("success", 2, 15), "was ended by signal 15, as by `systemctl stop`");
+        assert_eq!(end("success", 0, 0), "ended without an error, as after `systemctl stop`");
     }
 }

@@ -1,55 +1,58 @@
-//! Filter for a control daemon's log that leaves out gpushd's own checks: sessions of nothing but questions.
-//! Each is some five lines there, and a check is several sessions.
+//! Filter for a control daemon's log that leaves out gpushd's own probes: sessions that consist of queries. A session has
+//! about five lines in the log, and a probe several sessions.
 //!
 //! ```text
 //! Accepting connection…            ┐
-//! NEW UI                           │ a session: left out as a whole when it is of questions and plain
-//! Cmd:get_server_list              │ answers alone, quick, and closed
+//! NEW UI                           │ a session. The filter leaves it out if it consists of queries with plain replies,
+//! Cmd:get_server_list              │ is fast, and is closed
 //! 4711                             │
 //! UI closed                        ┘
-//! NEW CLIENT 4712 from user 1000 …   anything else is an event, and shown; in the middle of a session
-//!                                    with all of that
+//! NEW CLIENT 4712 from user 1000 …   any other line is an event: shown, with the session around it
 //! ```
 //!
-//! Nothing is guessed: a line that is not known to be one of these stays. A session that stands still, as when
-//! somebody has the daemon's ear and says nothing, is shown too. That is told by the times in the log, so that
-//! what was shown once is shown again, and the next look differs by what is new alone.
+//! The filter never guesses: it keeps lines that it does not know. It shows a session that pauses, as when a process holds
+//! the control connection and sends nothing. It decides by the times in the log, so that a line that was shown once is shown
+//! again.
+//!
+//! A simpler rule cannot replace it. A control daemon does not log which peer sends a command, so "lines of gpushd's pid"
+//! cannot be recognized. Leaving out each known line by itself would hide a pid or a state that answers an
+//! administrator's command, and half-open sessions.
 
 use std::time::Duration;
 
 use jiff::civil::DateTime;
 
-/// Between two lines of a session, or since its last one: gpushd's own take milliseconds.
+/// Longest pause within a session of gpushd. They take milliseconds.
 const QUICK: Duration = Duration::from_secs(2);
 
-/// What a line is.
+/// The kind of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
-    /// Somebody connects: a client, a server, or somebody with a question.
+    /// A process connects: a client, a server, or a front-end.
     Connects,
-    /// That is somebody with a question.
+    /// It is a front-end.
     Opens,
     Question,
-    /// What a question is answered with, and nothing else is.
+    /// A reply that only queries get.
     Answer,
     Closes,
     /// Anything else.
     Event,
 }
 
-/// Most lines of a session that are kept back while it may still turn out to be a check of gpushd's. A longer
-/// one is shown: a user who writes into the log must not decide how much memory this takes.
+/// Most lines of a session that are held back while it may be a probe. A longer session is shown, so that users who write
+/// into the log do not decide how much memory this takes.
 const LONGEST_SESSION: usize = 256;
 
-/// Leaves out gpushd's own checks, line by line.
+/// Leaves out gpushd's own probes, line by line.
 #[derive(Debug)]
 pub(super) struct Filter {
-    /// Whether the first line is the first line of the log.
+    /// Whether the input begins at the beginning of the log.
     begins: bool,
     lines: usize,
     left_out: usize,
     session: Session,
-    /// Time of the line before.
+    /// Time of the previous line.
     before: Option<DateTime>,
 }
 
@@ -58,10 +61,10 @@ pub(super) struct Filter {
 struct Session {
     /// Lines of it so far.
     lines: usize,
-    /// Those that were not shown, as long as it is quiet.
+    /// Lines held back while the session may be a probe.
     kept_back: Vec<String>,
     is_open: bool,
-    /// Whether it consists of checks only, as far as it was read.
+    /// Whether the session may be a probe.
     quiet: bool,
     asked: bool,
 }
@@ -80,7 +83,7 @@ impl Session {
         }
     }
 
-    /// Shows what was kept back unless it consists of checks only. Returns how many lines are left out.
+    /// Shows the lines held back, unless the session is a probe. Returns the number of lines left out.
     fn end(&mut self, show: &mut impl FnMut(String)) -> usize {
         if self.quiet {
             return std::mem::take(&mut self.kept_back).len();
@@ -93,12 +96,12 @@ impl Session {
 impl Filter {
     /// A filter for a log. `begins` says whether its first line will be the first line of the log.
     pub(super) fn new(begins: bool) -> Self {
-        // A session whose beginning was cut off is taken for one that has been opened.
+        // A session whose beginning was cut off counts as open.
         let session = Session { is_open: !begins, quiet: !begins, asked: !begins, ..Session::new(false) };
         Self { begins, lines: 0, left_out: 0, session, before: None }
     }
 
-    /// Takes the next line, and shows it and those before it once they are known not to be checks.
+    /// Takes the next line. Shows it, and lines held back, when they are known not to be a probe.
     pub(super) fn line(&mut self, line: String, mut show: impl FnMut(String)) {
         let is_first = self.lines == 0;
         self.lines += 1;
@@ -111,7 +114,7 @@ impl Filter {
                 self.left_out += session.end(&mut show);
                 *session = Session::new(true);
             }
-            // A log that is cut may begin there.
+            // A cut log may begin here.
             Line::Opens if session.lines == 1 && !session.is_open || is_first && !self.begins => {
                 session.is_open = true;
             }
@@ -131,13 +134,13 @@ impl Filter {
 
     /// Ends the log, to which nothing was added for `silent`. Returns how many lines were left out.
     pub(super) fn end(mut self, silent: Duration, mut show: impl FnMut(String)) -> usize {
-        // The session that goes on.
+        // The last session may still be open.
         self.session.quiet &= silent < QUICK;
         self.left_out + self.session.end(&mut show)
     }
 }
 
-/// The time of a line, and what it says.
+/// Splits a line into its time and its text.
 fn parts(line: &str) -> (Option<DateTime>, &str) {
     let Some((stamp, said)) = line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) else {
         return (None, line);
@@ -148,7 +151,7 @@ fn parts(line: &str) -> (Option<DateTime>, &str) {
 }
 
 fn is_quick(before: Option<DateTime>, now: Option<DateTime>) -> bool {
-    // After the clock was set back the times tell nothing.
+    // After the clock was set back, a duration is negative: not fast.
     before.zip(now).is_some_and(|(before, now)| {
         Duration::try_from(now.duration_since(before)).is_ok_and(|between| between < QUICK)
     })
@@ -174,8 +177,8 @@ fn is_question(command: &str) -> bool {
     word == "ps" || word.starts_with("get_")
 }
 
-/// A pid, a percentage, a priority, an amount of memory, or a server's state; a server that met a fault is
-/// told, and so is one that is not there.
+/// Returns whether a text is a pid, a percentage, a priority, an amount of memory, or the state of a healthy server. A
+/// server with a fault, or one that does not exist, is an event.
 fn is_answer(said: &str) -> bool {
     let is_number = |text: &str| {
         let digits = text.strip_prefix('-').unwrap_or(text);
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_left_out_and_events_between_them_stay() {
+    fn probes_are_left_out_and_events_between_them_stay() {
         assert_eq!(told(&ASKED, true, NOW), [""; 0]);
         let events = [
             "Accepting connection...",
@@ -254,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_something_or_is_no_plain_answer_is_shown_with_its_session() {
+    fn session_with_a_change_or_an_unknown_reply_is_shown() {
         for line in [
             "Cmd:set_default_active_thread_percentage 5",
             "Cmd:quit",
@@ -265,7 +268,7 @@ mod tests {
             let session = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", line, "UI closed"];
             assert_eq!(told(&with(&session, &[]), true, NOW), session, "{line}");
         }
-        // Nobody asked.
+        // A session without a command.
         let silent = ["Accepting connection...", "NEW UI", "UI closed"];
         assert_eq!(told(&with(&silent, &[]), true, NOW), silent);
         // Of other forms nothing is known.
@@ -273,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_on_is_shown_once_it_stands_still_and_then_for_good() {
+    fn open_session_is_shown_after_a_pause_and_stays_shown() {
         let open = ["Accepting connection...", "NEW UI"];
         assert_eq!(told(&with(&[], &open), true, NOW), [""; 0]);
         assert_eq!(told(&with(&[], &open), true, QUICK), open);
@@ -284,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_cut_begins_anywhere() {
+    fn cut_log_may_begin_anywhere() {
         for from in 0..ASKED.len() {
             let end = ["Accepting connection...", "NEW SERVER 4711: Ready"];
             let said = [&ASKED[from..], &ASKED, &end].concat();
@@ -293,7 +296,7 @@ mod tests {
         assert_eq!(told(&["Server 7 exited with status 1"], false, NOW).len(), 1);
     }
 
-    /// Every line of what is left out, by itself, is one of the few that tell nothing.
+    /// Exhaustive over all logs of up to five lines.
     #[test]
     fn no_event_is_ever_left_out() {
         let kinds = [
@@ -307,7 +310,6 @@ mod tests {
             "~NEW UI",
         ];
         let events = |said: &[&str]| said.iter().filter(|one| ["Cmd:quit", "NEW CLIENT 5"].contains(one)).count();
-        // All logs of up to six lines.
         for length in 0..=5u32 {
             for mut number in 0..2 * kinds.len().pow(length) {
                 let mut said = Vec::new();

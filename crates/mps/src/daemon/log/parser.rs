@@ -1,9 +1,9 @@
-//! What the control daemon's log tells that no command does: servers that end as soon as they are started,
-//! clients that wait in line, and that the log itself has gone silent.
+//! Parser of the control daemon's log, for what no command reports: servers that end as soon as they start, clients that
+//! wait for a server, and that the log itself has stopped growing.
 //!
-//! Its users can write into the log, also those who were let in once: what it says counts only as far as the
-//! kernel bears it out. That servers ended, by what the daemon was charged with for children that have; who
-//! waits is told by [`super::super::pending`], which the log only helps to find.
+//! Users with access, also former ones, can write into the log. So gpushd believes a line only as far as the kernel confirms
+//! it: that servers ended, by the CPU time that the daemon was charged with for ended children; pending clients, by
+//! [`pending`](super::super::pending), which the log only helps.
 
 use std::{
     collections::VecDeque,
@@ -18,38 +18,37 @@ use tokio::time::Instant;
 
 use super::{CONTROL_LOG, rotation::BEFORE};
 
-/// Servers that end with an error so often …
+/// Number of servers that must end with an error …
 const DEATHS: usize = 3;
 
-/// … within this time are no accident.
+/// … within this time to be a fault.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Most of the log that is read at a look, bytes.
+/// Most bytes of the log that one probe reads.
 const MOST: u64 = 64 << 10;
 
-/// Most clients that are remembered to wait. A daemon takes fewer.
-const LONGEST: usize = 256;
+/// Most pending clients that are remembered. A daemon takes fewer.
+const MOST_PENDING: usize = 256;
 
-/// What was read of a log so far.
+/// What was parsed of a log so far.
 #[derive(Debug, Clone, Default)]
 pub(in crate::daemon) struct LogParser {
-    /// How far it was read; nothing of it before the first look.
+    /// Offset up to which it was read. `None` before the first probe.
     read: Option<u64>,
-    /// What the daemon had been charged with when the last look began.
+    /// CPU time for ended children that the daemon was charged with when the last probe began.
     charged: Option<u64>,
-    /// Ends of servers: when, and with which status.
+    /// Ends of servers with an error: when, exit status.
     recent: VecDeque<(Instant, i32)>,
-    /// Whether it says nothing of being asked.
+    /// Whether it did not grow although the daemon received commands.
     mute: bool,
-    /// Clients that came while there was no server for them, with their users, as far as they live. They wait
-    /// until there is one, and are told when it can't be.
+    /// Live clients that connected while there was no server for them, with their users.
     waiting: Vec<(i32, u32)>,
 }
 
 impl LogParser {
-    /// Takes in what the log says since the last look. `charged`: what the daemon has been charged with for
-    /// children that ended, when this look began and now.
-    pub(in crate::daemon) fn look(&mut self, logs: &Path, charged: (Option<u64>, Option<u64>)) {
+    /// Parses the lines since the last probe. `charged`: the CPU time for ended children that the daemon was charged with
+    /// when this probe began, and now.
+    pub(in crate::daemon) fn read(&mut self, logs: &Path, charged: (Option<u64>, Option<u64>)) {
         let now = Instant::now();
         while self.recent.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
             self.recent.pop_front();
@@ -58,18 +57,18 @@ impl LogParser {
         let Ok(mut log) = File::open(logs.join(CONTROL_LOG)) else { return };
         let length = log.metadata().map_or(0, |meta| meta.len());
         let before = self.read.replace(length);
-        // Each question is a line there, and there was one just now.
+        // The daemon logs each command, and this probe has just sent some.
         self.mute = before == Some(length);
-        // Each end is charged before it is told.
+        // The kernel charges the daemon before the daemon writes the line.
         let has_ended = matches!((self.charged, charged.1), (Some(before), Some(now)) if before != now);
         self.charged = charged.0;
-        // It was rotated: all of it is new, and so is the end of the one before.
+        // After a rotation, the whole log is new, and so is the end of the previous one.
         let mut said = Vec::new();
         let rotated = before.filter(|read| *read > length);
         if let Some(read) = rotated
             && let Ok(mut old) = File::open(logs.join(format!("{CONTROL_LOG}{BEFORE}")))
         {
-            // One that is gone says nothing.
+            // The previous log may be gone.
             let _gone = read_on(&mut old, read, &mut said);
         }
         if read_on(&mut log, before.filter(|_| rotated.is_none()).unwrap_or(0), &mut said).is_err() {
@@ -77,15 +76,15 @@ impl LogParser {
         }
         for line in String::from_utf8_lossy(&said).lines() {
             if line.contains("Starting control daemon") {
-                // What was before is of a daemon before.
+                // Earlier lines are from a previous daemon.
                 self.waiting.clear();
             } else if let Some(status) = status_of_a_server(line).filter(|_| has_ended) {
-                // Those who waited for it were told so.
+                // The daemon has refused the clients that waited for it.
                 self.waiting.clear();
-                // Servers that ended before the first look are no news.
+                // Ends before the first probe are old.
                 self.recent.extend((status != 0 && before.is_some()).then_some((now, status)));
             } else if let Some(client) = pending_client(line)
-                && self.waiting.len() < LONGEST
+                && self.waiting.len() < MOST_PENDING
                 && !self.waiting.contains(&client)
                 && proc::is_alive(client.0)
             {
@@ -94,22 +93,22 @@ impl LogParser {
         }
     }
 
-    /// Forgets who waited: those who are clients now.
+    /// Forgets pending clients that a server serves now.
     pub(in crate::daemon) fn serves(&mut self, clients: &[(i32, i32)]) {
         self.waiting.retain(|(pid, _)| !clients.iter().any(|(_, client)| client == pid));
     }
 
-    /// Clients that came while there was no server, by the log's word, with the users that it names.
+    /// Returns the pending clients that the log names, with their users.
     pub(in crate::daemon) fn waiting(&self) -> &[(i32, u32)] {
         &self.waiting
     }
 
-    /// Whether it does not grow, though the daemon was spoken to.
+    /// Returns whether the log did not grow although the daemon received commands.
     pub(in crate::daemon) fn is_mute(&self) -> bool {
         self.mute
     }
 
-    /// The same, in words.
+    /// Describes a log that does not grow.
     pub(in crate::daemon) fn mute(&self) -> Option<String> {
         self.mute.then(|| {
             "its log does not grow any more: the disk is full, or somebody wrote into `log` in its pipe directory, \
@@ -118,14 +117,14 @@ impl LogParser {
         })
     }
 
-    /// That one of its servers ended badly, with whatever clients it had.
+    /// Describes the last server that ended with an error.
     pub(in crate::daemon) fn death(&self) -> Option<String> {
         let (at, status) = self.recent.back()?;
         let ago = at.elapsed().as_secs();
         Some(format!("a server of it ended with status {status} {ago} s ago, and took its clients along"))
     }
 
-    /// That its servers end as soon as they are started.
+    /// Describes servers that end as soon as they start.
     pub(in crate::daemon) fn deaths(&self) -> Option<String> {
         let (_, status) = self.recent.back().filter(|_| self.recent.len() >= DEATHS)?;
         Some(format!(
@@ -136,7 +135,7 @@ impl LogParser {
     }
 }
 
-/// Reads on in a log; of one that is long the end.
+/// Reads a log from an offset: at most the last [`MOST`] bytes.
 fn read_on(log: &mut File, from: u64, said: &mut Vec<u8>) -> io::Result<()> {
     let end = log.metadata()?.len().saturating_sub(MOST);
     log.seek(SeekFrom::Start(from.max(end)))?;
@@ -164,66 +163,66 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_that_end_again_and_again_are_a_fault_and_one_that_ends_is_none() {
+    fn repeated_ends_of_servers_are_a_fault() {
         let logs = tempfile::tempdir().unwrap();
         let path = logs.path().join(CONTROL_LOG);
         let line = "[2026-11-22 04:00:00.000 Control   812] Server 4711 exited with status";
         std::fs::write(&path, format!("{line} 1\n").repeat(9)).unwrap();
-        let mut seen = LogParser::default();
+        let mut parser = LogParser::default();
         let mut charges = 7;
         // A server ended.
-        let mut look = |seen: &mut LogParser| {
+        let mut look = |parser: &mut LogParser| {
             charges += 100;
-            seen.look(logs.path(), (Some(charges - 50), Some(charges)));
+            parser.read(logs.path(), (Some(charges - 50), Some(charges)));
         };
-        look(&mut seen);
-        assert_eq!(seen.deaths(), None, "what was before is of a daemon before");
+        look(&mut parser);
+        assert_eq!(parser.deaths(), None, "what was before is of a daemon before");
         let say = |status: &str, times: usize| {
             let said = std::fs::read_to_string(&path).unwrap() + &format!("{line} {status}\n").repeat(times);
             std::fs::write(&path, said).unwrap();
         };
         say("0", 9);
         say("1", 2);
-        look(&mut seen);
-        assert_eq!(seen.deaths(), None);
+        look(&mut parser);
+        assert_eq!(parser.deaths(), None);
         say("127", 1);
-        look(&mut seen);
-        assert!(seen.deaths().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", seen.deaths());
+        look(&mut parser);
+        assert!(parser.deaths().unwrap().ends_with("3 within 60 s, the last with status 127"), "{:?}", parser.deaths());
         // Rotated: what is there now is all new.
         std::fs::write(&path, format!("{line} 2\n")).unwrap();
-        look(&mut seen);
-        assert!(seen.deaths().unwrap().contains("4 within"), "{:?}", seen.deaths());
+        look(&mut parser);
+        assert!(parser.deaths().unwrap().contains("4 within"), "{:?}", parser.deaths());
     }
 
     #[test]
-    fn ends_of_servers_that_nobody_was_charged_with_are_made_up() {
+    fn server_end_without_a_charge_is_ignored() {
         let logs = tempfile::tempdir().unwrap();
         let path = logs.path().join(CONTROL_LOG);
         std::fs::write(&path, "").unwrap();
-        let mut seen = LogParser::default();
-        seen.look(logs.path(), (Some(7), Some(7)));
+        let mut parser = LogParser::default();
+        parser.read(logs.path(), (Some(7), Some(7)));
         let line = "[2026-11-22 04:00:00.000 Control   812] Server 4711 exited with status 1\n";
         std::fs::write(&path, line.repeat(9)).unwrap();
-        seen.look(logs.path(), (Some(7), Some(7)));
-        assert_eq!((seen.deaths(), seen.death()), (None, None));
+        parser.read(logs.path(), (Some(7), Some(7)));
+        assert_eq!((parser.deaths(), parser.death()), (None, None));
         // One that ended while it was looked at before, and is told now.
         std::fs::write(&path, line.repeat(10)).unwrap();
-        seen.look(logs.path(), (Some(7), Some(9)));
-        assert!(seen.death().is_some());
+        parser.read(logs.path(), (Some(7), Some(9)));
+        assert!(parser.death().is_some());
     }
     #[test]
-    fn clients_that_wait_are_told_as_long_as_they_live() {
+    fn pending_clients_are_kept_while_they_live() {
         let logs = tempfile::tempdir().unwrap();
         let path = logs.path().join(CONTROL_LOG);
         std::fs::write(&path, "").unwrap();
-        let mut seen = LogParser::default();
-        seen.look(logs.path(), (Some(7), Some(7)));
+        let mut parser = LogParser::default();
+        parser.read(logs.path(), (Some(7), Some(7)));
         let me = std::process::id();
         let line = |pid: u32, said: &str| format!("[… Control   812] NEW CLIENT {pid} from user 12: {said}\n");
         let pending = "Server is not ready, push client to pending list";
         let said = [line(me, pending), line(me, pending), line(4_194_305, pending), line(1, "Server already exists")];
         std::fs::write(&path, said.concat()).unwrap();
-        seen.look(logs.path(), (Some(7), Some(7)));
-        assert_eq!(seen.waiting(), [(me.cast_signed(), 12)]);
+        parser.read(logs.path(), (Some(7), Some(7)));
+        assert_eq!(parser.waiting(), [(me.cast_signed(), 12)]);
     }
 }

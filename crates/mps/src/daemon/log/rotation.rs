@@ -1,14 +1,13 @@
-//! Keeping the logs of a daemon small, beside its task: NVIDIA's are never rotated, and whoever may enter a pipe
-//! directory can write into them as fast as the disk takes it.
+//! Log rotation: NVIDIA's logs are never rotated, and any user with access can write into them as fast as the disk allows.
 //!
 //! ```text
-//! sleep, the less the faster it grows ─► larger than wanted? ─► its end copied to `.1`, the log cut ─┐
-//!   ▲                                                                                               │
-//!   └── far too much in a minute: told, with whose the directory is ◄──────────────────────────────┘
+//! sleep, shorter while it grows faster ─► too large? ─► copy its end to `.1`, truncate the log ─┐
+//!   ▲                                                                                          │
+//!   └── far too much within a minute: a finding that names the user of the directory ◄─────────┘
 //! ```
 //!
-//! They are written to by append, so a copy and a cut lose nothing but what is said in between. Disks are waited
-//! for by threads of their own, whether the daemon answers or not.
+//! The daemon appends, so a copy and a truncation lose only what is written in between. It runs in a task of its own, on
+//! blocking threads, whether the daemon answers or not.
 
 use std::{
     collections::VecDeque,
@@ -29,33 +28,33 @@ use tokio::{
 use super::{CONTROL_LOG, SERVER_LOG};
 use crate::daemon::task::SupervisorTask;
 
-/// What is behind the name of a log in that of the one before.
+/// Suffix of the previous log.
 pub(super) const BEFORE: &str = ".1";
 
-/// Between two looks at one that stands still, and at one that grows as fast as can be.
+/// Longest and shortest pause between two checks.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(50));
 
-/// So many times its largest size …
-const MUCH: u64 = 16;
+/// A log that grows by this many times its size limit …
+const FLOOD: u64 = 16;
 
-/// … within this time nobody has to say.
+/// … within this time is flooded.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Largest size where the config has none for it any more.
-const USUAL: u64 = 16 << 20;
+/// Size limit without a config for it, bytes.
+const DEFAULT_LIMIT: u64 = 16 << 20;
 
-/// Whose logs are kept, and how.
+/// What to rotate, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct RotationConfig {
     target: String,
     dir: PathBuf,
     /// Size at which one is rotated, bytes.
     most: u64,
-    /// Whose the pipe directory is.
+    /// The user of the pipe directory.
     user: Option<u32>,
 }
 
-/// Who keeps the logs of one daemon.
+/// The task that rotates the logs of a daemon.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct LogRotation {
     keeps: Option<(watch::Sender<RotationConfig>, JoinHandle<()>)>,
@@ -71,19 +70,19 @@ impl Drop for LogRotation {
 }
 
 impl SupervisorTask {
-    /// ServerSettings the logs of its daemon kept from now on.
-    pub(in crate::daemon) fn keep_logs(&mut self) {
+    /// Rotates the logs of the daemon from now on.
+    pub(in crate::daemon) fn rotate_logs(&mut self) {
         let Some(spec) = self.spec.as_ref().filter(|_| self.process.is_some()) else { return };
-        let most = self.wanted.as_ref().map_or(USUAL, |wanted| wanted.log_bytes);
+        let most = self.desired.as_ref().map_or(DEFAULT_LIMIT, |wanted| wanted.log_bytes);
         let (target, dir, user) = (self.target.clone(), spec.logs.clone(), spec.user);
-        self.keeper.keep(RotationConfig { target, dir, most, user });
+        self.log_rotation.keep(RotationConfig { target, dir, most, user });
     }
 }
 
 impl LogRotation {
     fn keep(&mut self, kept: RotationConfig) {
         match &self.keeps {
-            // What was seen of them goes on.
+            // The task keeps its measurements.
             Some((now, _)) => {
                 now.send_if_modified(|now| {
                     let is_other = *now != kept;
@@ -98,8 +97,8 @@ impl LogRotation {
         }
     }
 
-    /// That one grows beyond reason.
-    pub(in crate::daemon) fn told(&self) -> Option<String> {
+    /// Describes a flooded log.
+    pub(in crate::daemon) fn finding(&self) -> Option<String> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -111,15 +110,15 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
         let kept = how.borrow().clone();
         let (dir, most, mut those) = (kept.dir.clone(), kept.most, logs.clone());
         let looked = tokio::task::spawn_blocking(move || {
-            those.iter_mut().for_each(|log| log.look(&dir, most));
+            those.iter_mut().for_each(|log| log.check(&dir, most));
             those
         });
         match looked.await {
             Ok(looked) => logs = looked,
-            // gpushd ends.
+            // gpushd stops.
             Err(_) => return,
         }
-        let is = logs.iter().find_map(|log| log.words(&kept));
+        let is = logs.iter().find_map(|log| log.finding(&kept));
         {
             let mut was = told.lock().unwrap_or_else(PoisonError::into_inner);
             if let (None, Some(is)) = (&*was, &is) {
@@ -133,7 +132,7 @@ async fn keep(how: watch::Receiver<RotationConfig>, told: Arc<Mutex<Option<Strin
     }
 }
 
-/// When one that grew so much during a pause is looked at again: before it is larger than wanted.
+/// Returns the next pause after a log grew by `grown` bytes during the last one: it ends before the log exceeds its limit.
 fn next(pause: Duration, grown: u64, most: u64) -> Duration {
     if grown == 0 {
         return PAUSE.0;
@@ -147,13 +146,13 @@ fn next(pause: Duration, grown: u64, most: u64) -> Duration {
 #[derive(Debug, Clone)]
 struct Growth {
     name: &'static str,
-    /// Its size when it was looked at last.
+    /// Its size at the last check.
     size: Option<u64>,
-    /// How much it grew until then.
+    /// Growth before the last check, bytes.
     grown: u64,
-    /// How much it grew lately, and when.
+    /// Growth within [`WITHIN`]: when, bytes.
     lately: VecDeque<(Instant, u64)>,
-    /// Why it could not be rotated last.
+    /// Why the last rotation failed.
     failed: Option<String>,
 }
 
@@ -162,25 +161,25 @@ impl Growth {
         Self { name, size: None, grown: 0, lately: VecDeque::new(), failed: None }
     }
 
-    /// Looks how much it grew, and rotates it when it is too large.
-    fn look(&mut self, dir: &Path, most: u64) {
+    /// Measures the growth, and rotates the log if it is too large.
+    fn check(&mut self, dir: &Path, most: u64) {
         let now = Instant::now();
         while self.lately.front().is_some_and(|(at, _)| *at + WITHIN <= now) {
             self.lately.pop_front();
         }
         let path = dir.join(self.name);
-        // Nothing was said yet, or not at all.
+        // The file does not exist before the first line.
         let size = fs::metadata(&path).map_or(0, |meta| meta.len());
         self.grown = self.size.map_or(0, |before| size.saturating_sub(before));
         self.size = Some(size);
         if size > most {
             let rotated = rotate(&path, most);
             if let Some(cut) = rotated.cut {
-                // Much may have been said while it was copied.
+                // The log may have grown during the copy.
                 self.grown += cut.saturating_sub(size);
                 self.size = Some(0);
             }
-            // LogParser once, and not twenty times a second.
+            // Logged once per reason, not with each check.
             let failed = rotated.error.map(|error| error.to_string());
             if let Some(error) = failed.as_ref().filter(|_| failed != self.failed) {
                 tracing::warn!("{} can't be rotated as it should: {error}", path.display());
@@ -192,11 +191,11 @@ impl Growth {
         }
     }
 
-    /// That it grew beyond reason.
-    fn words(&self, kept: &RotationConfig) -> Option<String> {
+    /// Describes a flooded log.
+    fn finding(&self, kept: &RotationConfig) -> Option<String> {
         let lately: u64 = self.lately.iter().map(|(_, grown)| grown).sum();
         let whose = kept.user.map_or_else(|| "nobody's yet".to_owned(), |uid| format!("that of uid {uid}"));
-        (lately > kept.most.saturating_mul(MUCH)).then(|| {
+        (lately > kept.most.saturating_mul(FLOOD)).then(|| {
             format!(
                 "{} grew by {} MiB within {} s, and is cut at {} MiB: whoever was let into its pipe directory, which is \
                  {whose}, can write into it. End what does, or its shares, and `gpushctl mps restart {}`",
@@ -210,15 +209,15 @@ impl Growth {
     }
 }
 
-/// What came of a rotation: with a full disk it is cut though its end can't be kept.
+/// The result of a rotation. With a full disk the log is truncated although its end cannot be copied.
 #[derive(Debug, Default)]
 struct Rotated {
-    /// How large it was, if it was cut.
+    /// Its size when it was truncated.
     cut: Option<u64>,
     error: Option<io::Error>,
 }
 
-/// Cuts a log, and keeps its end as the one before: all of it, unless it is far too large.
+/// Copies the end of a log to `.1` and truncates the log. Copies all of it unless it is far too large.
 fn rotate(path: &Path, most: u64) -> Rotated {
     let opened = OpenOptions::new().read(true).write(true).open(path);
     match opened.and_then(|log| cut(&log, path, most)) {
@@ -241,7 +240,7 @@ fn cut(log: &fs::File, path: &Path, most: u64) -> io::Result<Rotated> {
         io::copy(&mut log.take(meta.len() - from), &mut before).map(|_| ())
     };
     let kept = kept();
-    // With the disk full the copy fails, and a log that is cut is better than none that can grow.
+    // The copy fails on a full disk. A truncated log is better than one that cannot grow.
     let cut = log.metadata()?.len();
     log.set_len(0)?;
     Ok(Rotated { cut: Some(cut), error: kept.err() })
@@ -254,27 +253,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_cut_when_it_is_large_and_goes_on_where_it_was() {
+    fn log_above_the_limit_is_copied_and_truncated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(CONTROL_LOG);
         let mut log = OpenOptions::new().append(true).create(true).open(&path).unwrap();
         let mut growth = Growth::of(CONTROL_LOG);
         writeln!(log, "one\ntwo").unwrap();
-        growth.look(dir.path(), 8);
+        growth.check(dir.path(), 8);
         assert_eq!(fs::metadata(&path).unwrap().len(), 8, "it is not larger");
-        growth.look(dir.path(), 7);
+        growth.check(dir.path(), 7);
         writeln!(log, "three").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
         assert_eq!(fs::read_to_string(dir.path().join("control.log.1")).unwrap(), "one\ntwo\n");
         // Of one that is far too large the end is kept.
         writeln!(log, "four and five").unwrap();
-        growth.look(dir.path(), 5);
+        growth.check(dir.path(), 5);
         assert_eq!(fs::metadata(&path).unwrap().len(), 0);
         assert_eq!(fs::read_to_string(dir.path().join("control.log.1")).unwrap(), "five\n");
     }
 
     #[test]
-    fn one_that_grows_beyond_reason_is_told_with_whose_it_is() {
+    fn flooded_log_is_reported_with_the_user() {
         let dir = tempfile::tempdir().unwrap();
         let kept =
             RotationConfig { target: "g1".to_owned(), dir: dir.path().to_owned(), most: 1 << 20, user: Some(12) };
@@ -283,21 +282,21 @@ mod tests {
         let mut write = |growth: &mut Growth, mib: usize| {
             log.seek(SeekFrom::End(0)).unwrap();
             log.write_all(&vec![b'x'; mib << 20]).unwrap();
-            growth.look(dir.path(), kept.most);
+            growth.check(dir.path(), kept.most);
         };
         write(&mut growth, 20);
-        assert_eq!(growth.words(&kept), None, "how long that took is not known");
+        assert_eq!(growth.finding(&kept), None, "how long that took is not known");
         write(&mut growth, 10);
         write(&mut growth, 6);
-        assert_eq!(growth.words(&kept), None, "it was cut meanwhile");
+        assert_eq!(growth.finding(&kept), None, "it was cut meanwhile");
         write(&mut growth, 1);
-        let words = growth.words(&kept).unwrap();
+        let words = growth.finding(&kept).unwrap();
         assert!(words.starts_with("control.log grew by 17 MiB") && words.contains("uid 12"), "{words}");
         assert_eq!(fs::metadata(dir.path().join("control.log.1")).unwrap().len(), 1 << 20);
     }
 
     #[test]
-    fn the_faster_it_grows_the_sooner_it_is_looked_at() {
+    fn faster_growth_shortens_the_pause() {
         let long = PAUSE.0;
         assert_eq!((next(long, 0, 100), next(long, 1, 100), next(long, 100, 100)), (long, long, long));
         assert_eq!(next(long, 400, 100), long / 4);

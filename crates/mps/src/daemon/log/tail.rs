@@ -1,4 +1,4 @@
-//! The ends of the logs of a daemon and its servers, as they are shown.
+//! The last lines of the logs of a daemon and its servers, for the API.
 
 use std::{
     collections::VecDeque,
@@ -11,14 +11,14 @@ use gpush_api::{ApiError, Code, MpsLog, MpsLogs, text};
 
 use super::{CONTROL_LOG, SERVER_LOG, filter::Filter};
 
-/// Most bytes of a log that are read for its last lines: without a filter, and where checks are left out.
+/// Most bytes of a log that are read for its last lines: without and with the filter.
 const MOST: (u64, u64) = (256 << 10, 4 << 20);
 
-/// Most bytes of a line that are shown. Users can write into these logs.
+/// Longest line that is shown, bytes. Users can write into these logs.
 const LONGEST_LINE: usize = 4096;
 
-/// The last lines of each log; without what gpushd's own checks leave there, unless `all` are wanted. Reads line
-/// by line: memory is bounded by what is shown. Blocks.
+/// Returns the last lines of each log, without gpushd's own probes unless `all`. Reads line by line, so memory is bounded
+/// by what is shown. Blocks.
 #[must_use]
 pub fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
     let file = |name: &str| {
@@ -27,7 +27,7 @@ pub fn last(dir: &Path, lines: usize, all: bool) -> MpsLogs {
         let filtered = name == CONTROL_LOG && !all;
         match end_of(&path, lines, filtered) {
             Ok(End { lines, left_out }) => MpsLog { path: shown, lines: lines.into(), left_out, error: None },
-            // Servers have written nothing yet.
+            // No server has started yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 MpsLog { path: shown, lines: Vec::new(), left_out: 0, error: None }
             }
@@ -62,7 +62,7 @@ fn end_of(path: &Path, most: usize, filtered: bool) -> io::Result<End> {
             last.push_back(text::plain(&line));
         }
     };
-    // The first line is cut where it was not read from its beginning.
+    // The first line is incomplete unless reading began at the beginning.
     let begins = from == 0;
     if !begins {
         next_line(&mut reader)?;
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_lines_are_shown_and_nothing_that_a_terminal_obeys() {
+    fn last_lines_are_shown_without_control_characters() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(CONTROL_LOG), "a\nb\n\u{1b}[2Jc\n").unwrap();
         for all in [false, true] {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_found_behind_thousands_of_looks() {
+    fn event_is_found_before_thousands_of_probes() {
         let dir = tempfile::tempdir().unwrap();
         let line = |said: &str| format!("[2026-11-22 08:57:50.000 Control 7] {said}\n");
         let look = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4711", "UI closed"].map(line).concat();

@@ -220,3 +220,28 @@ fn placement_equals_the_brute_force_search() {
     println!("{placed} placed ({created} with a creation, {destroyed} with a destruction), {refused} refused");
     assert!(placed > 300 && refused > 100 && created > 150 && destroyed > 40);
 }
+
+#[test]
+fn error_names_each_gpu_and_its_obstacle() {
+    let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(4, 0, None) };
+    let host = Host { gpus: vec![mps(2, 0, Some(2000)), mps(3, 950, None), cordoned] };
+    let request = wanted(some_mps("10"), 1);
+    let error = place(&host, &request, Policy::Pack).unwrap_err().error(&request);
+    assert_eq!(error.message, "cannot grant a part of an MPS target: the capacity is in use");
+    let causes = ["the MPS daemon of GPU 2 serves another user (uid 2000)", "GPU 3 has no room", "GPU 4 is cordoned"];
+    assert_eq!((error.causes.as_slice(), error.retryable), (causes.map(str::to_owned).as_slice(), true));
+
+    let host = Host { gpus: vec![mig(0, "a100-80", true, "4g.40gb@0 used")] };
+    let message = |share, count| {
+        let request = wanted(share, count);
+        let error = place(&host, &request, Policy::Pack).unwrap_err().error(&request);
+        format!("{} / {}", error.message, error.hint.unwrap())
+    };
+    let text = "cannot grant a MIG device: no GPU has the profile 1g.12gb / did you mean 1g.10gb or 1g.20gb or 2g.20gb? \
+                List the profiles with `gpushctl mig profiles`";
+    assert!(message(profile("1g.12gb"), 1).starts_with(&text[..90]), "{}", message(profile("1g.12gb"), 1));
+    let text = "cannot grant 3 MIG devices: the GPUs have room for 2, even when they are idle / request 2 or fewer";
+    assert_eq!(message(profile("3g.40gb"), 3), text);
+    let text = "cannot grant a whole GPU: the GPUs offer mig / request a lease of kind mig";
+    assert_eq!(message(WantedShare::Whole, 1), text);
+}

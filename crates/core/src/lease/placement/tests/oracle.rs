@@ -96,7 +96,7 @@ pub(super) fn cost(host: &Host, assignment: &Assignment, policy: Policy) -> Opti
         };
         let slices: usize = destroyed.iter().map(|instance| usize::from(instance.placement.size)).sum();
         let sum = |n: usize| sizes.iter().map(|size| size[n]).sum::<usize>();
-        let here = [destroyed.len(), slices, sum(0), sum(1), sum(2), created.len(), first, second];
+        let here = [sum(0), sum(1), sum(2), created.len(), first, destroyed.len(), slices, second];
         for (all, here) in cost.iter_mut().zip(here) {
             *all += here;
         }
@@ -198,7 +198,7 @@ pub(super) fn executes(host: &Host, assignment: &Assignment) {
         for step in &plan.steps {
             match step {
                 InstanceStep::CreateGpuInstance { profile_id, placement, .. } => {
-                    created.push((*profile_id, *placement))
+                    created.push((*profile_id, *placement));
                 }
                 InstanceStep::DestroyGpuInstance { gi, .. } => destroyed.push((gpu.index, *gi)),
                 _ => {}

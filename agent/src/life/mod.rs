@@ -1,4 +1,4 @@
-//! The life of the agent: start, serve, stop.
+//! The life of gpushd: start, serve, stop. The composition root of all other modules.
 //!
 //! ```text
 //! socket taken over ─► config ─► log ─► store opened ─► socket ─► serving ─► READY
@@ -10,15 +10,23 @@
 //! Ready means serving, not having a driver: without one the agent stays up and says what is
 //! wrong. The hardware is first read while the agent is already answering. A second SIGTERM ends
 //! it at once, whatever it is doing.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `compose` | builds the handles and passes each module those that it uses |
+//! | `reloading` | a reload of the config, with the socket and the log |
+
+mod compose;
+mod reloading;
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::Context;
-use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
+use gpush_api::ApiError;
 use gpush_core::config::Config;
 use gpush_host::{
     boot,
@@ -26,45 +34,41 @@ use gpush_host::{
         Helpers,
         trust::{self, Untrusted},
     },
-    identity::Users,
     machine,
     notify::{self, Notification},
 };
 use gpush_nvml::{Hardware, Options};
 use tokio::{sync::mpsc, task::JoinHandle};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
+use self::{
+    compose::{Origin, Parts},
+    reloading::Reloading,
+};
 use crate::{
-    agent::{Agent, Shared},
-    apply::{self, Executor, Planner, Recovery, Services},
+    apply,
     caller::Viewer,
     durable::{self, Remembered},
-    http,
-    idempotency::Idempotency,
-    lanes::Lanes,
+    http::{self, Handles},
     listen::{
         accept::{self, Door},
         accounts::{self, Accounts},
-        socket::{Access, HandedOver, Listening, SocketError, SocketFile},
+        socket::{Access, HandedOver, Listening, SocketError},
     },
     logging::{self, Log},
-    maintenance,
-    modes::{driver::Driver, mig::MigMode},
     monitor::Monitor,
-    mps::{self, Mps},
-    operation::{Ongoing, Operations},
+    mps,
+    operation::Ongoing,
     options::{Arguments, Paths, Surroundings, Trust},
     outside::Outside,
-    overrides,
-    processes::{self, SeenShares, Strays},
-    reload::{self, Wish},
+    overrides, processes,
+    reload::Wish,
     settings::Settings,
-    shared_gpus::{self, SharedGpus},
+    shared_gpus,
     signals::{self, Asked, Signals},
-    startup::{self, Startup},
-    state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings, words},
-    timeslice::{self, Timeslice},
-    watchdog,
+    startup,
+    state::{State, readings::Readings},
+    timeslice, watchdog,
 };
 
 /// Stands for the boot when its id can't be read.
@@ -215,171 +219,63 @@ fn check_trust(paths: &Paths, library: Option<&Path>) -> anyhow::Result<()> {
 
 async fn serve(
     settings: Settings,
-    Here { boot, host_root, outside, early, mps_dir, mps_programs }: Here,
+    here: Here,
     remembered: Remembered,
     doors: Doors,
     options: Options,
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
-    let mut signals = Signals::listen(early).context("signals can't be handled")?;
-    let hardware = Hardware::start(options);
-    let users = Users::start().context("a thread can't be started")?;
-    let startup = Startup::default();
-    let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
-    let Remembered {
-        store,
-        notes,
-        last_boot,
+    let mut signals = Signals::listen(here.early).context("signals can't be handled")?;
+    let origin = Origin {
+        boot: here.boot,
+        host_root: here.host_root,
+        outside: Arc::new(here.outside),
+        mps_dir: here.mps_dir,
+        mps_programs: here.mps_programs,
+    };
+    let Parts {
+        engine,
+        handles,
+        hardware,
+        timeslice,
+        shared_gpus,
+        recovery,
+        startup,
+        reload,
+        mut inbox,
         unfinished,
         superseded,
-        conditions,
-        overrides,
-        mps_shares,
-        mps_targets,
-        shared_gpus,
-        generation,
-        noticed,
-        lost,
-        known_since,
-    } = remembered;
-    let (reloads, mut inbox) = reload::channel();
-    let read_only = durable::read_only(&notes);
-    let unknown = lost.as_ref().is_some_and(|lost| lost.holds) || read_only.is_some();
-    let due = startup.due(&settings.config(), boot, last_boot, unknown);
-    let initial = Initial {
-        config: settings.config(),
-        conditions: Conditions::new(conditions, noticed),
-        overrides: Overrides::new(generation, overrides),
-        lost,
-        known_since,
-    };
-    let state = State::new(store.clone(), Events::new(store.instance()), initial);
-    mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
-    let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
-    let lanes = Lanes::new(state.clone());
-    let shared_gpus =
-        SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
-    let stopping = CancellationToken::new();
-    let outside = Arc::new(outside);
-    let timeslice = Timeslice::new(
-        state.clone(),
-        readings.clone(),
-        hardware.clone(),
-        lanes.clone(),
-        shared_gpus.clone(),
-        Arc::clone(&outside),
-        stopping.clone(),
-    );
-    let own_uid = nix::unistd::geteuid().as_raw();
-    let idempotency = Idempotency::new(store.clone());
-    let remembered: Arc<SeenShares> = Arc::default();
-    let named = Arc::clone(&remembered);
-    let handles = mps::Handles {
-        state: state.clone(),
-        readings: readings.clone(),
-        lanes: lanes.clone(),
-        hardware: hardware.clone(),
-        store: store.clone(),
-        users: users.clone(),
-        shared_gpus: shared_gpus.clone(),
-        timeslice: timeslice.clone(),
-        idempotency: idempotency.clone(),
-        named_share: Arc::new(move |pid| named.named_share(pid)),
-        stopping: stopping.clone(),
-        own_uid,
-    };
-    let mps = Mps::new(mps_dir, mps_programs, mps_shares, mps_targets, handles);
-    let strays = Strays::new(
-        state.clone(),
-        readings.clone(),
-        mps.clone(),
-        store.clone(),
-        stopping.clone(),
-        read_only.clone(),
-        remembered,
-    );
-    let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
-    let mig = MigMode {
-        driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
-        outside: Arc::clone(&outside),
-        users: users.clone(),
-        state: state.clone(),
-    };
-    let planner =
-        Planner { mig: mig.clone(), mps: mps.clone(), operations: operations.clone(), host_root: host_root.clone() };
-    let services = Services {
-        state: state.clone(),
-        store: store.clone(),
-        outside: Arc::clone(&outside),
-        stopping: stopping.clone(),
-    };
-    let tasks = TaskTracker::new();
-    let executor = Executor {
-        mig,
-        mps: mps.clone(),
-        timeslice: timeslice.clone(),
-        services,
-        operations: operations.clone(),
-        tasks: tasks.clone(),
-    };
-    let agent = Arc::new(Agent {
-        settings,
-        planner,
-        executor,
-        readings,
-        commits: Commits::new(store.clone(), state.clone()),
-        hardware,
-        outside,
-        users,
-        operations,
-        lanes,
-        state,
-        queue: Default::default(),
-        idempotency,
-        mps,
-        shared_gpus,
-        timeslice,
-        strays,
-        reloads,
-        store,
-        notes,
-        read_only,
-        turn: tokio::sync::Mutex::default(),
-        host_root,
-        startup,
-        desk: Default::default(),
-        tasks,
-        stopping,
-        own_uid,
-    });
+        boot_id,
+        due,
+    } = compose::compose(settings, origin, remembered, options)?;
+    let Handles { state, readings, operations, mps, strays, .. } = handles.clone();
+    let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Before anybody could ask the driver, and before a queued operation could begin.
-    maintenance::resume(&agent);
-    // Their GPUs are theirs before anybody is served.
-    mps::find(&agent.mps);
-    let recovery =
-        Recovery { executor: agent.executor.clone(), planner: agent.planner.clone(), stopping: agent.stopping.clone() };
-    let enqueue = |ongoing: &Arc<Ongoing>, order, since| agent.queue.enter_again(&agent.lanes, ongoing, order, since);
+    handles.maintenance.resume();
+    // Daemons that run are known before anybody is served.
+    mps::find(&mps);
+    let enqueue = |ongoing: &Arc<Ongoing>, order, since| engine.queue.enter_again(&engine.lanes, ongoing, order, since);
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
-    agent.startup.leave(changed.into_iter());
-    let queue = tokio::spawn(apply::queue::run(Arc::clone(&agent)));
-    // Listens from before there is a worker to be heard.
-    let monitor =
-        Monitor { state: agent.state.clone(), readings: agent.readings.clone(), hardware: agent.hardware.clone() };
-    let monitoring = tokio::spawn(monitor.run(agent.hardware.events(), agent.stopping.clone()));
+    startup.startup.leave(changed.into_iter());
+    let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
+    // Subscribed before there is a worker whose events it could miss.
+    let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
+    let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
     let name = doors.public.name.clone();
     let (listener, socket_file) = doors.public.split();
     let closing = CancellationToken::new();
     let accounts = Accounts::default();
-    let access = Arc::clone(&agent);
-    let admin_groups = move || access.settings.config().access.admin_groups.clone();
-    let following = tokio::spawn(accounts::follow(accounts.clone(), admin_groups, agent.stopping.clone()));
+    let access = handles.settings.clone();
+    let admin_groups = move || access.config().access.admin_groups.clone();
+    let following = tokio::spawn(accounts::follow(accounts.clone(), admin_groups, stopping.clone()));
     let open = |listener, door| {
         let (knock, knocks) = mpsc::channel(1);
-        let router = http::router(Arc::clone(&agent));
+        let router = http::router(handles.clone());
         (tokio::spawn(accept::serve(listener, door, accounts.clone(), router, closing.clone(), knocks)), knock)
     };
     let (public, knock) = open(listener, Door::Public);
-    let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, knock, agent.store.clone())));
+    let store = handles.store.clone();
+    let fed = notify::watchdog_period().map(|period| tokio::spawn(watchdog::feed(period, knock, store.clone())));
     let (admin, admin_file) = doors.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, Door::Admin).0);
     let mut server = tokio::spawn(served(public, admin));
@@ -387,62 +283,60 @@ async fn serve(
     notify::send(Notification::Status(format!("serving on {name}")));
     tracing::info!("host {}", machine::describe());
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
-    let first_look = tokio::spawn(look(Arc::clone(&agent)));
-    let startup = tokio::spawn(startup::run(Arc::clone(&agent), due));
-    let expiry = overrides::expire(agent.state.clone(), agent.store.clone(), agent.stopping.clone());
-    let expiry = tokio::spawn(expiry);
-    let daemons = tokio::spawn(mps::run(agent.mps.clone()));
-    let of = Arc::clone(&agent);
-    let has_daemon = move |uuid: &str| of.mps.has(uuid);
-    let turns = tokio::spawn(timeslice::run(agent.timeslice.clone(), has_daemon));
-    let of = Arc::clone(&agent);
-    let needs = move |uuid: &str| of.mps.needs_compute_mode(uuid);
-    let leftover = tokio::spawn(shared_gpus::run(agent.shared_gpus.clone(), needs, agent.stopping.clone()));
-    let strays = tokio::spawn(processes::run(agent.strays.clone()));
+    let first_reading = tokio::spawn(read_first(readings, hardware.clone(), state.clone()));
+    let startup = tokio::spawn(startup::run(startup, due));
+    let expiry = tokio::spawn(overrides::expire(state.clone(), store, stopping.clone()));
+    let daemons = tokio::spawn(mps::run(mps.clone()));
+    let of = mps.clone();
+    let levels = tokio::spawn(timeslice::run(timeslice, move |uuid: &str| of.has(uuid)));
+    let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
+    let leftover = tokio::spawn(shared_gpus::run(shared_gpus, needs, stopping.clone()));
+    let strays = tokio::spawn(processes::run(strays));
 
+    let reloading = Reloading { reload: &reload, socket_file: &socket_file, level };
     let ended = loop {
         tokio::select! {
             asked = signals.next() => match asked {
-                Asked::Reload => drop(reload(&agent, Wish::signal(), &socket_file, level).await),
+                Asked::Reload => drop(reloading.carry_out(Wish::signal()).await),
                 Asked::Stop => break None,
             },
             (wish, reply) = inbox.next() => {
-                // Whoever asked may have gone.
-                let _ = reply.send(reload(&agent, wish, &socket_file, level).await);
+                // The caller may be gone.
+                let _ = reply.send(reloading.carry_out(wish).await);
             }
             ended = &mut server => break Some(ended),
         }
     };
     notify::send(Notification::Stopping);
-    agent.stopping.cancel();
+    stopping.cancel();
     drop(inbox);
-    let unfinished = agent.operations.unfinished();
+    let unfinished = operations.unfinished();
     if unfinished > 0 {
         tracing::info!("stopping once {unfinished} operations have ended; a second SIGTERM breaks them off");
         notify::send(Notification::Status("finishing operations".to_owned()));
     }
-    // It begins nothing more, and what it began is among the tasks.
+    // It begins no more operations, and those that it began are among the tasks.
     let _ = queue.await;
-    agent.tasks.close();
-    agent.tasks.wait().await;
+    tasks.close();
+    tasks.wait().await;
     if unfinished > 0 {
         tokio::time::sleep(LAST_WORD).await;
     }
-    let _ = tokio::join!(startup, expiry, daemons, turns, leftover, strays);
-    first_look.abort();
+    let _ = tokio::join!(startup, expiry, daemons, levels, leftover, strays);
+    first_reading.abort();
     following.abort();
     let _ = fed.map(|fed| fed.abort());
-    // Those who listen hear how the operations ended, and that this is the end.
-    agent.state.events().close();
+    // Listeners get the ends of the operations, and then the end of the stream.
+    state.events().close();
     monitoring.abort();
     closing.cancel();
     let result = match ended {
         Some(ended) => ended,
         None => server.await,
     };
-    // Unlinked before the lock goes: the next agent never sees a stale file of ours.
+    // Unlinked before the lock is released: the next gpushd never sees a stale file of this one.
     drop((socket_file, admin_file));
-    let _ = tokio::time::timeout(WORKER_END, agent.hardware.stop()).await;
+    let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
     result.context("the accept loops broke off")?
 }
@@ -461,76 +355,21 @@ async fn served(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
     tokio::try_join!(ended(public), admin).map(|_| ())
 }
 
-/// Looks at the hardware so that the first caller finds it read, and notes what it is.
-async fn look(agent: Arc<Agent>) {
-    match agent.readings.recent().await {
+/// Reads the hardware, so that the first caller finds it read, and logs what it is.
+async fn read_first(readings: Readings, hardware: Hardware, state: State) {
+    match readings.recent().await {
         Ok(observed) => {
-            let driver = agent.hardware.status().driver;
+            let driver = hardware.status().driver;
             let (version, simulated) = driver.map_or_else(
                 || ("?".to_owned(), ""),
                 |driver| (driver.version, if driver.simulated { ", simulated" } else { "" }),
             );
             tracing::info!("driver {version}{simulated}: {} GPUs", observed.host.gpus.len());
             let gpus = observed.gpus(Viewer::Agent);
-            for finding in gpush_core::desired::findings(&agent.settings.config(), &gpus) {
+            for finding in gpush_core::desired::findings(&state.config(), &gpus) {
                 tracing::warn!("{finding}");
             }
         }
         Err(error) => tracing::warn!("no driver yet: {error}"),
     }
-}
-
-async fn reload(
-    agent: &Shared,
-    wish: Wish,
-    socket_file: &SocketFile,
-    level: Option<&Log>,
-) -> Result<Reloaded, ApiError> {
-    let in_force = Mutex::new(agent.settings.config().as_ref().clone());
-    let live = |wanted: &Config| {
-        let mut before = in_force.lock().unwrap_or_else(PoisonError::into_inner);
-        let access = access(wanted);
-        if self::access(&before) != access {
-            socket_file.set_access(&access).map_err(|error| to_api(&error))?;
-        }
-        if let Some(log) = level.filter(|_| before.log != wanted.log) {
-            log.set_level(wanted.log.level);
-        }
-        before.clone_from(wanted);
-        Ok(())
-    };
-    let reloaded = reload::carry_out(agent, wish, live).await;
-    match &reloaded {
-        Ok(reloaded) => {
-            tracing::info!("the config was read again");
-            for one in &reloaded.ended {
-                tracing::info!(gpu = one.uuid, "the override of {} has ended with it", words::actor(&one.by));
-            }
-            for PendingRestart { key, in_force, in_file } in agent.settings.pending_restart() {
-                let [in_force, in_file] =
-                    [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
-                tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
-            }
-            let pending_restart = agent.settings.pending_restart().into_iter().map(|one| one.key).collect();
-            agent.state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
-            notify::send(Notification::Status("the config was read again".to_owned()));
-        }
-        Err(error) => {
-            tracing::error!("{}", words::in_full(error));
-            let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
-            agent.state.events().publish(Happening::Config(change));
-            notify::send(Notification::Status("the config is wrong and was not taken".to_owned()));
-        }
-    }
-    reloaded
-}
-
-fn to_api(error: &SocketError) -> ApiError {
-    let mut answer = ApiError::new(Code::ConfigInvalid, error.to_string());
-    let mut at: &dyn std::error::Error = error;
-    while let Some(source) = at.source() {
-        answer = answer.cause(source.to_string());
-        at = source;
-    }
-    answer.hint("mend socket_group and socket_mode under [api], then `systemctl reload gpushd`")
 }

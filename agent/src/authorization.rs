@@ -1,0 +1,112 @@
+//! Who may administer: identifies callers, and records refused attempts in the audit trail.
+//!
+//! Every user who may connect can be refused as often as they like. So a uid gets [`MOST`] records per [`WINDOW`], and
+//! the store keeps a limited number for each user.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use gpush_api::{Actor, ApiError};
+use gpush_host::{identity::Users, peer::Peer};
+use gpush_store::{DENIED, NewAudit, Store};
+
+use crate::{caller::Caller, state::State};
+
+/// Records of refused attempts of one uid in a window.
+const MOST: u32 = 10;
+
+/// Length of a window.
+const WINDOW: Duration = Duration::from_secs(60);
+
+/// Decides who may administer. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Authorization {
+    state: State,
+    users: Users,
+    store: Store,
+    /// The uid that gpushd runs as.
+    own_uid: u32,
+    refused: Arc<Mutex<Refused>>,
+}
+
+impl Authorization {
+    /// Uses the access rules of the config in `state`, and records in `store`.
+    pub(crate) fn new(state: State, users: Users, store: Store, own_uid: u32) -> Self {
+        Self { state, users, store, own_uid, refused: Arc::default() }
+    }
+
+    /// Identifies the caller behind a connection, by the config in force now.
+    pub(crate) async fn identify(&self, peer: Peer) -> Caller {
+        Caller::of(peer, &self.state.config().access, &self.users, self.own_uid).await
+    }
+
+    /// Returns the caller as records name it.
+    pub(crate) async fn actor(&self, caller: &Caller) -> Actor {
+        caller.actor(self.users.user(caller.peer.uid).await)
+    }
+
+    /// Returns an administrator as records name it. `attempt` completes "may not".
+    ///
+    /// # Errors
+    /// `denied` for every other caller; the attempt is recorded.
+    pub(crate) async fn admin(&self, caller: &Caller, attempt: &'static str) -> Result<Actor, ApiError> {
+        let actor = self.actor(caller).await;
+        if caller.viewer.is_admin() {
+            return Ok(actor);
+        }
+        let denied = caller.denied(attempt, actor.user.as_deref(), &self.state.config().access);
+        self.record(actor, attempt);
+        Err(denied)
+    }
+
+    /// Records a refused attempt, without waiting: the answer does not depend on it.
+    fn record(&self, actor: Actor, attempt: &'static str) {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if !refused.counts(actor.uid, Instant::now()) {
+            return;
+        }
+        let audit = NewAudit {
+            by: Some(actor),
+            action: DENIED.to_owned(),
+            object: "host".to_owned(),
+            result: "refused".to_owned(),
+            detail: serde_json::json!({ "attempt": attempt }),
+        };
+        drop(self.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())));
+    }
+}
+
+/// Recent refused attempts, by uid: when its window began, and how many were recorded since.
+#[derive(Debug, Default)]
+struct Refused(HashMap<u32, (Instant, u32)>);
+
+impl Refused {
+    /// Counts an attempt; returns whether it is to be recorded.
+    fn counts(&mut self, uid: u32, now: Instant) -> bool {
+        self.0.retain(|_, (since, _)| now.duration_since(*since) < WINDOW);
+        let (_, count) = self.0.entry(uid).or_insert((now, 0));
+        *count = count.saturating_add(1);
+        *count <= MOST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_attempts_are_limited_per_uid_and_window() {
+        let (mut refused, now) = (Refused::default(), Instant::now());
+        let mut recorded = |uid, now| (0..100).filter(|_| refused.counts(uid, now)).count();
+        assert_eq!(recorded(1000, now), 10);
+        assert_eq!(recorded(1001, now + WINDOW / 2), 10, "each uid has its own");
+        assert_eq!(recorded(1000, now + WINDOW / 2), 0);
+        assert_eq!(recorded(1000, now + WINDOW), 10);
+        assert_eq!(refused.0.len(), 2);
+        refused.counts(1002, now + 3 * WINDOW);
+        assert_eq!(refused.0.len(), 1, "past windows are forgotten");
+    }
+}

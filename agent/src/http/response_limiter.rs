@@ -1,0 +1,253 @@
+//! Limits concurrent expensive responses, in total and for each uid.
+//!
+//! A plan for 64 GPUs, or all GPUs with their profiles, takes milliseconds to compose and to write as JSON. On the
+//! async workers a few dozen of them would delay every other answer. So an expensive response is made on blocking
+//! threads, while it holds a permit:
+//!
+//! ```text
+//! request ─┬─► permit ─► polled once ─► ready ─► answer
+//!          └─── woken ◄─── pending ◄────┘
+//! ```
+//!
+//! A response gives its permit back while it waits, for a reading of the hardware for example: a GPU that hangs delays
+//! no other caller, not even the same uid. How many responses of a uid wait is limited by its connections. Permits are
+//! granted in the order of the requests, and a uid holds only its share of them. So a caller with one request waits for
+//! at most one response of each other uid. Root and the uid of gpushd have permits that no other uid can take.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Wake, Waker},
+    thread::available_parallelism,
+};
+
+use axum::{
+    body::Bytes,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use tokio::sync::{AcquireError, Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::failure::Failure;
+use crate::caller::Caller;
+
+/// Largest number of permits: more threads would only make each answer slower.
+const MOST_PERMITS: usize = 4;
+
+/// Limits concurrent expensive responses. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct ResponseLimiter(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    public: Pool,
+    /// For root and the uid of gpushd.
+    privileged: Pool,
+    /// The uid that gpushd runs as.
+    own_uid: u32,
+}
+
+/// Permits, and the share of each uid.
+#[derive(Debug)]
+struct Pool {
+    permits: Arc<Semaphore>,
+    /// Permits that one uid may hold at once.
+    share: usize,
+    /// The shares of uids with unfinished responses.
+    uids: Mutex<HashMap<u32, Arc<Semaphore>>>,
+}
+
+/// The right to work, until dropped.
+struct Permit {
+    _of_pool: OwnedSemaphorePermit,
+    _of_uid: OwnedSemaphorePermit,
+}
+
+impl Pool {
+    fn new(permits: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(permits)), share: permits.div_ceil(2), uids: Mutex::default() }
+    }
+
+    fn share(&self, uid: u32) -> Arc<Semaphore> {
+        let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
+        // Uids without unfinished responses.
+        uids.retain(|_, share| Arc::strong_count(share) > 1);
+        Arc::clone(uids.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
+    }
+
+    async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
+        // First within the uid: the queue of the pool holds no more of it than its share.
+        let share = Arc::clone(share).acquire_owned().await?;
+        Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
+    }
+}
+
+/// Wakes the task that asks for the next permit.
+struct WakeTask(Notify);
+
+impl Wake for WakeTask {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_one();
+    }
+}
+
+impl ResponseLimiter {
+    /// Half the processors for each of the two pools.
+    pub(crate) fn new(own_uid: u32) -> Self {
+        let permits = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_PERMITS);
+        Self::with_permits(permits, own_uid)
+    }
+
+    fn with_permits(permits: usize, own_uid: u32) -> Self {
+        Self(Arc::new(Inner { public: Pool::new(permits), privileged: Pool::new(permits), own_uid }))
+    }
+
+    /// Runs `work` to its end under permits of the caller's uid.
+    ///
+    /// # Errors
+    /// When `work` panics.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let uid = caller.peer.uid;
+        let pool = if uid == 0 || uid == self.0.own_uid { &self.0.privileged } else { &self.0.public };
+        let share = pool.share(uid);
+        let woken = Arc::new(WakeTask(Notify::new()));
+        let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
+        loop {
+            // These semaphores are never closed.
+            let permit = pool.permit(&share).await.map_err(|_| Failure::internal())?;
+            let waker = Waker::from(Arc::clone(&woken));
+            let polled = tokio::task::spawn_blocking(move || {
+                let polled = work.as_mut().poll(&mut Context::from_waker(&waker));
+                drop(permit);
+                (polled, work)
+            });
+            match polled.await.map_err(|_| Failure::internal())? {
+                (Poll::Ready(done), _) => return Ok(done),
+                (Poll::Pending, unfinished) => work = unfinished,
+            }
+            woken.0.notified().await;
+        }
+    }
+
+    /// Runs `work` and answers with its value as JSON.
+    ///
+    /// # Errors
+    /// Those of `work`, and when it panics.
+    pub(super) async fn answer<T: Serialize>(
+        &self,
+        caller: &Caller,
+        status: StatusCode,
+        work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Result<Response, Failure> {
+        let json = self.run(caller, async move { to_json(&work.await?) }).await??;
+        Ok(response(status, json))
+    }
+}
+
+/// Writes a value as JSON.
+pub(super) fn to_json<T: Serialize>(value: &T) -> Result<Bytes, Failure> {
+    serde_json::to_vec(value).map(Bytes::from).map_err(|_| Failure::internal())
+}
+
+/// Answers with JSON that is written already.
+pub(super) fn response(status: StatusCode, json: Bytes) -> Response {
+    (status, [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+
+    use gpush_host::peer::Peer;
+
+    use super::*;
+    use crate::caller::Viewer;
+
+    fn caller(uid: u32) -> Caller {
+        Caller { peer: Peer { uid, pid: None, groups: Vec::new(), is_on_this_host: true }, viewer: Viewer::User(uid) }
+    }
+
+    fn one_permit() -> ResponseLimiter {
+        ResponseLimiter::with_permits(1, 990)
+    }
+
+    #[tokio::test]
+    async fn response_that_waits_holds_no_permit_and_resumes_when_woken() {
+        let limiter = one_permit();
+        let (tx, rx) = oneshot::channel::<u32>();
+        let waiting = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.run(&caller(1000), rx).await.unwrap().unwrap() }
+        });
+        // Any number of them may wait.
+        let mut others = tokio::task::JoinSet::new();
+        for _ in 0..100 {
+            let limiter = limiter.clone();
+            others.spawn(async move { limiter.run(&caller(1000), std::future::pending::<()>()).await.is_ok() });
+        }
+        tokio::task::yield_now().await;
+        // The same uid, another one: each gets a permit while the first waits.
+        assert_eq!(limiter.run(&caller(1000), async { 1 }).await.unwrap(), 1);
+        assert_eq!(limiter.run(&caller(1001), async { 2 }).await.unwrap(), 2);
+        tx.send(7).unwrap();
+        assert_eq!(waiting.await.unwrap(), 7);
+        others.shutdown().await;
+        limiter.run(&caller(1), async {}).await.unwrap();
+        assert_eq!(limiter.0.public.uids.lock().unwrap().len(), 1, "uids without responses are forgotten");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn flood_of_one_uid_delays_another_by_one_response_and_root_not_at_all() {
+        let limiter = one_permit();
+        let (started, mut start) = tokio::sync::mpsc::unbounded_channel();
+        let (gate, gates) = std::sync::mpsc::channel::<()>();
+        let gates = Arc::new(Mutex::new(gates));
+        let mut work = Vec::new();
+        for _ in 0..20 {
+            let (limiter, gates, started) = (limiter.clone(), Arc::clone(&gates), started.clone());
+            work.push(tokio::spawn(async move {
+                let blocks = async move {
+                    started.send(()).unwrap();
+                    gates.lock().unwrap().recv().unwrap();
+                };
+                limiter.run(&caller(1000), blocks).await.unwrap();
+            }));
+        }
+        start.recv().await.unwrap();
+        // Root does not wait for the only public permit.
+        assert_eq!(limiter.run(&caller(0), async { 1 }).await.unwrap(), 1);
+        let other = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.run(&caller(1001), async { 2 }).await.unwrap() }
+        });
+        // Until it waits for the permit.
+        while limiter.0.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.available_permits() > 0) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        gate.send(()).unwrap();
+        assert_eq!(other.await.unwrap(), 2);
+        assert!(work.iter().filter(|work| work.is_finished()).count() < 3);
+        for _ in 0..19 {
+            gate.send(()).unwrap();
+        }
+        for work in work {
+            work.await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn response_that_panics_returns_its_permit() {
+        let limiter = one_permit();
+        assert!(limiter.run::<()>(&caller(1000), async { panic!("on purpose") }).await.is_err());
+        assert_eq!(limiter.run(&caller(1000), async { 3 }).await.unwrap(), 3);
+    }
+}

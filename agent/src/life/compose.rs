@@ -1,0 +1,317 @@
+//! Builds the handles of gpushd, and passes each module those that it uses.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use anyhow::Context;
+use gpush_api::ApiError;
+use gpush_host::identity::Users;
+use gpush_nvml::{Hardware, Options};
+use gpush_store::{OperationId, UnfinishedOperation};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::UNKNOWN_BOOT;
+use crate::{
+    agent::{Agent, Shared},
+    apply::{self, Executor, Planner, Recovery, Services},
+    authorization::Authorization,
+    durable::{self, Remembered},
+    health::{Check, Health, Sources},
+    http::{self, requests::Requests, response_limiter::ResponseLimiter},
+    idempotency::Idempotency,
+    lanes::Lanes,
+    maintenance::MaintenanceControl,
+    modes::{driver::Driver, mig::MigMode},
+    mps::{self, Mps},
+    operation::Operations,
+    outside::Outside,
+    processes::{self, SeenShares, Strays},
+    recover::LossAcceptance,
+    reload::{self, Differences, Inbox, Reload},
+    settings::Settings,
+    shared_gpus::SharedGpus,
+    startup::{self, Due, Startup},
+    state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings},
+    timeslice::Timeslice,
+};
+
+/// Where gpushd runs.
+pub(super) struct Origin {
+    /// The boot's id, or why it is not known.
+    pub(super) boot: Result<String, ApiError>,
+    /// Root of the host's file system.
+    pub(super) host_root: PathBuf,
+    /// Helper units and other processes of the host.
+    pub(super) outside: Arc<Outside>,
+    /// Directory of MPS daemons.
+    pub(super) mps_dir: PathBuf,
+    /// Directory of NVIDIA's MPS programs, if not the config's.
+    pub(super) mps_programs: Option<PathBuf>,
+}
+
+/// What `life` runs.
+pub(super) struct Parts {
+    /// Queues and begins operations.
+    pub(super) engine: Shared,
+    /// The driver, behind its worker.
+    pub(super) hardware: Hardware,
+    /// Time-sliced GPUs.
+    pub(super) timeslice: Timeslice,
+    /// What is set on GPUs that are shared whole.
+    pub(super) shared_gpus: SharedGpus,
+    /// Takes over operations that an earlier gpushd left.
+    pub(super) recovery: Recovery,
+    /// What handlers of requests use.
+    pub(super) handles: http::Handles,
+    /// What the layouts at start use.
+    pub(super) startup: startup::Handles,
+    /// Reloads the config.
+    pub(super) reload: Reload,
+    /// Reloads that requests ask for.
+    pub(super) inbox: Inbox,
+    /// Operations that an earlier gpushd left, oldest first.
+    pub(super) unfinished: Vec<UnfinishedOperation>,
+    /// Those of them that had ended, each with the operation that proves it.
+    pub(super) superseded: BTreeMap<OperationId, OperationId>,
+    /// The boot's id, or what stands for it.
+    pub(super) boot_id: String,
+    /// The layouts that are due on this boot.
+    pub(super) due: Due,
+}
+
+/// Builds everything; nothing runs yet but the driver's supervisor and the thread that resolves users.
+///
+/// # Errors
+/// When a thread cannot be started.
+pub(super) fn compose(
+    settings: Settings,
+    origin: Origin,
+    remembered: Remembered,
+    options: Options,
+) -> anyhow::Result<Parts> {
+    let Origin { boot, host_root, outside, mps_dir, mps_programs } = origin;
+    let Remembered {
+        store,
+        notes,
+        last_boot,
+        unfinished,
+        superseded,
+        conditions,
+        overrides,
+        mps_shares,
+        mps_targets,
+        shared_gpus,
+        generation,
+        noticed,
+        lost,
+        known_since,
+    } = remembered;
+    let hardware = Hardware::start(options);
+    let users = Users::start().context("a thread can't be started")?;
+    let startup = Startup::default();
+    let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
+    let (reloads, inbox) = reload::channel();
+    let read_only = durable::read_only(&notes);
+    let unknown = lost.as_ref().is_some_and(|lost| lost.holds) || read_only.is_some();
+    let due = startup.due(&settings.config(), boot, last_boot, unknown);
+    let initial = Initial {
+        config: settings.config(),
+        conditions: Conditions::new(conditions, noticed),
+        overrides: Overrides::new(generation, overrides),
+        lost,
+        known_since,
+    };
+    let state = State::new(store.clone(), Events::new(store.instance()), initial);
+    mps_targets.iter().for_each(|target| state.share(&target.target, target.in_force.is_some()));
+    let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
+    let lanes = Lanes::new(state.clone());
+    let shared_gpus =
+        SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
+    let stopping = CancellationToken::new();
+    let timeslice = Timeslice::new(
+        state.clone(),
+        readings.clone(),
+        hardware.clone(),
+        lanes.clone(),
+        shared_gpus.clone(),
+        Arc::clone(&outside),
+        stopping.clone(),
+    );
+    let own_uid = nix::unistd::geteuid().as_raw();
+    let idempotency = Idempotency::new(store.clone());
+    let seen_shares: Arc<SeenShares> = Arc::default();
+    let named = Arc::clone(&seen_shares);
+    let mps_handles = mps::Handles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        hardware: hardware.clone(),
+        store: store.clone(),
+        users: users.clone(),
+        shared_gpus: shared_gpus.clone(),
+        timeslice: timeslice.clone(),
+        idempotency: idempotency.clone(),
+        named_share: Arc::new(move |pid| named.named_share(pid)),
+        stopping: stopping.clone(),
+        own_uid,
+    };
+    let mps = Mps::new(mps_dir, mps_programs, mps_shares, mps_targets, mps_handles);
+    let strays = Strays::new(
+        state.clone(),
+        readings.clone(),
+        mps.clone(),
+        store.clone(),
+        stopping.clone(),
+        read_only.clone(),
+        seen_shares,
+    );
+    let commits = Commits::new(store.clone(), state.clone());
+    let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
+    let mig = MigMode {
+        driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
+        outside: Arc::clone(&outside),
+        users: users.clone(),
+        state: state.clone(),
+    };
+    let planner =
+        Planner { mig: mig.clone(), mps: mps.clone(), operations: operations.clone(), host_root: host_root.clone() };
+    let tasks = TaskTracker::new();
+    let executor = Executor {
+        mig,
+        mps: mps.clone(),
+        timeslice: timeslice.clone(),
+        services: Services {
+            state: state.clone(),
+            store: store.clone(),
+            outside: Arc::clone(&outside),
+            stopping: stopping.clone(),
+        },
+        operations: operations.clone(),
+        tasks: tasks.clone(),
+    };
+    let recovery = Recovery { executor: executor.clone(), planner: planner.clone(), stopping: stopping.clone() };
+    let engine = Arc::new(Agent {
+        settings: settings.clone(),
+        read_only: read_only.clone(),
+        state: state.clone(),
+        readings: readings.clone(),
+        outside: Arc::clone(&outside),
+        users: users.clone(),
+        idempotency: idempotency.clone(),
+        operations: operations.clone(),
+        planner: planner.clone(),
+        executor,
+        lanes: lanes.clone(),
+        queue: Default::default(),
+        tasks,
+        stopping: stopping.clone(),
+    });
+    let health = Health::new(Sources {
+        state: state.clone(),
+        readings: readings.clone(),
+        hardware: hardware.clone(),
+        startup: startup.clone(),
+        host_root,
+        checks: vec![
+            check(&settings, |settings| settings.trouble().into_iter().collect()),
+            check(&engine, |engine| engine.operations.not_stopping(&engine.stopping).err().into_iter().collect()),
+            check(&outside, |outside| apply::services_health(outside)),
+            check(&timeslice, Timeslice::health),
+            check(&shared_gpus, SharedGpus::health),
+            check(&mps, mps::health),
+            check(&strays, processes::health),
+            check(&notes, |notes| durable::health(notes).collect()),
+            check(&store, |store| store.trouble().map(ApiError::from).into_iter().collect()),
+        ],
+    });
+    let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
+    let requests = Requests {
+        authorization: authorization.clone(),
+        idempotency,
+        operations: operations.clone(),
+        tasks: engine.tasks.clone(),
+        stopping: stopping.clone(),
+        read_only,
+    };
+    let host_lock = Arc::default();
+    let maintenance = MaintenanceControl {
+        state: state.clone(),
+        commits: commits.clone(),
+        readings: readings.clone(),
+        operations: operations.clone(),
+        hardware: hardware.clone(),
+        outside: Arc::clone(&outside),
+        host_lock: Arc::clone(&host_lock),
+    };
+    let acceptance = LossAcceptance {
+        state: state.clone(),
+        readings: readings.clone(),
+        store: store.clone(),
+        mps: mps.clone(),
+        shared_gpus: shared_gpus.clone(),
+        host_lock,
+    };
+    let differences =
+        Differences { settings: settings.clone(), state: state.clone(), readings: readings.clone(), outside };
+    let reload = Reload {
+        settings: settings.clone(),
+        state: state.clone(),
+        readings: readings.clone(),
+        store: store.clone(),
+        mps: mps.clone(),
+        timeslice: timeslice.clone(),
+    };
+    let startup = startup::Handles {
+        startup,
+        engine: Arc::clone(&engine),
+        planner: planner.clone(),
+        operations: operations.clone(),
+        state: state.clone(),
+        readings: readings.clone(),
+        store: store.clone(),
+        stopping,
+    };
+    let handles = http::Handles {
+        state,
+        readings,
+        settings,
+        store,
+        authorization,
+        requests,
+        limiter: ResponseLimiter::new(own_uid),
+        commits,
+        maintenance,
+        recovery: acceptance,
+        reloads,
+        differences,
+        health,
+        operations,
+        engine: Arc::clone(&engine),
+        planner,
+        mps,
+        strays,
+    };
+    Ok(Parts {
+        engine,
+        handles,
+        hardware,
+        timeslice,
+        shared_gpus,
+        recovery,
+        startup,
+        reload,
+        inbox,
+        unfinished,
+        superseded,
+        boot_id,
+        due,
+    })
+}
+
+/// Makes a check of a part, which it keeps a handle to.
+fn check<T: Clone + Send + Sync + 'static>(
+    of: &T,
+    check: impl Fn(&T) -> Vec<ApiError> + Send + Sync + 'static,
+) -> Check {
+    let of = of.clone();
+    Box::new(move || check(&of))
+}

@@ -1,0 +1,80 @@
+//! A reload of the config, with the socket and the log, which are gpushd's own.
+
+use std::sync::{Mutex, PoisonError};
+
+use gpush_api::{ApiError, Code, ConfigChange, Happening, PendingRestart, Reloaded};
+use gpush_core::config::Config;
+use gpush_host::notify::{self, Notification};
+
+use super::access;
+use crate::{
+    listen::socket::{SocketError, SocketFile},
+    logging::Log,
+    reload::{Reload, Wish},
+    state::words,
+};
+
+/// What a reload puts into force besides the state: the access of the socket, and the level of the log.
+pub(super) struct Reloading<'a> {
+    pub(super) reload: &'a Reload,
+    pub(super) socket_file: &'a SocketFile,
+    /// `None` when the command line sets the level.
+    pub(super) level: Option<&'a Log>,
+}
+
+impl Reloading<'_> {
+    /// Reads the config again, and reports the result in the log, as an event and to systemd.
+    ///
+    /// # Errors
+    /// Those of [`Reload::carry_out`].
+    pub(super) async fn carry_out(&self, wish: Wish) -> Result<Reloaded, ApiError> {
+        let Self { reload: Reload { settings, state, .. }, socket_file, level } = self;
+        let in_force = Mutex::new(settings.config().as_ref().clone());
+        let live = |wanted: &Config| {
+            let mut before = in_force.lock().unwrap_or_else(PoisonError::into_inner);
+            let access = access(wanted);
+            if self::access(&before) != access {
+                socket_file.set_access(&access).map_err(|error| to_api(&error))?;
+            }
+            if let Some(log) = level.filter(|_| before.log != wanted.log) {
+                log.set_level(wanted.log.level);
+            }
+            before.clone_from(wanted);
+            Ok(())
+        };
+        let reloaded = self.reload.carry_out(wish, live).await;
+        match &reloaded {
+            Ok(reloaded) => {
+                tracing::info!("the config was read again");
+                for one in &reloaded.ended {
+                    tracing::info!(gpu = one.uuid, "the override of {} has ended with it", words::actor(&one.by));
+                }
+                for PendingRestart { key, in_force, in_file } in settings.pending_restart() {
+                    let [in_force, in_file] =
+                        [in_force, in_file].map(|value| value.unwrap_or_else(|| "not set".to_owned()));
+                    tracing::warn!("{key} stays {in_force} until gpushd is started anew: the file has {in_file}");
+                }
+                let pending_restart = settings.pending_restart().into_iter().map(|one| one.key).collect();
+                state.events().publish(Happening::Config(ConfigChange { taken: true, error: None, pending_restart }));
+                notify::send(Notification::Status("the config was read again".to_owned()));
+            }
+            Err(error) => {
+                tracing::error!("{}", words::in_full(error));
+                let change = ConfigChange { taken: false, error: Some(error.clone()), pending_restart: Vec::new() };
+                state.events().publish(Happening::Config(change));
+                notify::send(Notification::Status("the config is wrong and was not taken".to_owned()));
+            }
+        }
+        reloaded
+    }
+}
+
+fn to_api(error: &SocketError) -> ApiError {
+    let mut answer = ApiError::new(Code::ConfigInvalid, error.to_string());
+    let mut at: &dyn std::error::Error = error;
+    while let Some(source) = at.source() {
+        answer = answer.cause(source.to_string());
+        at = source;
+    }
+    answer.hint("mend socket_group and socket_mode under [api], then `systemctl reload gpushd`")
+}

@@ -1,0 +1,89 @@
+//! Errors for an MPS target that gpushd does not have: the name is wrong, or the target cannot be known yet.
+//!
+//! | reason | code | retryable |
+//! |---|---|---|
+//! | the driver has not answered this gpushd yet | `unavailable` | yes |
+//! | gpushd has read the GPU and not started its daemon yet | `unavailable` | yes |
+//! | the GPU cannot be read | `unavailable` | yes |
+//! | the GPU is lost | `gpu_lost` | no |
+//! | there is no driver, or the host was never read in maintenance | that error | as that error |
+//! | none of these | `not_found` | no |
+
+use gpush_api::{ApiError, Code, GpuState};
+use gpush_nvml::{DriverError, ErrorKind};
+
+use super::{Mps, targets::Outlook};
+use crate::{
+    eligibility,
+    state::{HostState, no_driver, words},
+};
+
+/// Returns an error until the GPUs are known: before that, no target is known to be absent.
+///
+/// # Errors
+/// Why the GPUs are not known.
+pub(super) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
+    match (&host.driver, &host.maintenance) {
+        (_, Some(maintenance)) if !host.was_listed => Err(words::nothing_seen(maintenance)),
+        (Some(error), None) if error.kind == ErrorKind::WorkerUnavailable => Err(starting(error)),
+        (Some(error), None) => Err(no_driver(error)),
+        (_, _) => Ok(()),
+    }
+}
+
+fn starting(error: &DriverError) -> ApiError {
+    ApiError::new(Code::Unavailable, "the MPS targets are not known yet: the driver has not answered")
+        .cause(error.to_string())
+        .hint("ask again in a moment; `gpushctl status` shows whether the driver answers")
+        .retryable()
+}
+
+/// Explains why `text` names no target; `not_found` is the error where nothing else explains it.
+pub(super) fn explain(mps: &Mps, outlook: &Outlook, text: &str, not_found: ApiError) -> ApiError {
+    let host = mps.handles.state.now();
+    if let Err(error) = gpus_known(&host) {
+        return error;
+    }
+    // `0:2g.20gb@2` is a device of GPU 0.
+    let gpu = text.split(':').next().unwrap_or(text).trim();
+    match host.position(gpu) {
+        Ok(at) => {
+            let gpu = &host.gpus[at].gpu;
+            if matches!(gpu.state, GpuState::Lost | GpuState::Unknown)
+                && let Some(error) = eligibility::refusal(gpu, &format!("GPU {}", gpu.index))
+            {
+                return error;
+            }
+        }
+        // The driver lists it and cannot identify it.
+        Err(error) if !matches!(error.code, Code::NotFound | Code::BadRequest) => return error,
+        Err(_) => {}
+    }
+    if outlook.has_pending(mps) {
+        return ApiError::new(Code::Unavailable, not_found.message)
+            .cause("gpushd is about to start MPS daemons that the config wants")
+            .hint("ask again in a moment; `gpushctl mps list` shows the targets")
+            .retryable();
+    }
+    not_found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::State;
+
+    #[test]
+    fn targets_are_unavailable_while_the_driver_starts() {
+        let state = State::empty();
+        let error = gpus_known(&state.now()).unwrap_err();
+        assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
+    }
+
+    #[test]
+    fn targets_without_a_driver_give_the_error_of_the_driver() {
+        let no_driver = DriverError::new(ErrorKind::DriverNotLoaded, "listing the GPUs");
+        let host = HostState { driver: Some(no_driver), ..HostState::clone(&State::empty().now()) };
+        assert_eq!(gpus_known(&host).unwrap_err().code, Code::DriverUnavailable);
+    }
+}

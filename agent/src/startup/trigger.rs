@@ -1,0 +1,103 @@
+//! Snapshots that make another attempt to give GPUs their layouts worthwhile.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use gpush_core::config::Config;
+
+use crate::state::HostState;
+
+/// Conditions that keep GPUs from their layouts, and the config, as last seen.
+///
+/// Only the end of a condition, or another config, is a reason to try at once. A new cordon is not: an attempt after
+/// each condition would also reset the pause after a failure, and each attempt may cost instances.
+#[derive(Debug)]
+pub(super) struct Trigger {
+    /// A reload replaces it.
+    config: Arc<Config>,
+    in_maintenance: bool,
+    is_lost: bool,
+    cordoned: BTreeSet<String>,
+    overridden: BTreeSet<String>,
+}
+
+impl Trigger {
+    pub(super) fn new(host: &HostState) -> Self {
+        let with = |matches: fn(&gpush_api::Gpu) -> bool| {
+            host.gpus.iter().map(|gpu| &gpu.gpu).filter(|gpu| matches(gpu)).map(|gpu| gpu.uuid.clone()).collect()
+        };
+        Self {
+            config: Arc::clone(&host.config),
+            in_maintenance: host.maintenance.is_some(),
+            is_lost: host.lost.is_some(),
+            cordoned: with(|gpu| !gpu.cordons.is_empty()),
+            overridden: with(|gpu| gpu.overridden.is_some()),
+        }
+    }
+
+    /// Takes in a snapshot; returns whether a condition has ended or the config is another one since the last snapshot.
+    pub(super) fn fires(&mut self, host: &HostState) -> bool {
+        let now = Self::new(host);
+        let fires = !Arc::ptr_eq(&self.config, &now.config)
+            || self.in_maintenance && !now.in_maintenance
+            || self.is_lost && !now.is_lost
+            || !self.cordoned.is_subset(&now.cordoned)
+            || !self.overridden.is_subset(&now.overridden);
+        *self = now;
+        fires
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{Actor, Maintenance};
+
+    use super::*;
+    use crate::state::{
+        Effect, State,
+        tests::{cordon, list, override_of, uncordon},
+    };
+
+    /// A state with one GPU, and its trigger.
+    fn one_gpu() -> (State, Trigger) {
+        let state = State::empty();
+        list(&state, &[0]);
+        let trigger = Trigger::new(&state.now());
+        (state, trigger)
+    }
+
+    #[test]
+    fn trigger_fires_when_a_cordon_ends_not_when_it_is_made() {
+        let (state, mut trigger) = one_gpu();
+        state.apply(&[cordon("GPU-0")]);
+        assert!(!trigger.fires(&state.now()), "a cordon is made");
+        assert!(!trigger.fires(&state.now()), "nothing has changed");
+        state.apply(&[uncordon("GPU-0")]);
+        assert!(trigger.fires(&state.now()), "the cordon has ended");
+        assert!(!trigger.fires(&state.now()), "nothing has changed");
+    }
+
+    #[test]
+    fn trigger_fires_when_an_override_ends_not_when_it_is_made() {
+        let (state, mut trigger) = one_gpu();
+        let by = Actor { uid: 0, user: None, pid: None };
+        let one = override_of("GPU-0", 1);
+        state.override_effects(&[Effect::Made(one.clone())]);
+        assert!(!trigger.fires(&state.now()), "an override is made");
+        let action = "override.clear".to_owned();
+        state.override_effects(&[Effect::Ended { one, generation: 2, action, by: Some(by) }]);
+        assert!(trigger.fires(&state.now()), "the override has ended");
+    }
+
+    #[test]
+    fn trigger_fires_when_maintenance_or_a_loss_ends_and_for_another_config() {
+        let (state, _) = one_gpu();
+        let plain = HostState::clone(&state.now());
+        let maintenance = Maintenance { reason: None, by: None, since: jiff::Timestamp::UNIX_EPOCH };
+        let closed = HostState { maintenance: Some(maintenance), ..plain.clone() };
+        let mut trigger = Trigger::new(&plain);
+        assert!(!trigger.fires(&closed));
+        assert!(trigger.fires(&plain));
+        // An equal config that was read again counts: files that it names may have changed.
+        assert!(trigger.fires(&HostState { config: Arc::new(Config::default()), ..plain.clone() }));
+    }
+}

@@ -1,0 +1,90 @@
+//! MIG devices: one record per compute instance, with who uses it and whether it can be had.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::gpu::Process;
+
+/// Who has a MIG device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum DeviceUse {
+    /// No user has it and no process runs on it.
+    Free,
+    /// A user has a share of it, and no process runs on it.
+    Granted,
+    /// Processes run on it.
+    InUse,
+    /// No process runs on it, but its GPU or its MPS daemon takes no new work.
+    Reserved,
+}
+
+impl DeviceUse {
+    /// The name in JSON and in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Granted => "granted",
+            Self::InUse => "in_use",
+            Self::Reserved => "reserved",
+        }
+    }
+}
+
+/// A share of a MIG device that a user has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DeviceGrant {
+    /// The share, `s12`.
+    pub id: String,
+    /// User id of the holder.
+    pub uid: u32,
+    /// User name of the holder; absent when the uid has no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// When the share ends by itself; absent when it has no fixed end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub until: Option<Timestamp>,
+}
+
+/// A MIG device: a compute instance, or a GPU instance that has none yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct MigDevice {
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// UUID of the GPU.
+    pub gpu_uuid: String,
+    /// GPU instance as profile and placement, `3g.40gb@4`.
+    pub instance: String,
+    /// Profile of the compute instance, `1c.3g.40gb`; the GPU instance's own when it takes all of it.
+    pub profile: String,
+    /// GPU instance id.
+    pub gi: u32,
+    /// Compute instance id; absent when the GPU instance has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ci: Option<u32>,
+    /// `MIG-<uuid>`, which programs take; absent when there is no compute instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// Memory of the GPU instance, MiB; absent when the driver does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// Who has it.
+    #[serde(rename = "use")]
+    pub usage: DeviceUse,
+    /// Whether a program of any user can start on it now: `use` is `free`.
+    pub available: bool,
+    /// Shares of it, where it is shared through MPS.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub grants: Vec<DeviceGrant>,
+    /// Processes on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<Process>,
+    /// Why it is reserved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}

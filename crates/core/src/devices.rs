@@ -1,0 +1,197 @@
+//! MIG devices of a host with their use: what is free, and why the rest is not.
+//!
+//! A device is in use while the driver lists a process on it. Otherwise it is reserved while its GPU or
+//! its MPS daemon takes no new work, granted while a user has a share of it, and free in every other case.
+
+use std::borrow::Borrow;
+
+use gpush_api::{
+    ComputeInstance, DeviceGrant, DeviceUse, Gpu, GpuInstance, GpuState, MigDevice, MpsDaemon, MpsState, Process,
+    USERS_UNKNOWN,
+};
+
+/// Lists the MIG devices of these GPUs, by GPU and placement. `daemons` are the MPS daemons of the host.
+#[must_use]
+pub fn list<G: Borrow<Gpu>>(gpus: &[G], daemons: &[MpsDaemon]) -> Vec<MigDevice> {
+    let gpus = gpus.iter().map(Borrow::borrow);
+    let enabled = gpus.filter(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled));
+    enabled.flat_map(|gpu| of_gpu(gpu, daemons)).collect()
+}
+
+fn of_gpu(gpu: &Gpu, daemons: &[MpsDaemon]) -> Vec<MigDevice> {
+    let mut devices = Vec::new();
+    for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
+        if instance.compute.is_empty() {
+            devices.push(device(gpu, instance, None, daemons));
+        }
+        devices.extend(instance.compute.iter().map(|compute| device(gpu, instance, Some(compute), daemons)));
+    }
+    devices
+}
+
+fn device(gpu: &Gpu, instance: &GpuInstance, compute: Option<&ComputeInstance>, daemons: &[MpsDaemon]) -> MigDevice {
+    let uuid = compute.and_then(|compute| compute.uuid.clone());
+    let daemon = daemons.iter().find(|daemon| uuid.as_ref() == Some(&daemon.uuid));
+    let servers: Vec<u32> = daemon.iter().flat_map(|daemon| &daemon.servers).filter_map(|server| server.pid).collect();
+    let of_compute = compute.iter().flat_map(|compute| &compute.processes);
+    // An MPS server without clients holds the device for no user.
+    let is_user = |process: &&Process| process.pid.is_none_or(|pid| !servers.contains(&pid));
+    let processes: Vec<Process> = instance.processes.iter().chain(of_compute).filter(is_user).cloned().collect();
+    let grants: Vec<DeviceGrant> = daemon.iter().flat_map(|daemon| &daemon.shares).map(grant).collect();
+    let reason = reserved(gpu, compute, daemon);
+    let usage = if !processes.is_empty() || daemon.is_some_and(|daemon| !daemon.clients.is_empty()) {
+        DeviceUse::InUse
+    } else if reason.is_some() {
+        DeviceUse::Reserved
+    } else if grants.is_empty() {
+        DeviceUse::Free
+    } else {
+        DeviceUse::Granted
+    };
+    MigDevice {
+        gpu: gpu.index,
+        gpu_uuid: gpu.uuid.clone(),
+        instance: format!("{}@{}", instance.profile, instance.placement.start),
+        profile: compute.map_or_else(|| instance.profile.clone(), |compute| compute.profile.clone()),
+        gi: instance.id,
+        ci: compute.map(|compute| compute.id),
+        uuid,
+        memory_mib: instance.memory.map(|memory| memory.total_mib),
+        usage,
+        available: usage == DeviceUse::Free,
+        grants,
+        processes,
+        reason: reason.filter(|_| usage == DeviceUse::Reserved),
+    }
+}
+
+fn grant(share: &gpush_api::MpsShare) -> DeviceGrant {
+    DeviceGrant { id: share.id.clone(), uid: share.by.uid, user: share.by.user.clone(), until: share.expires_at }
+}
+
+/// Why a device without processes takes no new work.
+fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDaemon>) -> Option<String> {
+    let state = match gpu.state {
+        GpuState::Ready => None,
+        GpuState::Cordoned => Some("the GPU is cordoned"),
+        GpuState::Degraded => Some("the GPU is degraded"),
+        GpuState::Changing => Some("an operation changes the GPU"),
+        GpuState::Held => Some("the GPU is held"),
+        GpuState::Unknown => Some("the state of the GPU is not known"),
+        GpuState::Lost => Some("the GPU is lost"),
+        GpuState::Maintenance => Some("the host is in maintenance"),
+    };
+    if let Some(reason) = state {
+        return Some(reason.to_owned());
+    }
+    if !gpu.cordons.is_empty() {
+        return Some("the GPU is cordoned".to_owned());
+    }
+    if compute.is_none() {
+        return Some("it has no compute instance".to_owned());
+    }
+    if !gpu.processes_known {
+        return Some(USERS_UNKNOWN.to_owned());
+    }
+    let daemon = daemon?;
+    match daemon.state {
+        MpsState::Ready => daemon.ends.as_ref().map(|_| "its MPS daemon is draining".to_owned()),
+        MpsState::Draining => Some("its MPS daemon is draining".to_owned()),
+        other => Some(format!("its MPS daemon is {}", other.name().replace('_', " "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{Actor, Mode, Placement};
+
+    use super::*;
+    use crate::preset;
+
+    fn host() -> Vec<Gpu> {
+        let mut gpus = preset::gpus("dgx-a100").unwrap();
+        gpus.truncate(1);
+        let mig = gpus[0].mig.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (true, true);
+        let instance = |id: u32, start: u8| GpuInstance {
+            id,
+            profile_id: 19,
+            profile: "1g.10gb".to_owned(),
+            placement: Placement { start, size: 1 },
+            memory: None,
+            compute: vec![ComputeInstance {
+                id: 0,
+                profile_id: 0,
+                profile: "1g.10gb".to_owned(),
+                placement: None,
+                uuid: Some(format!("MIG-{id}")),
+                processes: Vec::new(),
+            }],
+            processes: Vec::new(),
+        };
+        mig.instances = vec![instance(7, 0), instance(8, 1)];
+        gpus
+    }
+
+    fn daemon(uuid: &str) -> MpsDaemon {
+        let share = serde_json::json!({
+            "id": "s1", "target": "m1", "by": {"uid": 1000, "user": "alice"}, "percentage": 25,
+            "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-02T00:00:00Z",
+        });
+        let policy = serde_json::to_value(gpush_api::MpsPolicy::default()).unwrap();
+        let all = serde_json::json!({
+            "target": "m1", "uuid": uuid, "state": "ready", "since": "2026-01-01T00:00:00Z", "wanted": policy,
+            "shares": [share],
+        });
+        serde_json::from_value(all).unwrap()
+    }
+
+    fn uses(gpus: &[Gpu], daemons: &[MpsDaemon]) -> Vec<DeviceUse> {
+        list(gpus, daemons).iter().map(|device| device.usage).collect()
+    }
+
+    #[test]
+    fn idle_devices_are_free_until_granted_or_used() {
+        let mut gpus = host();
+        assert_eq!(uses(&gpus, &[]), [DeviceUse::Free, DeviceUse::Free]);
+        let devices = list(&gpus, &[daemon("MIG-8")]);
+        assert_eq!((devices[0].available, devices[1].available), (true, false));
+        assert_eq!((devices[1].usage, devices[1].grants[0].user.as_deref()), (DeviceUse::Granted, Some("alice")));
+        assert!(devices[1].grants[0].until.is_some());
+        let process = Process {
+            pid: Some(4),
+            uid: None,
+            user: None,
+            command: None,
+            kind: gpush_api::ProcessKind::Compute,
+            memory_mib: None,
+        };
+        gpus[0].mig.as_mut().unwrap().instances[1].compute[0].processes.push(process);
+        assert_eq!(uses(&gpus, &[daemon("MIG-8")]), [DeviceUse::Free, DeviceUse::InUse]);
+    }
+
+    #[test]
+    fn devices_that_take_no_work_are_reserved_with_a_reason() {
+        let mut gpus = host();
+        let draining = MpsDaemon { state: MpsState::Draining, shares: Vec::new(), ..daemon("MIG-7") };
+        let devices = list(&gpus, &[draining]);
+        assert_eq!(devices[0].reason.as_deref(), Some("its MPS daemon is draining"));
+        assert_eq!((devices[0].usage, devices[1].usage), (DeviceUse::Reserved, DeviceUse::Free));
+        gpus[0].cordons.push(gpush_api::Cordon {
+            cause: "admin".to_owned(),
+            reason: "fan".to_owned(),
+            by: Some(Actor { uid: 0, user: None, pid: None }),
+            since: jiff::Timestamp::UNIX_EPOCH,
+        });
+        assert_eq!(uses(&gpus, &[]), [DeviceUse::Reserved; 2]);
+        gpus[0].cordons.clear();
+        gpus[0].processes_known = false;
+        assert_eq!(uses(&gpus, &[]), [DeviceUse::Reserved; 2]);
+        gpus[0].processes_known = true;
+        gpus[0].mig.as_mut().unwrap().instances[0].compute.clear();
+        assert_eq!(uses(&gpus, &[]), [DeviceUse::Reserved, DeviceUse::Free]);
+        gpus[0].mode = Mode::Unmanaged;
+        gpus[0].mig.as_mut().unwrap().enabled = false;
+        assert!(list(&gpus, &[]).is_empty());
+    }
+}

@@ -1,0 +1,74 @@
+//! Messages about requests without an assignment.
+
+use gpush_api::{ApiError, Code, LeaseKind};
+
+use super::{Closed, NoAssignment, Obstacle, Wanted};
+
+/// Most GPUs that a message names.
+const MOST_NAMED: usize = 16;
+
+impl NoAssignment {
+    /// Returns the error for the caller. The agent adds who holds the capacity.
+    #[must_use]
+    pub fn error(&self, wanted: &Wanted) -> ApiError {
+        let what = match (wanted.share.kind(), wanted.count) {
+            (LeaseKind::Mig, 1) => "a MIG device".to_owned(),
+            (LeaseKind::Mig, count) => format!("{count} MIG devices"),
+            (LeaseKind::Mps, _) => "a part of an MPS target".to_owned(),
+            (LeaseKind::Timeslice, _) => "a time-slice replica".to_owned(),
+            (LeaseKind::Whole, 1) => "a whole GPU".to_owned(),
+            (LeaseKind::Whole, count) => format!("{count} whole GPUs"),
+        };
+        let error = |code, why: String| ApiError::new(code, format!("cannot grant {what}: {why}"));
+        match self {
+            Self::NotOffered { offered, .. } if offered.is_empty() => {
+                error(Code::Unsupported, "no GPU that the request may use can be leased".to_owned())
+                    .hint("see the modes of the GPUs with `gpushctl status`")
+            }
+            Self::NotOffered { offered, .. } => {
+                let kinds: Vec<&str> = offered.iter().map(|kind| kind.name()).collect();
+                error(Code::Unsupported, format!("the GPUs offer {}", kinds.join(", ")))
+                    .hint(format!("request a lease of kind {}", kinds.join(" or ")))
+            }
+            Self::UnknownProfile { profile, nearest } => {
+                let error = error(Code::UnknownProfile, format!("no GPU has the profile {profile}"));
+                match nearest.as_slice() {
+                    [] => error.hint("list the profiles with `gpushctl mig profiles`"),
+                    nearest => error.hint(format!(
+                        "did you mean {}? List the profiles with `gpushctl mig profiles`",
+                        nearest.join(" or ")
+                    )),
+                }
+            }
+            Self::TooLarge { most: 0 } => {
+                error(Code::BadRequest, "no GPU meets the request, even when it is idle".to_owned())
+                    .hint("request less; `gpushctl status` shows what the GPUs have")
+            }
+            Self::TooLarge { most } => {
+                error(Code::BadRequest, format!("the GPUs have room for {most}, even when they are idle"))
+                    .hint(format!("request {most} or fewer"))
+            }
+            Self::Busy { obstacles } => {
+                let mut error = error(Code::Blocked, "the capacity is in use".to_owned()).retryable();
+                for (gpu, obstacle) in obstacles.iter().take(MOST_NAMED) {
+                    error = error.cause(cause(*gpu, *obstacle, wanted.count));
+                }
+                if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
+                    error = error.cause(format!("{more} more GPUs are in use"));
+                }
+                error.hint("add `--wait` to wait for it")
+            }
+        }
+    }
+}
+
+fn cause(gpu: u32, obstacle: Obstacle, count: usize) -> String {
+    match obstacle {
+        Obstacle::Closed(Closed::Cordoned) => format!("GPU {gpu} is cordoned"),
+        Obstacle::Closed(Closed::Claimed) => format!("an operation is changing GPU {gpu}"),
+        Obstacle::Closed(Closed::NotReady) => format!("GPU {gpu} is not ready"),
+        Obstacle::InUse => format!("GPU {gpu} has no room"),
+        Obstacle::OtherUser(uid) => format!("the MPS daemon of GPU {gpu} serves another user (uid {uid})"),
+        Obstacle::Partly(room) => format!("GPU {gpu} has room for {room} of {count}"),
+    }
+}

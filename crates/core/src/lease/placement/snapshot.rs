@@ -1,0 +1,332 @@
+//! The offers of a host, from one snapshot of its state.
+//!
+//! ```text
+//! config, overrides ──► mode of each GPU, MPS targets ─┐
+//! GPUs as read ──► instances, processes, state ────────┼──► Host
+//! members of leases, claimed GPUs ─────────────────────┘
+//! ```
+//!
+//! What is not known counts as in use: nothing is granted on a GPU that was not read, whose processes the driver did not
+//! list, or whose state is not `ready`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use gpush_api::{Gpu, GpuInstance, GpuState, LeaseMember, MemberShare, Mig, Mode, Placement};
+
+use crate::{
+    config::Config,
+    desired::{self, Wish},
+    geometry::Geometry,
+    sharing,
+};
+
+use super::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, WholeOffer};
+
+/// What the offers are made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Snapshot<'a> {
+    /// The config with its overrides.
+    pub config: &'a Config,
+    /// GPUs as read, with profiles.
+    pub gpus: &'a [Gpu],
+    /// Members of all leases that hold capacity, with the uid of their holder.
+    pub members: &'a [(u32, &'a LeaseMember)],
+    /// UUIDs of the GPUs that an operation has claimed.
+    pub claimed: &'a BTreeSet<String>,
+    /// UUIDs of MPS targets that have a daemon.
+    pub daemons: &'a BTreeSet<String>,
+    /// Users of MPS daemons, by UUID of the target: those with clients there.
+    pub users: &'a BTreeMap<String, u32>,
+    /// Instances that gpushd created, by GPU UUID, on GPUs whose layout is `dynamic`. A GPU that is not listed is not
+    /// dynamic.
+    pub dynamic: &'a BTreeMap<String, BTreeSet<Placement>>,
+}
+
+impl Host {
+    /// The offers of all GPUs that the config claims.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot<'_>) -> Self {
+        let wishes = desired::wishes(snapshot.config, snapshot.gpus);
+        let targets = sharing::targets(snapshot.config, snapshot.gpus, snapshot.daemons);
+        let gpus = snapshot.gpus.iter().zip(&wishes).map(|(gpu, wish)| offer(snapshot, gpu, wish, &targets)).collect();
+        Self { gpus }
+    }
+}
+
+fn offer(snapshot: &Snapshot<'_>, gpu: &Gpu, wish: &Wish, targets: &[sharing::Target]) -> GpuOffer {
+    let own: Vec<&sharing::Target> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
+    let is_whole = || gpu.mig.as_ref().is_none_or(|mig| !mig.enabled && !mig.pending);
+    let mut offer = GpuOffer {
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        closed: closed(snapshot, gpu),
+        mps: own.iter().map(|target| mps(snapshot, gpu, target)).collect(),
+        ..GpuOffer::default()
+    };
+    match wish.mode {
+        Mode::Mig => {
+            let enabled = gpu.mig.as_ref().filter(|mig| mig.enabled);
+            offer.mig = enabled.map(|mig| mig_offer(snapshot, gpu, mig, &own));
+        }
+        Mode::Timeslice if is_whole() => {
+            let taken = taken(snapshot, &gpu.uuid).count();
+            offer.timeslice = wish.timeslice.as_ref().map(|policy| TimesliceOffer {
+                replicas: policy.replicas,
+                taken: u32::try_from(taken).unwrap_or(u32::MAX),
+            });
+        }
+        Mode::Exclusive if is_whole() => {
+            let free = gpu.processes.is_empty() && taken(snapshot, &gpu.uuid).next().is_none();
+            offer.whole = Some(WholeOffer { free });
+        }
+        Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
+    }
+    offer
+}
+
+fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu) -> Option<Closed> {
+    if snapshot.claimed.contains(&gpu.uuid) {
+        return Some(Closed::Claimed);
+    }
+    match gpu.state {
+        _ if !gpu.cordons.is_empty() => Some(Closed::Cordoned),
+        GpuState::Cordoned => Some(Closed::Cordoned),
+        GpuState::Changing => Some(Closed::Claimed),
+        GpuState::Ready if gpu.stale || !gpu.processes_known => Some(Closed::NotReady),
+        GpuState::Ready => None,
+        GpuState::Degraded | GpuState::Held | GpuState::Unknown | GpuState::Lost | GpuState::Maintenance => {
+            Some(Closed::NotReady)
+        }
+    }
+}
+
+/// Members of leases on a target, with their holders.
+fn taken<'a>(snapshot: &'a Snapshot<'a>, target: &'a str) -> impl Iterator<Item = (u32, &'a LeaseMember)> {
+    snapshot
+        .members
+        .iter()
+        .filter(move |(_, member)| member.target == target)
+        .map(|(holder, member)| (*holder, *member))
+}
+
+fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::Target) -> MpsOffer {
+    let tenths = |(_, member): (u32, &LeaseMember)| match &member.share {
+        MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
+        MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
+    };
+    let holder = || taken(snapshot, &target.uuid).next().map(|(holder, _)| holder);
+    let user = match target.policy.users {
+        gpush_api::MpsUsers::One => holder().or_else(|| snapshot.users.get(&target.uuid).copied()),
+        gpush_api::MpsUsers::Many => None,
+    };
+    MpsOffer {
+        target: target.uuid.clone(),
+        memory_mib: target.memory_mib.unwrap_or(gpu.memory.total_mib),
+        capacity_tenths: target.policy.shares_percent.saturating_mul(10),
+        taken_tenths: taken(snapshot, &target.uuid).map(tenths).fold(0, u32::saturating_add),
+        default: target.policy.settings.percentage,
+        user,
+    }
+}
+
+fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::Target]) -> MigOffer {
+    let geometry = Geometry::new(&mig.profiles, mig.memory_slices, mig.compute_slices);
+    let created = snapshot.dynamic.get(&gpu.uuid);
+    let instance = |instance: &GpuInstance| {
+        let profile = geometry.profile(instance.profile_id);
+        let whole = profile.and_then(|profile| profile.whole()).map(|compute| compute.profile.id);
+        let mut busy = !instance.processes.is_empty();
+        let mut devices = Vec::new();
+        for compute in &instance.compute {
+            // A device without a known UUID cannot be granted, and may be in use.
+            let Some(uuid) = &compute.uuid else {
+                busy = true;
+                continue;
+            };
+            let is_shared = shared.iter().any(|target| target.uuid == *uuid);
+            let is_leased = taken(snapshot, uuid).next().is_some();
+            devices.push(Device {
+                uuid: uuid.clone(),
+                profile: compute.profile.clone(),
+                whole: instance.compute.len() == 1 && whole == Some(compute.profile_id),
+                free: compute.processes.is_empty() && !is_shared && !is_leased,
+            });
+        }
+        Instance {
+            id: instance.id,
+            profile_id: instance.profile_id,
+            placement: instance.placement,
+            foreign: created.is_none_or(|created| !created.contains(&instance.placement)),
+            busy,
+            clearing: false,
+            devices,
+        }
+    };
+    let instances = mig.instances.iter().map(instance).collect();
+    MigOffer { dynamic: created.is_some(), instances, reserved: Vec::new(), geometry: Arc::new(geometry) }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ComputeInstance, Process, ProcessKind};
+
+    use super::*;
+    use crate::{
+        lease::placement::{NoAssignment, Obstacle, Policy, Wanted, WantedDevice, WantedShare, place},
+        preset,
+    };
+
+    const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n\
+        [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n[gpu.mps]\nshares_percent = 150\n\
+        [[gpu]]\nmatch = [\"2\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 3 }\n\
+        [[gpu]]\nmatch = [\"3\"]\nmode = \"exclusive\"\n";
+
+    fn gpus() -> Vec<Gpu> {
+        let mut gpus = preset::gpus("dgx-a100").unwrap();
+        for mig in gpus[1..].iter_mut().filter_map(|gpu| gpu.mig.as_mut()) {
+            (mig.enabled, mig.pending) = (false, false);
+        }
+        let instance = |n: u8| GpuInstance {
+            id: u32::from(n),
+            profile_id: 19,
+            profile: "1g.10gb".to_owned(),
+            placement: Placement { start: n, size: 1 },
+            memory: None,
+            compute: vec![ComputeInstance {
+                id: 0,
+                profile_id: 0,
+                profile: "1g.10gb".to_owned(),
+                placement: None,
+                uuid: Some(format!("MIG-{n}")),
+                processes: Vec::new(),
+            }],
+            processes: Vec::new(),
+        };
+        gpus[0].mig.as_mut().unwrap().instances = (0..2).map(instance).collect();
+        gpus
+    }
+
+    struct Scene {
+        config: Config,
+        gpus: Vec<Gpu>,
+        members: Vec<(u32, LeaseMember)>,
+        claimed: BTreeSet<String>,
+        dynamic: BTreeMap<String, BTreeSet<Placement>>,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let config = Config::parse(CONFIG, "gpushd.toml").unwrap();
+            let (claimed, dynamic) = (BTreeSet::new(), BTreeMap::new());
+            Self { config, gpus: gpus(), members: Vec::new(), claimed, dynamic }
+        }
+
+        fn lease(&mut self, holder: u32, target: &str, share: MemberShare) {
+            let (target, gpu) = (target.to_owned(), String::new());
+            self.members.push((holder, LeaseMember { target, gpu, share, memory_mib: 0, gpu_memory_mib: 0 }));
+        }
+
+        fn host(&self) -> Host {
+            let members: Vec<(u32, &LeaseMember)> = self.members.iter().map(|(uid, member)| (*uid, member)).collect();
+            Host::of(&Snapshot {
+                config: &self.config,
+                gpus: &self.gpus,
+                members: &members,
+                claimed: &self.claimed,
+                daemons: &BTreeSet::new(),
+                users: &BTreeMap::new(),
+                dynamic: &self.dynamic,
+            })
+        }
+
+        fn uuid(&self, gpu: usize) -> String {
+            self.gpus[gpu].uuid.clone()
+        }
+    }
+
+    fn process() -> Process {
+        let kind = ProcessKind::Compute;
+        Process { pid: Some(7), uid: Some(1000), user: None, command: None, kind, memory_mib: None }
+    }
+
+    #[test]
+    fn each_mode_offers_its_kind_of_lease() {
+        let host = Scene::new().host();
+        let kinds = |gpu: usize| host.gpus[gpu].kinds().map(gpush_api::LeaseKind::name).collect::<Vec<_>>();
+        assert_eq!([kinds(0), kinds(1), kinds(2), kinds(3)], [["mig"], ["mps"], ["timeslice"], ["whole"]]);
+        assert!(kinds(4).is_empty(), "the config does not claim it");
+        assert_eq!(host.gpus[1].mps[0].capacity_tenths, 1500);
+        assert!(host.gpus.iter().all(|gpu| gpu.closed.is_none()));
+    }
+
+    #[test]
+    fn leases_and_processes_occupy_what_they_use() {
+        let mut scene = Scene::new();
+        let (mps, timeslice, whole) = (scene.uuid(1), scene.uuid(2), scene.uuid(3));
+        scene.lease(1000, "MIG-0", MemberShare::Mig { profile: "1g.10gb".to_owned(), generation: 1 });
+        let percentage = "12.5".parse().unwrap();
+        let share = MemberShare::Mps { percentage, memory_limit_mib: None, priority: gpush_api::Priority::Normal };
+        scene.lease(1000, &mps, share);
+        scene.lease(1000, &timeslice, MemberShare::Timeslice { replicas: 3 });
+        scene.lease(1000, &whole, MemberShare::Whole);
+        let host = scene.host();
+        let free: Vec<bool> =
+            host.gpus[0].mig.as_ref().unwrap().instances.iter().map(|one| one.devices[0].free).collect();
+        assert_eq!(free, [false, true]);
+        assert_eq!((host.gpus[1].mps[0].taken_tenths, host.gpus[1].mps[0].user), (125, Some(1000)));
+        assert_eq!(host.gpus[2].timeslice, Some(TimesliceOffer { replicas: 3, taken: 1 }));
+        assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false }));
+
+        let mut scene = Scene::new();
+        scene.gpus[3].processes.push(process());
+        scene.gpus[0].mig.as_mut().unwrap().instances[1].compute[0].processes.push(process());
+        let host = scene.host();
+        assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false }));
+        assert!(!host.gpus[0].mig.as_ref().unwrap().instances[1].is_free());
+    }
+
+    #[test]
+    fn instance_that_gpushd_did_not_create_is_foreign_on_a_dynamic_gpu() {
+        let mut scene = Scene::new();
+        let wanted = |name: &str| Wanted {
+            share: WantedShare::Mig(WantedDevice::Profile(name.to_owned())),
+            count: 1,
+            holder: 1000,
+            gpus: None,
+        };
+        assert!(place(&scene.host(), &wanted("2g.20gb"), Policy::Pack).is_err(), "the layout is fixed");
+        let uuid = scene.uuid(0);
+        scene.dynamic.insert(uuid.clone(), BTreeSet::from([Placement { start: 0, size: 1 }]));
+        let assignment = place(&scene.host(), &wanted("7g.80gb"), Policy::Pack);
+        assert!(assignment.is_err(), "the instance at start 1 is foreign");
+        scene.dynamic.insert(uuid, (0..2).map(|start| Placement { start, size: 1 }).collect());
+        let assignment = place(&scene.host(), &wanted("7g.80gb"), Policy::Pack).unwrap();
+        assert_eq!(assignment.destroys, [(0, 0), (0, 1)]);
+    }
+
+    #[test]
+    fn gpu_that_is_not_ready_read_or_free_of_claims_is_closed() {
+        let obstacle = |scene: &Scene| {
+            let wanted = Wanted { share: WantedShare::Whole, count: 1, holder: 1000, gpus: None };
+            match place(&scene.host(), &wanted, Policy::Pack) {
+                Err(NoAssignment::Busy { obstacles }) => Some(obstacles),
+                Ok(_) | Err(_) => None,
+            }
+        };
+        assert_eq!(obstacle(&Scene::new()), None);
+        for state in [GpuState::Degraded, GpuState::Held, GpuState::Unknown, GpuState::Lost, GpuState::Maintenance] {
+            let mut scene = Scene::new();
+            scene.gpus[3].state = state;
+            assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::NotReady))]), "{state:?}");
+        }
+        let mut scene = Scene::new();
+        scene.gpus[3].processes_known = false;
+        assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::NotReady))]));
+        let mut scene = Scene::new();
+        scene.claimed.insert(scene.uuid(3));
+        assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::Claimed))]));
+    }
+}

@@ -1,0 +1,109 @@
+//! Whether a control program can serve clients of several users with one server of root: `-multiuser-server`.
+//!
+//! | version | `-multiuser-server` | an unknown argument |
+//! |---|---|---|
+//! | 535, 550 | ignored: starts the front-end | ignored: starts the front-end |
+//! | 555 | accepted; without `-d` or `-f` starts the front-end | prints the help |
+//!
+//! The help does not name the option, and the programs exit with status 1 in all these cases. So gpushd runs the program
+//! twice, with the option and with an argument that no version knows. A program that treats them differently knows the
+//! option. Neither run can reach or start a daemon: the pipe directory does not exist.
+
+use std::{
+    path::Path,
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use gpush_host::helper::Helpers;
+use tokio::process::Command;
+
+/// Starts a control daemon whose server, run by root, takes clients of all users.
+pub const OPTION: &str = "-multiuser-server";
+
+/// An argument that no version knows.
+const UNKNOWN: &str = "-gpush-unknown-option";
+
+/// A directory that does not exist, so that the front-end finds no daemon.
+const NOWHERE: &str = "/nonexistent/gpush-mps";
+
+/// How long a run may take.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// What a control program can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Support {
+    /// It knows the option.
+    Supported,
+    /// It serves one user at a time.
+    Unsupported,
+    /// Only root may use the option, and gpushd does not run as root.
+    NeedsRoot,
+    /// The program cannot be run.
+    Unknown,
+}
+
+/// Asks a control program whether it knows `-multiuser-server`.
+pub async fn support(program: &Path) -> Support {
+    if Helpers::may_run(&program.to_string_lossy()).is_err() {
+        return Support::Unknown;
+    }
+    match (run(program, OPTION).await, run(program, UNKNOWN).await) {
+        (Some(option), Some(unknown)) if option == unknown => Support::Unsupported,
+        (Some(_), Some(_)) if nix::unistd::geteuid().is_root() => Support::Supported,
+        (Some(_), Some(_)) => Support::NeedsRoot,
+        (None, _) | (_, None) => Support::Unknown,
+    }
+}
+
+async fn run(program: &Path, argument: &str) -> Option<Output> {
+    let mut command = Command::new(program);
+    command.arg(argument).env_clear().env("CUDA_MPS_PIPE_DIRECTORY", NOWHERE).env("CUDA_MPS_LOG_DIRECTORY", NOWHERE);
+    command.current_dir("/").stdin(Stdio::null()).kill_on_drop(true);
+    tokio::time::timeout(DEADLINE, command.output()).await.ok()?.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A script in a directory that only root or this user can write, as gpushd requires.
+    fn script(dir: &Path, body: &str) -> std::path::PathBuf {
+        let path = dir.join("nvidia-cuda-mps-control");
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[tokio::test]
+    async fn program_that_tells_the_option_from_an_unknown_one_supports_it() {
+        let dir = tempfile::tempdir_in("/usr/local/share").or_else(|_| tempfile::tempdir()).unwrap();
+        assert_eq!(support(&dir.path().join("missing")).await, Support::Unknown);
+        let program = script(dir.path(), "echo Cannot find MPS control daemon process; exit 1");
+        if Helpers::may_run(&program.to_string_lossy()).is_err() {
+            println!("SKIPPED programs that answer: other users can write {}", dir.path().display());
+            return;
+        }
+        assert_eq!(support(&program).await, Support::Unsupported);
+        let supported = if nix::unistd::geteuid().is_root() { Support::Supported } else { Support::NeedsRoot };
+        // The status alone may differ, or the output alone.
+        for body in [&format!("[ $1 = {OPTION} ]"), &format!("[ $1 = {OPTION} ] || echo help; exit 1")] {
+            let program = script(dir.path(), body);
+            assert_eq!(support(&program).await, supported, "{body}");
+        }
+    }
+
+    /// The word in the program's data is an independent witness, for this test only.
+    #[tokio::test]
+    async fn installed_control_program_is_judged_as_its_data_says() {
+        let program = Path::new("/usr/bin/nvidia-cuda-mps-control");
+        let Ok(bytes) = std::fs::read(program) else {
+            return println!("SKIPPED the real one: nvidia-cuda-mps-control is not installed");
+        };
+        let names_it = bytes.split(|byte| *byte == 0).any(|word| word == OPTION.as_bytes());
+        let support = support(program).await;
+        assert_eq!(support != Support::Unsupported, names_it, "{support:?}");
+    }
+}

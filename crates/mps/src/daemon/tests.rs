@@ -1,0 +1,153 @@
+//! The supervisor task with injected sources. The process launcher runs this test program, which ends at once instead of
+//! becoming a daemon.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use super::*;
+
+/// What the sources of a test answer.
+#[derive(Clone)]
+struct Answers {
+    clients: Arc<Mutex<Option<Vec<i32>>>>,
+    blocked: Arc<Mutex<Option<String>>>,
+}
+
+impl Answers {
+    fn new(clients: Option<Vec<i32>>) -> Self {
+        Self { clients: Arc::new(Mutex::new(clients)), blocked: Arc::default() }
+    }
+
+    fn sources(&self) -> Sources {
+        let (clients, blocked) = (Arc::clone(&self.clients), Arc::clone(&self.blocked));
+        Sources {
+            driver_clients: Arc::new(move || {
+                let clients = clients.lock().unwrap().clone();
+                Box::pin(async move { clients })
+            }),
+            recorded_users: Arc::new(BTreeSet::new),
+            start_blocked: Arc::new(move || blocked.lock().unwrap().clone()),
+        }
+    }
+}
+
+fn daemon(base: &Path, sources: Sources) -> Daemon {
+    Daemon::of("g1", "GPU-1", TargetDir::of(base, "g1"), Launcher::of(base), sources, |_| {})
+}
+
+/// A daemon that gpushd may start, and gives up after two failures.
+fn desired(base: &Path) -> Option<Box<Desired>> {
+    let supervision = Policy { pause: Duration::from_millis(5), failures: 2, ..Policy::default() };
+    Some(Box::new(Desired {
+        policy: MpsPolicy::default(),
+        gpu_uuid: "GPU-1".to_owned(),
+        supervision,
+        health: Duration::from_secs(15),
+        control: "/bin/true".into(),
+        server: "/bin/true".into(),
+        driver: None,
+        logs: base.join("logs"),
+        log_bytes: 1 << 20,
+    }))
+}
+
+async fn until(daemon: &Daemon, is: impl Fn(&Report) -> bool) -> Report {
+    let mut reports = daemon.seen.clone();
+    let waits = reports.wait_for(|report| is(report));
+    let found = tokio::time::timeout(Duration::from_secs(20), waits).await;
+    found.unwrap_or_else(|_| panic!("not in time: {:#?}", daemon.seen())).unwrap().clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn task_that_panics_is_replaced() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = TargetDir::of(scratch.path(), "g1");
+    std::fs::create_dir(dir.dir()).unwrap();
+    // Leftovers run, so the task asks the driver.
+    let _lock = dir.lock().unwrap().unwrap();
+    let panics = Arc::new(AtomicBool::new(true));
+    let once = Arc::clone(&panics);
+    let driver_clients: DriverClients = Arc::new(move || {
+        assert!(!once.swap(false, Ordering::SeqCst), "on purpose");
+        Box::pin(async { None })
+    });
+    let daemon = daemon(scratch.path(), Sources { driver_clients, ..Answers::new(None).sources() });
+    daemon.have(Request::Want(None)).await.unwrap();
+    let error = daemon.have(Request::Want(None)).await.unwrap_err();
+    assert!(!panics.load(Ordering::SeqCst) && error.message.contains("panicked"), "{error:?}");
+    // The next task handles requests as usual.
+    daemon.have(Request::Want(None)).await.unwrap();
+    daemon.have(Request::Want(None)).await.unwrap();
+    assert!(daemon.seen().trouble[0].contains("may have clients"), "{:?}", daemon.seen());
+}
+
+#[tokio::test]
+async fn program_that_ends_at_once_is_given_up_after_its_failures() {
+    let scratch = tempfile::tempdir().unwrap();
+    let daemon = daemon(scratch.path(), Answers::new(Some(Vec::new())).sources());
+    daemon.have(Request::Want(desired(scratch.path()))).await.unwrap();
+    let report = until(&daemon, |report| report.state == State::GivenUp).await;
+    assert_eq!((report.failures, report.pid), (2, None), "{report:#?}");
+    assert!(report.wanted && !report.trouble.is_empty(), "{report:#?}");
+    daemon.have(Request::Want(None)).await.unwrap();
+    assert_eq!(daemon.seen().state, State::Stopped);
+}
+
+#[tokio::test]
+async fn start_waits_while_the_host_forbids_it() {
+    let scratch = tempfile::tempdir().unwrap();
+    let answers = Answers::new(Some(Vec::new()));
+    *answers.blocked.lock().unwrap() = Some("the host is in maintenance".to_owned());
+    let daemon = daemon(scratch.path(), answers.sources());
+    daemon.have(Request::Want(desired(scratch.path()))).await.unwrap();
+    let report = until(&daemon, |report| matches!(report.state, State::BackingOff { .. })).await;
+    assert_eq!((report.failures, report.trouble.as_slice()), (0, ["the host is in maintenance".to_owned()].as_slice()));
+    assert!(!scratch.path().join("g1").exists(), "gpushd prepares no directory");
+    *answers.blocked.lock().unwrap() = None;
+    until(&daemon, |report| report.failures > 0).await;
+    assert!(scratch.path().join("g1/spec.json").exists());
+}
+
+#[tokio::test]
+async fn leftovers_with_a_client_delay_the_start_without_a_failure() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = TargetDir::of(scratch.path(), "g1");
+    std::fs::create_dir(dir.dir()).unwrap();
+    let lock = dir.lock().unwrap().unwrap();
+    let client = std::process::id().cast_signed();
+    let daemon = daemon(scratch.path(), Answers::new(Some(vec![client])).sources());
+    daemon.have(Request::Want(desired(scratch.path()))).await.unwrap();
+    let report = until(&daemon, |report| !report.trouble.is_empty()).await;
+    assert!(report.trouble[0].contains("still serves 1 client"), "{report:#?}");
+    assert_eq!((report.failures, report.pid), (0, None));
+    drop(lock);
+    until(&daemon, |report| report.failures > 0).await;
+}
+
+#[tokio::test]
+async fn stop_of_leftovers_with_a_client_kills_them() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dir = TargetDir::of(scratch.path(), "g1");
+    std::fs::create_dir(dir.dir()).unwrap();
+    // A server that its daemon left behind: it has the lock as standard input.
+    let lock = dir.lock().unwrap().unwrap();
+    let mut server = std::process::Command::new("/bin/sleep").arg("600").stdin(lock).spawn().unwrap();
+    let client = std::process::id().cast_signed();
+    let daemon = daemon(scratch.path(), Answers::new(Some(vec![client])).sources());
+    daemon.have(Request::Want(None)).await.unwrap();
+    daemon.have(Request::Want(None)).await.unwrap();
+    let report = until(&daemon, |report| report.behind).await;
+    assert!(report.trouble[0].contains("still serves 1 client"), "{report:#?}");
+    daemon.have(Request::Drain(None)).await.unwrap();
+    assert!(server.try_wait().unwrap().is_none(), "a drain leaves clients their time");
+    daemon.have(Request::Stop { unless_used: false }).await.unwrap();
+    assert!(!server.wait().unwrap().success());
+    until(&daemon, |report| !report.behind).await;
+}

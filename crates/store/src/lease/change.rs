@@ -1,0 +1,158 @@
+//! Changes of leases. Each is one record; the caller puts it into one commit with whatever belongs to it.
+
+use gpush_api::{EndReason, LeaseId, LeaseMember, LeaseRevocation, LeaseState};
+use jiff::Timestamp;
+
+use super::{LeaseRecord, LeaseSource, LeaseTerms, NewLease};
+use crate::{
+    error::StoreError,
+    fact::{Fact, LAST_LEASE},
+    operation::OperationId,
+    record,
+    tx::Tx,
+};
+
+impl Tx<'_> {
+    /// Records a lease that waits for capacity. Its number is its place in the order of arrival.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn queue_lease(&mut self, new: NewLease) -> Result<LeaseRecord, StoreError> {
+        let lease = self.new_lease(new)?;
+        self.put_lease(lease)
+    }
+
+    /// Records a lease as active: the grant of targets that exist.
+    ///
+    /// # Errors
+    /// When a queued one is not queued any more, or it can't be written.
+    pub fn grant_lease(&mut self, source: LeaseSource, terms: LeaseTerms) -> Result<LeaseRecord, StoreError> {
+        let lease = self.granted(source, LeaseState::Active)?;
+        let (members, expires_at, granted_at) = (terms.members, terms.expires_at, Some(self.now));
+        self.put_lease(LeaseRecord { state: LeaseState::Active, members, expires_at, granted_at, ..lease })
+    }
+
+    /// Records a lease as granting, in the transaction that begins `operation`.
+    ///
+    /// # Errors
+    /// When a queued one is not queued any more, or it can't be written.
+    pub fn begin_lease(
+        &mut self,
+        source: LeaseSource,
+        members: Vec<LeaseMember>,
+        operation: OperationId,
+    ) -> Result<LeaseRecord, StoreError> {
+        let lease = self.granted(source, LeaseState::Granting)?;
+        self.put_lease(LeaseRecord { state: LeaseState::Granting, members, operation: Some(operation), ..lease })
+    }
+
+    /// Records a granting lease as active, in the transaction that ends its operation. The members are those that
+    /// the operation created, read back.
+    ///
+    /// # Errors
+    /// When it is not granting, or it can't be written.
+    pub fn activate_lease(&mut self, id: LeaseId, terms: LeaseTerms) -> Result<LeaseRecord, StoreError> {
+        let lease = self.known_lease(id, &[LeaseState::Granting], LeaseState::Active)?;
+        let (members, expires_at, granted_at) = (terms.members, terms.expires_at, Some(self.now));
+        self.put_lease(LeaseRecord { state: LeaseState::Active, members, expires_at, granted_at, ..lease })
+    }
+
+    /// Sets a new end time.
+    ///
+    /// # Errors
+    /// When it is not active, or it can't be written.
+    pub fn renew_lease(&mut self, id: LeaseId, expires_at: Option<Timestamp>) -> Result<LeaseRecord, StoreError> {
+        let lease = self.known_lease(id, &[LeaseState::Active], LeaseState::Active)?;
+        self.put_lease(LeaseRecord { expires_at, ..lease })
+    }
+
+    /// Records that an active lease is releasing. An ending: send it through [`crate::Store::write_ending`].
+    ///
+    /// # Errors
+    /// When it is not active, or it can't be written.
+    pub fn release_lease(&mut self, id: LeaseId, reason: EndReason) -> Result<LeaseRecord, StoreError> {
+        let lease = self.known_lease(id, &[LeaseState::Active], LeaseState::Releasing)?;
+        self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason: Some(reason), ..lease })
+    }
+
+    /// Records a revocation: an active lease becomes releasing, a releasing one keeps its reason. An ending.
+    ///
+    /// # Errors
+    /// When it is neither, or it can't be written.
+    pub fn revoke_lease(&mut self, id: LeaseId, revocation: LeaseRevocation) -> Result<LeaseRecord, StoreError> {
+        let from = [LeaseState::Active, LeaseState::Releasing];
+        let lease = self.known_lease(id, &from, LeaseState::Releasing)?;
+        let (revocation, reason) = (Some(revocation), lease.reason.or(Some(EndReason::Revoked)));
+        self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason, revocation, ..lease })
+    }
+
+    /// Records that a lease ended. A releasing one keeps its reason. An ending: send it through
+    /// [`crate::Store::write_ending`].
+    ///
+    /// # Errors
+    /// When it has ended, or it can't be written.
+    pub fn end_lease(&mut self, id: LeaseId, reason: EndReason) -> Result<LeaseRecord, StoreError> {
+        let from = [LeaseState::Queued, LeaseState::Granting, LeaseState::Active, LeaseState::Releasing];
+        let lease = self.known_lease(id, &from, LeaseState::Ended)?;
+        let (reason, ended_at) = (lease.reason.or(Some(reason)), Some(self.now));
+        self.put_lease(LeaseRecord { state: LeaseState::Ended, reason, ended_at, ..lease })
+    }
+
+    /// Ends the leases of earlier boots as rebooted, and returns them. An ending.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn end_leases_of_other_boots(&mut self) -> Result<Vec<LeaseRecord>, StoreError> {
+        let open = self.view().open_leases()?;
+        let other = open.into_iter().filter(|lease| lease.boot_id != self.boot_id);
+        let other: Vec<LeaseId> = other.map(|lease| lease.id).collect();
+        other.into_iter().map(|id| self.end_lease(id, EndReason::Rebooted)).collect()
+    }
+
+    fn granted(&mut self, source: LeaseSource, to: LeaseState) -> Result<LeaseRecord, StoreError> {
+        match source {
+            LeaseSource::New(new) => self.new_lease(*new),
+            LeaseSource::Queued(id) => self.known_lease(id, &[LeaseState::Queued], to),
+        }
+    }
+
+    /// A queued lease with the next number, not written yet.
+    fn new_lease(&mut self, new: NewLease) -> Result<LeaseRecord, StoreError> {
+        let id = LeaseId(self.view().last_lease()?.0 + 1);
+        record::put(self.connection, &Fact { name: LAST_LEASE.to_owned(), value: id.0.to_string() })?;
+        Ok(LeaseRecord {
+            id,
+            sequence: self.head.sequence,
+            holder: new.holder,
+            asked_by: new.asked_by,
+            kind: new.kind,
+            state: LeaseState::Queued,
+            reason: None,
+            request: new.request,
+            members: Vec::new(),
+            binding: new.binding,
+            operation: None,
+            created_at: self.now,
+            granted_at: None,
+            expires_at: None,
+            ended_at: None,
+            revocation: None,
+            boot_id: self.boot_id.to_owned(),
+        })
+    }
+
+    fn known_lease(&self, id: LeaseId, from: &[LeaseState], to: LeaseState) -> Result<LeaseRecord, StoreError> {
+        let lease = self.view().lease(id)?.ok_or(StoreError::NoSuchLease(id))?;
+        if from.contains(&lease.state) {
+            Ok(lease)
+        } else {
+            Err(StoreError::LeaseTransition { lease: id, from: lease.state, to })
+        }
+    }
+
+    fn put_lease(&mut self, lease: LeaseRecord) -> Result<LeaseRecord, StoreError> {
+        let lease = LeaseRecord { sequence: self.next_sequence(), ..lease };
+        record::put(self.connection, &lease)?;
+        Ok(lease)
+    }
+}

@@ -1,0 +1,125 @@
+//! Every command that a message tells the user to type, parsed with the definitions of the command line.
+//!
+//! The corpus is the source of all crates that ship: a message cannot name a command that does not exist.
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use super::Cli;
+
+/// Folders with messages, from the root of the workspace.
+const SOURCES: [&str; 8] = [
+    "agent/src",
+    "ctl/src",
+    "crates/core/src",
+    "crates/client/src",
+    "crates/nvml/src",
+    "crates/store/src",
+    "crates/mps/src",
+    "crates/host/src",
+];
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.map(|entry| entry.unwrap().path()) {
+        if entry.file_name().is_some_and(|name| name == "pages.rs" || name == "hints.rs") {
+            continue;
+        }
+        if entry.is_dir() {
+            if entry.file_name().is_some_and(|name| name != "tests") {
+                sources(&entry, found);
+            }
+        } else if entry.extension().is_some_and(|extension| extension == "rs") {
+            found.push(entry);
+        }
+    }
+}
+
+/// The text of a file without comments and unit tests, lines of one string literal joined.
+fn messages(file: &Path) -> String {
+    let text = std::fs::read_to_string(file).unwrap();
+    let shipped = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let lines = shipped.lines().map(str::trim).filter(|line| !line.starts_with("//"));
+    lines.map(|line| line.strip_suffix('\\').map_or_else(|| format!("{line}\n"), str::to_owned)).collect()
+}
+
+/// The commands between quotes that begin with `gpushctl `.
+fn commands(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for quote in ['`', '\''] {
+        let start = format!("{quote}gpushctl ");
+        let mut rest = text;
+        while let Some(at) = rest.find(&start) {
+            rest = &rest[at + 1..];
+            let Some(end) = rest.find([quote, '\n', '"']) else { break };
+            found.push(rest[..end].to_owned());
+        }
+    }
+    found
+}
+
+/// The words of a command, a value in the place of each `{…}`.
+fn words(command: &str) -> Vec<String> {
+    let mut plain = String::new();
+    let mut depth = 0;
+    for c in command.chars() {
+        match c {
+            '{' => {
+                depth += 1;
+                plain.push('0');
+            }
+            '}' => depth -= 1,
+            '\\' => {}
+            c if depth == 0 => plain.push(c),
+            _ => {}
+        }
+    }
+    // What a shell does with the output is not part of it.
+    let plain = plain.split([';', '>', '|', '&']).next().unwrap_or_default();
+    plain.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
+}
+
+#[test]
+fn every_command_in_a_message_parses() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    SOURCES.iter().for_each(|folder| sources(&root.join(folder), &mut files));
+    let has_leases = <Cli as clap::CommandFactory>::command().find_subcommand("lease").is_some();
+    let (mut seen, mut wrong) = (0, Vec::new());
+    for file in files {
+        for command in commands(&messages(&file)) {
+            // The hints of leases are written before their commands.
+            if command.starts_with("gpushctl lease ") && !has_leases {
+                continue;
+            }
+            seen += 1;
+            let mut words = words(&command);
+            // `{verb}` is a word of the grammar, not a value.
+            if let [_, noun, verb, ..] = words.as_mut_slice()
+                && verb == "0"
+                && noun == "mps"
+            {
+                *verb = "stop".to_owned();
+            }
+            if let Err(error) = Cli::try_parse_from(&words)
+                && error.use_stderr()
+                && error.kind() != clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            {
+                let first = error.to_string().lines().next().unwrap_or_default().to_owned();
+                wrong.push(format!("{}: `{command}`: {first}", file.display()));
+            }
+        }
+    }
+    assert!(seen > 100, "only {seen} commands were found");
+    assert!(wrong.is_empty(), "{} of {seen}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn no_message_tells_a_user_to_run_sudo() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut files = Vec::new();
+    SOURCES.iter().for_each(|folder| sources(&root.join(folder), &mut files));
+    let told: Vec<_> = files.iter().filter(|file| messages(file).contains("sudo ")).collect();
+    assert!(told.is_empty(), "{told:?}");
+}

@@ -1,0 +1,159 @@
+//! Documents made from the argument definitions: every help page, and `docs/cli.md`.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, ArgAction, Command, CommandFactory};
+
+use super::Cli;
+
+/// The variable with which the test writes `docs/cli.md` instead of comparing it.
+const WRITE: &str = "GPUSH_WRITE_CLI";
+
+fn command() -> Command {
+    let mut command = Cli::command().disable_help_subcommand(true).term_width(80);
+    command.build();
+    command
+}
+
+/// Every command that is shown, with its path, parents first.
+fn commands(command: &Command, path: &str, found: &mut Vec<(String, Command)>) {
+    let path = if path.is_empty() { command.get_name().to_owned() } else { format!("{path} {}", command.get_name()) };
+    found.push((path.clone(), command.clone()));
+    for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
+        commands(child, &path, found);
+    }
+}
+
+fn all() -> Vec<(String, Command)> {
+    let mut found = Vec::new();
+    commands(&command(), "", &mut found);
+    found
+}
+
+fn is_own(arg: &&Arg) -> bool {
+    !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help" && arg.get_id() != "version"
+}
+
+/// The name of a value; a `|` would end the cell of a table.
+fn value(arg: &Arg) -> String {
+    arg.get_value_names().and_then(|names| names.first()).map_or_else(String::new, |name| name.replace('|', "\\|"))
+}
+
+/// `[GPU]...`, `FILE`.
+fn positional(arg: &Arg) -> String {
+    let many = matches!(arg.get_action(), ArgAction::Append) || arg.get_num_args().is_some_and(|n| n.max_values() > 1);
+    let name = value(arg);
+    let name = if name.is_empty() { arg.get_id().to_string().to_uppercase() } else { name };
+    let name = if arg.is_last_set() { format!("-- {name}") } else { name };
+    let name = if many { format!("{name}...") } else { name };
+    if arg.is_required_set() { name } else { format!("[{name}]") }
+}
+
+/// `-n, --number NUMBER`.
+fn option(arg: &Arg) -> String {
+    let mut names = Vec::new();
+    names.extend(arg.get_short().map(|short| format!("-{short}")));
+    names.extend(arg.get_long().map(|long| format!("--{long}")));
+    let takes = arg.get_num_args().is_some_and(|n| n.takes_values());
+    let text = names.join(", ");
+    match (takes, arg.is_require_equals_set()) {
+        (false, _) => text,
+        (true, true) => format!("{text}[={}]", value(arg)),
+        (true, false) => format!("{text} {}", value(arg)),
+    }
+}
+
+fn page() -> String {
+    let mut out = String::from(
+        "# Commands of gpushctl\n\nMade from the argument definitions by a test (`GPUSH_WRITE_CLI=1 cargo test -p gpushctl \
+         --bin gpushctl pages`). `gpushctl COMMAND --help` has the text and examples of each.\n",
+    );
+    let all = all();
+    let (root, rest) = (&all[0].1, &all[1..]);
+    let mut noun = "";
+    for (path, command) in rest {
+        let path = path.trim_start_matches("gpushctl ");
+        let depth = path.split(' ').count();
+        let first = path.split(' ').next().unwrap_or_default();
+        if first != noun {
+            noun = first;
+            let _ = write!(out, "\n## {noun}\n\n{}.", command.get_about().map(ToString::to_string).unwrap_or_default());
+            let aliases: Vec<_> = command.get_all_aliases().map(|alias| format!("`{alias}`")).collect();
+            if !aliases.is_empty() {
+                let _ = write!(out, " Also: {}.", aliases.join(", "));
+            }
+            out += "\n\n| command | what it does | options |\n|---|---|---|\n";
+        }
+        if command.has_subcommands() && (depth == 1 || command.is_subcommand_required_set()) {
+            continue;
+        }
+        let arguments: String =
+            command.get_positionals().filter(is_own).map(|arg| format!(" {}", positional(arg))).collect();
+        let mut options: Vec<String> =
+            command.get_arguments().filter(is_own).filter(|arg| !arg.is_positional()).map(option).collect();
+        options.iter_mut().for_each(|option| *option = format!("`{option}`"));
+        let aliases: Vec<_> =
+            command.get_all_aliases().filter(|_| depth > 1).map(|alias| format!("`{alias}`")).collect();
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        let also = if aliases.is_empty() { String::new() } else { format!(" (also {})", aliases.join(", ")) };
+        let _ = writeln!(out, "| `{path}{arguments}` | {about}{also} | {} |", options.join(" "));
+    }
+    out += "\n## Options of every command\n\n| option | what it does |\n|---|---|\n";
+    for arg in root.get_arguments().filter(|arg| arg.is_global_set() && !arg.is_hide_set()) {
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let _ = writeln!(out, "| `{}` | {help} |", option(arg));
+    }
+    out
+}
+
+#[test]
+fn page_of_commands_matches_the_definitions() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
+    let page = page();
+    if std::env::var_os(WRITE).is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(written == page, "docs/cli.md differs from the definitions: run this test with {WRITE}=1");
+}
+
+#[test]
+fn help_of_every_command_fits_80_columns() {
+    let mut out = String::new();
+    for (path, mut command) in all() {
+        let is_root = path == "gpushctl";
+        let help = command.render_help().to_string();
+        // The options of every command are the same text: the first page has them.
+        let own = match help.split_once("Global options:\n") {
+            Some((before, after)) if !is_root => {
+                format!("{before}{}", after.split_once("\n\n").map_or("", |(_, rest)| rest))
+            }
+            Some(_) | None => help,
+        };
+        for line in own.lines() {
+            let columns = line.chars().count();
+            assert!(columns <= 80, "{path}: {columns} columns: {line}");
+        }
+        let _ = write!(out, "$ {path} --help\n{own}\n");
+    }
+    insta::assert_snapshot!(out);
+}
+
+#[test]
+fn one_flag_has_one_meaning() {
+    let mut meanings: std::collections::BTreeMap<String, (String, String)> = std::collections::BTreeMap::new();
+    for (path, command) in all() {
+        for arg in command.get_arguments().filter(|arg| !arg.is_positional()) {
+            if let Some(short) = arg.get_short() {
+                let long = arg.get_long().unwrap_or_default().to_owned();
+                let known = meanings.entry(format!("-{short}")).or_insert((long.clone(), path.clone()));
+                assert_eq!(known.0, long, "-{short} of {path} and of {}", known.1);
+            }
+            // A value of one option has one name everywhere.
+            if let Some(long) = arg.get_long() {
+                let known = meanings.entry(format!("--{long}")).or_insert((value(arg), path.clone()));
+                assert!(known.0 == value(arg) || long == "gpu", "--{long} of {path} and of {}", known.1);
+            }
+        }
+    }
+}

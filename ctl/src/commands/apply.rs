@@ -1,0 +1,160 @@
+//! `gpushctl apply`, and what every command that changes layouts does: show the plan, ask, apply, wait.
+
+use std::io::Write;
+
+use gpush_api::{
+    ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Mode, OperationState, PlanRequest,
+    Plans,
+};
+use gpush_client::Client;
+
+use crate::{
+    args::{ApplyArgs, Change, Waiting},
+    exit::{Failure, Outcome},
+    output::Output,
+    render::{plan, status::gpu_numbers, trouble},
+};
+
+/// `gpushctl apply`: each GPU to its desired state, whatever its mode.
+pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
+    let all = client.gpus(false).await?;
+    let selectors = args.which.selectors();
+    let gpus =
+        if selectors.is_empty() { managed(all, out)? } else { super::select_of(client, all, &selectors).await? };
+    if gpus.is_empty() {
+        out.remark("Every GPU has its desired state.\n");
+        return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
+    }
+    let gpus: Vec<String> = gpus.into_iter().map(|gpu| gpu.uuid).collect();
+    if args.dry_run {
+        return dry_run(client, &PlanRequest { gpus, layout: LayoutSource::Wanted }, out).await;
+    }
+    let request = ApplyRequest {
+        gpus,
+        layout: LayoutSource::Wanted,
+        reason: args.why.reason.clone(),
+        wait_s: args.queueing.seconds,
+        once: false,
+        expires_at: None,
+    };
+    run(client, request, args.yes, &args.waiting, out).await
+}
+
+/// The GPUs with a rule that differ from their desired state. Cordoned ones must be named.
+fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
+    if all.is_empty() {
+        return Err(super::no_gpu());
+    }
+    if all.iter().all(|gpu| gpu.mode == Mode::Unmanaged) {
+        let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU");
+        return Err(error.hint("see the rules with 'gpushctl config show'"));
+    }
+    let differing = all.into_iter().filter(|gpu| gpu.mode != Mode::Unmanaged && !gpu.drift.is_empty());
+    let (cordoned, gpus): (Vec<Gpu>, Vec<Gpu>) = differing.partition(|gpu| gpu.state == GpuState::Cordoned);
+    if !cordoned.is_empty() {
+        let indexes: Vec<u32> = cordoned.iter().map(|gpu| gpu.index).collect();
+        let arguments = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let are = if indexes.len() == 1 { "is" } else { "are" };
+        let which = gpu_numbers(&indexes);
+        out.remark(&format!("{which} {are} cordoned and left out; `gpushctl apply {arguments}` includes it\n"));
+    }
+    Ok(gpus)
+}
+
+/// A request without GPUs and layout.
+pub(super) fn request(change: &Change) -> ApplyRequest {
+    ApplyRequest {
+        gpus: Vec::new(),
+        layout: LayoutSource::Wanted,
+        reason: change.lasting.reason.clone(),
+        wait_s: change.queueing.seconds,
+        once: change.lasting.once,
+        expires_at: change.lasting.expires,
+    }
+}
+
+/// Applies a layout to each of several GPUs.
+pub(super) async fn layouts(client: &mut Client, layouts: Vec<GpuLayout>, change: &Change, out: &Output) -> Outcome {
+    let layout = LayoutSource::PerGpu(layouts);
+    if change.dry_run {
+        return dry_run(client, &PlanRequest { gpus: Vec::new(), layout }, out).await;
+    }
+    run(client, ApplyRequest { layout, ..request(change) }, change.yes, &change.waiting, out).await
+}
+
+async fn dry_run(client: &mut Client, request: &PlanRequest, out: &Output) -> Outcome {
+    let plans = client.plan(request).await?;
+    let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
+    show_plan(&plans, &gpus, out)
+}
+
+/// Applies and waits. On a terminal a plan that destroys instances must be confirmed, unless `confirmed`.
+pub(super) async fn run(
+    client: &mut Client,
+    request: ApplyRequest,
+    confirmed: bool,
+    waiting: &Waiting,
+    out: &Output,
+) -> Outcome {
+    // The GPUs before the change, so that the result can tell new instances from kept ones.
+    let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
+    if !confirmed && out.can_ask() && !confirm(client, &request, &before, out).await? {
+        out.remark("Nothing was changed.\n");
+        return Ok(1);
+    }
+    let one = client.apply(&request).await?;
+    if one.plans.is_empty() && !out.json {
+        let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU for MIG");
+        return Err(error.hint("see the rules with 'gpushctl config show'").into());
+    }
+    let is_queued = matches!(one.state, OperationState::Queued | OperationState::Waiting);
+    if request.wait_s.is_some() && is_queued && !waiting.quiet && !out.json {
+        tell_blockers(client, &request, out).await;
+    }
+    super::operation::watch(client, one, &before, true, waiting, out).await
+}
+
+/// Prints what a queued change waits for. The notes of an operation are the same for every user; a plan names
+/// the processes that this user may see.
+async fn tell_blockers(client: &mut Client, request: &ApplyRequest, out: &Output) {
+    let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
+    let Ok(plans) = client.plan(&request).await else { return };
+    for error in plans.plans.iter().filter_map(|plan| plan.error.as_ref()) {
+        let lines = trouble::lines("waiting", &ApiError { hint: None, ..error.clone() }, 0, &out.look);
+        out.remark(&(lines.join("\n") + "\n"));
+    }
+}
+
+/// Shows a plan that destroys instances, and asks. A refused plan is left to the apply to report.
+async fn confirm(client: &mut Client, request: &ApplyRequest, gpus: &[Gpu], out: &Output) -> Result<bool, Failure> {
+    let request = PlanRequest { gpus: request.gpus.clone(), layout: request.layout.clone() };
+    let plans = client.plan(&request).await?;
+    let destroyed: usize = plans.plans.iter().map(|one| plan::Tally::of(one).destroys).sum();
+    if destroyed == 0 || refusals(&plans).next().is_some() {
+        return Ok(true);
+    }
+    out.text(&plan::plans(&plans, gpus, &out.look))?;
+    let what = if destroyed == 1 { "1 instance".to_owned() } else { format!("{destroyed} instances") };
+    out.remark(&format!("This destroys {what}. Continue? [y/N] "));
+    let _ = std::io::stderr().flush();
+    let mut answer = String::new();
+    let read =
+        std::io::stdin().read_line(&mut answer).map_err(|error| crate::exit::io("cannot read the answer", &error))?;
+    Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
+/// Draws plans. The status is that of an apply, which is refused for all GPUs at once.
+pub(super) fn show_plan(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
+    out.show(plans, |look| plan::plans(plans, gpus, look))?;
+    let lasting = |(_, plan): &(Code, &GpuPlan)| !plan.error.as_ref().is_some_and(|error| error.retryable);
+    let code = refusals(plans).find(lasting).or_else(|| refusals(plans).next());
+    Ok(code.map_or(0, |(code, _)| code.exit_status()))
+}
+
+/// Each refused plan with its code.
+pub(super) fn refusals(plans: &Plans) -> impl Iterator<Item = (Code, &GpuPlan)> {
+    plans.plans.iter().filter(|p| p.refusal.is_some() || p.error.is_some()).map(|plan| {
+        let code = plan.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code);
+        (code, plan)
+    })
+}

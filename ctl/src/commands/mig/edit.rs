@@ -1,0 +1,74 @@
+//! `gpushctl mig add|remove|on|off`: a change of the present layout, as the layouts that result.
+
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, MpsDaemon};
+use gpush_client::Client;
+use gpush_core::layout::{Layout, edit};
+
+use crate::exit::Failure;
+
+/// The GPUs that an edit is about: those that are named, else the only one with MIG.
+async fn chosen(client: &mut Client, selectors: &[String]) -> Result<Vec<Gpu>, Failure> {
+    let all = client.gpus(false).await?;
+    if !selectors.is_empty() {
+        return super::super::select_of(client, all, selectors).await;
+    }
+    let mut with_mig: Vec<Gpu> = all.into_iter().filter(|gpu| gpu.mig.is_some()).collect();
+    if with_mig.len() > 1 {
+        let error = ApiError::new(Code::BadRequest, "several GPUs have MIG, and none is named");
+        return Err(error.hint(format!("name GPUs with -g, such as `-g {}`", with_mig.swap_remove(0).index)).into());
+    }
+    Ok(with_mig)
+}
+
+async fn edited(
+    client: &mut Client,
+    selectors: &[String],
+    layout: impl Fn(&Gpu, &dyn Fn(&str) -> bool) -> Result<Layout, ApiError>,
+) -> Result<Vec<GpuLayout>, Failure> {
+    let gpus = chosen(client, selectors).await?;
+    let daemons = client.mps().await?;
+    let mut layouts = Vec::new();
+    for gpu in &gpus {
+        let shared = |device: &str| daemons.iter().any(|daemon| is_of(daemon, gpu, device));
+        let entries = layout(gpu, &shared)?.canonical();
+        layouts.push(GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout: entries });
+    }
+    Ok(layouts)
+}
+
+fn is_of(daemon: &MpsDaemon, gpu: &Gpu, device: &str) -> bool {
+    daemon.gpu == Some(gpu.index) && daemon.device.as_deref() == Some(device) && daemon.ends.is_none()
+}
+
+/// The present layouts with entries added.
+pub(super) async fn added(
+    client: &mut Client,
+    selectors: &[String],
+    entries: &[String],
+) -> Result<Vec<GpuLayout>, Failure> {
+    check(entries)?;
+    edited(client, selectors, |gpu, shared| edit::added(gpu, shared, entries)).await
+}
+
+/// The present layouts without entries.
+pub(super) async fn removed(
+    client: &mut Client,
+    selectors: &[String],
+    entries: &[String],
+) -> Result<Vec<GpuLayout>, Failure> {
+    check(entries)?;
+    edited(client, selectors, |gpu, shared| edit::removed(gpu, shared, entries)).await
+}
+
+fn check(entries: &[String]) -> Result<(), ApiError> {
+    entries.iter().find_map(|entry| crate::args::habits::layout(entry)).map_or(Ok(()), Err)
+}
+
+/// MIG mode on or off. GPUs that have MIG mode on keep their instances.
+pub(super) async fn switched(client: &mut Client, selectors: &[String], on: bool) -> Result<Vec<GpuLayout>, Failure> {
+    if on {
+        return edited(client, selectors, |gpu, shared| edit::added(gpu, shared, &["none".to_owned()])).await;
+    }
+    let gpus = chosen(client, selectors).await?;
+    Ok(gpus.into_iter().map(|gpu| GpuLayout { gpu: gpu.uuid, mig: false, layout: Vec::new() }).collect())
+}

@@ -1,0 +1,200 @@
+//! `gpushctl mig plan|apply|assert`: which layout is meant, and what it changes.
+
+use gpush_api::{ApiError, ApplyRequest, Code, Gpu, LayoutSource, Mode, PlanRequest, Plans};
+use gpush_client::Client;
+use gpush_core::{config::Config, desired, layout, parted};
+
+use crate::{
+    args::{Change, Global, Offline, Wanted, habits},
+    commands::{apply, config, parted as files},
+    exit::{DIFFERS, Failure, Outcome},
+    offline,
+    output::Output,
+    render::plan,
+};
+
+/// The layout of a command line. A name and entries differ by their form.
+enum Typed {
+    Layout(LayoutSource),
+    /// A label of a mig-parted file; its meaning depends on the GPUs.
+    Label(parted::File, parted::Label),
+}
+
+impl Typed {
+    /// Reads the layout. A wrong file is reported without asking gpushd.
+    fn of(wanted: &Wanted) -> Result<Self, ApiError> {
+        if let Some(file) = &wanted.file {
+            let (file, label) = files::read(file, wanted.label.as_deref())?;
+            return Ok(Self::Label(file, label));
+        }
+        let Some(text) = wanted.name.as_ref().or(wanted.layout.as_ref()) else {
+            return Ok(Self::Layout(LayoutSource::Wanted));
+        };
+        if let Some(error) = habits::layout(text) {
+            return Err(error);
+        }
+        Ok(Self::Layout(layout::source_of(text)))
+    }
+
+    /// The request for a host with these GPUs. Prints which GPUs a label leaves out.
+    fn request(self, wanted: &Wanted, gpus: &[Gpu], out: &Output) -> Result<PlanRequest, ApiError> {
+        let only = wanted.which.gpus.clone();
+        Ok(match self {
+            Self::Layout(layout) => PlanRequest { gpus: only, layout },
+            Self::Label(file, label) => {
+                let resolved = parted::resolve(&file, &label, gpus, &only)?;
+                for remark in &resolved.remarks {
+                    out.remark(&format!("note: {}\n", out.look.clean(remark)));
+                }
+                PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(resolved.layouts) }
+            }
+        })
+    }
+
+    /// The request to gpushd, which is asked for its GPUs only when they matter.
+    async fn ask(self, wanted: &Wanted, client: &mut Client, out: &Output) -> Result<PlanRequest, Failure> {
+        let gpus = match &self {
+            Self::Layout(_) => Vec::new(),
+            Self::Label(..) => client.gpus(false).await?,
+        };
+        Ok(self.request(wanted, &gpus, out)?)
+    }
+}
+
+/// Explains a name that only mig-parted knows.
+fn explained(request: &PlanRequest, error: gpush_client::Error) -> Failure {
+    match &request.layout {
+        LayoutSource::Named(name) if error.code() == Code::NotFound => {
+            habits::parted_label(name).map_or_else(|| Failure::from(error), Failure::from)
+        }
+        LayoutSource::Config
+        | LayoutSource::Wanted
+        | LayoutSource::Named(_)
+        | LayoutSource::Entries(_)
+        | LayoutSource::PerGpu(_) => error.into(),
+    }
+}
+
+/// `mig plan`, and `mig apply --dry-run`.
+pub(super) fn planned(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
+    let typed = Typed::of(wanted)?;
+    if let Some(host) = &how.offline {
+        let (plans, gpus) = offline_plans(typed, wanted, host, how, out)?;
+        return apply::show_plan(&plans, &gpus, out);
+    }
+    super::super::ask(global, async |client| {
+        let request = typed.ask(wanted, client, out).await?;
+        let plans = client.plan(&request).await.map_err(|error| explained(&request, error))?;
+        // Only for the drawing: the JSON is the plans alone.
+        let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
+        apply::show_plan(&plans, &gpus, out)
+    })
+}
+
+fn offline_plans(
+    typed: Typed,
+    wanted: &Wanted,
+    host: &str,
+    how: &Offline,
+    out: &Output,
+) -> Result<(Plans, Vec<Gpu>), Failure> {
+    let gpus = offline::host(host)?;
+    let request = typed.request(wanted, &gpus, out).map_err(|error| offline::about(host, error))?;
+    let plans = offline::plan(host, &gpus, how.config.as_deref(), &request)?;
+    Ok((plans, gpus))
+}
+
+/// `mig assert`. Without a layout the question is whether GPUs of mode `mig` have their desired layout.
+pub(super) fn asserted(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
+    let typed = Typed::of(wanted)?;
+    if let Some(host) = &how.offline {
+        let (plans, gpus) = offline_plans(typed, wanted, host, how, out)?;
+        return assert(&plans, &gpus, out);
+    }
+    super::super::ask(global, async |client| {
+        let mut request = typed.ask(wanted, client, out).await?;
+        let of_all = request.layout == LayoutSource::Wanted && request.gpus.is_empty();
+        if of_all {
+            // The GPUs that `mig apply` would change, also those that are cordoned.
+            let gpus = client.gpus(false).await?;
+            request.gpus = gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid).collect();
+        }
+        let plans = match request.layout {
+            LayoutSource::Config | LayoutSource::Wanted => client.plan(&request).await?,
+            LayoutSource::Named(_) | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
+                check(client, request).await?
+            }
+        };
+        let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
+        let status = assert(&plans, &gpus, out)?;
+        if !of_all || status != 0 {
+            return Ok(status);
+        }
+        // The layout of a GPU that cannot be read is not known.
+        let unseen = client.config_diff().await?.unseen;
+        let Some(error) = unseen.first() else { return Ok(0) };
+        if !out.json {
+            out.error(error);
+        }
+        Ok(error.code.exit_status())
+    })
+}
+
+/// Plans for an explicit layout on the GPUs as gpushd sees them, whatever mode their rules have: a check
+/// changes nothing, so no rule refuses it.
+async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, Failure> {
+    let gpus = client.gpus(true).await?;
+    if let LayoutSource::Named(name) = &request.layout {
+        let config = client.config().await?;
+        match config.layouts.into_iter().find(|layout| layout.name == *name) {
+            Some(layout) => request.layout = LayoutSource::Entries(layout.entries),
+            None if name == layout::NONE => request.layout = LayoutSource::Entries(vec![name.clone()]),
+            // gpushd explains which layouts there are.
+            None => return client.plan(&request).await.map_err(|error| explained(&request, error)),
+        }
+    }
+    if request.gpus.is_empty() && !matches!(request.layout, LayoutSource::PerGpu(_)) {
+        request.gpus = gpus.iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid.clone()).collect();
+        if request.gpus.is_empty() {
+            return Ok(client.plan(&request).await?);
+        }
+    }
+    Ok(desired::plan_host(&Config::default(), &gpus, &request)?)
+}
+
+/// 0 when every GPU has its layout, 3 when one differs, another status when the question has no answer.
+fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
+    out.show(plans, |look| {
+        if !plans.plans.is_empty() && plans.plans.iter().all(plan::as_wanted) {
+            return String::new();
+        }
+        plan::plans(plans, gpus, look)
+    })?;
+    // No GPU can have an impossible layout: that is the caller's error. A blocked one is a difference.
+    let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
+    Ok(match wrong {
+        Some((code, _)) => code.exit_status(),
+        None if plans.plans.iter().all(plan::as_wanted) => 0,
+        None => DIFFERS,
+    })
+}
+
+/// `mig apply`.
+pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &Change, out: &Output) -> Outcome {
+    let request = Typed::of(wanted)?.ask(wanted, client, out).await?;
+    let PlanRequest { gpus, layout } = request.clone();
+    let named = layout != LayoutSource::Wanted;
+    let order = ApplyRequest { gpus, layout, ..apply::request(change) };
+    match apply::run(client, order, change.yes || !named, &change.waiting, out).await {
+        Err(Failure::Error(error)) if error.code == Code::NotFound => {
+            let label = match &request.layout {
+                LayoutSource::Named(name) => habits::parted_label(name),
+                LayoutSource::Config | LayoutSource::Wanted | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
+                    None
+                }
+            };
+            Err(label.unwrap_or(*error).into())
+        }
+        other => other,
+    }
+}

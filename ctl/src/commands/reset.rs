@@ -1,0 +1,77 @@
+//! `gpushctl gpu reset`: maintenance, `nvidia-smi --gpu-reset`, and the end of maintenance.
+//!
+//! gpushd keeps driver handles open, and nvidia-smi resets only GPUs that no process has open.
+
+use std::process::{Command, Stdio};
+
+use gpush_api::{ApiError, Code, Gpu, Process, WhyRequest};
+use gpush_client::Client;
+use gpush_core::refusal;
+
+use crate::{
+    args::{SomeGpus, Why},
+    exit::Outcome,
+    output::Output,
+    render::status::gpu_numbers,
+};
+
+pub(super) async fn run(client: &mut Client, which: &SomeGpus, why: &Why, out: &Output) -> Outcome {
+    let all = client.gpus(false).await?;
+    let gpus = super::select_of(client, all, &which.selectors()).await?;
+    for gpu in &gpus {
+        let granted = client.mps().await?.into_iter().filter(|daemon| daemon.gpu == Some(gpu.index));
+        let shares: Vec<String> = granted.flat_map(|daemon| daemon.shares).map(|share| share.id).collect();
+        refuse_in_use(gpu, &shares)?;
+    }
+    let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
+    let numbers = gpu_numbers(&indexes);
+    let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {numbers}"));
+    client.enter_maintenance(&WhyRequest { reason: Some(reason) }).await?;
+    out.remark(&format!("{numbers}: resetting; gpushd is in maintenance meanwhile\n"));
+    let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+    let result = reset(&uuids.join(","));
+    let left = client.leave_maintenance(&WhyRequest { reason: None }).await;
+    if let Err(mut error) = result {
+        error.message = format!("{numbers}: {}", error.message);
+        if left.is_err() {
+            error = error.hint("gpushd is still in maintenance: end it with 'gpushctl maintenance leave'");
+        }
+        return Err(error.into());
+    }
+    left?;
+    let now = client.gpus(false).await?;
+    let now: Vec<Gpu> = now.into_iter().filter(|gpu| uuids.contains(&gpu.uuid.as_str())).collect();
+    out.show(&now, |_| format!("{numbers}: reset\n"))?;
+    Ok(0)
+}
+
+/// Refuses a GPU that processes use or of which a user has a share.
+fn refuse_in_use(gpu: &Gpu, shares: &[String]) -> Result<(), ApiError> {
+    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
+    let within = instances.flat_map(|one| one.processes.iter().chain(one.compute.iter().flat_map(|c| &c.processes)));
+    let users: Vec<&Process> = gpu.processes.iter().chain(within).collect();
+    if users.is_empty() && shares.is_empty() {
+        return Ok(());
+    }
+    let message = format!("cannot reset GPU {}: it is in use", gpu.index);
+    let mut error = ApiError::new(Code::Blocked, message).retryable();
+    error.causes.extend(users.into_iter().map(refusal::holder));
+    error.causes.extend(shares.iter().map(|id| format!("share {id}")));
+    Err(error.hint(format!("wait until it is idle with 'gpushctl gpu drain {}'", gpu.index)))
+}
+
+fn reset(uuids: &str) -> Result<(), ApiError> {
+    let output = Command::new("nvidia-smi").args(["--gpu-reset", "-i", uuids]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| {
+        crate::exit::io("cannot run nvidia-smi", &error).hint("install it, or add its directory to PATH")
+    })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let mut error = ApiError::new(Code::DriverError, format!("`nvidia-smi --gpu-reset` failed: {}", output.status));
+    for text in [&output.stdout, &output.stderr] {
+        let text = String::from_utf8_lossy(text);
+        error.causes.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
+    }
+    Err(error.hint("see which processes have the GPU open with 'fuser -v /dev/nvidia*'"))
+}

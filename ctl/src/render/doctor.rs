@@ -1,0 +1,73 @@
+//! Findings of `gpushctl doctor`, a line each with its causes and its hint below.
+
+use gpush_doctor::{Finding, Severity};
+
+use super::look::{BAD, Look, NOTE, PLAIN, count, paint};
+
+/// Columns of the area and of the severity.
+const AREA: usize = 9;
+const SEVERITY: usize = 8;
+
+pub(crate) fn findings(findings: &[Finding], look: &Look) -> String {
+    let mut lines = Vec::new();
+    for finding in findings {
+        let first = format!("{:<AREA$} {:<SEVERITY$} ", finding.area, finding.severity);
+        let indent = " ".repeat(AREA + SEVERITY + 2);
+        let mut own = look.wrap(&first, &look.clean(&finding.message));
+        if let Some(line) = own.first_mut() {
+            let (area, rest) = line.split_at(AREA + 1);
+            let (severity, message) = rest.split_at(SEVERITY);
+            let style = match finding.severity {
+                Severity::Ok => PLAIN,
+                Severity::Warning => NOTE,
+                Severity::Problem => BAD,
+            };
+            *line = format!("{area}{}{message}", paint(style, severity));
+        }
+        lines.append(&mut own);
+        for cause in &finding.causes {
+            lines.extend(look.wrap(&format!("{indent}cause: "), &look.clean(cause)));
+        }
+        if let Some(hint) = &finding.hint {
+            lines.extend(look.wrap(&format!("{indent}hint: "), &look.clean(hint)));
+        }
+    }
+    let number = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
+    lines.push(format!(
+        "{}, {}",
+        count(number(Severity::Problem), "problem"),
+        count(number(Severity::Warning), "warning")
+    ));
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_doctor::Area;
+
+    use super::*;
+    use crate::render::fixtures;
+
+    #[test]
+    fn findings_are_aligned_with_causes_and_hints_below() {
+        let finding = |severity, message: &str, causes: &[&str], hint: Option<&str>| Finding {
+            area: Area::Driver,
+            severity,
+            message: message.to_owned(),
+            causes: causes.iter().map(|&cause| cause.to_owned()).collect(),
+            hint: hint.map(str::to_owned),
+        };
+        let all = [
+            finding(Severity::Ok, "kernel module 550.163.01", &[], None),
+            finding(
+                Severity::Problem,
+                "the library has version 550.163.01 and the kernel module 535.183.01",
+                &["/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"],
+                Some("reboot, or unload the module with `modprobe -r nvidia`, so that the new one is loaded"),
+            ),
+        ];
+        let text = anstream::adapter::strip_str(&findings(&all, &fixtures::look(80, crate::render::Charset::Ascii)))
+            .to_string();
+        insta::assert_snapshot!(text);
+    }
+}

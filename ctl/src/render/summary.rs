@@ -1,0 +1,152 @@
+//! `gpushctl status --summary`: many GPUs on a page, per model and profile.
+
+use gpush_api::{DeviceUse, Gpu, GpuState, Mode};
+use gpush_core::devices;
+
+use super::{
+    Look,
+    look::{NOTE, paint, product},
+    status::{Status, gpu_numbers, header},
+    table::{Align, Narrow, fitted},
+};
+
+/// Totals of one kind of thing: whole GPUs of a model, or MIG devices of a profile on it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Totals {
+    model: String,
+    what: String,
+    total: usize,
+    in_use: usize,
+    granted: usize,
+    free: usize,
+    /// How many more the driver would create now.
+    possible: Option<usize>,
+}
+
+/// The page.
+pub(crate) fn summary(status: &Status, look: &Look) -> String {
+    let mut out = header(status, look).join("\n") + "\n\n";
+    let totals = totals(status);
+    let columns = [
+        ("MODEL", Align::Left),
+        ("DEVICE", Align::Left),
+        ("TOTAL", Align::Right),
+        ("IN USE", Align::Right),
+        ("GRANTED", Align::Right),
+        ("FREE", Align::Right),
+        ("POSSIBLE", Align::Right),
+    ];
+    let row = |one: &Totals| {
+        vec![
+            look.clean(&one.model),
+            look.clean(&one.what),
+            one.total.to_string(),
+            one.in_use.to_string(),
+            one.granted.to_string(),
+            one.free.to_string(),
+            one.possible.map_or_else(|| "-".to_owned(), |possible| possible.to_string()),
+        ]
+    };
+    out += &fitted(&columns, totals.iter().map(row).collect(), Narrow::default(), 0, look);
+    let those = |test: &dyn Fn(&Gpu) -> bool| -> Vec<u32> {
+        status.gpus.iter().filter(|gpu| test(gpu)).map(|gpu| gpu.index).collect()
+    };
+    for (which, what) in [
+        (those(&|gpu| !matches!(gpu.state, GpuState::Ready)), "not ready: see `gpushctl status`"),
+        (those(&|gpu| gpu.overridden.is_some()), "overridden: see `gpushctl config overrides`"),
+        (those(&|gpu| !gpu.drift.is_empty()), "differing from the desired state: see `gpushctl apply --dry-run`"),
+    ] {
+        if !which.is_empty() {
+            out += &(paint(NOTE, &format!("{} {what}", gpu_numbers(&which))) + "\n");
+        }
+    }
+    out
+}
+
+fn totals(status: &Status) -> Vec<Totals> {
+    let mut all: Vec<Totals> = Vec::new();
+    for gpu in &status.gpus {
+        let model = product(&gpu.name).to_owned();
+        let is_mig = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
+        let what = match gpu.mode {
+            _ if is_mig => "GPU, MIG on",
+            Mode::Mps => "GPU, mps",
+            Mode::Timeslice => "GPU, timeslice",
+            Mode::Mig => "GPU, MIG off",
+            Mode::Exclusive => "GPU, exclusive",
+            Mode::Unmanaged => "GPU",
+        };
+        let whole = entry(&mut all, &model, what);
+        whole.total += 1;
+        let instances = gpu.mig.iter().filter(|_| is_mig).flat_map(|mig| &mig.instances);
+        let inner = |one: &gpush_api::GpuInstance| {
+            !one.processes.is_empty() || one.compute.iter().any(|compute| !compute.processes.is_empty())
+        };
+        let used = !gpu.processes.is_empty() || instances.clone().any(inner);
+        let granted = status.mps.iter().any(|daemon| daemon.gpu == Some(gpu.index) && !daemon.shares.is_empty());
+        let takes_work = gpu.state == GpuState::Ready && gpu.cordons.is_empty();
+        whole.in_use += usize::from(used);
+        whole.granted += usize::from(granted && !used);
+        whole.free += usize::from(!used && !granted && !is_mig && takes_work);
+        let profiles = gpu.mig.iter().filter(|_| is_mig).flat_map(|mig| mig.profiles.iter());
+        for profile in profiles {
+            let present = instances.clone().any(|one| one.profile == profile.name);
+            if present || profile.remaining.unwrap_or(0) > 0 {
+                let row = entry(&mut all, &model, &profile.name);
+                row.possible = Some(row.possible.unwrap_or(0) + usize::from(profile.remaining.unwrap_or(0)));
+            }
+        }
+        for device in devices::list(std::slice::from_ref(gpu), &status.mps) {
+            let row = entry(&mut all, &model, &device.profile);
+            row.total += 1;
+            match device.usage {
+                DeviceUse::Free => row.free += 1,
+                DeviceUse::Granted => row.granted += 1,
+                DeviceUse::InUse => row.in_use += 1,
+                DeviceUse::Reserved => {}
+            }
+        }
+    }
+    all.sort_by(|a, b| {
+        (&a.model, !a.what.starts_with("GPU"), &a.what).cmp(&(&b.model, !b.what.starts_with("GPU"), &b.what))
+    });
+    all
+}
+
+fn entry<'a>(all: &'a mut Vec<Totals>, model: &str, what: &str) -> &'a mut Totals {
+    let at = all.iter().position(|one| one.model == model && one.what == what).unwrap_or_else(|| {
+        all.push(Totals { model: model.to_owned(), what: what.to_owned(), ..Totals::default() });
+        all.len() - 1
+    });
+    &mut all[at]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn many_gpus_fit_a_page() {
+        let mut gpus = Vec::new();
+        for index in (0..64).step_by(8) {
+            gpus.extend(fixtures::mixed().into_iter().map(|gpu| Gpu { index: gpu.index + index, ..gpu }));
+        }
+        for width in [60, 80, 120] {
+            let text = fixtures::plain(&summary(
+                &fixtures::status(gpus.clone(), false),
+                &fixtures::look(width, Charset::Ascii),
+            ));
+            assert!(text.lines().count() <= 40, "{text}");
+            insta::assert_snapshot!(format!("summary-{width}"), text);
+        }
+    }
+
+    #[test]
+    fn totals_count_each_device_once() {
+        let all = totals(&fixtures::status(fixtures::mixed(), false));
+        let gpus: usize = all.iter().filter(|one| one.what.starts_with("GPU")).map(|one| one.total).sum();
+        assert_eq!(gpus, fixtures::mixed().len());
+        assert!(all.iter().all(|one| one.in_use + one.granted + one.free <= one.total), "{all:?}");
+    }
+}

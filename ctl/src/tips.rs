@@ -1,0 +1,65 @@
+//! Suggestions in clap's usage errors, kept only where they help.
+//!
+//! clap suggests the nearest word of any kind: `operations` became `version`, and `-i 0` became `-- -i 0`. A
+//! suggestion is kept when the two words have the same beginning or differ by few letters.
+
+use clap::error::{ContextKind, ContextValue, Error};
+use gpush_core::nearest::nearest;
+
+/// The error without misleading suggestions.
+pub(crate) fn without_guesses(mut error: Error) -> Error {
+    let typed = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue]
+        .into_iter()
+        .filter_map(|kind| error.get(kind))
+        .filter_map(|value| if let ContextValue::String(text) = value { Some(text.clone()) } else { None })
+        .next_back()
+        .unwrap_or_default();
+    for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue] {
+        if error.get(kind).is_some_and(|suggested| !helps(&typed, suggested)) {
+            error.remove(kind);
+            // The usage line is made for the suggestion.
+            error.remove(ContextKind::Usage);
+        }
+    }
+    // `-- -x` would pass an option on as an argument, which no command here takes.
+    error.remove(ContextKind::Suggested);
+    error
+}
+
+fn helps(typed: &str, suggested: &ContextValue) -> bool {
+    let near = |word: &String| nearest(typed.trim_start_matches('-'), [word.trim_start_matches('-')]).is_some();
+    match suggested {
+        ContextValue::String(word) => near(word),
+        ContextValue::Strings(words) => words.iter().any(near),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::Cli;
+
+    fn text(words: &str) -> String {
+        let error = Cli::try_parse_from(words.split(' ')).unwrap_err();
+        without_guesses(error).render().to_string()
+    }
+
+    #[test]
+    fn suggestions_that_mislead_are_dropped() {
+        for words in ["gpushctl mig plan --socks x", "gpushctl config diff -x 0", "gpushctl mps env 0 --shell bsh2"] {
+            let text = text(words);
+            assert!(!text.contains("-- -x") && !text.contains("csh'"), "{text}");
+        }
+        assert!(text("gpushctl maintenance leave --sinc 3").contains("--sinc"));
+        assert!(!text("gpushctl version --since 3").contains("--socket"));
+    }
+
+    #[test]
+    fn near_words_are_suggested() {
+        assert!(text("gpushctl stauts").contains("status"));
+        assert!(text("gpushctl mig apply --reson x").contains("--reason"));
+    }
+}

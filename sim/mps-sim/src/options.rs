@@ -1,0 +1,100 @@
+//! The command line of the control program.
+//!
+//! | version | arguments |
+//! |---|---|
+//! | 535, 550 | one argument: `-d`, `-f` or `-h`. Anything else starts the front-end |
+//! | 555 | several: `-d`, `-f`, `-h` alone, `-multiuser-server` (root only). An unknown one prints the help, status 1 |
+
+use std::ffi::OsString;
+
+use crate::place::Version;
+
+/// Lets clients of all users share one server of root.
+pub(crate) const MULTI_USER: &str = "-multiuser-server";
+/// The argument of the process behind `-d`.
+pub(crate) const BEHIND: &str = "--behind";
+
+/// What the command line asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    Foreground {
+        multi_user: bool,
+    },
+    Background {
+        multi_user: bool,
+    },
+    /// The process that `-d` starts.
+    Behind {
+        multi_user: bool,
+    },
+    FrontEnd,
+    Help,
+    /// The help, as an error.
+    Usage,
+    /// Another user than root asks for `-multiuser-server`.
+    OnlyRoot,
+}
+
+impl Action {
+    /// Parses the arguments as a version does.
+    pub(crate) fn of(version: Version, arguments: &[OsString]) -> Self {
+        let words: Vec<&str> = arguments.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+        let is_root = nix::unistd::geteuid().is_root();
+        if version < Version::V555 { Self::of_one(&words) } else { Self::of_several(&words, is_root) }
+    }
+
+    fn of_one(words: &[&str]) -> Self {
+        match words {
+            ["-f"] => Self::Foreground { multi_user: false },
+            ["-d"] => Self::Background { multi_user: false },
+            [BEHIND] => Self::Behind { multi_user: false },
+            ["-h"] => Self::Help,
+            [] | [_, ..] => Self::FrontEnd,
+        }
+    }
+
+    fn of_several(words: &[&str], is_root: bool) -> Self {
+        if let ["-h" | "--help"] = words {
+            return Self::Help;
+        }
+        if words.iter().any(|word| !["-d", "-f", BEHIND, MULTI_USER].contains(word)) {
+            return Self::Usage;
+        }
+        let multi_user = words.contains(&MULTI_USER);
+        let daemon = if words.contains(&"-f") {
+            Self::Foreground { multi_user }
+        } else if words.contains(&"-d") {
+            Self::Background { multi_user }
+        } else if words.contains(&BEHIND) {
+            Self::Behind { multi_user }
+        } else {
+            return Self::FrontEnd;
+        };
+        if multi_user && !is_root { Self::OnlyRoot } else { daemon }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_versions_look_at_exactly_one_argument() {
+        assert_eq!(Action::of_one(&["-f"]), Action::Foreground { multi_user: false });
+        for words in [&["-f", MULTI_USER][..], &[MULTI_USER], &["-x"], &[]] {
+            assert_eq!(Action::of_one(words), Action::FrontEnd, "{words:?}");
+        }
+    }
+
+    /// As seen with 555.58.02.
+    #[test]
+    fn version_555_rejects_unknown_arguments() {
+        let of = |words: &[&str]| Action::of_several(words, true);
+        assert_eq!(of(&["-f", MULTI_USER]), Action::Foreground { multi_user: true });
+        assert_eq!(of(&[MULTI_USER, "-d"]), Action::Background { multi_user: true });
+        assert_eq!((of(&[MULTI_USER]), of(&[])), (Action::FrontEnd, Action::FrontEnd));
+        assert_eq!((of(&["-h"]), of(&["-h", MULTI_USER]), of(&["-x"])), (Action::Help, Action::Usage, Action::Usage));
+        assert_eq!(Action::of_several(&["-f", MULTI_USER], false), Action::OnlyRoot);
+        assert_eq!(Action::of_several(&[MULTI_USER], false), Action::FrontEnd);
+    }
+}

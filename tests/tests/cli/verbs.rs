@@ -1,0 +1,294 @@
+//! Everyday commands against the real gpushd: apply, add, remove, reset, what is free, and the environment of
+//! a share that cannot be had.
+//!
+//! Functions outside `#[test]` may panic too: that is how a test fails.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use gpush_api::{Code, DeviceUse, MigDevice, MpsState};
+use gpush_tests::{
+    agent::{Agent, truth},
+    host::{Host, program},
+    mps::reaches,
+};
+
+use crate::transcript;
+
+const TWO: &str = "[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
+const MIXED: &str =
+    "[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\n";
+
+/// Runs gpushctl; its status and whole output.
+fn run(agent: &Agent, args: &[&str]) -> (i32, String) {
+    let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
+    (output.status.code().unwrap(), transcript::transcript(args, &output))
+}
+
+fn path() -> String {
+    let ours = program("gpushctl").parent().unwrap().display().to_string();
+    format!("{ours}:{}", std::env::var("PATH").unwrap_or_default())
+}
+
+/// Runs gpushctl, which must end with 0; its standard output.
+fn done(agent: &Agent, args: &[&str]) -> String {
+    let output = transcript::gpushctl(agent, args, 80).env("PATH", path()).output().unwrap();
+    assert!(output.status.success(), "{}", transcript::transcript(args, &output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn devices(agent: &Agent, args: &[&str]) -> Vec<MigDevice> {
+    serde_json::from_str(&done(agent, &[&["mig", "list", "-o", "json"], args].concat())).unwrap()
+}
+
+fn started(host: &Host, config: &str) -> Agent {
+    let agent = Agent::start(host, config);
+    agent.wait_for_layouts_at_start();
+    agent
+}
+
+/// Fault: a hint told to destroy an override; `mig apply` without a layout ended it.
+#[test]
+fn apply_keeps_an_override_until_it_is_cleared() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--reason", "big run"]);
+    for args in [&["apply"][..], &["apply", "0"], &["mig", "apply", "-g", "0"]] {
+        done(&agent, args);
+        assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{args:?}");
+    }
+    done(&agent, &["config", "overrides", "clear", "0"]);
+    done(&agent, &["apply"]);
+    assert_eq!(truth(&host, 0).len(), 3);
+}
+
+#[test]
+fn instances_are_added_and_removed_beside_the_others() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    done(&agent, &["mig", "add", "1g.10gb", "-g", "0", "--once"]);
+    assert_eq!(truth(&host, 0).len(), 4);
+    let starts = devices(&agent, &["0", "--profile", "1g.10gb"]);
+    done(&agent, &["mig", "remove", "1g.10gb*2", "-g", "0", "--once"]);
+    let left = devices(&agent, &["0", "--profile", "1g.10gb"]);
+    assert_eq!((starts.len(), left.len()), (3, 1));
+    assert!(starts.iter().any(|one| one.uuid == left[0].uuid), "the instance that stays is the same");
+    let (code, text) = run(&agent, &["mig", "remove", "2g.20gb", "-g", "0"]);
+    assert!(code == 2 && text.contains("GPU 0 has no instance `2g.20gb` to remove"), "{text}");
+}
+
+#[test]
+fn mig_mode_is_switched_without_a_layout() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    done(&agent, &["mig", "off", "1"]);
+    assert!(!agent.gpu(1).mig.unwrap().enabled);
+    done(&agent, &["mig", "on", "1"]);
+    assert!(agent.gpu(1).mig.unwrap().enabled);
+}
+
+#[test]
+fn free_devices_are_listed_and_reserved_ones_are_not() {
+    let host = Host::up(TWO);
+    let agent = started(&host, MIXED);
+    let free = done(&agent, &["mig", "list", "--free", "--profile", "1g.10gb", "-o", "uuid"]);
+    assert!(free.lines().count() == 2 && free.lines().all(|line| line.starts_with("MIG-")), "{free}");
+    done(&agent, &["gpu", "cordon", "0"]);
+    let all = devices(&agent, &[]);
+    assert!(all.iter().all(|one| one.usage == DeviceUse::Reserved && !one.available), "{all:?}");
+    let (code, text) = run(&agent, &["mig", "list", "--free", "-o", "uuid"]);
+    assert_eq!((code, text.lines().count()), (Code::Blocked.exit_status().into(), 2), "{text}");
+}
+
+/// Fault: an idle GPU could not be reset while gpushd ran.
+#[test]
+fn idle_gpu_is_reset_and_one_in_use_is_not() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
+    assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
+    let (_, maintenance) = run(&agent, &["maintenance", "status"]);
+    assert!(maintenance.contains("Not in maintenance"), "{maintenance}");
+    let layout = ["mig", "apply", "7g.80gb", "-g", "0", "--once"];
+    done(&agent, &layout);
+    let device = devices(&agent, &["0"]).remove(0);
+    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
+    while devices(&agent, &["0"])[0].usage != DeviceUse::InUse {
+        std::thread::yield_now();
+    }
+    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
+    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu drain 0"), "{text}");
+}
+
+/// The same in the environment of the simulated host, whose nvidia-smi knows its GPUs.
+fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
+    let mut command: Command = host.command(program("gpushctl"));
+    command.args(args).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
+    let output = command.output().unwrap();
+    (output.status.code().unwrap(), transcript::transcript(args, &output))
+}
+
+/// Fault: a check of an exported layout was refused where a rule says `unmanaged`.
+#[test]
+fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n");
+    done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once"]);
+    let file = host.dir().join("now.yaml");
+    std::fs::write(&file, done(&agent, &["mig", "export"])).unwrap();
+    done(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]);
+    done(&agent, &["mig", "apply", "none", "-g", "0", "--once"]);
+    assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
+}
+
+/// Fault: an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail for ever.
+#[test]
+fn assert_or_apply_converges_beside_an_exclusive_rule() {
+    let host = Host::up(TWO);
+    let config = format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n");
+    let agent = started(&host, &config);
+    if run(&agent, &["mig", "assert"]).0 != 0 {
+        done(&agent, &["mig", "apply"]);
+    }
+    done(&agent, &["mig", "assert"]);
+    done(&agent, &["apply", "1"]);
+    assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
+}
+
+/// Fault: `eval "$(gpushctl mps env 9)"` succeeded without a share.
+#[test]
+fn evaluated_environment_of_a_failed_share_fails() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    for command in ["mps env 9", "mps env", "mps env 0 --for soon"] {
+        let script =
+            format!("eval \"$({} {command} 2>/dev/null)\" && echo past || echo stopped", program("gpushctl").display());
+        let output = Command::new("sh").args(["-c", &script]).env("GPUSH_SOCKET", agent.socket()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "stopped\n", "{command}");
+    }
+}
+
+/// Fault: the audit trail of a GPU had none of its MPS records.
+#[test]
+fn audit_of_a_gpu_has_its_mps_shares() {
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
+    let agent = started(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
+    reaches(&agent, "0", MpsState::Ready);
+    let taken = done(&agent, &["mps", "env", "0", "--percentage", "25", "--for", "1h", "--json"]);
+    let taken: serde_json::Value = serde_json::from_str(&taken).unwrap();
+    let share = taken["share"]["id"].as_str().unwrap();
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
+    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", share], &["--object", &user]] {
+        let text = done(&agent, &[&["audit"], object].concat());
+        assert!(text.contains("mps.share"), "{object:?}: {text}");
+    }
+}
+
+/// Fault: a cancelled operation ended with an error, and one that never started was `rolled back`.
+#[test]
+fn operation_that_never_started_is_not_called_rolled_back() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--once"]);
+    let device = devices(&agent, &["0"]).remove(0);
+    host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
+    while devices(&agent, &["0"])[0].usage != DeviceUse::InUse {
+        std::thread::yield_now();
+    }
+    let (code, text) = run(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait=1"]);
+    assert!(code == 8 && text.contains("not started") && !text.contains("rolled back"), "{text}");
+    let id = done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait", "--detach"]);
+    let (code, text) = run(&agent, &["op", "cancel", id.trim()]);
+    assert!(code == 0 && text.contains("cancelled") && !text.contains("error:"), "{text}");
+}
+
+/// The commands that the error of a command suggests, in their order.
+fn hinted(agent: &Agent, args: &[&str]) -> Vec<Vec<String>> {
+    let output = transcript::gpushctl(agent, &[args, &["--json"]].concat(), 80).output().unwrap();
+    assert!(!output.status.success(), "{}", transcript::transcript(args, &output));
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    // An error, or the first plan that has one.
+    let error = [&document["error"], &document["plans"][0]["error"]].into_iter().find(|error| error.is_object());
+    let hint = error.unwrap_or_else(|| panic!("{args:?}: {document}"))["hint"].as_str().unwrap().replace('\'', "`");
+    let quoted = hint.split('`').skip(1).step_by(2).filter_map(|command| command.strip_prefix("gpushctl "));
+    quoted.map(|command| command.split_whitespace().map(str::to_owned).collect()).collect()
+}
+
+/// Types the command of the hint that has these words, which must succeed, and the refused command again.
+fn helps(agent: &Agent, args: &[&str], words: &str) {
+    let commands = hinted(agent, args);
+    let command = commands.iter().find(|command| command.join(" ").starts_with(words));
+    let command: Vec<&str> =
+        command.unwrap_or_else(|| panic!("{args:?}: {commands:?}")).iter().map(String::as_str).collect();
+    done(agent, &command);
+    done(agent, args);
+}
+
+#[test]
+fn hints_of_refusals_help_when_they_are_typed() {
+    let host = Host::up(TWO);
+    let agent = started(&host, &format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"));
+    done(&agent, &["apply"]);
+    reaches(&agent, "1", MpsState::Ready);
+    done(&agent, &["gpu", "cordon", "0"]);
+    helps(&agent, &["mig", "apply"], "gpu uncordon");
+    done(&agent, &["maintenance", "enter"]);
+    helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
+    done(&agent, &["mps", "stop", "1"]);
+    helps(&agent, &["mps", "env", "1", "--for", "1h"], "mps start");
+    // The rule of GPU 0 has an override by now.
+    agent.write_config("[[gpu]]\nname = \"training\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n");
+    helps(&agent, &["config", "reload"], "config reload --clear-overrides");
+}
+
+#[test]
+fn hints_that_show_more_succeed() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    for args in [
+        &["gpu", "show", "9"][..],
+        &["mig", "plan", "3g.48gb", "-g", "0"],
+        &["mig", "plan", "7g.80gb,1g.10gb", "-g", "0"],
+        &["mps", "show", "0"],
+        &["apply"],
+        &["timeslice", "show", "0"],
+        &["operation", "show"],
+        &["config", "overrides", "clear", "0"],
+        &["mig", "remove", "1g.10gb", "-g", "0"],
+    ] {
+        for command in hinted(&agent, args) {
+            done(&agent, &command.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Types a command on a terminal of its own (util-linux's script), and an answer; its status and output.
+fn on_a_terminal(agent: &Agent, command: &str, answer: &str) -> (i32, String) {
+    let line = format!("{} {command}", program("gpushctl").display());
+    let mut script = Command::new("script");
+    script.args(["-qec", &line, "/dev/null"]).env("GPUSH_SOCKET", agent.socket()).env("LANG", "C.UTF-8");
+    let mut child = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn apply_that_destroys_asks_on_a_terminal() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    // Nothing is destroyed: no question.
+    let (code, text) = on_a_terminal(&agent, "mig apply 7g.80gb -g 0", "");
+    assert!(code == 0 && !text.contains("Continue?"), "{text}");
+    let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "n\n");
+    assert!(code == 1 && text.contains("This destroys 1 instance. Continue? [y/N]"), "{text}");
+    assert_eq!(truth(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    let (code, text) = on_a_terminal(&agent, "mig apply 3g.40gb -g 0", "y\n");
+    assert!(code == 0 && truth(&host, 0).len() == 1 && truth(&host, 0)[0].starts_with("3g.40gb"), "{text}");
+    let (code, text) = on_a_terminal(&agent, "mig apply none -g 0 --yes", "");
+    assert!(code == 0 && !text.contains("Continue?"), "{text}");
+    assert!(truth(&host, 0).is_empty());
+}

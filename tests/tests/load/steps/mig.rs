@@ -1,0 +1,191 @@
+//! Steps that are operations on MIG layouts, and the instances that they must not touch.
+
+use gpush_api::{ApiError, Code, Operation, OperationState};
+use gpush_tests::{
+    agent::{gi_at, truth},
+    dice::Dice,
+};
+use serde_json::json;
+
+use super::world::{Held, MIG, World};
+
+const LAYOUTS: [&[&str]; 7] = [
+    &["7g.40gb"],
+    &["3g.20gb*2"],
+    &["4g.20gb", "3g.20gb"],
+    &["2g.10gb*3"],
+    &["1g.5gb*7"],
+    &["3g.20gb", "2g.10gb", "1g.5gb"],
+    &["2g.10gb", "1g.5gb*3"],
+];
+
+fn layout(dice: &mut Dice) -> &'static [&'static str] {
+    LAYOUTS[dice.below(LAYOUTS.len())]
+}
+
+/// Profiles of a layout, sorted.
+fn profiles(layout: &[&str]) -> Vec<String> {
+    let mut all = Vec::new();
+    for entry in layout {
+        let (profile, count) = entry.split_once('*').unwrap_or((entry, "1"));
+        let count: usize = count.parse().expect("a number");
+        all.extend(std::iter::repeat_n(profile.to_owned(), count));
+    }
+    all.sort();
+    all
+}
+
+/// Profiles of what a GPU holds, sorted.
+fn held_profiles(instances: &[String]) -> Vec<String> {
+    let mut all: Vec<String> =
+        instances.iter().map(|one| one.split('@').next().unwrap_or_default().to_owned()).collect();
+    all.sort();
+    all
+}
+
+/// Compares the record of an operation with what the GPUs hold, and notes that.
+fn judge(world: &mut World, operation: &Operation, gpus: &[usize], layout: &[&str]) {
+    for gpu in gpus.iter().copied() {
+        let now = truth(&world.host, gpu);
+        let is_new = held_profiles(&now) == profiles(layout);
+        let is_old = now == world.cuts[gpu].instances;
+        let is_true = match operation.state {
+            OperationState::Done => is_new,
+            OperationState::RolledBack => is_old,
+            _ => false,
+        };
+        if !is_true {
+            let record = format!("{operation:#?}");
+            world.fail(&format!("GPU {gpu} holds {now:?}, before {:?}: {record}", world.cuts[gpu].instances));
+        }
+        world.cuts[gpu].instances = now;
+    }
+    world.count(format!("operation {:?}", operation.state));
+}
+
+/// A refusal is allowed only for instances in use.
+fn refused(world: &mut World, gpus: &[usize], error: &ApiError) {
+    let in_use = gpus.iter().any(|gpu| !world.cuts[*gpu].held.is_empty());
+    if error.code != Code::Blocked || !in_use {
+        world.fail(&format!("a layout of {gpus:?} was refused: {error:?}"));
+    }
+    world.count("operation refused: in use");
+}
+
+fn names(gpus: &[usize]) -> Vec<String> {
+    gpus.iter().map(ToString::to_string).collect()
+}
+
+fn carry_out(world: &mut World, gpus: &[usize], layout: &'static [&'static str]) {
+    world.operates = true;
+    match world.agent().begin_with(&json!({ "gpus": names(gpus), "layout": { "entries": layout } })) {
+        Ok(begun) => {
+            let operation = world.agent().follow(begun);
+            judge(world, &operation, gpus, layout);
+        }
+        Err(error) => refused(world, gpus, &error),
+    }
+}
+
+pub(super) fn apply(world: &mut World, dice: &mut Dice) -> bool {
+    let gpu = MIG[dice.below(MIG.len())];
+    carry_out(world, &[gpu], layout(dice));
+    true
+}
+
+pub(super) fn apply_to_both(world: &mut World, dice: &mut Dice) -> bool {
+    carry_out(world, &MIG, layout(dice));
+    true
+}
+
+pub(super) fn apply_with_fault(world: &mut World, dice: &mut Dice) -> bool {
+    let gpu = MIG[dice.below(MIG.len())];
+    let call = ["nvmlGpuInstanceDestroy", "nvmlDeviceCreateGpuInstance*", "nvmlGpuInstanceCreateComputeInstance*"];
+    let call = call[dice.below(call.len())];
+    let after = dice.below(4);
+    world.host.fault(&format!("{call} --gpu {gpu} --after {after} --rc UNKNOWN --times 1"));
+    carry_out(world, &[gpu], layout(dice));
+    world.host.clear_faults();
+    true
+}
+
+pub(super) fn apply_and_kill(world: &mut World, dice: &mut Dice) -> bool {
+    let gpu = MIG[dice.below(MIG.len())];
+    let layout = layout(dice);
+    world.operates = true;
+    // Slow enough for the kill to come at any step.
+    world.host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu {gpu} --delay-ms {}", 1 + dice.below(30)));
+    let begun = world.agent().begin_with(&json!({ "gpus": names(&[gpu]), "layout": { "entries": layout } }));
+    let pause = std::time::Duration::from_millis(dice.below(40) as u64);
+    if begun.is_ok() {
+        std::thread::sleep(pause);
+        world.kill_agent();
+    }
+    world.host.clear_faults();
+    match begun {
+        Ok(begun) => {
+            world.start_agent();
+            world.wait_until_known();
+            let operation = world.agent().follow(world.agent().operation(&begun.id));
+            judge(world, &operation, &[gpu], layout);
+            world.count(format!("operation {:?} after a kill", operation.state));
+        }
+        Err(error) => refused(world, &[gpu], &error),
+    }
+    true
+}
+
+pub(super) fn wait_and_cancel(world: &mut World, dice: &mut Dice) -> bool {
+    let Some(gpu) = MIG.into_iter().find(|gpu| !world.cuts[*gpu].held.is_empty()) else { return false };
+    let layout = layout(dice);
+    world.operates = true;
+    let body = json!({ "gpus": names(&[gpu]), "layout": { "entries": layout }, "wait_s": 600 });
+    let begun = match world.agent().begin_with(&body) {
+        Ok(begun) => begun,
+        Err(error) => world.fail(&format!("an operation that may wait: {error:?}")),
+    };
+    let cancelled = world.agent().cancel(&begun.id);
+    // It may have been possible at once, and have ended.
+    if cancelled.status != 202 && cancelled.error().code != Code::Conflict {
+        world.fail(&format!("cancel: {:?}", cancelled.error()));
+    }
+    let operation = world.agent().follow(begun);
+    judge(world, &operation, &[gpu], layout);
+    world.count(format!("waiting operation {:?}", operation.state));
+    true
+}
+
+pub(super) fn hold(world: &mut World, dice: &mut Dice) -> bool {
+    let gpu = MIG[dice.below(MIG.len())];
+    let cut = &world.cuts[gpu];
+    if cut.instances.is_empty() || cut.held.len() >= 2 {
+        return false;
+    }
+    let instance = &cut.instances[dice.below(cut.instances.len())];
+    let start = instance.split(['@', '[']).nth(1).and_then(|start| start.parse().ok()).expect("a placement");
+    let gi = gi_at(&world.host, gpu, start);
+    if cut.held.iter().any(|held| held.gi == gi) {
+        return false;
+    }
+    let pid = world.host.process(&format!("--gpu {gpu} --gi {gi} --ci 0"));
+    world.cuts[gpu].held.push(Held { gi, pid });
+    true
+}
+
+pub(super) fn free(world: &mut World, dice: &mut Dice) -> bool {
+    let gpu = MIG[dice.below(MIG.len())];
+    let Some(held) = world.cuts[gpu].held.pop() else { return false };
+    world.host.end_process(held.pid);
+    true
+}
+
+pub(super) fn cordon(world: &mut World, dice: &mut Dice) -> bool {
+    let gpu = MIG[dice.below(MIG.len())];
+    let verb = if world.cuts[gpu].cordoned { "uncordon" } else { "cordon" };
+    let answer = world.agent().post(&format!("/v1/gpus/{gpu}/{verb}"), &json!({}));
+    if answer.status != 200 {
+        world.fail(&format!("{verb} of GPU {gpu}: {:?}", answer.error()));
+    }
+    world.cuts[gpu].cordoned = !world.cuts[gpu].cordoned;
+    true
+}

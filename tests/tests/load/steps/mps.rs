@@ -1,0 +1,269 @@
+//! Steps on MPS targets.
+
+use gpush_api::{Code, MpsState};
+use gpush_tests::{
+    dice::Dice,
+    mps::{Client, Role, act, base, becomes, daemon, parts, pid_of, reaches, share},
+};
+use serde_json::json;
+
+use super::world::{Share, World, kill, sleeper};
+
+/// Shares of one target at once.
+const MOST: usize = 4;
+
+fn grant(world: &mut World, dice: &mut Dice, bound: bool) -> bool {
+    let (name, target) = world.target(dice);
+    if target.stopped || target.shares.len() >= MOST {
+        return false;
+    }
+    let process = bound.then(sleeper);
+    let percentage = 1 + dice.below(20);
+    let body = match &process {
+        Some(process) => json!({ "percentage": percentage, "with_pid": process.id() }),
+        None => json!({ "percentage": percentage }),
+    };
+    let taken = match share(world.agent(), name, &body) {
+        Ok(taken) => taken,
+        Err(error) => world.fail(&format!("a share of {name}: {error:?}")),
+    };
+    let new = Share { id: taken.share.id, environment: taken.environment, process };
+    world.targets.get_mut(name).expect("a target").shares.push(new);
+    true
+}
+
+pub(super) fn take(world: &mut World, dice: &mut Dice) -> bool {
+    grant(world, dice, false)
+}
+
+pub(super) fn take_for_process(world: &mut World, dice: &mut Dice) -> bool {
+    grant(world, dice, true)
+}
+
+pub(super) fn end_process(world: &mut World, dice: &mut Dice) -> bool {
+    let (_, target) = world.target(dice);
+    let Some(at) = target.shares.iter().position(|share| share.process.is_some()) else { return false };
+    // Its drop ends the process.
+    drop(target.shares.remove(at));
+    true
+}
+
+pub(super) fn release(world: &mut World, dice: &mut Dice) -> bool {
+    let (_, target) = world.target(dice);
+    if target.shares.is_empty() {
+        return false;
+    }
+    let at = dice.below(target.shares.len());
+    let share = target.shares.remove(at);
+    let answer = world.agent().request("DELETE", &format!("/v1/mps/shares/{}", share.id), "", b"");
+    if answer.status != 200 {
+        world.fail(&format!("the release of {}: {:?}", share.id, answer.error()));
+    }
+    true
+}
+
+pub(super) fn start_client(world: &mut World, dice: &mut Dice) -> bool {
+    let (name, target) = world.target(dice);
+    if target.stopped || target.shares.is_empty() || target.clients.len() >= MOST {
+        return false;
+    }
+    let environment = target.shares[dice.below(target.shares.len())].environment.clone();
+    let client = Client::start(&world.host, &environment);
+    if !client.first.starts_with("active") {
+        world.fail(&format!("a client of {name} says {}", client.first));
+    }
+    world.targets.get_mut(name).expect("a target").clients.push(client);
+    true
+}
+
+pub(super) fn end_client(world: &mut World, dice: &mut Dice) -> bool {
+    let (name, target) = world.target(dice);
+    if target.clients.is_empty() {
+        return false;
+    }
+    let at = dice.below(target.clients.len());
+    target.clients.remove(at).end();
+    wait_for_clients(world, name);
+    true
+}
+
+/// Waits until gpushd knows the clients as they are.
+fn wait_for_clients(world: &World, name: &'static str) {
+    let (count, stopped) = (world.targets[name].clients.len(), world.targets[name].stopped);
+    if !stopped {
+        becomes(world.agent(), name, "known with its clients", |daemon| daemon.clients.len() == count);
+    }
+}
+
+/// Stops or restarts a target without force: refused while it is used.
+fn unforced(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
+    let (name, target) = world.target(dice);
+    if target.stopped {
+        return None;
+    }
+    let is_used = target.is_used();
+    let answer = act(world.agent(), name, verb, &json!({}));
+    match (is_used, answer.status) {
+        (false, 200) => Some(name),
+        (true, 409) if answer.error().code == Code::Blocked => {
+            world.count(format!("{verb} of a daemon in use was refused"));
+            Some("")
+        }
+        (_, status) => world.fail(&format!("{verb} of {name}, used: {is_used}: {status} {}", text(&answer.body))),
+    }
+}
+
+fn text(body: &[u8]) -> String {
+    String::from_utf8_lossy(body).into_owned()
+}
+
+pub(super) fn stop(world: &mut World, dice: &mut Dice) -> bool {
+    let Some(name) = unforced(world, dice, "stop") else { return false };
+    if !name.is_empty() {
+        stopped(world, name);
+    }
+    true
+}
+
+pub(super) fn restart(world: &mut World, dice: &mut Dice) -> bool {
+    let Some(name) = unforced(world, dice, "restart") else { return false };
+    if !name.is_empty() {
+        another(world, name);
+    }
+    true
+}
+
+/// A target whose daemon was stopped: its clients have ended, its shares have not.
+fn stopped(world: &mut World, name: &'static str) {
+    reaches(world.agent(), name, MpsState::Stopped);
+    let target = world.targets.get_mut(name).expect("a target");
+    (target.stopped, target.pid) = (true, 0);
+    target.clients.clear();
+}
+
+/// Waits until another daemon serves.
+fn another(world: &mut World, name: &'static str) {
+    let before = world.targets[name].pid;
+    let now = becomes(world.agent(), name, "ready with another daemon", |daemon| {
+        daemon.state == MpsState::Ready && pid_of(daemon) != before
+    });
+    let target = world.targets.get_mut(name).expect("a target");
+    target.pid = pid_of(&now);
+}
+
+fn by_force(world: &mut World, dice: &mut Dice, verb: &str) -> Option<&'static str> {
+    let (name, target) = world.target(dice);
+    if target.stopped {
+        return None;
+    }
+    let answer = act(world.agent(), name, verb, &json!({ "force": true }));
+    if answer.status != 200 {
+        world.fail(&format!("{verb} of {name} by force: {:?}", answer.error()));
+    }
+    Some(name)
+}
+
+pub(super) fn stop_by_force(world: &mut World, dice: &mut Dice) -> bool {
+    let Some(name) = by_force(world, dice, "stop") else { return false };
+    stopped(world, name);
+    true
+}
+
+pub(super) fn restart_by_force(world: &mut World, dice: &mut Dice) -> bool {
+    let Some(name) = by_force(world, dice, "restart") else { return false };
+    another(world, name);
+    world.targets.get_mut(name).expect("a target").clients.clear();
+    wait_for_clients(world, name);
+    true
+}
+
+pub(super) fn start(world: &mut World, dice: &mut Dice) -> bool {
+    let (name, target) = world.target(dice);
+    if !target.stopped {
+        return false;
+    }
+    let answer = act(world.agent(), name, "start", &json!({}));
+    if answer.status != 200 {
+        world.fail(&format!("start of {name}: {:?}", answer.error()));
+    }
+    world.targets.get_mut(name).expect("a target").stopped = false;
+    world.note_daemon(name);
+    true
+}
+
+pub(super) fn drain(world: &mut World, dice: &mut Dice) -> bool {
+    let (name, target) = world.target(dice);
+    if target.stopped {
+        return false;
+    }
+    let has_clients = !target.clients.is_empty();
+    let answer = act(world.agent(), name, "drain", &json!({}));
+    if answer.status != 200 {
+        world.fail(&format!("drain of {name}: {:?}", answer.error()));
+    }
+    if has_clients {
+        reaches(world.agent(), name, MpsState::Draining);
+        let target = world.targets.get_mut(name).expect("a target");
+        let lost = target.clients.iter_mut().any(|client| !client.lives() || !client.said().is_empty());
+        let clients = std::mem::take(&mut target.clients);
+        if lost {
+            world.fail("a client was lost to a drain");
+        }
+        clients.into_iter().for_each(Client::end);
+    }
+    stopped(world, name);
+    true
+}
+
+pub(super) fn set(world: &mut World, dice: &mut Dice) -> bool {
+    let (name, target) = world.target(dice);
+    let percentage = u32::try_from(50 + dice.below(51)).expect("a small number");
+    let stopped = target.stopped;
+    let answer = world.agent().post(&format!("/v1/mps/{name}/settings"), &json!({ "percentage": percentage }));
+    if answer.status != 200 {
+        world.fail(&format!("settings of {name}: {:?}", answer.error()));
+    }
+    world.targets.get_mut(name).expect("a target").percentage = percentage;
+    if !stopped {
+        becomes(world.agent(), name, "set", |daemon| {
+            daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == percentage.to_string())
+        });
+    }
+    true
+}
+
+pub(super) fn kill_daemon(world: &mut World, dice: &mut Dice) -> bool {
+    let (name, target) = world.target(dice);
+    if target.stopped {
+        return false;
+    }
+    kill(target.pid);
+    // While its server has clients, no other daemon is started.
+    std::mem::take(&mut target.clients).into_iter().for_each(drop);
+    another(world, name);
+    wait_for_clients(world, name);
+    true
+}
+
+pub(super) fn kill_server(world: &mut World, dice: &mut Dice) -> bool {
+    let (name, target) = world.target(dice);
+    if target.stopped || target.clients.is_empty() {
+        return false;
+    }
+    let pipe = daemon(world.agent(), name).pipe_directory.expect("a directory");
+    let servers = parts(&base(&world.host));
+    let server = servers.iter().find(|part| part.role == Role::Server && part.pipe == std::path::Path::new(&pipe));
+    let Some(server) = server else { world.fail("clients without a server") };
+    kill(server.pid);
+    let clients = std::mem::take(&mut world.targets.get_mut(name).expect("a target").clients);
+    for client in clients {
+        if client.says() != "lost" {
+            world.fail("a client outlived its server");
+        }
+    }
+    becomes(world.agent(), name, "ready without clients", |daemon| {
+        daemon.state == MpsState::Ready && daemon.clients.is_empty() && daemon.servers.is_empty()
+    });
+    world.note_daemon(name);
+    true
+}

@@ -1,0 +1,90 @@
+//! MPS targets while the driver starts, without a driver, and on a lost GPU.
+
+use std::process::Stdio;
+
+use gpush_api::{ApiError, Code, MpsState};
+use gpush_tests::{
+    agent::Agent,
+    host::{Host, program},
+    mps::reaches,
+};
+use serde_json::json;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
+const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
+
+/// A host whose agent was killed after its daemons served.
+fn served() -> Host {
+    let host = Host::up(HOST);
+    let agent = Agent::start(&host, CONFIG);
+    for target in ["0", "1"] {
+        reaches(&agent, target, MpsState::Ready);
+    }
+    let _begun = agent.settle();
+    agent.kill();
+    host
+}
+
+fn refusals(agent: &Agent, target: &str) -> Vec<ApiError> {
+    let path = format!("/v1/mps/{target}");
+    vec![
+        agent.get(&path).error(),
+        agent.post(&format!("{path}/shares"), &json!({})).error(),
+        agent.post(&format!("{path}/stop"), &json!({})).error(),
+        agent.post(&format!("{path}/settings"), &json!({ "percentage": 10 })).error(),
+    ]
+}
+
+/// The error was `not_found`, not retryable, for as long as the driver took to start.
+#[test]
+fn target_is_unavailable_while_the_driver_starts() {
+    let host = served();
+    host.fault("nvmlInit* --delay-ms 600000");
+    let agent = Agent::start(&host, CONFIG);
+    for refused in refusals(&agent, "0") {
+        assert_eq!((refused.code, refused.retryable), (Code::Unavailable, true), "{refused:?}");
+    }
+}
+
+#[test]
+fn run_waits_until_the_driver_has_started() {
+    let host = served();
+    host.fault("nvmlInit* --delay-ms 2000 --times 1");
+    let agent = Agent::start(&host, CONFIG);
+    let mut run = host.command(program("gpushctl"));
+    run.args(["mps", "run", "0", "-p", "10", "--", "true"]).env("GPUSH_SOCKET", agent.socket()).stdin(Stdio::null());
+    let output = run.output().expect("gpushctl");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// An empty list would say that nothing is shared.
+#[test]
+fn targets_without_a_driver_are_an_error_and_not_an_empty_list() {
+    let host = Host::up(HOST);
+    host.fault("nvmlInit* --rc DRIVER_NOT_LOADED");
+    let agent = Agent::start(&host, CONFIG);
+    let refused = agent.until("the driver's error", || {
+        let answer = agent.get("/v1/mps");
+        assert_ne!(answer.status, 200);
+        Some(answer.error()).filter(|error| error.code == Code::DriverUnavailable)
+    });
+    assert!(refused.hint.is_some(), "{refused:?}");
+    for refused in refusals(&agent, "0") {
+        assert_eq!(refused.code, Code::DriverUnavailable, "{refused:?}");
+    }
+}
+
+/// gpushd finds the daemon of a lost GPU by its directory; the GPU's index leads to the GPU's error.
+#[test]
+fn target_on_a_lost_gpu_is_refused_with_gpu_lost() {
+    let host = served();
+    host.fault("nvmlDeviceGetHandleByIndex* --gpu 1 --rc GPU_IS_LOST");
+    let agent = Agent::start(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let refused = agent.until("the error of the GPU", || {
+        let refused = agent.get("/v1/mps/1").error();
+        Some(refused).filter(|error| error.code != Code::Unavailable)
+    });
+    assert_eq!(refused.code, Code::GpuLost, "{refused:?}");
+    assert!(refused.message.contains("GPU 1"), "{refused:?}");
+}

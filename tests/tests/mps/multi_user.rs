@@ -1,0 +1,107 @@
+//! Clients of several users on one server of root: `users = "many"`, where the control program supports it.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use gpush_api::{Code, MpsState, MpsUsers};
+use gpush_tests::{
+    agent::Agent,
+    host::Host,
+    mps::{Client, becomes, daemon, pid_of, reaches, share},
+};
+use nix::unistd::geteuid;
+use serde_json::json;
+
+use crate::shares::{opened, share_as};
+
+const GPU: &str = "[[gpu]]\nmodel = \"l4\"\n";
+const RULE: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
+const SHARED_FAULTS: &str = "clients of all users share one server of root";
+const NOBODY: u32 = 65534;
+const OTHER: u32 = 65532;
+
+fn host(driver: &str) -> Host {
+    opened(Host::up(&format!("driver = \"{driver}\"\n{GPU}")))
+}
+
+fn rule(users: &str) -> String {
+    format!("{RULE}mps = {{ users = \"{users}\" }}\n")
+}
+
+fn skipped() -> bool {
+    let is_root = geteuid().is_root();
+    if !is_root {
+        println!("SKIPPED several users of an MPS daemon: only root can ask as another user");
+    }
+    !is_root
+}
+
+#[test]
+fn clients_of_two_users_share_one_server_from_driver_555_on() {
+    if skipped() {
+        return;
+    }
+    let host = host("555.58.02");
+    let agent = Agent::start_public(&host, &rule("many"));
+    let ready = reaches(&agent, "0", MpsState::Ready);
+    assert_eq!(ready.wanted.users, MpsUsers::Many);
+    assert!(ready.findings.iter().any(|finding| finding.contains(SHARED_FAULTS)), "{ready:#?}");
+    let shares = [NOBODY, OTHER].map(|uid| share_as(uid, &host, &agent, &["--percentage", "10"]).expect("a share"));
+    let clients = [NOBODY, OTHER].into_iter().zip(&shares).map(|(uid, share)| {
+        let client = Client::begin(&host, &share.environment, Some(uid));
+        let first = client.says();
+        assert!(first.starts_with("active"), "{uid}: {first}");
+        client
+    });
+    let clients: Vec<Client> = clients.collect();
+    let seen = becomes(&agent, "0", "with both clients", |daemon| daemon.clients.len() == 2);
+    assert_eq!(seen.servers.iter().map(|server| server.uid).collect::<Vec<_>>(), [Some(0)], "{seen:#?}");
+    let mut users: Vec<_> = seen.clients.iter().map(|client| client.uid).collect();
+    users.sort_unstable();
+    assert_eq!(users, [Some(OTHER), Some(NOBODY)]);
+    assert!(!seen.findings.iter().any(|finding| finding.contains("waits")), "{:?}", seen.findings);
+    assert_eq!(seen.pid, ready.pid, "one daemon for both");
+    clients.into_iter().for_each(Client::end);
+}
+
+#[test]
+fn rule_with_several_users_serves_one_before_driver_555() {
+    if skipped() {
+        return;
+    }
+    let host = host("550.163.01");
+    let agent = Agent::start_public(&host, &rule("many"));
+    let ready = reaches(&agent, "0", MpsState::Ready);
+    assert_eq!(ready.wanted.users, MpsUsers::One);
+    let why = "this target serves one user at a time";
+    assert!(ready.findings.iter().any(|finding| finding.contains(why)), "{ready:#?}");
+    let _first = share_as(NOBODY, &host, &agent, &["--percentage", "10"]).expect("a share");
+    let refused = share_as(OTHER, &host, &agent, &["--percentage", "10"]).unwrap_err();
+    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
+}
+
+/// A daemon in use keeps its option. The change is reported, and made once nobody uses the daemon.
+#[test]
+fn change_of_users_waits_until_the_daemon_is_idle() {
+    if skipped() {
+        return;
+    }
+    let host = host("555.58.02");
+    let agent = Agent::start_public(&host, &rule("one"));
+    let first = reaches(&agent, "0", MpsState::Ready);
+    let taken = share(&agent, "0", &json!({})).expect("a share");
+    agent.reload(rule("many"));
+    let waits = "this takes effect when no share and no client is left";
+    let told =
+        becomes(&agent, "0", "with a finding", |daemon| daemon.findings.iter().any(|finding| finding.contains(waits)));
+    assert_eq!(told.pid, first.pid);
+    let released = agent.request("DELETE", &format!("/v1/mps/shares/{}", taken.share.id), "", b"");
+    assert_eq!(released.status, 200);
+    let next = becomes(&agent, "0", "restarted for several users", |daemon| {
+        daemon.state == MpsState::Ready && daemon.findings.iter().any(|finding| finding.contains(SHARED_FAULTS))
+    });
+    assert_ne!(pid_of(&next), pid_of(&first));
+    // No user of the old directory can reach the new daemon.
+    assert_ne!(daemon(&agent, "0").pipe_directory, first.pipe_directory);
+    let mode = fs::metadata(next.pipe_directory.expect("a directory")).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o007, 0);
+}

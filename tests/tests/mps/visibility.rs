@@ -1,0 +1,156 @@
+//! What a user sees of another user's share, program and MPS server, on each route.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    process::{Command, Stdio},
+};
+
+use gpush_api::{Code, MpsShareTaken, MpsState};
+use gpush_tests::{
+    agent::Agent,
+    host::Host,
+    mps::{Client, becomes, reaches},
+};
+use nix::unistd::geteuid;
+use serde_json::Value;
+
+const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
+const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
+
+/// The user `nobody`, and another one.
+const OWNER: u32 = 65534;
+const OTHER: u32 = 65532;
+
+/// Routes that every user may read.
+const ROUTES: &[&str] = &[
+    "/v1/health",
+    "/v1/gpus",
+    "/v1/gpus?profiles=true",
+    "/v1/gpus/0",
+    "/v1/mps",
+    "/v1/mps/0",
+    "/v1/processes",
+    "/v1/operations",
+    "/v1/config",
+    "/v1/overrides",
+];
+
+fn start() -> Option<(Host, Agent)> {
+    if !geteuid().is_root() {
+        println!("SKIPPED what users see of each other: only root can ask as another user");
+        return None;
+    }
+    let host = Host::up(HOST);
+    for (dir, mode) in [(host.dir().parent().expect("a directory"), 0o755), (&host.dir().join("proc"), 0o777)] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("it can be opened");
+    }
+    let agent = Agent::start_public(&host, CONFIG);
+    reaches(&agent, "0", MpsState::Ready);
+    let _begun = agent.settle();
+    Some((host, agent))
+}
+
+/// The body of the answer to a request of a user.
+fn ask(agent: &Agent, uid: u32, method: &str, path: &str, body: &str) -> String {
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "--max-time", "20", "--request", method, "--header", "content-type: application/json"]);
+    if !body.is_empty() {
+        curl.args(["--data", body]);
+    }
+    curl.arg("--unix-socket").arg(agent.socket()).arg(format!("http://gpush{path}"));
+    let output = curl.uid(uid).gid(uid).current_dir("/").stdin(Stdio::null()).output().expect("curl");
+    assert!(output.status.success(), "{path}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn json(agent: &Agent, uid: u32, path: &str) -> Value {
+    serde_json::from_str(&ask(agent, uid, "GET", path, "")).expect("JSON")
+}
+
+/// Whether a number stands in a JSON value, as a number or as a word of a text.
+fn names(value: &Value, number: u32) -> bool {
+    let word = number.to_string();
+    match value {
+        Value::Number(found) => found.to_string() == word,
+        Value::String(text) => text.split(|letter: char| !letter.is_ascii_digit()).any(|found| found == word),
+        Value::Array(list) => list.iter().any(|one| names(one, number)),
+        Value::Object(fields) => fields.values().any(|one| names(one, number)),
+        Value::Null | Value::Bool(_) => false,
+    }
+}
+
+#[test]
+fn other_users_process_and_server_are_hidden_on_each_route() {
+    let Some((host, agent)) = start() else { return };
+    let mut holder = Command::new("sleep").arg("600").uid(OWNER).gid(OWNER).spawn().expect("a process");
+    let body = format!("{{\"percentage\": 10, \"with_pid\": {}, \"for_s\": 3600}}", holder.id());
+    let taken = ask(&agent, OWNER, "POST", "/v1/mps/0/shares", &body);
+    let taken: MpsShareTaken = serde_json::from_str(&taken).unwrap_or_else(|error| panic!("{error}: {taken}"));
+    let client = Client::begin(&host, &taken.environment, Some(OWNER));
+    assert!(client.says().starts_with("active"));
+    let seen = becomes(&agent, "0", "with its client", |daemon| daemon.clients.len() == 1);
+    let (pid, server) = (client.pid().cast_unsigned(), seen.servers[0].pid.expect("root sees it"));
+    assert_eq!(seen.clients[0].server, Some(server));
+
+    let hidden = [("client", pid), ("server", server), ("share's process", holder.id())];
+    for route in ROUTES {
+        let answer = json(&agent, OTHER, route);
+        for (what, pid) in hidden {
+            assert!(!names(&answer, pid), "{route} names the {what}, {pid}: {answer}");
+        }
+        assert!(!answer.to_string().contains("mps-client"), "{route} shows a command: {answer}");
+    }
+    // The share is shown, with its user and end.
+    let other = json(&agent, OTHER, "/v1/mps/0");
+    let share = &other["shares"][0];
+    assert_eq!((share["by"]["uid"].as_u64(), share["id"].as_str()), (Some(OWNER.into()), Some(&*taken.share.id)));
+    assert!(share["by"]["user"] == "nobody" && share["expires_at"].is_string(), "{other}");
+    assert!(other["servers"][0]["uid"].is_null() && other["clients"][0]["uid"].is_null(), "{other}");
+    // Its owner sees all of it.
+    let own = json(&agent, OWNER, "/v1/mps/0");
+    assert!(hidden.iter().all(|(_, pid)| names(&own, *pid)), "{own}");
+    // Releasing another user's share looks like releasing none.
+    let refused = |id: &str| ask(&agent, OTHER, "DELETE", &format!("/v1/mps/shares/{id}"), "").replace(id, "ID");
+    assert_eq!(refused(&taken.share.id), refused("s4711"));
+    client.end();
+    holder.kill().and_then(|()| holder.wait()).expect("it ends");
+}
+
+#[test]
+fn share_with_another_users_process_is_refused_like_one_with_no_process() {
+    let Some((_host, agent)) = start() else { return };
+    let mut holder = Command::new("sleep").arg("600").uid(OWNER).gid(OWNER).spawn().expect("a process");
+    let refused = |pid: u32| {
+        let told = ask(&agent, OTHER, "POST", "/v1/mps/0/shares", &format!("{{\"with_pid\": {pid}}}"));
+        let error: gpush_api::ApiError = serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error}: {told}"));
+        assert_eq!(error.code, Code::BadRequest, "{told}");
+        told.replace(&pid.to_string(), "PID")
+    };
+    // Above the kernel's largest pid.
+    assert_eq!(refused(holder.id()), refused(4_200_000));
+    holder.kill().and_then(|()| holder.wait()).expect("it ends");
+}
+
+/// The trail shows who tried to administer the host. Many attempts leave few records.
+#[test]
+fn refused_administration_is_in_the_audit_trail() {
+    let Some((_host, agent)) = start() else { return };
+    for _ in 0..40 {
+        for (method, path, body) in
+            [("POST", "/v1/mps/0/stop", "{}"), ("GET", "/v1/audit", ""), ("POST", "/v1/gpus/0/cordon", "{}")]
+        {
+            let told = ask(&agent, OTHER, method, path, body);
+            assert!(told.contains("\"denied\""), "{path}: {told}");
+        }
+    }
+    let trail = || agent.get("/v1/audit?limit=1000").json();
+    let denied = |record: &&Value| record["action"] == "access.denied" && record["by"]["uid"] == OTHER;
+    let count = || trail().as_array().expect("records").iter().filter(denied).count();
+    agent.await_that("a record", || count() > 0);
+    let all = trail();
+    let first = all.as_array().expect("records").iter().find(denied).expect("a record");
+    assert_eq!(first["result"], "refused", "{first}");
+    assert_eq!(first["detail"]["attempt"], "start and stop MPS daemons", "{first}");
+    assert!(count() <= 20, "120 attempts left {} records", count());
+}
