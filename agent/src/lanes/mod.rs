@@ -8,7 +8,7 @@
 //!            turn                        claim (all GPUs of an operation at once)
 //! free ─────────────► a reconciler ──────────────────┐
 //!  │ ▲ ▲ ◄─────────── at work       ended            ▼
-//!  │ │ │                                          claimed: being planned ── name ──► changing: begun
+//!  │ │ │                                          claimed: being planned ── begin ─► changing: begun
 //!  │ │ └──────────────────────────────────────────── dropped ◄──────────────────────────┘
 //!  │ └──── dropped ─┐
 //!  └─────────────► grants being recorded: they exclude operations, not reconcilers or each other

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{ApiError, Code, Gpu, Mode};
+use gpush_api::{ApiError, Code, Gpu, Mode, TimeslicePolicy};
 use tokio::task::JoinSet;
 
 use super::{Subject, Timeslice, pace::Pace, settle::Aim};
@@ -11,8 +11,17 @@ use super::{Subject, Timeslice, pace::Pace, settle::Aim};
 #[derive(Debug, Default)]
 pub(super) struct ModeTasks {
     tasks: JoinSet<(Aim, Option<Result<(), String>>)>,
-    /// By UUID of the GPU: whether it is to be checked again once its task has ended.
-    running: BTreeMap<String, bool>,
+    /// By UUID of the GPU.
+    running: BTreeMap<String, Running>,
+}
+
+/// A task whose result was not taken yet.
+#[derive(Debug)]
+struct Running {
+    /// What it sets.
+    policy: Option<TimeslicePolicy>,
+    /// Whether its result is out of date: something else is wanted since, or what failed is to be tried again.
+    outdated: bool,
 }
 
 impl ModeTasks {
@@ -22,11 +31,11 @@ impl ModeTasks {
             if !pace.may_try(&Subject::ComputeMode(aim.gpu.uuid.clone())) {
                 continue;
             }
-            if let Some(again) = self.running.get_mut(&aim.gpu.uuid) {
-                *again = true;
+            if let Some(running) = self.running.get_mut(&aim.gpu.uuid) {
+                running.outdated |= running.policy != aim.policy;
                 continue;
             }
-            self.running.insert(aim.gpu.uuid.clone(), false);
+            self.running.insert(aim.gpu.uuid.clone(), Running { policy: aim.policy.clone(), outdated: false });
             let (timeslice, aim) = (timeslice.clone(), aim.clone());
             self.tasks.spawn(async move {
                 let done = match timeslice.lanes.turn(&aim.gpu.uuid).await {
@@ -39,15 +48,23 @@ impl ModeTasks {
         }
     }
 
+    /// Has what fails in a running task tried again at once.
+    pub(super) fn outdate(&mut self) {
+        self.running.values_mut().for_each(|running| running.outdated = true);
+    }
+
     /// Waits until a task has ended and takes its result. Returns whether the GPU is to be checked again. Waits for
     /// ever if there is none.
     pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Pace) -> bool {
         let Some(Ok((aim, done))) = self.tasks.join_next().await else { return std::future::pending().await };
-        let again = self.running.remove(&aim.gpu.uuid).unwrap_or_default();
-        if let Some(done) = done {
-            note(timeslice, pace, &aim, done);
+        let outdated = self.running.remove(&aim.gpu.uuid).is_some_and(|running| running.outdated);
+        match done {
+            // A pause after it would delay what is wanted now.
+            Some(Err(_)) if outdated => {}
+            Some(done) => note(timeslice, pace, &aim, done),
+            None => {}
         }
-        again
+        outdated
     }
 }
 

@@ -103,6 +103,7 @@ impl Tending {
     /// Forgets what was tried, but not what is being done.
     fn reset(&mut self) {
         (self.pace, self.last) = (Pace::default(), Sight::default());
+        self.modes.outdate();
     }
 
     /// Reconciles all GPUs that are time-sliced, or were.

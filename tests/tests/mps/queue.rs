@@ -55,8 +55,12 @@ fn waiting_operation_is_not_overtaken_by_new_shares() {
     agent = Agent::start(&host, CONFIG);
     reaches(&agent, &large, MpsState::Ready);
     let waiting = agent.follow_until(agent.operation(&waiting.id), is_waiting);
-    let refused = share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
-    assert!(refused.message.contains(&format!("operation {} waits for it", waiting.id)), "{refused:?}");
+    // At first it has the daemon's settings to read back, and refuses for that.
+    let says = format!("operation {} waits for it", waiting.id);
+    agent.await_that("a refusal that names the operation", || {
+        let refused = share(&agent, &large, &json!({ "percentage": 10 })).expect_err("the operation came first");
+        refused.message.contains(&says)
+    });
 
     assert_eq!(agent.request("DELETE", &format!("/v1/mps/shares/{held}"), "", b"").status, 200);
     let done = agent.follow(agent.operation(&waiting.id));
