@@ -24,7 +24,7 @@ use gpush_core::{
     refusal,
     step::{Instances, same_layout},
 };
-use gpush_nvml::Reading;
+use gpush_nvml::{Reading, ReadingPart};
 
 use super::part::{Part, instances};
 use crate::{
@@ -263,7 +263,8 @@ fn destroys(steps: &[InstanceStep], instances: &[GpuInstance], untouchable: impl
 fn users_unknown(part: &Part, reading: &Reading) -> ApiError {
     let message = format!("{}: {USERS_UNKNOWN}, so none of its instances is destroyed", part.label());
     let mut error = ApiError::new(Code::DriverError, message);
-    error.causes.extend(reading.warnings.iter().filter(|warning| warning.starts_with(USERS_UNKNOWN)).cloned());
+    let unread = reading.warnings.iter().filter(|unread| unread.part == ReadingPart::Processes);
+    error.causes.extend(unread.map(|unread| unread.message.clone()));
     error
 }
 

@@ -24,7 +24,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, ComputeMode, Mode};
-use gpush_nvml::Hardware;
+use gpush_nvml::{Hardware, ReadingPart};
 use gpush_store::{ComputeModeSet, LevelSet, SharedGpu, Store};
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -250,9 +250,9 @@ impl SharedGpus {
     async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
         let why = |cause: String| format!("its compute mode can't be read: {cause}");
         let reading = self.0.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
-        let failed = reading.warnings.iter().find(|warning| warning.contains("nvmlDeviceGetComputeMode"));
+        let failed = reading.warnings.iter().find(|unread| unread.part == ReadingPart::ComputeMode);
         match (reading.compute_mode, failed) {
-            (None, Some(warning)) => Err(why(warning.clone())),
+            (None, Some(unread)) => Err(why(unread.message.clone())),
             (mode, _) => Ok(mode),
         }
     }

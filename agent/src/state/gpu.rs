@@ -157,7 +157,7 @@ fn state(known: &Known, sight: &Sight) -> (GpuState, Vec<Reason>) {
     let mut reasons: Vec<Reason> = Vec::new();
     let mut state = GpuState::Ready;
     if let Some((reading, _)) = &sight.last.good {
-        reasons.extend(reading.warnings.iter().cloned().map(Reason::Warning));
+        reasons.extend(reading.warnings.iter().map(|unread| Reason::Warning(unread.message.clone())));
     }
     let cordons = known.conditions.cordons(uuid);
     if !cordons.is_empty() {

@@ -16,4 +16,4 @@ pub mod worker;
 
 pub use error::{DriverError, ErrorKind};
 pub use hardware::{AbandonedWorker, Deadlines, Hardware, Options, Settled, Status};
-pub use reading::{Event, EventKind, Identity, Listed, ModeChange, Reading, RemappedRows};
+pub use reading::{Event, EventKind, Identity, Listed, ModeChange, Reading, ReadingPart, RemappedRows, Unread};

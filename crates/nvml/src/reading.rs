@@ -66,8 +66,38 @@ pub struct Reading {
     /// What the row remapper has done; `None` on parts, or with drivers, that don't tell.
     #[serde(default)]
     pub rows: Option<RemappedRows>,
-    /// What could not be read, one sentence each; the rest stands.
-    pub warnings: Vec<String>,
+    /// The parts that could not be read.
+    pub warnings: Vec<Unread>,
+}
+
+/// A part of a reading that could not be read; the other parts are valid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unread {
+    /// Which part.
+    pub part: ReadingPart,
+    /// What failed, one sentence.
+    pub message: String,
+}
+
+/// Parts of a reading that can fail separately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadingPart {
+    /// Processes on the GPU.
+    Processes,
+    /// The compute mode.
+    ComputeMode,
+    /// Free capacity of a profile, or the compute instance profiles of a GPU instance.
+    Profiles,
+    /// Details of instances, or remapped rows of memory.
+    Details,
+}
+
+impl Unread {
+    /// A part that failed with this error.
+    pub(crate) fn new(part: ReadingPart, error: &impl std::fmt::Display) -> Self {
+        Self { part, message: error.to_string() }
+    }
 }
 
 /// Rows of memory that the GPU replaced by spare ones after ECC errors.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     error::{DriverError, ErrorKind},
-    reading::{Identity, Reading, RemappedRows},
+    reading::{Identity, Reading, ReadingPart, RemappedRows, Unread},
 };
 
 /// What does not change within a driver session, kept by whoever reads the same GPU again: its
@@ -56,7 +56,7 @@ impl Gpu<'_> {
         let mut warnings = Vec::new();
         let nvlink = self.cached_links(cache);
         let compute_mode = self.compute_mode().unwrap_or_else(|error| {
-            warnings.push(error.to_string());
+            warnings.push(Unread::new(ReadingPart::ComputeMode, &error));
             None
         });
         let Some(mode) = self.mig_mode()? else {
@@ -120,7 +120,7 @@ impl Gpu<'_> {
     }
 
     /// What the row remapper has done. Parts before Ampere have none.
-    fn remapped_rows(&self, warnings: &mut Vec<String>) -> Option<RemappedRows> {
+    fn remapped_rows(&self, warnings: &mut Vec<Unread>) -> Option<RemappedRows> {
         let mut rows = RemappedRows::default();
         let (mut pending, mut failed) = (0, 0);
         // SAFETY: the call writes four integers.
@@ -147,7 +147,7 @@ impl Gpu<'_> {
                 None
             }
             Err(error) => {
-                warnings.push(error.on(&self.uuid).to_string());
+                warnings.push(Unread::new(ReadingPart::Details, &error.on(&self.uuid)));
                 None
             }
         }
@@ -179,7 +179,7 @@ impl Gpu<'_> {
         cache: &ProfileCache,
         identity: &Identity,
         enabled: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<Unread>,
     ) -> Vec<GpuProfile> {
         let mut profiles = cache.profiles.clone();
         for profile in &mut profiles {
@@ -190,7 +190,7 @@ impl Gpu<'_> {
             if enabled {
                 match self.remaining(profile.id) {
                     Ok(remaining) => profile.remaining = remaining,
-                    Err(error) => warnings.push(error.to_string()),
+                    Err(error) => warnings.push(Unread::new(ReadingPart::Profiles, &error)),
                 }
             }
         }
@@ -202,7 +202,7 @@ impl Gpu<'_> {
         &self,
         open: &OpenGpuInstance<'d>,
         cache: &mut ProfileCache,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<Unread>,
     ) -> Result<(GpuInstance, Vec<OpenComputeInstance<'d>>), DriverError> {
         self.learn(open, cache, warnings);
         let compute = open.compute_instances()?;
@@ -210,7 +210,7 @@ impl Gpu<'_> {
         for ci in &compute {
             match ci.memory() {
                 Ok(told) => memory = memory.or(told),
-                Err(error) => warnings.push(error.to_string()),
+                Err(error) => warnings.push(Unread::new(ReadingPart::Details, &error)),
             }
         }
         let described = compute.iter().map(|ci| describe(ci, open.profile_id, cache, warnings)).collect();
@@ -227,14 +227,14 @@ impl Gpu<'_> {
     }
 
     /// Asks the driver once for the compute instance profiles of a GPU instance profile.
-    fn learn(&self, open: &OpenGpuInstance<'_>, cache: &mut ProfileCache, warnings: &mut Vec<String>) {
+    fn learn(&self, open: &OpenGpuInstance<'_>, cache: &mut ProfileCache, warnings: &mut Vec<Unread>) {
         if cache.compute(open.profile_id).is_some() {
             return;
         }
         let Some(profile) = cache.profiles.iter().find(|p| p.id == open.profile_id) else { return };
         match open.compute_profiles(profile) {
             Ok(told) => cache.told.push((open.profile_id, told)),
-            Err(error) => warnings.push(error.on(&self.uuid).to_string()),
+            Err(error) => warnings.push(Unread::new(ReadingPart::Profiles, &error.on(&self.uuid))),
         }
     }
 
@@ -243,7 +243,7 @@ impl Gpu<'_> {
     fn read_processes(
         &self,
         devices: &[(u32, OpenComputeInstance<'_>)],
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<Unread>,
     ) -> (Vec<Entry>, bool) {
         let mut entries = Vec::new();
         let mut unknown = None;
@@ -271,7 +271,9 @@ impl Gpu<'_> {
             }
         }
         let known = unknown.is_none();
-        warnings.extend(unknown.map(|error| format!("{USERS_UNKNOWN}: {error}")));
+        warnings.extend(
+            unknown.map(|error| Unread::new(ReadingPart::Processes, &format_args!("{USERS_UNKNOWN}: {error}"))),
+        );
         (entries, known)
     }
 
@@ -363,10 +365,10 @@ fn describe(
     ci: &OpenComputeInstance<'_>,
     gpu_profile: u32,
     cache: &ProfileCache,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<Unread>,
 ) -> ComputeInstance {
     let uuid = ci.uuid().unwrap_or_else(|error| {
-        warnings.push(error.to_string());
+        warnings.push(Unread::new(ReadingPart::Details, &error));
         None
     });
     let known = cache.compute(gpu_profile).and_then(|told| told.iter().find(|p| p.id == ci.profile_id));
