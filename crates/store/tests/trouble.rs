@@ -16,7 +16,7 @@ use std::{
 };
 
 use gpush_api::OperationState;
-use gpush_store::{Bounds, NewOperation, Note, OpenError, Opened, Options, Store, StoreError};
+use gpush_store::{Bounds, NewOperation, Note, OpenError, Opened, Options, SCHEMA, Store, StoreError};
 use scene::{audit, everything, lost, open, operation, options, override_of};
 
 #[test]
@@ -186,7 +186,7 @@ fn a_newer_database_is_read_and_not_written() {
     newer
         .execute_batch(
             "ALTER TABLE overrides ADD COLUMN enforcement TEXT; UPDATE overrides SET enforcement = 'report', seal = 1;
-             CREATE TABLE leases (id INTEGER PRIMARY KEY); PRAGMA user_version = 1000;",
+             CREATE TABLE later (id INTEGER PRIMARY KEY); PRAGMA user_version = 1000;",
         )
         .unwrap();
     newer.close().unwrap();
@@ -206,7 +206,7 @@ fn a_newer_database_is_read_and_not_written() {
 
     let before = fs::read(&file).unwrap();
     let opened = open(scratch.path());
-    let note = Note::NewerSchema { file: file.clone(), found: 1000, known: 2 };
+    let note = Note::NewerSchema { file: file.clone(), found: 1000, known: SCHEMA };
     assert!(opened.notes.contains(&note), "{:?}", opened.notes);
     let found = opened.store.read(|view| view.overrides()).wait().unwrap();
     assert_eq!(found[0].reason, "kept");
@@ -214,7 +214,7 @@ fn a_newer_database_is_read_and_not_written() {
         let change = |tx: &mut gpush_store::Tx<'_>| tx.clear_override("GPU-0");
         let outcome = if ending { opened.store.write_ending(change) } else { opened.store.write(change) };
         let error = outcome.wait().unwrap_err();
-        assert_eq!(error, StoreError::ReadOnly { file: file.clone(), found: 1000, known: 2 });
+        assert_eq!(error, StoreError::ReadOnly { file: file.clone(), found: 1000, known: SCHEMA });
         assert!(error.to_string().contains("newer gpushd"), "{error}");
     }
     drop(opened);
@@ -231,7 +231,8 @@ fn an_older_database_is_brought_forward_with_all_that_is_in_it() {
     let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
     older
         .execute_batch(
-            "DROP TABLE mps_shares; DROP TABLE mps_targets; DROP TABLE shared_gpus; PRAGMA user_version = 1;",
+            "DROP TABLE mps_shares; DROP TABLE mps_targets; DROP TABLE shared_gpus; DROP TABLE leases;
+             PRAGMA user_version = 1;",
         )
         .unwrap();
     let seal = seal_of_schema_fact("1");
@@ -239,7 +240,7 @@ fn an_older_database_is_brought_forward_with_all_that_is_in_it() {
     older.close().unwrap();
 
     let opened = open(scratch.path());
-    assert!(opened.notes.contains(&Note::Migrated { from: 1, to: 2 }), "{:?}", opened.notes);
+    assert!(opened.notes.contains(&Note::Migrated { from: 1, to: SCHEMA }), "{:?}", opened.notes);
     assert_eq!(opened.store.read(|view| view.overrides()).wait().unwrap()[0].reason, "kept");
     opened.store.write(|tx| tx.take_mps_share(scene::share_of("GPU-0", 1000))).wait().unwrap();
 }
