@@ -191,7 +191,7 @@ fn health_tells_of_a_full_disk_while_it_is_full_and_what_waits_goes_on_waiting()
     assert!(says_full(&agent), "{}", agent.get("/v1/health").json());
     // It could begin now, were there space.
     host.end_process(pid);
-    agent.wait_for_log("it can't begin yet");
+    agent.wait_for_log("it cannot begin yet");
     assert_eq!(look(&agent).state, OperationState::Waiting, "{:?}", look(&agent));
     disk.free();
     agent.await_that("good health", || !says_full(&agent));
