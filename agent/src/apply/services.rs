@@ -119,6 +119,15 @@ impl Services {
             }
         };
         for (position, bracket) in pending.into_iter().rev() {
+            // Held until the end is recorded: otherwise two operations that stopped one service could each leave its
+            // start to the other one.
+            let _lock = match &bracket {
+                Bracket::Service { .. } => Some(self.outside.services.lock().await),
+                Bracket::HookAfter { .. }
+                | Bracket::HookBefore { .. }
+                | Bracket::Timeslice
+                | Bracket::MpsDaemon { .. } => None,
+            };
             if !self.take_back_one(operation, state, &bracket, &mut failures).await {
                 continue;
             }
@@ -133,7 +142,8 @@ impl Services {
         failures
     }
 
-    /// Takes one bracket back. Returns whether it needs no further attempt.
+    /// Takes one bracket back. For a service the caller holds the lock of services. Returns whether it needs no further
+    /// attempt.
     async fn take_back_one(
         &self,
         operation: OperationId,
@@ -143,7 +153,6 @@ impl Services {
     ) -> bool {
         match bracket {
             Bracket::Service { service } => {
-                let _lock = self.outside.services.lock().await;
                 if self.still_needed_stopped(operation, bracket).await {
                     return true;
                 }

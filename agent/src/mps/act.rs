@@ -148,7 +148,7 @@ fn ends_use(act: Act, seen: &Seen) -> bool {
 /// Has one started that is not stopped any more.
 async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
     let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
-    reconcile::reconcile(mps, &entry.gpu_uuid).await;
+    let _is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let _turn = entry.turn.lock().await;
     // Somebody may have stopped it meanwhile, or an operation have begun.
     if mps.record(uuid).stopped.is_some() {
@@ -218,7 +218,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: Act, uuid: &str, entry: &Entry)
 /// Sets what the daemon's clients may have, above its rule.
 ///
 /// # Errors
-/// When the target can't have it, it can't be recorded, or the daemon has another value afterwards.
+/// When the target cannot have the settings, or they cannot be recorded.
 pub(crate) async fn set(
     mps: &Mps,
     caller: &Caller,
@@ -252,9 +252,15 @@ pub(crate) async fn set(
     let recorded = request.recorded_with("mps.set", entry.short.clone(), asked_for(&change, &settings));
     records::change(mps, &uuid, set, recorded).await?;
     drop(turn);
-    reconcile::reconcile(mps, &entry.gpu_uuid).await;
+    let is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
     let daemon = view::one(mps, caller, &entry.short).await?;
-    let reaches = reaches(&before, &settings, &daemon, &entry.daemon.seen());
+    let seen = entry.daemon.seen();
+    let has_them = seen.policy.as_ref().is_some_and(|policy| policy.settings == settings);
+    let reaches = if is_changing && !has_them {
+        vec!["its daemon has it once the operation that changes its GPU has ended".to_owned()]
+    } else {
+        reaches(&before, &settings, &daemon, &seen)
+    };
     Ok(MpsSet { daemon, reaches })
 }
 

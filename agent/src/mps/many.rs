@@ -17,10 +17,12 @@ pub(super) struct Asked {
     support: Support,
 }
 
-/// Asks a program, unless `before` is of the same file.
+/// Asks a program, unless `before` is of the same file. A program that did not answer is asked again.
 pub(super) async fn ask(program: &Path, before: Option<Asked>) -> Asked {
     let written = std::fs::metadata(program).and_then(|meta| meta.modified()).ok();
-    if let Some(before) = before.filter(|before| before.program == program && before.written == written) {
+    let is_same = |before: &Asked| before.program == program && before.written == written;
+    let is_known = |before: &Asked| before.support != Support::Unknown;
+    if let Some(before) = before.filter(|before| is_same(before) && is_known(before)) {
         return before;
     }
     let asked = Asked { program: program.to_owned(), written, support: multi_user::support(program).await };

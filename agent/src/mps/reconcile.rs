@@ -106,13 +106,14 @@ fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
 }
 
 /// Reconciles the daemons of a GPU with their desired state, unless an operation changes the GPU, which does so itself.
-pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) {
+/// Returns whether an operation has the GPU.
+pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     if !concerns(mps, gpu_uuid) {
-        return;
+        return false;
     }
-    if let Some(_turn) = mps.handles.lanes.turn(gpu_uuid).await {
-        reconcile_owned(mps, gpu_uuid).await;
-    }
+    let Some(_turn) = mps.handles.lanes.turn(gpu_uuid).await else { return true };
+    reconcile_owned(mps, gpu_uuid).await;
+    false
 }
 
 /// Whether a GPU has a daemon, or its rule or override wants one: a GPU without MPS costs no driver call.

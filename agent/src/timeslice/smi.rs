@@ -83,17 +83,25 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
     }
 }
 
-async fn run(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
+/// Runs `nvidia-smi compute-policy`. A caller that stops waiting does not stop the program: the locks are held until it
+/// has ended, so that no reset and no other run meets it.
+async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Result<Ended, ApiError> {
+    let timeslice = timeslice.clone();
+    let run = tokio::spawn(async move { run_to_its_end(&timeslice, step, args).await });
+    run.await.unwrap_or_else(|failed| Err(error(&failed.to_string())))
+}
+
+async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
     // One at a time: a reconciler and operations may need it at once.
     let _alone = timeslice.smi.lock().await;
-    let beside = &timeslice.outside.helpers;
+    let helpers = &timeslice.outside.helpers;
     let program = timeslice.outside.nvidia_smi(&timeslice.state.config().mode_change);
     // While it runs it has the driver open: nothing is reset meanwhile, and maintenance waits for it.
     let _open = timeslice.outside.driverless.read().await;
     if let Some(maintenance) = timeslice.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
     }
-    if !beside.running(BEHALF).is_empty() {
+    if !helpers.running(BEHALF).is_empty() {
         return Err(error("one that was run before hangs and can't be ended"));
     }
     let job = Job {
@@ -105,8 +113,8 @@ async fn run(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<End
         deadline: DEADLINE,
         routine: true,
     };
-    let ended = beside.run(job).await;
-    beside.forget(BEHALF);
+    let ended = helpers.run(job).await;
+    helpers.forget(BEHALF);
     ended.map_err(|refused| {
         let causes = [vec![refused.message], refused.causes].concat();
         ApiError { causes, hint: refused.hint, ..error("") }

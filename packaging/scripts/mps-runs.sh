@@ -1,0 +1,9 @@
+# Whether an MPS control daemon runs. Each holds the lock of its directory, with systemd and without.
+mps_runs() {
+    for lock in /run/gpush-mps/*/lock; do
+        if [ -e "$lock" ] && ! flock --nonblock "$lock" true; then
+            return 0
+        fi
+    done
+    return 1
+}
