@@ -103,7 +103,7 @@ impl Recovery {
         changed
     }
 
-    /// Undoes the brackets of an operation that has ended without them.
+    /// Undoes the brackets of an operation that has already ended.
     fn take_brackets_back(&self, id: OperationId, stage: OperationState) {
         let recovery = self.clone();
         self.executor.tasks.spawn(async move {

@@ -2,7 +2,7 @@
 //! of these targets that users hold.
 //!
 //! ```text
-//! config, what stands on the GPUs ──► core::sharing: which targets ──┐
+//! config, layouts of the GPUs ──────► core::sharing: which targets ──┐
 //! store: stopped by hand, set above the rule, shares ────────────────┼──► reconcile ─► Daemon (a task each)
 //! /run/gpush-mps: daemons that an agent before left running ─────────┘                  │
 //!                                                              nvidia-cuda-mps-control ◄┘ one a target
@@ -219,7 +219,8 @@ impl Mps {
         !self.entries().is_empty()
     }
 
-    /// Returns the directory of the logs: the config's; on a simulated host it is next to the daemons.
+    /// Returns the directory of the logs: the config's. With the default in the config and another `base` than the
+    /// system's, it is below `base`.
     fn log_directory(&self, configured: &str, usual: &str) -> PathBuf {
         if configured == usual && self.base != std::path::Path::new(MPS_DIRECTORY) {
             return self.base.join("logs");

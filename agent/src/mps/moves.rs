@@ -317,7 +317,7 @@ pub(crate) async fn devices_serve(mps: &Mps, operation: &str, plans: &[GpuPlan])
     let decided = awaited.iter().map(|(uuid, entry)| {
         let (mps, uuid, mut seen) = (mps.clone(), uuid.clone(), entry.daemon.follow());
         async move {
-            // One that is stopped meanwhile is awaited no more.
+            // A daemon that is stopped meanwhile is not awaited.
             let is_decided = |seen: &Seen| !is_late(&seen.state) || mps.record(&uuid).stopped.is_some();
             let _gone = seen.wait_for(is_decided).await.is_err();
         }

@@ -176,8 +176,8 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         let target = targets.get(&uuid).filter(|target| may_come(mps, &moving, target));
         let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
         let aside = moving.aside.contains(&uuid);
-        // A daemon that an operation started is ended by an operation. While the GPU only waits to be moved by a
-        // layout, its daemon stays.
+        // A daemon that an operation started is ended by an operation. The daemon of a MIG device stays while
+        // its GPU waits for a new layout.
         let stands = mps.is_in_force(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode != Mode::Unmanaged)
             || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && !gpu.drift.is_empty());
         if target.is_none() && !aside && (unseen || stands) {

@@ -167,8 +167,8 @@ impl SharedGpus {
         Ok((now != wanted).then_some(now))
     }
 
-    /// Returns records for GPUs whose daemons run, and whose records were lost with the database. Of these, a GPU in
-    /// EXCLUSIVE_PROCESS counts as set by gpushd, from the driver's default.
+    /// Returns records for GPUs whose daemons run, and whose records were lost with the database. A GPU in
+    /// EXCLUSIVE_PROCESS counts as set by gpushd, and its previous mode as the driver's default.
     pub(crate) async fn as_found(&self, uuids: &[String]) -> Vec<SharedGpu> {
         let mut found = Vec::new();
         for uuid in uuids {
